@@ -1,0 +1,153 @@
+"""Every condition the tree can refuse with: one class each, with its errno, its 9P text and its HTTP status.
+
+This is the only such table. The engine raises these where the condition is known; each face translates once. An
+instance may carry a detail, one clause that says what was wrong and what would be right; `str(error)` is the whole line.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+from typing import ClassVar
+
+
+class MqfsError(Exception):
+    """Base of all conditions. `errno` for FUSE, .L and .u; `str()` for 9P2000 and logs; `http` for web faces."""
+
+    errno: ClassVar[int] = _errno.EIO
+    text: ClassVar[str] = "input/output error"
+    http: ClassVar[int] = 500
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.detail}" if self.detail else self.text
+
+
+class BadName(MqfsError):
+    errno, text, http = _errno.EINVAL, "bad file name", 400
+
+
+class BadCommand(MqfsError):
+    """A line written to `ctl` or `.cursor` that means nothing; the whole write is refused."""
+
+    errno, text, http = _errno.EINVAL, "bad control message", 400
+
+
+class BadRequest(MqfsError):
+    """A call that no state of the tree could satisfy (an offset, a flag, a mode that makes no sense)."""
+
+    errno, text, http = _errno.EINVAL, "bad request", 400
+
+
+class NotFound(MqfsError):
+    errno, text, http = _errno.ENOENT, "file does not exist", 404
+
+
+class Exists(MqfsError):
+    errno, text, http = _errno.EEXIST, "file already exists", 409
+
+
+class Denied(MqfsError):
+    """The mode bits say no."""
+
+    errno, text, http = _errno.EACCES, "permission denied", 403
+
+
+class NotPermitted(MqfsError):
+    """Not a matter of mode bits: not the owner, protected, or the tree never does this."""
+
+    errno, text, http = _errno.EPERM, "operation not permitted", 403
+
+
+class NotDirectory(MqfsError):
+    errno, text, http = _errno.ENOTDIR, "not a directory", 400
+
+
+class IsDirectory(MqfsError):
+    errno, text, http = _errno.EISDIR, "is a directory", 400
+
+
+class NotEmpty(MqfsError):
+    errno, text, http = _errno.ENOTEMPTY, "directory not empty", 409
+
+
+class Busy(MqfsError):
+    errno, text, http = _errno.EBUSY, "busy", 409
+
+
+class TooLong(MqfsError):
+    errno, text, http = _errno.EMSGSIZE, "message too long", 413
+
+
+class FellBehind(MqfsError):
+    """Told once to a reader that was overtaken by a cut; its next read goes on at the oldest kept."""
+
+    errno, text, http = _errno.EPIPE, "reader fell behind", 410
+
+
+class Interrupted(MqfsError):
+    errno, text, http = _errno.EINTR, "interrupted", 503
+
+
+class Again(MqfsError):
+    """O_NONBLOCK, and the call would wait."""
+
+    errno, text, http = _errno.EAGAIN, "resource temporarily unavailable", 503
+
+
+class StreamFull(MqfsError):
+    """`full reject` at `depth`."""
+
+    errno, text, http = _errno.ENOSPC, "stream is full", 507
+
+
+class DiskFull(MqfsError):
+    errno, text, http = _errno.ENOSPC, "no space left on device", 507
+
+
+class DiskFailed(MqfsError):
+    """A read or write of the store failed, or a record did not pass its check."""
+
+    errno, text, http = _errno.EIO, "input/output error", 500
+
+
+class Damaged(DiskFailed):
+    """A record of the log did not pass its check; readers are told once and go on behind `sequence`."""
+
+    def __init__(self, sequence: int, detail: str = "") -> None:
+        super().__init__(detail or f"record {sequence} is damaged and was set aside")
+        self.sequence = sequence
+
+
+class ReadOnly(MqfsError):
+    """The group's log failed to reach the disk once; nothing more is promised, reads go on."""
+
+    errno, text, http = _errno.EROFS, "group is read-only", 503
+
+
+class Stale(MqfsError):
+    errno, text, http = _errno.ESTALE, "stale", 410
+
+
+class OverLimit(MqfsError):
+    """One of the bounds in limits.py; the detail names it and its value."""
+
+    errno, text, http = _errno.ENFILE, "limit reached", 429
+
+
+class Unsupported(MqfsError):
+    errno, text, http = _errno.EOPNOTSUPP, "operation not supported", 405
+
+
+class BadStore(MqfsError):
+    """A store that cannot be opened: not one, of another version, locked, or beyond repair without `mqfs check`."""
+
+    errno, text, http = _errno.EINVAL, "bad store", 500
+
+
+class BadFrame(MqfsError):
+    """A 9P message that breaks the protocol; it ends its connection and nothing else."""
+
+    errno, text, http = _errno.EPROTO, "malformed 9P message", 400

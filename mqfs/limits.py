@@ -1,0 +1,53 @@
+"""Every bound of mqfs: its unit, its value, its reason. Nothing grows without one.
+
+Names end in their unit. Code reads them as `limits.NAME` at the time of use, so that a test may lower one.
+"""
+
+# Messages and names
+MESSAGE_BYTES = 1_044_480  # what one FUSE request carries whole whatever the alignment of the caller's buffer
+NAME_BYTES = 255  # NAME_MAX of every file system a name may be copied to
+PATH_GROUPS = 64  # depth of nesting: keeps every path under PATH_MAX and every walk short
+LINE_BYTES = MESSAGE_BYTES  # an unfinished line that waits in a handle (`data line`)
+
+# The tree
+GROUPS = 16_384  # in one tree: each costs a folder, a lazily opened file and about 2 KiB
+STREAMS = 1_048_576  # in one group: about 500 B each, and the state record names them all
+HANDLES = 131_072  # open files of all faces together
+HANDLES_PER_USER = 65_536  # so that one user cannot take all of them
+PARKED = 65_536  # reads and writes that wait, all together
+ERRORS = 64  # lines kept for `.errors` of one group
+CTL_BYTES = 65_536  # one write to `ctl` or `.cursor`, and the unfinished line that waits in a handle
+DROPPED = 65_536  # messages of a group dropped one by one and not yet passed by its floor
+ANCHORS = 256  # remembered steps of the wall clock in one group
+CURSOR_NAMES = 1_024  # names of one `select`
+CURSOR_SLACK_MESSAGES = 1_024  # what a `.cursor` may hold back of the trimming of a `replay off` group
+GROUP_BYTES = 16 << 30  # log of one group on disk; above it the group's `full` decides as at `depth`
+MEMORY_BYTES = 256 << 20  # log of one group in a memory store
+
+# The store
+SEGMENT_BYTES = 64 << 20  # one segment: small enough to drop and compact, large enough to be few
+SEGMENT_RECORDS = 262_144  # so that the index of the open segment stays under 8 MiB of memory
+SEGMENT_FIRST_BYTES = 64 << 10  # preallocated at first, then doubled
+INDEX_STRIDE_BYTES = 1 << 20  # the index of the open segment is extended this often: bounds the scan at a start
+SEQUENCE_BLOCK = 65_536  # sequences reserved on disk at once
+GROUP_NUMBER_BLOCK = 256  # group numbers reserved on disk at once
+STATE_RECORD_BYTES = 1 << 20  # a larger state spans records
+OPEN_BUCKETS = 512  # segments kept open at once; well under the usual 1,024 files of a process
+DOWNTIME_DAYS = 7  # the most the engine clock moves on over a restart on another boot
+
+# 9P
+MSIZE_LEAST = 4_096
+MSIZE_MOST = 1 << 20
+MSIZE_DEFAULT = (128 << 10) + 24
+CONNECTIONS = 4_096
+FIDS = 65_536  # of one connection
+TAGS = 16_384  # requests of one connection that wait at once; above it the connection is not read
+WALK_NAMES = 16  # the protocol's own bound
+REPLY_BYTES = 4 << 20  # replies of one connection not yet taken by its client; above it it is not read
+
+# FUSE
+FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
+LOCKS = 65_536  # flock and POSIX locks of the whole mount
+
+# The server
+SHUTDOWN_S = 5.0  # what replies and the last commit may take at the end

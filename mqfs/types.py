@@ -1,0 +1,326 @@
+"""The types every part shares, and the seams between parts. Read this file first.
+
+Owns no behaviour beyond `Wait`, the one-shot promise by which the synchronous engine says "nothing yet".
+Seams (Protocols) are declared here, small, by what their user needs: `Clock`, `Bucket`, `Store` by the engine; `Node`,
+`Handle` and `Tree` (in engine/) are what faces call.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import attrs
+
+T = TypeVar("T")
+
+
+# ---------------------------------------------------------------- records
+
+
+class Kind(enum.IntEnum):
+    """What a record of a group's log is. Only MESSAGE and END take a sequence; all others carry the last one."""
+
+    MESSAGE = 1
+    END = 2  # end-of-file mark: readers get 0 bytes once
+    CHANGE = 3  # of the group's state: a stream made, a ctl line, ... (mqfs/state.py)
+    ACK = 4  # acknowledgement by a consumer
+    CLOCK = 5  # where the wall clock stands against the engine clock (mqfs/state.py)
+    STATE = 6  # all of it, at the head of each segment (mqfs/state.py)
+    NAMES = 7  # stream numbers and names; only in `format record`, never in a segment
+
+
+MORE = 1  # Record.flags bit 0: more of this unit follows
+
+
+class Record(NamedTuple):
+    """One record of a log. `stream` is the stream's number in its group (0: the group itself)."""
+
+    sequence: int
+    time_ns: int  # wall time, never going back inside a group
+    stream: int
+    kind: int
+    flags: int
+    headers: bytes  # u8 key length, key, u16 value length, value, ... ; usually empty
+    body: bytes
+
+
+class Draft(NamedTuple):
+    """A record to be appended: the bucket gives it its sequence."""
+
+    kind: int
+    stream: int
+    body: bytes
+    headers: bytes = b""
+
+
+@attrs.frozen
+class Message:
+    """A message as the library shows it: shapes as in Record, the stream by its current name."""
+
+    sequence: int
+    stream: str
+    time_ns: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+# ---------------------------------------------------------------- waiting
+
+
+class Wait(Generic[T]):
+    """A result that is not there yet. Settled exactly once, by the engine, with a value or an error.
+
+    The waker hands the value over: whoever settles has already taken the value for this waiter, so there is no second
+    look and no race. `subscribe` calls its function at once if the result is there, else from inside the engine's
+    stretch that settles it: such a function must not call back into the engine, except `Handle.unread`.
+    """
+
+    __slots__ = ("_cancel", "_error", "_settled", "_then", "_value")
+
+    def __init__(self, cancel: Callable[[Wait[T]], bool] | None = None) -> None:
+        self._cancel = cancel
+        self._settled = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._then: Callable[[Wait[T]], None] | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self._settled
+
+    def result(self) -> T:
+        """The value, or raises the error. Only after it was settled."""
+        assert self._settled
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def subscribe(self, then: Callable[[Wait[T]], None]) -> None:
+        """Call `then(self)` once, when settled. One subscriber."""
+        if self._settled:
+            then(self)
+        else:
+            assert self._then is None
+            self._then = then
+
+    def settle(self, value: T) -> None:
+        assert not self._settled
+        self._settled, self._value = True, value
+        if self._then is not None:
+            self._then(self)
+
+    def fail(self, error: BaseException) -> None:
+        assert not self._settled
+        self._settled, self._error = True, error
+        if self._then is not None:
+            self._then(self)
+
+    def cancel(self) -> bool:
+        """Stop waiting. True: nothing was consumed or done, and `then` will never be called. False: too late, the
+        thing is done (a message handed over, a write appended) and the result comes as if nothing had been asked."""
+        if self._settled or self._cancel is None or not self._cancel(self):
+            return False
+        self._then = None
+        return True
+
+
+Step = T | Wait[T]  # what engine calls return
+
+
+# ---------------------------------------------------------------- who and what
+
+
+@attrs.frozen
+class User:
+    """On whose behalf a call is made."""
+
+    uid: int
+    gid: int
+    groups: frozenset[int] = frozenset()  # supplementary
+    pid: int = 0  # 0 where the face cannot know
+    where: str = ""  # the face and connection, for `.who`: "fuse", "9p unix 3"
+
+
+class Qid(NamedTuple):
+    """As 9P has it; `path` is also st_ino: stable over restarts, never shared by two files of a store."""
+
+    type: int  # 0x80 directory, 0x40 append-only, 0 plain
+    version: int
+    path: int
+
+
+QTDIR, QTAPPEND, QTFILE = 0x80, 0x40, 0x00
+
+
+class Stat(NamedTuple):
+    """Attributes of a file. Times are UNIX nanoseconds."""
+
+    qid: Qid
+    mode: int  # with the S_IFDIR or S_IFREG bits
+    uid: int
+    gid: int
+    size: int
+    kept_bytes: int  # st_blocks = kept_bytes rounded up to 512
+    nlink: int
+    mtime_ns: int  # the newest message's time
+    ctime_ns: int
+    name: str
+
+
+# ---------------------------------------------------------------- seams
+
+
+class Clock(Protocol):
+    """Time as the engine is told it."""
+
+    def wall_ns(self) -> int: ...
+
+    def engine_ns(self) -> int:
+        """Never goes back and never jumps while serving; see "Time" in mqfs(4)."""
+        ...
+
+
+Committed = Callable[[OSError | None], None]
+
+
+class Bucket(Protocol):
+    """One group's log. All calls are synchronous and raise OSError where the disk fails; none waits for a sync.
+
+    "Message" here means records of kind MESSAGE and END. One that fails its check raises errors.Damaged each time it is
+    met; the caller goes on behind its `sequence`.
+    """
+
+    id: int  # the group's number: > 0, never given twice in a store; the root group's is 1
+    first: int  # lowest sequence the log may still hold; == next where it holds no message
+    next: int  # sequence the next message takes; starts at 1
+    bytes: int  # of the whole log as stored
+    failed: OSError | None  # the first write or sync that failed; the bucket is read-only from then on
+    damaged: int  # records met that failed their check
+    state: Callable[[], bytes]  # set by the engine: the body of a STATE record, now
+
+    def history(self) -> tuple[bytes, Sequence[Record]]:
+        """The newest durable state's body, and the CHANGE, ACK and CLOCK records behind it, in order."""
+        ...
+
+    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
+        """Append one record and return the sequence it carries."""
+        ...
+
+    def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        """Append records that are seen together or not at all; returns the sequence of the first."""
+        ...
+
+    def skip(self) -> int:
+        """Use up one sequence for a message that nobody will ever read; nothing is stored."""
+        ...
+
+    def find(self, stream: int, sequence: int) -> Record | None:
+        """The first message of `stream` at or after `sequence`. Cost: a search in the stream's own postings."""
+        ...
+
+    def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
+        """As find, from the index alone: (sequence, body bytes)."""
+        ...
+
+    def scan(self, sequence: int) -> Record | None:
+        """The first message of any stream at or after `sequence`."""
+        ...
+
+    def before(self, sequence: int, stream: int | None = None) -> int | None:
+        """The greatest sequence of a message (of `stream`) below `sequence`."""
+        ...
+
+    def at(self, time_ns: int) -> int:
+        """The sequence of the first message at or after that wall time; `next` if there is none."""
+        ...
+
+    def tally(self, stream: int, sequence: int) -> tuple[int, int]:
+        """(messages, body bytes) of `stream` at or after `sequence`, from the index."""
+        ...
+
+    def trim(self, floors: Mapping[int, int], dropped: frozenset[int] | set[int]) -> None:
+        """Give back room. `floors`: of each stream that keeps something, the lowest kept sequence; every message below,
+        of a stream not named, or in `dropped` is not wanted any more. May do nothing, may remove segments, may compact;
+        unwanted messages may still be found afterwards. Cheap enough to be called every second."""
+        ...
+
+    def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
+        """Have everything appended so far on disk, at once or within that time; then call `then(None)`, or
+        `then(error)` if it failed. `then` is called on the engine's thread, perhaps before this returns."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """Where groups keep their logs."""
+
+    uuid: str
+    path: str  # "" in memory
+
+    def groups(self) -> Sequence[int]:
+        """Numbers of all groups kept, the root's (1) too once it was made."""
+        ...
+
+    def number(self) -> int:
+        """A new group number, never given before and never again. The first is 1."""
+        ...
+
+    def make(self, number: int, state: bytes) -> Bucket:
+        """A new bucket whose first record is that state; durable when this returns."""
+        ...
+
+    def open(self, number: int) -> Bucket: ...
+
+    def remove(self, number: int) -> None:
+        """Durable when this returns; the bucket must not be used any more."""
+        ...
+
+    def tick(self) -> None:
+        """House-keeping in small portions (compaction, closing of idle files); called about once a second."""
+        ...
+
+    def close(self) -> None:
+        """Leave everything on disk and marked as cleanly stopped."""
+        ...
+
+
+class Node(Protocol):
+    """A file or directory of the tree: a group, a stream, a meta file. Faces hold it as fid or inode."""
+
+    name: str
+
+    @property
+    def qid(self) -> Qid: ...
+
+    @property
+    def parent(self) -> Any: ...
+
+
+class Handle(Protocol):
+    """An open file: all that a face does with it. One owner at a time; not shared between faces."""
+
+    sequential: bool  # offsets mean nothing: opened to read and write, or a cursor (FUSE: FOPEN_STREAM)
+    parkable: bool  # a read may wait: streams, order, cursors (FUSE: direct I/O; 9P: never a second Tread to fill up)
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]: ...
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]: ...
+
+    def unread(self, data: bytes) -> None:
+        """`data`, the result of the last read of this handle, could not be delivered: the next read returns it."""
+        ...
+
+    @property
+    def readable(self) -> bool: ...
+
+    @property
+    def writable(self) -> bool: ...
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        """Call `then` once when `readable` or `writable` may have become true (poll); None: no more."""
+        ...
+
+    def close(self) -> None: ...
