@@ -195,6 +195,7 @@ class Bucket(Protocol):
     id: int  # the group's number: > 0, never given twice in a store; the root group's is 1
     first: int  # lowest sequence the log may still hold; == next where it holds no message
     next: int  # sequence the next message takes; starts at 1
+    last_ns: int  # time of the newest record; 0 where there is none
     bytes: int  # of the whole log as stored
     failed: OSError | None  # the first write or sync that failed; the bucket is read-only from then on
     damaged: int  # records met that failed their check
