@@ -151,3 +151,36 @@ class BadFrame(MqfsError):
     """A 9P message that breaks the protocol; it ends its connection and nothing else."""
 
     errno, text, http = _errno.EPROTO, "malformed 9P message", 400
+
+
+class BadFid(MqfsError):
+    """A 9P fid that is not known, already in use, or not open in the way the request needs."""
+
+    errno, text, http = _errno.EBADF, "bad use of a fid", 400
+
+
+class BadAddress(MqfsError):
+    """A dial string or a listening address that cannot be used."""
+
+    errno, text, http = _errno.EINVAL, "bad address", 400
+
+
+class NoAttribute(MqfsError):
+    """An extended attribute: no file of the tree has any."""
+
+    errno, text, http = _errno.ENODATA, "no such attribute", 404
+
+
+class NoAuthentication(MqfsError):
+    """The answer to Tauth: who a client is, the socket says."""
+
+    errno, text, http = _errno.ENOENT, "no authentication required", 400
+
+
+class RemoteError(MqfsError):
+    """What a server refused with and this table does not know, in the server's own words."""
+
+    errno, text, http = _errno.EIO, "the server refused", 502
+
+    def __str__(self) -> str:
+        return self.detail or self.text

@@ -1,0 +1,97 @@
+"""The three dialects of 9P: what each is called, what it has, and how it says what went wrong.
+
+Owns the differences between 9P2000, 9P2000.u and 9P2000.L that are tables; the session and the client machine ask here.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+from collections.abc import Iterator
+
+from mqfs import errors
+from mqfs.errors import MqfsError
+from mqfs.ninep.messages import NUMBERS, Fcall, Rerror, Rlerror
+
+_LINUX_FIRST, _LINUX_LAST = 7, 77  # the types that only 9P2000.L has
+_NOT_LINUX = {106, 107, 112, 113, 114, 115, 124, 125, 126, 127}  # open, create, stat, wstat and error have others there
+
+
+class Dialect(enum.Enum):
+    """One of the three; `unix` dialects carry numbers of users and errors."""
+
+    PLAIN = "9P2000"
+    UNIX = "9P2000.u"
+    LINUX = "9P2000.L"
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.unix = version != "9P2000"
+        self.linux = version == "9P2000.L"
+
+    def has(self, kind: type[Fcall]) -> bool:
+        """Does this dialect have messages of that kind?"""
+        number = NUMBERS[kind]
+        if self.linux:
+            return number not in _NOT_LINUX
+        return not _LINUX_FIRST <= number <= _LINUX_LAST
+
+
+def negotiate(version: str) -> Dialect | None:
+    """The dialect to answer a Tversion with: what was asked for, else plain 9P2000; None where it is not 9P2000."""
+    for dialect in Dialect:
+        if dialect.version == version:
+            return dialect
+    return Dialect.PLAIN if version.partition(".")[0] == "9P2000" else None
+
+
+def refusal(dialect: Dialect, tag: int, error: MqfsError) -> Fcall:
+    """The reply that carries an error."""
+    if dialect.linux:
+        return Rlerror(tag, error.errno)
+    text = str(error)
+    while len(text.encode("utf-8", "replace")) > 1_024:
+        text = text[: len(text) // 2]
+    return Rerror(tag, text.encode("utf-8", "replace").decode(), error.errno)
+
+
+_GENERIC: dict[int, type[MqfsError]] = {  # where several conditions share a number
+    errno.EINVAL: errors.BadRequest,
+    errno.ENOENT: errors.NotFound,
+    errno.EIO: errors.DiskFailed,
+    errno.ENOSPC: errors.StreamFull,
+}
+_REMOTE_NEVER = (errors.Damaged, errors.RemoteError)
+
+
+def _all(base: type[MqfsError]) -> Iterator[type[MqfsError]]:
+    for kind in base.__subclasses__():
+        if kind not in _REMOTE_NEVER:
+            yield kind
+            yield from _all(kind)
+
+
+def raised(reply: Rerror | Rlerror) -> MqfsError:
+    """The error that a server's refusal stands for."""
+    if isinstance(reply, Rlerror):
+        return _numbered(reply.ecode, "") or _other(os.strerror(reply.ecode), reply.ecode)
+    text, _, detail = reply.ename.partition(": ")
+    for kind in _all(MqfsError):
+        if kind.text == text and reply.errno in (0, kind.errno):
+            return kind(detail)
+    return _numbered(reply.errno, reply.ename) or _other(reply.ename, reply.errno)
+
+
+def _numbered(number: int, detail: str) -> MqfsError | None:
+    """The condition of that errno."""
+    if number in _GENERIC:
+        return _GENERIC[number](detail)
+    return next((kind(detail) for kind in _all(MqfsError) if kind.errno == number), None)
+
+
+def _other(text: str, number: int) -> MqfsError:
+    """A condition that this table does not know, in the server's own words."""
+    error = errors.RemoteError(text)
+    error.errno = number or error.errno  # type: ignore[misc]
+    return error

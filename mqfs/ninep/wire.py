@@ -1,0 +1,299 @@
+"""9P messages ↔ bytes, without I/O.
+
+Owns the framing and the encoding of every kind of field; never what a message means. Nothing is allocated by a length
+that was not checked against what has arrived, and no frame is waited for that is larger than the msize. What breaks
+the protocol raises BadFrame, which ends the connection it came from.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, get_type_hints
+
+from mqfs.errors import BadFrame
+from mqfs.ninep.messages import NUMBERS, TYPES, Dir, Entry, Fcall
+from mqfs.types import Qid
+
+HEADER = struct.Struct("<IBH")  # size of the frame, type, tag
+READ_HEADER = struct.Struct("<IBHI")  # of an Rread, up to its data
+WRITE_HEADER = struct.Struct("<IBHIQI")  # of a Twrite, up to its data
+TREAD = struct.Struct("<IBHIQI")
+RWRITE = struct.Struct("<IBHI")
+COUNT = struct.Struct("<I")
+SHORT = struct.Struct("<H")
+QID = struct.Struct("<BIQ")
+ENTRY = struct.Struct("<BIQQBH")
+
+T_READ, R_READ, T_WRITE, R_WRITE = 116, 117, 118, 119
+HEADER_BYTES = HEADER.size
+READ_OVERHEAD = READ_HEADER.size  # an Rread carries at most msize less this
+IO_OVERHEAD = 24  # what every client allows for; a Twrite carries at most msize less this
+
+Buffer = bytes | bytearray
+
+
+# ---------------------------------------------------------------- framing
+
+
+class Framer:
+    """Cuts a stream of bytes into frames. `msize` may change between two frames."""
+
+    def __init__(self, msize: int) -> None:
+        self.msize = msize
+        self._rest = bytearray()
+
+    @property
+    def missing(self) -> int:
+        """How many bytes the frame that has begun still needs; 0 where that is not known."""
+        if len(self._rest) < 4:
+            return 0
+        return max(int(COUNT.unpack_from(self._rest)[0]) - len(self._rest), 0)
+
+    @property
+    def buffered(self) -> int:
+        return len(self._rest)
+
+    def frames(self, data: bytes = b"") -> Iterator[tuple[Buffer, int, int]]:
+        """Each whole frame as (buffer, position, size). What is not consumed stays for the next call."""
+        buffer: Buffer = data
+        if self._rest:
+            self._rest += data
+            buffer, self._rest = self._rest, bytearray()
+        position, end = 0, len(buffer)
+        try:
+            while end - position >= 4:
+                (size,) = COUNT.unpack_from(buffer, position)
+                if size < HEADER_BYTES or size > self.msize:
+                    raise BadFrame(f"a frame of {size} bytes; between {HEADER_BYTES} and {self.msize} is right")
+                if end - position < size:
+                    break
+                start = position
+                position += size
+                yield buffer, start, size
+        finally:
+            if position or isinstance(buffer, bytes):
+                self._rest = bytearray(memoryview(buffer)[position:])
+            else:
+                self._rest = buffer
+
+
+# ---------------------------------------------------------------- reading fields
+
+
+class Reader:
+    """A position in a frame; every step checks that what it takes is there."""
+
+    __slots__ = ("buffer", "end", "position", "unix")
+
+    def __init__(self, buffer: Buffer, position: int, end: int, unix: bool) -> None:
+        self.buffer, self.position, self.end, self.unix = buffer, position, end, unix
+
+    def take(self, count: int) -> int:
+        """Step over `count` bytes; returns where they begin."""
+        start = self.position
+        if count > self.end - start:
+            raise BadFrame(f"a field of {count} bytes runs over the end of its frame")
+        self.position = start + count
+        return start
+
+    def raw(self, count: int) -> bytes:
+        start = self.take(count)
+        return bytes(memoryview(self.buffer)[start : start + count])
+
+    def number(self, form: struct.Struct) -> int:
+        value: int = form.unpack_from(self.buffer, self.take(form.size))[0]
+        return value
+
+    def text(self) -> str:
+        raw = self.raw(self.number(SHORT))
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise BadFrame("a text is not UTF-8") from None
+
+    def name(self) -> str:
+        return self.raw(self.number(SHORT)).decode("utf-8", "surrogateescape")
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.name() for _ in range(self.number(SHORT)))
+
+    def qid(self) -> Qid:
+        return Qid(*QID.unpack_from(self.buffer, self.take(QID.size)))
+
+    def qids(self) -> tuple[Qid, ...]:
+        return tuple(self.qid() for _ in range(self.number(SHORT)))
+
+    def data(self) -> bytes:
+        return self.raw(self.number(COUNT))
+
+    def stat(self) -> Dir:
+        """A stat inside a message stands behind its size twice."""
+        within = self._part(self.number(SHORT))
+        value = within.entry()
+        within.finish()
+        return value
+
+    def entry(self) -> Dir:
+        """A stat as it stands in a directory."""
+        within = self._part(self.number(SHORT))
+        value: Dir = _FIELDS[Dir, self.unix](within)
+        within.finish()
+        return value
+
+    def entries(self) -> tuple[Entry, ...]:
+        within = self._part(self.number(COUNT))
+        found = []
+        while within.position < within.end:
+            qid, offset = within.qid(), within.number(_NUMBERS["u64"])
+            found.append(Entry(qid, offset, within.number(_NUMBERS["u8"]), within.name()))
+        return tuple(found)
+
+    def _part(self, count: int) -> Reader:
+        start = self.take(count)
+        return Reader(self.buffer, start, start + count, self.unix)
+
+    def finish(self) -> None:
+        if self.position != self.end:
+            raise BadFrame(f"{self.end - self.position} bytes too many at the end of a frame")
+
+
+_NUMBERS = {"u8": struct.Struct("<B"), "u16": SHORT, "u32": COUNT, "mode": COUNT, "u64": struct.Struct("<Q")}
+
+
+def _number(form: struct.Struct) -> Callable[[Reader], Any]:
+    return lambda reader: reader.number(form)
+
+
+_READERS: dict[str, Callable[[Reader], Any]] = {
+    **{kind: _number(form) for kind, form in _NUMBERS.items()},
+    "text": Reader.text,
+    "name": Reader.name,
+    "names": Reader.names,
+    "qid": Reader.qid,
+    "qids": Reader.qids,
+    "data": Reader.data,
+    "stat": Reader.stat,
+    "entries": Reader.entries,
+}
+
+
+# ---------------------------------------------------------------- writing fields
+
+
+def _put_text(value: str, unix: bool) -> bytes:
+    raw = value.encode("utf-8", "surrogateescape")
+    return SHORT.pack(len(raw)) + raw
+
+
+def _put_names(value: tuple[str, ...], unix: bool) -> bytes:
+    return SHORT.pack(len(value)) + b"".join(_put_text(name, unix) for name in value)
+
+
+def _put_qids(value: tuple[Qid, ...], unix: bool) -> bytes:
+    return SHORT.pack(len(value)) + b"".join(QID.pack(*qid) for qid in value)
+
+
+def _put_data(value: bytes, unix: bool) -> bytes:
+    return COUNT.pack(len(value)) + value
+
+
+def stat_bytes(value: Dir, unix: bool) -> bytes:
+    """A stat as it stands in a directory."""
+    raw = _body(Dir, value, unix)
+    return SHORT.pack(len(raw)) + raw
+
+
+def _put_stat(value: Dir, unix: bool) -> bytes:
+    raw = stat_bytes(value, unix)
+    return SHORT.pack(len(raw)) + raw
+
+
+def entry_bytes(entry: Entry) -> bytes:
+    """An entry as it stands in an Rreaddir."""
+    name = entry.name.encode("utf-8", "surrogateescape")
+    return ENTRY.pack(*entry.qid, entry.offset, entry.type, len(name)) + name
+
+
+def _put_entries(value: tuple[Entry, ...], unix: bool) -> bytes:
+    raw = b"".join(map(entry_bytes, value))
+    return COUNT.pack(len(raw)) + raw
+
+
+def _pack(form: struct.Struct) -> Callable[[Any, bool], bytes]:
+    return lambda value, unix: form.pack(value)
+
+
+_WRITERS: dict[str, Callable[[Any, bool], bytes]] = {
+    **{kind: _pack(form) for kind, form in _NUMBERS.items()},
+    "text": _put_text,
+    "name": _put_text,
+    "names": _put_names,
+    "qid": lambda value, unix: QID.pack(*value),
+    "qids": _put_qids,
+    "data": _put_data,
+    "stat": _put_stat,
+    "entries": _put_entries,
+}
+
+
+# ---------------------------------------------------------------- whole messages
+
+
+def _layout(value: type[Any]) -> tuple[tuple[str, str, str], ...]:
+    hints = get_type_hints(value, include_extras=True)
+    marks = [(name, (*hints[name].__metadata__, "")) for name in value._fields if name != "tag"]
+    return tuple((name, mark[0], mark[1]) for name, mark in marks)
+
+
+_LAYOUTS = {value: _layout(value) for value in (*TYPES.values(), Dir, Entry)}
+
+
+def layout(value: type[Any]) -> tuple[tuple[str, str, str], ...]:
+    """The fields of a message or a stat: (name, kind, "unix", "late" or ""), without the tag."""
+    return _LAYOUTS[value]
+
+
+def _fields(value: type[Any], unix: bool) -> Callable[..., Any]:
+    """A function that reads all fields of a message (or a stat) behind its tag."""
+    wanted = [field for field in layout(value) if unix or field[2] != "unix"]
+    readers = [_READERS[kind] for _, kind, mark in wanted if mark != "late"]
+    late = any(mark == "late" for _, _, mark in wanted)
+
+    def read(reader: Reader, *tag: int) -> Any:
+        fields = [step(reader) for step in readers]
+        if late and reader.position < reader.end:
+            fields.append(reader.number(COUNT))
+        return value(*tag, *fields)
+
+    return read
+
+
+_FIELDS = {(value, unix): _fields(value, unix) for value in _LAYOUTS for unix in (False, True)}
+
+
+def _body(kind: type[Any], value: Any, unix: bool) -> bytes:
+    fields = layout(kind)
+    return b"".join(_WRITERS[form](getattr(value, name), unix) for name, form, mark in fields if unix or mark != "unix")
+
+
+def decode(buffer: Buffer, position: int, size: int, unix: bool) -> Fcall:
+    """The message in one whole frame. `unix`: the dialect has the fields of 9P2000.u."""
+    _, number, tag = HEADER.unpack_from(buffer, position)
+    kind = TYPES.get(number)
+    if kind is None:
+        raise BadFrame(f"type {number} is not one of 9P")
+    reader = Reader(buffer, position + HEADER_BYTES, position + size, unix)
+    message: Fcall = _FIELDS[kind, unix](reader, tag)
+    reader.finish()
+    return message
+
+
+def encode(message: Fcall, unix: bool) -> bytes:
+    """The whole frame of a message."""
+    kind = type(message)
+    try:
+        body = _body(kind, message, unix)
+        return HEADER.pack(HEADER_BYTES + len(body), NUMBERS[kind], message.tag) + body
+    except struct.error as error:
+        raise BadFrame(f"{kind.__name__} does not fit: {error}") from None
