@@ -1,7 +1,7 @@
 """Every condition the tree can refuse with: one class each, with its errno, its 9P text and its HTTP status.
 
 This is the only such table. The engine raises these where the condition is known; each face translates once. An
-instance may carry a detail, one clause that says what was wrong and what would be right; `str(error)` is the whole line.
+instance may carry a detail, one clause that says what was wrong and what would be right; `str(error)` is the line.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ ANCHORS = 256  # remembered steps of the wall clock in one group
 CURSOR_NAMES = 1_024  # names of one `select`
 CURSOR_SLACK_MESSAGES = 1_024  # what a `.cursor` may hold back of the trimming of a `replay off` group
 GROUP_BYTES = 16 << 30  # log of one group on disk; above it the group's `full` decides as at `depth`
+TRIM_BYTES = 256 << 10  # written to a log before it is looked through for what can go
 MEMORY_BYTES = 256 << 20  # log of one group in a memory store
 
 # The store

@@ -8,8 +8,8 @@ Seams (Protocols) are declared here, small, by what their user needs: `Clock`, `
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 
@@ -126,7 +126,7 @@ class Wait(Generic[T]):
         return True
 
 
-Step = T | Wait[T]  # what engine calls return
+Step: TypeAlias = T | Wait[T]  # what engine calls return
 
 
 # ---------------------------------------------------------------- who and what
@@ -172,6 +172,15 @@ class Stat(NamedTuple):
 # ---------------------------------------------------------------- seams
 
 
+class Anchor(NamedTuple):
+    """The clocks read at one moment: what turns a record's wall time into engine time."""
+
+    engine_ns: int
+    wall_ns: int
+    boot_ns: int = 0
+    boot: str = ""
+
+
 class Clock(Protocol):
     """Time as the engine is told it."""
 
@@ -179,6 +188,14 @@ class Clock(Protocol):
 
     def engine_ns(self) -> int:
         """Never goes back and never jumps while serving; see "Time" in mqfs(4)."""
+        ...
+
+    def anchor(self) -> Anchor:
+        """All clocks at once."""
+        ...
+
+    def resume(self, last: Sequence[tuple[Anchor, int]]) -> None:
+        """Go on behind the newest (anchor, wall time of the newest record under it) of an earlier run."""
         ...
 
 
@@ -196,7 +213,7 @@ class Bucket(Protocol):
     first: int  # lowest sequence the log may still hold; == next where it holds no message
     next: int  # sequence the next message takes; starts at 1
     last_ns: int  # time of the newest record; 0 where there is none
-    bytes: int  # of the whole log as stored
+    size: int  # bytes of the whole log as stored
     failed: OSError | None  # the first write or sync that failed; the bucket is read-only from then on
     damaged: int  # records met that failed their check
     state: Callable[[], bytes]  # set by the engine: the body of a STATE record, now
@@ -241,7 +258,7 @@ class Bucket(Protocol):
         """(messages, body bytes) of `stream` at or after `sequence`, from the index."""
         ...
 
-    def trim(self, floors: Mapping[int, int], dropped: frozenset[int] | set[int]) -> None:
+    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
         """Give back room. `floors`: of each stream that keeps something, the lowest kept sequence; every message below,
         of a stream not named, or in `dropped` is not wanted any more. May do nothing, may remove segments, may compact;
         unwanted messages may still be found afterwards. Cheap enough to be called every second."""

@@ -1,0 +1,57 @@
+"""The clock the engine is given: wall time, and an engine time that never jumps.
+
+Owns the arithmetic of "Time" in mqfs(4): engine time runs with the boot clock while serving; over a restart it moves
+on by the boot clock's difference within one boot, else by the wall clock's, clamped to 0 ... limits.DOWNTIME_DAYS.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from mqfs import limits
+from mqfs.types import Anchor
+
+DAY_NS = 86_400 * 10**9
+
+
+def boot_id() -> str:
+    """A name for this boot of the machine; empty where the system has none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+class SystemClock:
+    """The machine's clocks. `resume` before the first use sets the engine time to where the last run left it."""
+
+    def __init__(self) -> None:
+        self.boot = boot_id()
+        self._base = 0
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+    def engine_ns(self) -> int:
+        return self._base + time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def anchor(self) -> Anchor:
+        boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return Anchor(engine_ns=self._base + boot, wall_ns=time.time_ns(), boot_ns=boot, boot=self.boot)
+
+    def resume(self, last: Iterable[tuple[Anchor, int]]) -> None:
+        """Continue behind the newest of `last`: (anchor, wall time of the newest record under that anchor)."""
+        boot, wall = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns()
+        now = max((resumed(anchor, newest, boot, wall, self.boot) for anchor, newest in last), default=0)
+        self._base = max(now, 0) - boot
+
+
+def resumed(anchor: Anchor, newest_ns: int, boot_ns: int, wall_ns: int, boot: str) -> int:
+    """Engine time now, told from one anchor and the newest record written under it."""
+    written = max(newest_ns - anchor.wall_ns, 0)
+    if boot and anchor.boot == boot:
+        return anchor.engine_ns + max(boot_ns - anchor.boot_ns, 0)
+    down = min(max(wall_ns - newest_ns, 0), limits.DOWNTIME_DAYS * DAY_NS)
+    return anchor.engine_ns + written + down

@@ -1,0 +1,189 @@
+"""The language of `ctl`: settings and actions, read from lines and printed back.
+
+Owns words, durations and sizes; carries nothing out. What is printed, written back, gives the same settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import attrs
+
+from mqfs.engine.names import split
+from mqfs.errors import BadCommand
+
+_DURATION = re.compile(r"(\d+)(ms|s|m|h|d)\Z")
+_UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+_SIZE = re.compile(r"(\d+)([BKMG])\Z")
+_SIZES = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST = 1 << 62
+
+SYNC_ALWAYS, SYNC_OFF = 0, -1
+
+
+class Depth(NamedTuple):
+    """A bound of one stream; 0 = none."""
+
+    messages: int = 0
+    size: int = 0  # bytes
+
+
+NO_DEPTH = Depth()
+
+
+@attrs.frozen
+class Settings:
+    """What a group is told by `ctl`. Durations in ns, 0 = never or for ever."""
+
+    data: str = "message"
+    replay: str = "off"
+    depth: Depth = NO_DEPTH
+    ttl: int = 0
+    full: str = "drop-old"
+    sync: int = SYNC_ALWAYS
+    idle: int = 0
+    protect: bool = False
+
+    def lines(self) -> list[str]:
+        """Every setting as a ctl line."""
+        sync = {SYNC_ALWAYS: "always", SYNC_OFF: "off"}.get(self.sync) or print_duration(self.sync)
+        return [
+            f"data {self.data}",
+            f"replay {self.replay}",
+            f"depth {_print_depth(self.depth)}",
+            f"ttl {print_duration(self.ttl)}",
+            f"full {self.full}",
+            f"sync {sync}",
+            f"idle {print_duration(self.idle)}",
+            f"protect {'on' if self.protect else 'off'}",
+        ]
+
+
+class Action(NamedTuple):
+    """A line that does something once: `eof S`, `clear [S]`, `drop S SEQ...`."""
+
+    verb: str
+    stream: str | None
+    sequences: tuple[int, ...] = ()
+
+
+def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]:
+    """Each command line of `text`, in order: the settings then in force, and the action if it is one.
+
+    Raises BadCommand naming the line; then nothing of the text counts.
+    """
+    steps: list[tuple[Settings, Action | None]] = []
+    for line in text.split("\n"):
+        words = split(line)
+        if not words:
+            continue
+        if words[0] in _ACTIONS:
+            steps.append((settings, _action(words)))
+        else:
+            settings = _setting(words, settings)
+            steps.append((settings, None))
+    return steps
+
+
+def parse_settings(lines: Sequence[str]) -> Settings:
+    """Settings from lines that hold no action, on top of the defaults. Raises BadCommand."""
+    steps = parse("\n".join(lines), Settings())
+    for _, action in steps:
+        if action is not None:
+            raise BadCommand(f"{action.verb}: a default is a setting, not an action")
+    return steps[-1][0] if steps else Settings()
+
+
+def parse_duration(word: str) -> int:
+    """Nanoseconds of `30s`, `5m`, `2h`, `7d`, `10ms` or `0`. Raises BadCommand."""
+    if word == "0":
+        return 0
+    match = _DURATION.match(word)
+    if match is None or (value := int(match[1]) * _UNITS_NS[match[2]]) > _MOST:
+        raise BadCommand(f"{word!r} is no duration; write 0, 10ms, 30s, 5m, 2h or 7d")
+    return value
+
+
+def print_duration(ns: int) -> str:
+    for unit in ("d", "h", "m", "s", "ms"):
+        if ns and ns % _UNITS_NS[unit] == 0:
+            return f"{ns // _UNITS_NS[unit]}{unit}"
+    return "0"
+
+
+def parse_number(word: str) -> int:
+    if not word.isascii() or not word.isdigit() or (value := int(word)) > _MOST:
+        raise BadCommand(f"{word!r} is no number")
+    return value
+
+
+def _parse_depth(word: str) -> Depth:
+    match = _SIZE.match(word)
+    if match is None:
+        try:
+            return Depth(messages=parse_number(word))
+        except BadCommand:
+            raise BadCommand(f"depth {word!r}: write a number of messages, or bytes as 512B, 64K, 10M, 1G") from None
+    if (size := int(match[1]) * _SIZES[match[2]]) > _MOST:
+        raise BadCommand(f"depth {word!r} is too large")
+    return Depth(size=size)
+
+
+def _print_depth(depth: Depth) -> str:
+    for unit in ("G", "M", "K", "B"):
+        if depth.size and depth.size % _SIZES[unit] == 0:
+            return f"{depth.size // _SIZES[unit]}{unit}"
+    return str(depth.messages)
+
+
+def _parse_sync(word: str) -> int:
+    if word in ("always", "off"):
+        return SYNC_ALWAYS if word == "always" else SYNC_OFF
+    try:
+        value = parse_duration(word)
+    except BadCommand:
+        value = 0
+    if not value:
+        raise BadCommand(f"sync {word!r}: write always, off, or a duration such as 10ms or 1s")
+    return value
+
+
+_WORDS = {
+    "data": ("message", "line", "coalesce"),
+    "replay": ("off", "last", "all"),
+    "full": ("drop-old", "drop-new", "block", "reject"),
+    "protect": ("on", "off"),
+}
+_VALUES = {"depth": _parse_depth, "ttl": parse_duration, "sync": _parse_sync, "idle": parse_duration}
+_ACTIONS = {"eof": (1, 1), "clear": (0, 1), "drop": (2, 1 << 30)}
+_USAGE = {"eof": "eof STREAM", "clear": "clear [STREAM]", "drop": "drop STREAM SEQUENCE..."}
+
+
+def _setting(words: list[str], settings: Settings) -> Settings:
+    key = words[0]
+    if key not in _WORDS and key not in _VALUES:
+        known = " ".join([*_WORDS, *_VALUES, *_ACTIONS])
+        raise BadCommand(f"unknown command {key!r}; there are: {known}")
+    if len(words) != 2:
+        raise BadCommand(f"{key} takes one value, not {len(words) - 1}")
+    word = words[1]
+    if key in _VALUES:
+        return evolve(settings, key, _VALUES[key](word))
+    if word not in _WORDS[key]:
+        raise BadCommand(f"{key} {word!r}: write {' or '.join(_WORDS[key])}")
+    return evolve(settings, key, word == "on" if key == "protect" else word)
+
+
+def evolve(settings: Settings, key: str, value: Any) -> Settings:
+    return attrs.evolve(settings, **{key: value})
+
+
+def _action(words: list[str]) -> Action:
+    verb, arguments = words[0], words[1:]
+    least, most = _ACTIONS[verb]
+    if not least <= len(arguments) <= most:
+        raise BadCommand(f"usage: {_USAGE[verb]}")
+    stream = arguments[0] if arguments else None
+    return Action(verb, stream, tuple(parse_number(word) for word in arguments[1:]))

@@ -1,0 +1,456 @@
+"""`.cursor`: every open is a private reader of the group's log that can be positioned, narrowed and shaped.
+
+Owns the commands and formats of mqfs(4), "Cursors". Takes nothing and holds back nothing beyond a small slack.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits
+from mqfs.engine.ctl import parse_duration, parse_number
+from mqfs.engine.files import Commands, Given, overtaken
+from mqfs.engine.names import split
+from mqfs.engine.permission import R, allowed, require
+from mqfs.record import encode, encode_names
+from mqfs.types import Kind, Record, Step, User, Wait
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Meta
+    from mqfs.engine.stream import Stream
+
+FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
+
+
+class Cursor(Commands):
+    """An open `.cursor`."""
+
+    node: Meta
+    sequential = True
+    parkable = True
+
+    def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.format = "raw"
+        self.selected: list[int] | None = None  # stream numbers; None: all
+        self.until: int | None = None  # below this sequence
+        self.shown: Record | None = None  # the last message given, for `info`
+        self.pending: bytes | None = None  # text of `info`
+        self.end_due = False  # `format each`: the 0-byte read that ends the last message
+        self.named: dict[int, str] = {}  # `format record`: what the reader was told
+        self.cuts: dict[int, int] = {}
+        self.cuts_seen = -1
+        self.overtaken = False  # held back more than the slack of a `replay off` group
+        self.last = Given()
+        self.waits: list[tuple[Wait[bytes], int]] = []
+        self.watcher: Callable[[], None] | None = None
+        self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
+        self.position = self.group.bucket.next
+        replay = self.group.settings.replay
+        if replay != "off":
+            self._seek("first" if replay == "all" else "last")
+        self._forgive()
+        self.group.cursors.add(self)
+
+    # ------------------------------------------------------------ what it may show
+
+    def streams(self) -> dict[int, Stream]:
+        """The selected streams that the user may read, by number."""
+        group = self.group
+        if self._epoch != group.epoch:
+            every = group.numbers.values()
+            chosen = every if self.selected is None else [s for n in self.selected if (s := group.numbers.get(n))]
+            self._streams = {s.number: s for s in chosen if allowed(self.user, s.state, R)}
+            self._epoch = group.epoch
+        return self._streams
+
+    def hold_back(self, slack: int) -> int:
+        """The sequence from which a `replay off` group is to keep messages for this cursor."""
+        if self.position < slack:
+            self.overtaken = True
+            return slack
+        return self.position
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self.waits)
+
+    # ------------------------------------------------------------ commands
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        try:
+            commands = [words for line in self.lines_of(data).split("\n") if (words := split(line))]
+            steps = [self._command(words) for words in commands]  # all are understood before the first is done
+            for step in steps:
+                step()
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        return len(data)
+
+    def _command(self, words: list[str]) -> Callable[[], None]:
+        verb, arguments = words[0], words[1:]
+        if verb == "select":
+            numbers = self._numbers(arguments)
+            return lambda: self._select(numbers)
+        usage = {"seek": 1, "until": 1, "format": 1, "info": 0}
+        if verb not in usage:
+            raise errors.BadCommand(f"unknown command {verb!r}; there are: seek select until format info")
+        if len(arguments) != usage[verb]:
+            raise errors.BadCommand(f"{verb} takes {usage[verb] or 'no'} value{'s' * (usage[verb] != 1)}")
+        if verb == "info":
+            return self._info
+        word = arguments[0]
+        if verb == "format":
+            if word not in FORMATS:
+                raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
+            return lambda: self._format(word)
+        if verb == "until":
+            bound = None if word == "end" else parse_number(word) + 1
+            return lambda: self._until(bound)
+        parse_seek(word)
+        return lambda: self._seek(word)
+
+    def _numbers(self, names: list[str]) -> list[int] | None:
+        if len(names) > limits.CURSOR_NAMES:
+            raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
+        numbers = []
+        for name in names:
+            stream = self.group.streams.get(name)
+            if stream is None:
+                raise errors.NotFound(f"select: no stream {name!r} in this group")
+            require(self.user, stream.state, R, name)
+            numbers.append(stream.number)
+        return numbers or None
+
+    def _select(self, numbers: list[int] | None) -> None:
+        self.selected, self._epoch = numbers, -1
+
+    def _format(self, word: str) -> None:
+        self.format, self.end_due = word, False
+        self._drop_rest()
+
+    def _until(self, bound: int | None) -> None:
+        self.until = self.group.bucket.next if bound is None else bound
+
+    def _info(self) -> None:
+        record = self.shown
+        if record is None:
+            raise errors.BadCommand("info: no message was read yet")
+        stream = self.group.numbers.get(record.stream)
+        lines = [
+            f"sequence {record.sequence}",
+            f"stream {stream.name if stream else ''}",
+            f"time {seconds(record.time_ns)}",
+        ]
+        self.pending = ("\n".join(lines) + "\n\n").encode()
+
+    def _seek(self, word: str) -> None:
+        kind, value = parse_seek(word)
+        bucket = self.group.bucket
+        for stream in self.streams().values():
+            stream.advance()
+        if kind == "end":
+            self.position = bucket.next
+        elif kind == "first":
+            self.position = min((s.state.floor for s in self.streams().values()), default=bucket.next)
+        elif kind == "last":
+            self.position = max((s.newest_kept() for s in self.streams().values()), default=0) or bucket.next
+        elif kind == "sequence":
+            self.position = value
+        elif kind == "time":
+            self.position = bucket.at(value)
+        elif kind == "ago":
+            self.position = bucket.at(self.group.tree.clock.wall_ns() - value)
+        else:
+            self.position = self._back(value)
+        self.until, self.end_due, self.overtaken = None, False, False
+        self._drop_rest()
+        self._forgive()
+
+    def _back(self, count: int) -> int:
+        """The sequence of the count-th message before the end."""
+        bucket, streams = self.group.bucket, self.streams()
+        position = bucket.next
+        while count > 0:
+            if len(streams) <= FEW:
+                candidates = [s for n in streams if (s := bucket.before(position, n)) is not None]
+                found = max(candidates, default=None)
+            else:
+                found = bucket.before(position)
+            if found is None:
+                break
+            position = found
+            try:
+                record = bucket.scan(position)
+            except errors.Damaged:
+                continue
+            if record is not None and self._shows(record):
+                count -= 1
+        return position
+
+    def _drop_rest(self) -> None:
+        self.last = Given()
+
+    def _forgive(self) -> None:
+        """Cuts before now are no loss for a position that was just taken."""
+        self.cuts_seen = self.group.cuts
+        self.cuts = {stream.number: stream.cut for stream in self.group.numbers.values() if stream.cut}
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        told = self._text(count)
+        if told is not None:
+            return told
+        rest = self.last.rest(count, 0, sequential=True)
+        if rest is not None:
+            return rest
+        if self.end_due:
+            self.end_due = False
+            return b""
+        if self.group.removed or count <= 0:
+            return b""
+        if not self.waits:
+            data = self._take(count)
+            if data is not None:
+                return data
+        self.group.tree.park()
+        wait: Wait[bytes] = Wait(self._unpark)
+        self.waits.append((wait, count))
+        return wait
+
+    def _text(self, count: int) -> bytes | None:
+        told = self.told(count)
+        if told is None and self.pending is not None:
+            told, rest = self.pending[:count], self.pending[count:]
+            self.pending = rest or None
+        return told
+
+    def _take(self, count: int) -> bytes | None:
+        """What a read gets now; None: it has to wait."""
+        if self.format == "record":
+            return self._take_records(count)
+        record = self._next()
+        if record is None:
+            return b"" if self._done() else None
+        return self._give(record, count)
+
+    def _give(self, record: Record, count: int) -> bytes:
+        self.shown = record
+        self.group.counts.read += 1
+        self.end_due = self.format == "each"
+        return self.last.first(self._shape(record), count, 0)
+
+    def _done(self) -> bool:
+        """Whether `until` was reached."""
+        return self.until is not None and self.position >= self.until
+
+    def _next(self) -> Record | None:
+        """The next message to show, the position moved behind it."""
+        self._look_for_losses()
+        while not self._done():
+            try:
+                record = self._find()
+            except errors.Damaged as error:
+                self.position = error.sequence + 1
+                raise
+            if record is None or (self.until is not None and record.sequence >= self.until):
+                # Nothing of what it shows stands before the end (or `until`): that far it has been.
+                end = self.group.bucket.next
+                self.position = max(self.position, end if self.until is None else min(end, self.until))
+                return None
+            self.position = record.sequence + 1
+            if self._shows(record):
+                return record
+        return None
+
+    def _find(self) -> Record | None:
+        bucket, streams = self.group.bucket, self.streams()
+        if len(streams) > FEW:
+            return bucket.scan(self.position)
+        first: tuple[int, int] | None = None
+        for number in streams:
+            found = bucket.peek(number, self.position)
+            if found is not None and (first is None or found[0] < first[0]):
+                first = (found[0], number)
+        return bucket.find(first[1], first[0]) if first else None
+
+    def _shows(self, record: Record) -> bool:
+        stream = self.streams().get(record.stream)
+        if stream is None or not stream.visible(record):
+            return False
+        return record.kind == Kind.MESSAGE or self.format == "record"
+
+    def _look_for_losses(self) -> None:
+        group = self.group
+        if self.overtaken:
+            self.overtaken = False
+            floors = [s.kept_from() for s in self.streams().values()]
+            self.position = max(self.position, min(floors, default=self.position))
+            self._tell("messages were lost")
+        if group.cuts != self.cuts_seen:
+            self.cuts_seen = group.cuts
+            behind = overtaken(self.position, self.cuts, self.streams().values())
+            if behind:
+                self._tell(f"messages of {behind} were lost")
+
+    def _tell(self, text: str) -> None:
+        self.group.counts.fell_behind += 1
+        raise errors.FellBehind(text)
+
+    # ------------------------------------------------------------ formats
+
+    def _shape(self, record: Record) -> bytes:
+        body = record.body
+        if self.format == "line":
+            return body if body.endswith(b"\n") else body + b"\n"
+        if self.format == "nul":
+            return body + b"\0"
+        if self.format == "json":
+            return as_json(record, self.group.numbers[record.stream].name)
+        return body
+
+    def _take_records(self, count: int) -> bytes | None:
+        """Whole records, as many as fit, behind the names that were not told yet; the first one always."""
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            before = self.position
+            try:
+                record = self._next()
+            except errors.MqfsError:
+                if not pieces:
+                    raise
+                self.cuts_seen, self.position = -1, before
+                break
+            if record is None:
+                break
+            piece = self._names(record) + encode(record)
+            if pieces and size + len(piece) > count:
+                self.position = before
+                self.named.pop(record.stream, None)
+                break
+            self.shown = record
+            self.group.counts.read += 1
+            pieces.append(piece)
+            size += len(piece)
+            if size >= count:
+                break
+        if pieces:
+            return self.last.first(b"".join(pieces), count, 0)
+        return b"" if self._done() else None
+
+    def _names(self, record: Record) -> bytes:
+        """A NAMES record, if the reader does not know the stream's name yet; the first names all streams."""
+        known = self.named
+        name = self.group.numbers[record.stream].name
+        if known.get(record.stream) == name:
+            return b""
+        table = {n: s.name for n, s in self.streams().items()} if not known else {record.stream: name}
+        known.update(table)
+        return encode_names(record.sequence, record.time_ns, table)
+
+    # ------------------------------------------------------------ waiting
+
+    def offer(self, record: Record) -> None:
+        """A new message: for a read that waits, if it is one to be shown."""
+        if self.watcher is not None:
+            watcher, self.watcher = self.watcher, None
+            watcher()
+        if not self.waits:
+            return
+        if self._done() or (self.until is not None and record.sequence >= self.until):
+            self._settle(b"")
+            return
+        self.position = record.sequence + 1
+        if record.stream not in self.streams() or (record.kind != Kind.MESSAGE and self.format != "record"):
+            return
+        _, count = self.waits[0]
+        if self.format == "record":
+            self.shown = record
+            self._settle(self.last.first(self._names(record) + encode(record), count, 0))
+        else:
+            self._settle(self._give(record, count))
+
+    def _settle(self, data: bytes) -> None:
+        wait, _ = self.waits.pop(0)
+        self.group.tree.parked -= 1
+        wait.settle(data)
+
+    def _unpark(self, wait: Wait[bytes]) -> bool:
+        for i, (other, _) in enumerate(self.waits):
+            if other is wait:
+                del self.waits[i]
+                self.group.tree.parked -= 1
+                return True
+        return False
+
+    def unread(self, data: bytes) -> None:
+        self.last.back(data)
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        last = self.last
+        if self.refusal or self.pending or self.end_due or last.again or last.given < len(last.body):
+            return True
+        if self.group.removed or self._done() or self.overtaken:
+            return True
+        return self.position < self.group.bucket.next and self._find() is not None
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        self.watcher = then
+
+    def end(self) -> None:
+        """The group is gone or the server stops: end-of-file for reads that wait."""
+        while self.waits:
+            self._settle(b"")
+        if self.watcher is not None:
+            watcher, self.watcher = self.watcher, None
+            watcher()
+
+    def _end(self) -> None:
+        self.watcher = None
+        self.end()
+        self.group.cursors.discard(self)
+
+
+FORMATS = ("raw", "line", "nul", "each", "json", "record")
+
+
+def parse_seek(word: str) -> tuple[str, int]:
+    """(kind, value) of what stands behind `seek`; times in ns. Raises BadCommand."""
+    if word in ("first", "last", "end"):
+        return word, 0
+    try:
+        if word.startswith("@"):
+            whole, _, part = word[1:].partition(".")
+            return "time", parse_number(whole) * 10**9 + (parse_number(part.ljust(9, "0")[:9]) if part else 0)
+        if word.startswith("-") and word[1:].isdigit():
+            return "back", parse_number(word[1:])
+        if word.startswith("-"):
+            return "ago", parse_duration(word[1:])
+        return "sequence", parse_number(word)
+    except errors.BadCommand:
+        raise errors.BadCommand(
+            f"seek {word!r}: write first, last, end, a sequence, @UNIXTIME, -N messages or -10m"
+        ) from None
+
+
+def seconds(time_ns: int) -> str:
+    """UNIX seconds with all nine decimals."""
+    return f"{time_ns // 10**9}.{time_ns % 10**9:09d}"
+
+
+def as_json(record: Record, name: str) -> bytes:
+    """One object and a newline: `body`, or `body_base64` where it is not UTF-8."""
+    try:
+        key, body = "body", json.dumps(record.body.decode(), ensure_ascii=False)
+    except UnicodeDecodeError:
+        key, body = "body_base64", json.dumps(base64.b64encode(record.body).decode())
+    stream = json.dumps(name, ensure_ascii=False)
+    line = f'{{"sequence":{record.sequence},"stream":{stream},"time":{seconds(record.time_ns)},"{key}":{body}}}\n'
+    return line.encode()

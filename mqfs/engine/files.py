@@ -1,0 +1,561 @@
+"""Open files: what a face reads and writes. One class a kind of file; `.cursor` is in cursor.py.
+
+Owns positions, the unread rest of a message, and the rule for offsets: a read at an offset inside the message last
+given returns its rest (programs read ahead and seek back), any other offset means the next message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from mqfs import errors, limits
+from mqfs.engine import report
+from mqfs.engine.ctl import Action, Settings, parse
+from mqfs.engine.stream import Parked, end_parked
+from mqfs.types import Kind, Record, Step, User, Wait
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group, Meta
+    from mqfs.engine.stream import Stream
+
+
+class Open:
+    """What all handles share: their file, their user, and their place in `.who`."""
+
+    sequential = False
+    parkable = False
+    readable = True
+    writable = True
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        self.node, self.user, self.reads, self.writes = node, user, reads, writes
+        self.group: Group = node.group
+        self.opened_ns = self.group.tree.clock.wall_ns()
+        self.closed = False
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        raise errors.Denied(f"{self.node.name} is not open for reading")
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        raise errors.Denied(f"{self.node.name} is not open for writing")
+
+    def unread(self, data: bytes) -> None:
+        pass
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        pass
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.group.tree.closed(self)
+            self._end()
+
+    def _end(self) -> None:
+        """What closing means for this kind of file."""
+
+    def require(self, reading: bool) -> None:
+        if not (self.reads if reading else self.writes):
+            verb = "reading" if reading else "writing"
+            raise errors.Denied(f"{self.node.name} is not open for {verb}")
+
+
+class Given:
+    """The last message a handle gave, and how much of it."""
+
+    __slots__ = ("again", "body", "given", "start")
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.given = 0  # bytes of it that were given
+        self.start = 0  # the offset at which it was given
+        self.again = False  # `body[given:]` could not be delivered: it is next, whatever the offset
+
+    def rest(self, count: int, offset: int, sequential: bool) -> bytes | None:
+        """What is still to be had of it at that offset; None: the next message."""
+        if self.again:
+            self.again, self.start = False, offset - self.given
+            return self._give(count)
+        if sequential:
+            return self._give(count) if self.given < len(self.body) else None
+        at = offset - self.start
+        if 0 <= at < len(self.body):
+            self.given = at
+            return self._give(count)
+        return None
+
+    def first(self, body: bytes, count: int, offset: int) -> bytes:
+        """Begin with a new message."""
+        self.body, self.start = body, offset
+        self.given = size = len(body)
+        if size <= count:
+            return body
+        self.given = count
+        return body[:count]
+
+    def _give(self, count: int) -> bytes:
+        data = self.body[self.given : self.given + count]
+        self.given += len(data)
+        return data
+
+    def back(self, data: bytes) -> None:
+        self.given = max(self.given - len(data), 0)
+        self.again = True
+
+
+class Reader(Open):
+    """A handle with a position in the log, which waits at its end."""
+
+    parkable = True
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.sequential = reads and writes
+        self.position = self.group.bucket.next
+        self.last = Given()
+
+    # What a subclass says: where it waits, and what it finds.
+
+    def waiting_room(self) -> Parked:
+        raise NotImplementedError
+
+    def find(self) -> Record | None:
+        """The next record to give, the position moved behind it; raises FellBehind or Damaged."""
+        raise NotImplementedError
+
+    def present(self, record: Record) -> bytes:
+        """What the record looks like."""
+        raise NotImplementedError
+
+    @property
+    def over(self) -> bool:
+        """The file is gone: end-of-file for good."""
+        return self.group.removed
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        if not self.reads:
+            self.require(reading=True)
+        last = self.last
+        if last.again or last.body:
+            rest = last.rest(count, offset, self.sequential)
+            if rest is not None:
+                return rest
+        if self.over:
+            return b""
+        if count <= 0:
+            return b""
+        if not self.waiting_room().get(self):
+            if self.group.settings.data == "coalesce":
+                data = self._fill(count, offset)
+                if data is not None:
+                    return data
+            elif (record := self.find()) is not None:
+                self.group.counts.read += 1
+                return last.first(self.present(record), count, offset)
+        return self._park(count, offset)
+
+    def _fill(self, count: int, offset: int) -> bytes | None:
+        """`data coalesce`: as much as fits; an end mark ends what stands before it."""
+        pieces: list[bytes] = []
+        size = 0
+        while size < count:
+            before = self.position
+            try:
+                record = self.find()
+            except errors.MqfsError:
+                if not pieces:
+                    raise
+                self.position = before  # told at the next read
+                break
+            if record is None:
+                break
+            if record.kind == Kind.END:
+                if pieces:
+                    self.position = before
+                    break
+                return self.last.first(b"", count, offset)
+            self.group.counts.read += 1
+            pieces.append(self.present(record))
+            size += len(pieces[-1])
+        return self.last.first(b"".join(pieces), count, offset) if pieces else None
+
+    def _park(self, count: int, offset: int) -> Wait[bytes]:
+        self.group.tree.park()
+        wait: Wait[bytes] = Wait(self._unpark)
+        self.waiting_room().setdefault(self, []).append((wait, count, offset))
+        return wait
+
+    def _unpark(self, wait: Wait[bytes]) -> bool:
+        room = self.waiting_room()
+        waits = room.get(self)
+        if waits is None:
+            return False
+        for i, (other, _, _) in enumerate(waits):
+            if other is wait:
+                del waits[i]
+                if not waits:
+                    del room[self]
+                self.group.tree.parked -= 1
+                return True
+        return False
+
+    def hand(self, record: Record, count: int, offset: int) -> bytes:
+        """A new message, for a read that waits."""
+        self.position = record.sequence + 1
+        self.group.counts.read += 1
+        return self.last.first(self.present(record), count, offset)
+
+    def unread(self, data: bytes) -> None:
+        self.last.back(data)
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        last = self.last
+        if last.again or self.over or (self.sequential and last.given < len(last.body)):
+            return True
+        return self.ahead()
+
+    def ahead(self) -> bool:
+        """Whether something is there to be found."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        room = self.waiting_room()
+        if self in room:
+            end_parked({self: room.pop(self)}, self.group)
+
+
+class StreamHandle(Reader):
+    """A stream, open to read, to write, or both."""
+
+    node: Stream
+
+    def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.partial = b""  # `data line`: an unfinished line
+        self.had = 0  # messages of the stream that fell below the floor or were had, counted as Stream.gone is
+        node.opens += 1
+        if reads:
+            self._start()
+            node.readers.add(self)
+
+    def _start(self) -> None:
+        stream, replay = self.node, self.group.settings.replay
+        if replay == "all":
+            stream.advance()
+            self.position = stream.state.floor
+        elif replay == "last" and (newest := stream.newest_kept()) >= stream.kept_from():
+            self.position = newest or self.position
+        stream.advance()
+        before, _ = self.group.bucket.tally(stream.number, self.position)
+        self.had = stream.gone + stream.count - before
+
+    def waiting_room(self) -> Parked:
+        return self.node.parked
+
+    @property
+    def over(self) -> bool:
+        return self.node.removed
+
+    def find(self) -> Record | None:
+        stream = self.node
+        if self.position < stream.cut:
+            self._fell_behind()
+        while True:
+            try:
+                record = self.group.bucket.find(stream.number, self.position)
+            except errors.Damaged as error:
+                self.position = error.sequence + 1
+                raise
+            if record is None:
+                return None
+            self.position = record.sequence + 1
+            self.had += 1
+            if stream.visible(record):
+                if stream.blocked:
+                    stream.unblock()
+                return record
+
+    def _fell_behind(self) -> None:
+        stream, counts = self.node, self.group.counts
+        lost = max(stream.gone - self.had, 0)
+        self.had = max(self.had, stream.gone)
+        self.position = max(stream.cut, stream.state.floor)
+        counts.fell_behind += 1
+        counts.lost += lost
+        raise errors.FellBehind(f"{lost} messages of {stream.name} were lost")
+
+    def hand(self, record: Record, count: int, offset: int) -> bytes:
+        self.had += 1
+        return super().hand(record, count, offset)
+
+    def present(self, record: Record) -> bytes:
+        return record.body
+
+    def ahead(self) -> bool:
+        stream = self.node
+        return self.position < stream.cut or self.group.bucket.peek(stream.number, self.position) is not None
+
+    @property
+    def writable(self) -> bool:  # type: ignore[override]
+        return not self.node.blocked
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        if then is None:
+            self.node.watchers.pop(self, None)
+        else:
+            self.node.watchers[self] = then
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        if not self.writes:
+            self.require(reading=False)
+        size = len(data)
+        if size > limits.MESSAGE_BYTES:
+            raise errors.TooLong(f"{size} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        if not size:
+            return self.group.write(self.node, Kind.END, (b"",), 0)
+        if self.group.settings.data == "line":
+            return self._write_lines(data)
+        return self.group.write(self.node, Kind.MESSAGE, (data,), size)
+
+    def _write_lines(self, data: bytes) -> Step[int]:
+        """Whole lines are messages, one unit; what follows the last newline waits here."""
+        *lines, rest = (self.partial + data).split(b"\n")
+        if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
+            raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+        step: Step[int] = len(data)
+        if lines:
+            step = self.group.write(self.node, Kind.MESSAGE, [line + b"\n" for line in lines], len(data))
+        self.partial = rest
+        return step
+
+    def _end(self) -> None:
+        super()._end()
+        stream = self.node
+        stream.opens -= 1
+        stream.readers.discard(self)
+        stream.watchers.pop(self, None)
+        stream.unused_since_ns = self.group.tree.clock.engine_ns()
+        if self.partial and not stream.removed:
+            try:
+                self.group.write(stream, Kind.MESSAGE, (self.partial,), 0)
+            except errors.MqfsError as error:
+                self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
+        if stream.blocked:
+            stream.unblock()
+
+
+class OrderHandle(Reader):
+    """`order`: of each message of the group, its stream's name and a NUL byte."""
+
+    node: Meta
+
+    def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.cuts: dict[int, int] = {}  # of each stream, the cut that this handle was told of
+        self.cuts_seen = self.group.cuts
+        self._start()
+        self.group.order_readers.add(self)
+
+    def _start(self) -> None:
+        replay = self.group.settings.replay
+        if replay == "off":
+            return
+        for stream in self.group.numbers.values():
+            stream.advance()
+        if replay == "all":
+            self.position = self.group.bucket.first
+        else:
+            self.position = max((s.newest_kept() for s in self.group.numbers.values()), default=0) or self.position
+        self.cuts = {stream.number: stream.cut for stream in self.group.numbers.values()}
+
+    def waiting_room(self) -> Parked:
+        return self.group.order_parked
+
+    def find(self) -> Record | None:
+        group = self.group
+        if group.cuts != self.cuts_seen:
+            self._look_for_cuts()
+        while True:
+            try:
+                record = group.bucket.scan(self.position)
+            except errors.Damaged as error:
+                self.position = error.sequence + 1
+                raise
+            if record is None:
+                return None
+            self.position = record.sequence + 1
+            stream = group.numbers.get(record.stream)
+            if stream is not None and record.kind == Kind.MESSAGE and stream.visible(record):
+                group.unblock()
+                return record
+
+    def _look_for_cuts(self) -> None:
+        group = self.group
+        self.cuts_seen = group.cuts
+        behind = overtaken(self.position, self.cuts, group.numbers.values())
+        if behind:
+            group.counts.fell_behind += 1
+            raise errors.FellBehind(f"messages of {behind} were lost")
+
+    def present(self, record: Record) -> bytes:
+        stream = self.group.numbers.get(record.stream)
+        return (stream.name.encode() if stream else b"") + b"\0"
+
+    def ahead(self) -> bool:
+        return self.position < self.group.bucket.next and self.group.bucket.scan(self.position) is not None
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        if then is None:
+            self.group.order_watchers.pop(self, None)
+        else:
+            self.group.order_watchers[self] = then
+
+    def _end(self) -> None:
+        super()._end()
+        self.group.order_readers.discard(self)
+        self.group.order_watchers.pop(self, None)
+        self.group.unblock()
+
+
+def overtaken(position: int, told: dict[int, int], streams: Iterable[Stream]) -> str:
+    """The name of a stream of which messages at or above `position` were cut and the reader not told; "" if none.
+
+    All cuts of the streams count as told afterwards.
+    """
+    behind = ""
+    for stream in streams:
+        if stream.cut > position and told.get(stream.number, 0) < stream.cut:
+            behind = stream.name
+        if stream.cut:
+            told[stream.number] = stream.cut
+    return behind
+
+
+class TextHandle(Open):
+    """A file made when it is opened: `.stats`, `.who`, `.errors`. Finite and seekable."""
+
+    _MAKE: dict[str, Callable[[Group, User], str]] = {  # noqa: RUF012 - a table, never altered
+        ".stats": report.stats,
+        ".who": report.who,
+        ".errors": report.refusals,
+    }
+
+    def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.text = self._MAKE[node.name](self.group, user).encode()
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        return self.text[offset : offset + count]
+
+
+class Commands(Open):
+    """A file whose writes are command lines and whose refusals can be read."""
+
+    partial = b""
+    refusal: bytes | None = None
+
+    def lines_of(self, data: bytes) -> str:
+        """The whole lines there are now; an unfinished one waits. Raises TooLong, BadCommand."""
+        text = self.partial + data
+        if len(text) > limits.CTL_BYTES:
+            raise errors.TooLong(f"at most {limits.CTL_BYTES} bytes of commands at once")
+        whole, newline, rest = text.rpartition(b"\n")
+        self.partial = rest
+        try:
+            return (whole + newline).decode()
+        except UnicodeDecodeError:
+            raise errors.BadCommand("commands are valid UTF-8") from None
+
+    def refused(self, error: errors.MqfsError) -> None:
+        self.partial = b""
+        self.refusal = f"{error}\n".encode()
+        self.group.refuse(self.user, self.node.name, str(error))
+
+    def told(self, count: int) -> bytes | None:
+        """Why the last write was refused, once."""
+        if self.refusal is None:
+            return None
+        text, rest = self.refusal[:count], self.refusal[count:]
+        self.refusal = rest or None
+        return text
+
+
+class CtlHandle(Commands):
+    """`ctl`: settings and actions of a group."""
+
+    text: bytes | None = None
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.told(count)
+        if told is not None:
+            return told
+        if self.text is None or offset == 0:
+            self.text = "".join(f"{line}\n" for line in self.group.settings.lines()).encode()
+        return self.text[offset : offset + count]
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            text = self.lines_of(data)
+            return self._perform(text, len(data)) if text else len(data)
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def _perform(self, text: str, value: int) -> Step[int]:
+        steps = parse(text, self.group.settings)
+        for settings, action in steps:
+            if action is not None:
+                check(self.group, settings, action)
+        for settings, action in steps:
+            if settings != self.group.settings:
+                self.group.set(settings)
+            if action is not None:
+                perform(self.group, action)
+        self.group.unblock()
+        return self.group.promised(value)
+
+    def _end(self) -> None:
+        if self.partial:  # a last line without its newline: `printf 'replay all' >ctl` means it
+            try:
+                self._perform(self.partial.decode("utf-8", "replace"), 0)
+            except errors.MqfsError as error:
+                self.refused(error)
+
+
+def check(group: Group, settings: Settings, action: Action) -> None:
+    """Raises what would stop the action, before anything of its write is done."""
+    if action.stream is not None and action.stream not in group.streams:
+        raise errors.NotFound(f"{action.verb}: no stream {action.stream!r} in this group")
+    if action.verb in ("clear", "drop") and settings.protect:
+        raise errors.NotPermitted(f"{action.verb}: the group is protected; write 'protect off' first")
+    if action.verb == "drop":
+        stream = group.streams[action.stream or ""]
+        if len(group.state.dropped) + len(action.sequences) > limits.DROPPED:
+            raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
+        for sequence in action.sequences:
+            found = group.bucket.peek(stream.number, sequence)
+            if found is None or found[0] != sequence or sequence < stream.kept_from():
+                raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
+
+
+def perform(group: Group, action: Action) -> None:
+    """Carry out an action that was checked."""
+    if action.verb == "eof":
+        group.write(group.streams[action.stream or ""], Kind.END, (b"",), 0)
+    elif action.verb == "clear":
+        named = [group.streams[action.stream]] if action.stream else list(group.streams.values())
+        floors = [[stream.number, floor] for stream in named if (floor := stream.clear())]
+        if floors:
+            group.change({"do": "floor", "floors": floors})
+    else:
+        stream = group.streams[action.stream or ""]
+        stream.advance()
+        new = [s for s in dict.fromkeys(action.sequences) if s not in group.state.dropped]
+        group.change({"do": "drop", "stream": stream.number, "sequences": new})
+        stream.count = -1  # counted again when needed
+        stream.advance()

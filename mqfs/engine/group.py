@@ -1,0 +1,461 @@
+"""A group: one log, and everything that can be seen in it.
+
+Owns the way of a write (append, hand over, commit), the settings, the streams and groups inside, and the record of
+changes. What a stream keeps is the stream's; what a handle shows is the handle's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import attrs
+
+from mqfs import errors, limits, state
+from mqfs.engine.ctl import SYNC_ALWAYS, SYNC_OFF, Settings, parse_settings
+from mqfs.engine.stream import Parked, Stream, Verdict, end_parked, serve_parked
+from mqfs.state import Attributes, Change, State
+from mqfs.types import QTDIR, QTFILE, Bucket, Draft, Kind, Qid, Record, Step, User, Wait
+
+if TYPE_CHECKING:
+    from mqfs.engine.cursor import Cursor
+    from mqfs.engine.files import OrderHandle
+    from mqfs.engine.tree import Tree
+
+T = TypeVar("T")
+
+SECOND_NS = 10**9
+
+META_FILES = {
+    "ctl": (state.CTL, 0o644),
+    "order": (state.ORDER, 0o444),
+    ".cursor": (state.CURSOR, 0o666),
+    ".stats": (state.STATS, 0o444),
+    ".who": (state.WHO, 0o444),
+    ".errors": (state.ERRORS, 0o444),
+}
+
+
+class Meta:
+    """One of a group's own files: `ctl`, `order`, `.stats`, ..."""
+
+    __slots__ = ("default_mode", "group", "name", "number")
+    directory = False
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group, self.name = group, name
+        self.number, self.default_mode = META_FILES[name]
+
+    @property
+    def parent(self) -> Group:
+        return self.group
+
+    @property
+    def removed(self) -> bool:
+        return self.group.removed
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.group.number << 32 | self.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        """As the owner changed them, else the group's owner and the default mode."""
+        own = self.group.state.files.get(self.number)
+        return own or Attributes(self.default_mode, self.group.state.uid, self.group.state.gid)
+
+
+@attrs.define
+class Counts:
+    """What happened in a group since the server started; shown in `.stats`."""
+
+    written: int = 0  # messages
+    written_bytes: int = 0
+    read: int = 0  # messages handed to handles
+    discarded: int = 0  # by `full drop-new`
+    cut: int = 0  # by `full drop-old`
+    fell_behind: int = 0  # times a reader was told so
+    lost: int = 0  # messages they had not had
+    refused: int = 0  # writes
+
+
+class Refused(NamedTuple):
+    """One line of `.errors`."""
+
+    time_ns: int
+    uid: int
+    pid: int
+    file: str
+    text: str
+
+
+class Group:
+    """A directory. Made and removed by the tree."""
+
+    directory = True
+
+    def __init__(self, tree: Tree, bucket: Bucket, own: State) -> None:
+        self.tree, self.bucket, self.state = tree, bucket, own
+        self.number = own.group
+        self.parent: Group = self  # set by the tree
+        self.removed = False
+        self.settings = read_settings(own.ctl)
+        self.groups: dict[str, Group] = {}
+        self.streams: dict[str, Stream] = {}
+        self.numbers: dict[int, Stream] = {}
+        self.metas = {name: Meta(self, name) for name in META_FILES}
+        self.order_readers: set[OrderHandle] = set()
+        self.order_parked: Parked = {}
+        self.order_watchers: dict[object, Callable[[], None]] = {}
+        self.cursors: set[Cursor] = set()
+        self.refusals: deque[Refused] = deque(maxlen=limits.ERRORS)
+        self.counts = Counts()
+        self.cuts = 0  # grows with every cut, so that cursors look only then
+        self.epoch = 0  # grows with every change of names and permissions
+        self._trimmed_bytes = 0
+        self._expired: tuple[int, int] = (-1, 0)
+        for row in own.streams.values():
+            self._enter(Stream(self, row))
+        bucket.state = self.encode_state
+
+    def _enter(self, stream: Stream) -> None:
+        self.streams[stream.name] = stream
+        self.numbers[stream.number] = stream
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def group(self) -> Group:
+        return self
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTDIR, 0, self.number << 32)
+
+    def encode_state(self) -> bytes:
+        return self.state.encode()
+
+    # ------------------------------------------------------------ time
+
+    def time_ns(self) -> int:
+        """The wall time of the next record: never before the last one's. Notes a step of the wall clock."""
+        clock = self.tree.clock
+        wall, engine = max(clock.wall_ns(), self.bucket.last_ns), clock.engine_ns()
+        anchors = self.state.anchors
+        if anchors:
+            last = anchors[-1][1]
+            if abs((wall - last.wall_ns) - (engine - last.engine_ns)) < SECOND_NS:
+                return wall
+        anchor = clock.anchor()._replace(wall_ns=wall, engine_ns=engine)
+        change = {"do": "clock", "sequence": self.bucket.next, "anchor": list(anchor)}
+        self.bucket.append(Kind.CLOCK, 0, wall, state.encode_change(change))
+        self.state.apply(change)
+        return wall
+
+    def engine_time(self, record: Record) -> int:
+        """When a message was written, on the engine clock."""
+        anchor = self.state.anchor_at(record.sequence)
+        return anchor.engine_ns + record.time_ns - anchor.wall_ns if anchor else record.time_ns
+
+    def expired(self, record: Record) -> bool:
+        ttl = self.settings.ttl
+        return bool(ttl) and self.engine_time(record) + ttl <= self.tree.clock.engine_ns()
+
+    def expired_before(self) -> int:
+        """Every message below this sequence has outlived `ttl`."""
+        ttl = self.settings.ttl
+        if not ttl:
+            return 0
+        limit = self.tree.clock.engine_ns() - ttl
+        known_at, known = self._expired
+        if known_at == limit:
+            return known
+        floor = 0
+        anchors = self.state.anchors
+        for i, (_, anchor) in enumerate(anchors):
+            if anchor.engine_ns > limit and i:
+                break
+            floor = self.bucket.at(anchor.wall_ns + limit - anchor.engine_ns + 1)
+            if i + 1 < len(anchors):
+                floor = min(floor, anchors[i + 1][0])
+        self._expired = (limit, floor)
+        return floor
+
+    # ------------------------------------------------------------ what is kept
+
+    def live_floor(self, stream: Stream) -> int:
+        """The lowest sequence of the stream that a reader present now has not had."""
+        low = self.bucket.next
+        for reader in stream.readers:
+            low = min(low, reader.position)
+        for order in self.order_readers:
+            low = min(low, order.position)
+        if self.cursors:
+            slack = self.bucket.next - limits.CURSOR_SLACK_MESSAGES
+            for cursor in self.cursors:
+                low = min(low, cursor.hold_back(slack))
+        return low
+
+    @property
+    def durable(self) -> bool:
+        """Whether anything written now is promised to someone who is not there yet."""
+        return self.settings.replay != "off"
+
+    def bound_bytes(self) -> int:
+        return limits.GROUP_BYTES if self.tree.store.path else limits.MEMORY_BYTES
+
+    def trim(self, always: bool = False) -> None:
+        """Tell the log what is still wanted, when enough was written to make it worth the while."""
+        grown = abs(self.bucket.size - self._trimmed_bytes)
+        if not grown or (not always and grown < limits.TRIM_BYTES):
+            return
+        floors = {}
+        for stream in self.numbers.values():
+            stream.advance()
+            if stream.count > 0:
+                floors[stream.number] = stream.state.floor
+        dropped = self.state.dropped
+        for sequence, number in list(dropped.items()):
+            owner = self.numbers.get(number)
+            if owner is None or sequence < owner.state.floor:
+                del dropped[sequence]
+        self.bucket.trim(floors, dropped.keys())
+        self._trimmed_bytes = self.bucket.size
+
+    def _relieve(self) -> None:
+        """The log reached its bound: cut the oldest sixteenth of it."""
+        self.trim(always=True)
+        if self.bucket.size < self.bound_bytes():
+            return
+        if self.settings.full != "drop-old":
+            raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
+        oldest = self.bucket.first
+        target = oldest + (self.bucket.next - oldest) // 16 + 1
+        for stream in self.numbers.values():
+            stream.advance()
+            while stream.count > 0 and stream.state.floor < target:
+                stream.cut_oldest()
+        self._trimmed_bytes = 0
+        self.trim(always=True)
+
+    # ------------------------------------------------------------ the way of a write
+
+    def write(self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int) -> Step[int]:
+        """Append messages as one unit, or do with them what `full` says. The step comes to `total`.
+
+        A Wait that is cancelled before there was room has appended nothing; afterwards it cannot be cancelled.
+        """
+        settings = self.settings
+        if stream.removed:
+            raise errors.NotFound(f"{stream.name} was removed")
+        if self.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
+        if self.bucket.size >= self.bound_bytes():
+            self._relieve()
+        if stream.blocked or settings.depth.messages or settings.depth.size:
+            verdict = stream.verdict(len(bodies), sum(map(len, bodies)))
+            if verdict is Verdict.WAIT:
+                return self._block(stream, kind, bodies, total)
+        else:
+            verdict = Verdict.APPEND
+        return self.carry_out(stream, kind, bodies, total, verdict)
+
+    def _block(self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int) -> Wait[int]:
+        self.tree.park()
+        wait: Wait[int] = Wait(lambda wait: self._unblocked(stream, wait))
+        stream.blocked[wait] = (kind, bodies, total)
+        return wait
+
+    def _unblocked(self, stream: Stream, wait: Wait[int]) -> bool:
+        if stream.blocked.pop(wait, None) is None:
+            return False
+        self.tree.parked -= 1
+        return True
+
+    def carry_out(self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int, verdict: Verdict) -> Step[int]:
+        """Append and hand over; the step comes to `total` when the group's `sync` is kept."""
+        if verdict is Verdict.DISCARD:
+            return total
+        time_ns = self.time_ns()
+        if len(bodies) == 1:
+            self._append_one(stream, kind, bodies[0], time_ns)
+        else:
+            self._append_unit(stream, kind, bodies, time_ns)
+        depth = self.settings.depth.messages
+        if depth and stream.count > depth:
+            while stream.count > depth:
+                stream.cut_oldest()
+        return self._promise(total)
+
+    def _append_one(self, stream: Stream, kind: int, body: bytes, time_ns: int) -> None:
+        if not self.durable and self._all_wait(stream):
+            sequence = self.bucket.skip()
+        else:
+            try:
+                sequence = self.bucket.append(kind, stream.number, time_ns, body)
+            except OSError as error:
+                raise errors.DiskFailed(str(error)) from error
+            stream.appended(len(body))
+        self._announce(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
+
+    def _append_unit(self, stream: Stream, kind: int, bodies: Sequence[bytes], time_ns: int) -> None:
+        first = self._append_drafts([Draft(kind, stream.number, body) for body in bodies], time_ns)
+        for body in bodies:
+            stream.appended(len(body))
+        for sequence, body in enumerate(bodies, first):
+            self._announce(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
+
+    def _append_drafts(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        try:
+            return self.bucket.append_unit(drafts, time_ns)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+
+    def _all_wait(self, stream: Stream) -> bool:
+        """Whether everyone present who is to see a message of the stream waits for it: then it need not be kept."""
+        return (
+            len(stream.parked) == len(stream.readers)
+            and len(self.order_parked) == len(self.order_readers)
+            and all(cursor.waiting for cursor in self.cursors)
+        )
+
+    def _announce(self, stream: Stream, record: Record) -> None:
+        """Everyone who waits is answered before the write is."""
+        counts = self.counts
+        if record.kind == Kind.MESSAGE:
+            stream.newest, stream.mtime_ns = record.sequence, record.time_ns
+            stream.written += 1
+            counts.written += 1
+            counts.written_bytes += len(record.body)
+        self.tree.touched.add(self)
+        if stream.parked:
+            serve_parked(stream.parked, record)
+        if stream.watchers:
+            stream.wake_watchers()
+        if record.kind == Kind.MESSAGE and self.order_parked:
+            serve_parked(self.order_parked, record)
+        if self.order_watchers:
+            watchers, self.order_watchers = self.order_watchers, {}
+            for then in watchers.values():
+                then()
+        if self.cursors:
+            for cursor in list(self.cursors):
+                cursor.offer(record)
+
+    def _promise(self, value: T) -> Step[T]:
+        """`value` at once, or when the log is on disk as `sync` says."""
+        sync = self.settings.sync
+        if sync == SYNC_OFF or not self.durable:
+            return value
+        if sync:
+            self.bucket.sync(None, sync / 1e9)
+            return value
+        return self.committed(value)
+
+    def committed(self, value: T) -> Step[T]:
+        """`value`, once everything appended so far is on disk."""
+        wait: Wait[T] = Wait()
+
+        def then(error: OSError | None) -> None:
+            if error is None:
+                wait.settle(value)
+            else:
+                wait.fail(errors.DiskFailed(f"the disk failed: {error}"))
+
+        self.bucket.sync(then)
+        return wait.result() if wait.settled else wait
+
+    # ------------------------------------------------------------ changes
+
+    def change(self, *changes: Change) -> None:
+        """Write changes to the log as one unit and carry them out."""
+        if self.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
+        time_ns = self.time_ns()
+        drafts = [Draft(Kind.CHANGE, c.get("stream", 0), state.encode_change(c)) for c in changes]
+        self._append_drafts(drafts, time_ns)
+        for c in changes:
+            self.state.apply(c)
+        self.epoch += 1
+        self.tree.touched.add(self)
+
+    def promised(self, value: T) -> Step[T]:
+        """`value`, when a change of names, modes or settings is as safe as `sync` says."""
+        sync = self.settings.sync
+        if sync > 0:
+            self.bucket.sync(None, sync / 1e9)
+        return self.committed(value) if sync == SYNC_ALWAYS else value
+
+    def make_stream(self, name: str, mode: int, user: User) -> Stream:
+        if len(self.streams) >= limits.STREAMS:
+            raise errors.OverLimit(f"a group has at most {limits.STREAMS} streams")
+        number = self.state.next_stream
+        self.change(
+            {
+                "do": "make",
+                "stream": number,
+                "name": name,
+                "mode": mode & 0o777,
+                "uid": user.uid,
+                "gid": user.gid,
+                "time": self.tree.clock.wall_ns(),
+            }
+        )
+        stream = Stream(self, self.state.streams[number])
+        stream.count = stream.newest = 0
+        self._enter(stream)
+        return stream
+
+    def remove_stream(self, stream: Stream) -> None:
+        self.change({"do": "remove", "stream": stream.number})
+        del self.streams[stream.name], self.numbers[stream.number]
+        stream.end()
+
+    def rename_stream(self, stream: Stream, name: str) -> None:
+        old = stream.name
+        self.change({"do": "rename", "stream": stream.number, "name": name})
+        del self.streams[old]
+        self.streams[name] = stream
+
+    def set(self, settings: Settings, *before: Change) -> None:
+        """Put settings in force, behind the changes `before`, as one unit."""
+        floors = []
+        if settings.replay != self.settings.replay or settings.ttl != self.settings.ttl:
+            # What the old settings did not keep any more must not come back under the new ones.
+            for stream in self.numbers.values():
+                stream.advance()
+                if stream.state.floor:
+                    floors.append([stream.number, stream.state.floor])
+        changes = list(before)
+        if floors:
+            changes.append({"do": "floor", "floors": floors})
+        if settings != self.settings:
+            changes.append({"do": "ctl", "lines": settings.lines()})
+        if changes:
+            self.change(*changes)
+        self.settings = settings
+
+    def refuse(self, user: User, file: str, text: str) -> None:
+        """Remember why a write was refused."""
+        self.counts.refused += 1
+        self.refusals.append(Refused(self.tree.clock.wall_ns(), user.uid, user.pid, file, text))
+
+    def unblock(self) -> None:
+        """Something may have made room: let blocked writers go on."""
+        for stream in list(self.numbers.values()):
+            if stream.blocked:
+                stream.unblock()
+
+    def end(self) -> None:
+        """The group is gone, or the server stops: whoever waits is answered."""
+        end_parked(self.order_parked, self)
+        for cursor in list(self.cursors):
+            cursor.end()
+
+
+def read_settings(lines: Sequence[str]) -> Settings:
+    """Settings as a log has them."""
+    return parse_settings(lines)

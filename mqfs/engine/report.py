@@ -1,0 +1,75 @@
+"""The texts of `.stats`, `.who` and `.errors`. Reads the tree, changes nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+    from mqfs.types import User
+
+
+def stats(group: Group, user: User) -> str:
+    """One JSON object: the group, and each stream by name. Counts run since the server started."""
+    bucket = group.bucket
+    failed = bucket.failed
+    body = {
+        "group": group.number,
+        "next": bucket.next,
+        "log_bytes": bucket.size,
+        "read_only": failed is not None,
+        "failure": str(failed) if failed is not None else None,
+        "damaged": bucket.damaged,
+        **attrs.asdict(group.counts),
+        "order_readers": len(group.order_readers),
+        "cursors": len(group.cursors),
+        "streams": {name: _stream(stream) for name, stream in sorted(group.streams.items())},
+    }
+    return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+
+
+def _stream(stream: Stream) -> dict[str, Any]:
+    stream.advance()
+    newest = stream.newest_kept()
+    return {
+        "messages": stream.count,
+        "bytes": stream.size,
+        "first": stream.state.floor if stream.count else None,
+        "newest": newest if newest >= stream.state.floor and newest else None,
+        "written": stream.written,
+        "readers": len(stream.readers),
+        "waiting": sum(map(len, stream.parked.values())),
+        "blocked": len(stream.blocked),
+    }
+
+
+def who(group: Group, user: User) -> str:
+    """One JSON object a line for each open file of the group."""
+    lines = []
+    for handle in group.tree.handles_of(group):
+        mode = ("r" if handle.reads else "") + ("w" if handle.writes else "")
+        row = {
+            "file": handle.node.name,
+            "mode": mode,
+            "uid": handle.user.uid,
+            "pid": handle.user.pid,
+            "where": handle.user.where,
+            "since": handle.opened_ns / 1e9,
+        }
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def refusals(group: Group, user: User) -> str:
+    """One JSON object a line for each refused write: the user's own, or all for the owner."""
+    everything = user.uid in (0, group.state.uid)
+    rows = (
+        {"time": r.time_ns / 1e9, "uid": r.uid, "pid": r.pid, "file": r.file, "text": r.text}
+        for r in group.refusals
+        if everything or r.uid == user.uid
+    )
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

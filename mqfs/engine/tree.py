@@ -1,0 +1,400 @@
+"""The tree: groups in groups, and every call a face makes on names.
+
+Owns walking, opening, making, removing, renaming, attributes and permissions, the count of what is open and what waits,
+and house-keeping. Performs nothing on a log itself: that is the group's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as modes
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from mqfs import errors, limits
+from mqfs.engine.ctl import parse_settings
+from mqfs.engine.cursor import Cursor
+from mqfs.engine.files import CtlHandle, Open, OrderHandle, StreamHandle, TextHandle
+from mqfs.engine.group import META_FILES, Group, Meta
+from mqfs.engine.names import check_name
+from mqfs.engine.permission import R, W, X, allowed, require, require_owner
+from mqfs.engine.stream import Stream, end_parked
+from mqfs.state import Attributes, State, decode_change
+from mqfs.types import Bucket, Clock, Kind, Stat, Step, Store, User
+
+T = TypeVar("T")
+Node = Group | Stream | Meta
+ROOT = 1
+
+_OPENS: dict[str, type[Open]] = {"ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor}
+
+
+class Tree:
+    """All groups of one store. `owner` owns the root of a new store; `defaults` are the ctl lines of new groups."""
+
+    def __init__(
+        self, store: Store, clock: Clock, *, owner: User, umask: int = 0o022, defaults: Sequence[str] = ()
+    ) -> None:
+        self.store, self.clock = store, clock
+        self.defaults = parse_settings(defaults).lines()
+        self.parked = 0  # reads and writes that wait
+        self.touched: set[Group] = set()  # groups that house-keeping has to look at
+        self.groups: dict[int, Group] = {}
+        self._handles: set[Open] = set()
+        self._per_user: dict[int, int] = {}
+        self._load(owner, umask)
+
+    # ------------------------------------------------------------ loading
+
+    def _load(self, owner: User, umask: int) -> None:
+        opened = [self.store.open(number) for number in self.store.groups()]
+        states = [(bucket, read_state(bucket)) for bucket in opened]
+        self.clock.resume([(s.anchors[-1][1], bucket.last_ns) for bucket, s in states if s.anchors])
+        for bucket, state in states:
+            self.groups[state.group] = Group(self, bucket, state)
+        if ROOT not in self.groups:
+            self._make_root(owner, umask)
+        self.root = self.groups[ROOT]
+        for number in sorted(self.groups):
+            self._adopt(self.groups[number])
+        self.touched.update(self.groups.values())
+
+    def _make_root(self, owner: User, umask: int) -> None:
+        state = self._new_state(ROOT, ROOT, "/", 0o775 & ~umask, owner)
+        number = self.store.number()
+        assert number == ROOT
+        self.groups[ROOT] = Group(self, self.store.make(ROOT, state.encode()), state)
+
+    def _new_state(self, number: int, parent: int, name: str, mode: int, user: User) -> State:
+        return State(
+            mode=mode & 0o7777,
+            uid=user.uid,
+            gid=user.gid,
+            group=number,
+            parent=parent,
+            name=name,
+            made_ns=self.clock.wall_ns(),
+            ctl=list(self.defaults),
+            anchors=[(1, self.clock.anchor())],
+        )
+
+    def _adopt(self, group: Group) -> None:
+        """Put a group that was read from the store into its parent, under a free name."""
+        if group.number == ROOT:
+            return
+        parent = self.groups.get(group.state.parent, self.root)
+        taken = parent.groups.keys() | parent.streams.keys()
+        if group.name in taken or parent.number != group.state.parent:
+            # Two renames of which only one reached the disk, or a parent that was lost: keep both, seen.
+            group.state.name = f"{group.name[:200]}.lost-{group.number}"
+            group.state.parent = parent.number
+        group.parent = parent
+        parent.groups[group.name] = group
+
+    # ------------------------------------------------------------ looking
+
+    def walk(self, user: User, node: Node, name: str) -> Node:
+        """The file of that name in a group; ".." is its parent. Raises NotFound, NotDirectory, Denied."""
+        if not isinstance(node, Group):
+            raise errors.NotDirectory(node.name)
+        if node.removed:
+            raise errors.NotFound(f"{node.name} was removed")
+        require(user, node.state, X, node.name)
+        if name == "..":
+            return node.parent
+        found = node.streams.get(name) or node.groups.get(name) or node.metas.get(name)
+        if found is None:
+            raise errors.NotFound(name)
+        return found
+
+    def find(self, user: User, path: str) -> Node:
+        """The file at a path from the root."""
+        node: Node = self.root
+        for name in path.split("/"):
+            if name not in ("", "."):
+                node = self.walk(user, node, name)
+        return node
+
+    def access(self, user: User, node: Node, mask: int) -> None:
+        """Raises Denied where the user may not do all of `mask` (os.R_OK, W_OK, X_OK)."""
+        require(user, attributes(node), mask, node.name)
+
+    def entries(self, user: User, group: Group) -> list[Node]:
+        """Everything in a group, by name. Raises Denied."""
+        require(user, group.state, R, group.name)
+        if group.removed:
+            return []
+        nodes: list[Node] = [*group.metas.values(), *group.streams.values(), *group.groups.values()]
+        return sorted(nodes, key=lambda node: node.name)
+
+    def stat(self, node: Node) -> Stat:
+        own = attributes(node)
+        kind = modes.S_IFDIR if node.directory else modes.S_IFREG
+        mtime, ctime, kept, links = self._times(node)
+        return Stat(node.qid, kind | own.mode, own.uid, own.gid, 0, kept, links, mtime, ctime, node.name)
+
+    def _times(self, node: Node) -> tuple[int, int, int, int]:
+        """(mtime, ctime, bytes kept, links)"""
+        if isinstance(node, Stream):
+            made = node.state.made_ns
+            if node.removed:
+                return made, made, 0, 0
+            node.advance()
+            node.newest_kept()
+            return node.mtime_ns or made, made, node.size, 1
+        group = node.group
+        made, newest = group.state.made_ns, max(group.bucket.last_ns, group.state.made_ns)
+        if isinstance(node, Group):
+            return newest, made, group.bucket.size, 0 if node.removed else 2 + len(node.groups)
+        return newest, made, 0, 0 if node.removed else 1
+
+    # ------------------------------------------------------------ opening
+
+    def open(self, user: User, node: Node, flags: int) -> Open:
+        """A handle. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit."""
+        if isinstance(node, Group):
+            raise errors.IsDirectory(node.name)
+        if node.removed:
+            raise errors.NotFound(f"{node.name} was removed")
+        access = flags & os.O_ACCMODE
+        reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
+        require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
+        if isinstance(node, Meta):
+            if writes and node.name not in ("ctl", ".cursor"):
+                raise errors.Denied(f"{node.name} is read-only")
+            if node.name == ".cursor" and not (reads and writes):
+                raise errors.Denied(".cursor is opened for reading and writing")
+        self._count(user)
+        try:
+            handle: Open = (StreamHandle if isinstance(node, Stream) else _OPENS.get(node.name, TextHandle))(
+                node,
+                user,
+                reads,
+                writes,
+            )
+        except BaseException:
+            self._uncount(user)
+            raise
+        self._handles.add(handle)
+        return handle
+
+    def _count(self, user: User) -> None:
+        mine = self._per_user.get(user.uid, 0)
+        if len(self._handles) >= limits.HANDLES or mine >= limits.HANDLES_PER_USER:
+            raise errors.OverLimit(f"at most {limits.HANDLES_PER_USER} open files a user, {limits.HANDLES} in all")
+        self._per_user[user.uid] = mine + 1
+
+    def _uncount(self, user: User) -> None:
+        left = self._per_user[user.uid] - 1
+        if left:
+            self._per_user[user.uid] = left
+        else:
+            del self._per_user[user.uid]
+
+    def closed(self, handle: Open) -> None:
+        """A handle was closed (called by the handle)."""
+        self._handles.discard(handle)
+        self._uncount(handle.user)
+
+    def handles_of(self, group: Group) -> Iterator[Open]:
+        return (handle for handle in self._handles if handle.group is group)
+
+    @property
+    def handles(self) -> int:
+        """How many files are open."""
+        return len(self._handles)
+
+    def park(self) -> None:
+        """One more read or write waits. Raises OverLimit."""
+        if self.parked >= limits.PARKED:
+            raise errors.OverLimit(f"at most {limits.PARKED} reads and writes wait")
+        self.parked += 1
+
+    # ------------------------------------------------------------ making and removing
+
+    def create(self, user: User, group: Group, name: str, mode: int) -> Step[Stream]:
+        """A new stream. Raises Exists, BadName, Denied, OverLimit."""
+        self._require_new(user, group, name)
+        stream = group.make_stream(name, mode, user)
+        return group.promised(stream)
+
+    def mkdir(self, user: User, group: Group, name: str, mode: int) -> Step[Group]:
+        """A new group, on disk when this returns. Raises Exists, BadName, Denied, OverLimit."""
+        self._require_new(user, group, name)
+        if len(self.groups) >= limits.GROUPS:
+            raise errors.OverLimit(f"at most {limits.GROUPS} groups")
+        if depth(group) >= limits.PATH_GROUPS:
+            raise errors.OverLimit(f"a path has at most {limits.PATH_GROUPS} groups")
+        try:
+            number = self.store.number()
+            state = self._new_state(number, group.number, name, mode, user)
+            made = Group(self, self.store.make(number, state.encode()), state)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        made.parent = group
+        self.groups[number] = group.groups[name] = made
+        group.epoch += 1
+        return made
+
+    def _require_new(self, user: User, group: Group, name: str) -> None:
+        if group.removed:
+            raise errors.NotFound(f"{group.name} was removed")
+        require(user, group.state, W | X, group.name)
+        if name in group.metas or name in group.streams or name in group.groups:
+            raise errors.Exists(name)
+        check_name(name)
+
+    def unlink(self, user: User, group: Group, name: str) -> Step[None]:
+        """Remove a stream; of a group's own file it does nothing, so that `rm -r` works."""
+        require(user, group.state, W | X, group.name)
+        if name in group.metas and not group.removed:
+            return None
+        if name in group.groups:
+            raise errors.IsDirectory(name)
+        stream = group.streams.get(name)
+        if stream is None:
+            raise errors.NotFound(name)
+        require_unprotected(group)
+        group.remove_stream(stream)
+        return group.promised(None)
+
+    def rmdir(self, user: User, group: Group, name: str) -> Step[None]:
+        """Remove a group that holds no stream and no group; on disk when this returns."""
+        require(user, group.state, W | X, group.name)
+        victim = group.groups.get(name)
+        if victim is None:
+            if name in group.streams or name in group.metas:
+                raise errors.NotDirectory(name)
+            raise errors.NotFound(name)
+        require_unprotected(group)
+        require_unprotected(victim)
+        if victim.groups or victim.streams:
+            raise errors.NotEmpty(name)
+        try:
+            self.store.remove(victim.number)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        del group.groups[name], self.groups[victim.number]
+        self.touched.discard(victim)
+        victim.removed = True
+        victim.end()
+        return None
+
+    def rename(self, user: User, group: Group, name: str, to: Group, new: str) -> Step[None]:
+        """A new name inside the same group. Raises NotPermitted into another, Exists onto one that is there."""
+        require(user, group.state, W | X, group.name)
+        node = group.streams.get(name) or group.groups.get(name)
+        if node is None:
+            if name in group.metas:
+                raise errors.NotPermitted(f"{name} cannot be renamed")
+            raise errors.NotFound(name)
+        if to is not group:
+            raise errors.NotPermitted("a file cannot be moved into another group")
+        require_unprotected(group)
+        if new == name:
+            return None
+        self._require_new(user, group, new)
+        if isinstance(node, Stream):
+            group.rename_stream(node, new)
+            return group.promised(None)
+        node.change({"do": "rename", "stream": 0, "name": new})
+        del group.groups[name]
+        group.groups[new] = node
+        return node.promised(None)
+
+    def setattr(
+        self, user: User, node: Node, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
+    ) -> Step[None]:
+        """chmod and chown: for the owner; a new owner only by root, a new group only one of the user's."""
+        own = attributes(node)
+        if node.removed:
+            raise errors.NotFound(f"{node.name} was removed")
+        require_owner(user, own, node.name)
+        if uid is not None and uid != own.uid and user.uid != 0:
+            raise errors.NotPermitted("only root gives a file to another owner")
+        if gid is not None and gid != own.gid and user.uid != 0 and gid not in (user.gid, *user.groups):
+            raise errors.NotPermitted("a file can only be given to a group that you are in")
+        new = [own.mode if mode is None else mode & 0o7777, own.uid if uid is None else uid, own.gid]
+        if gid is not None:
+            new[2] = gid
+        if new == [own.mode, own.uid, own.gid]:
+            return None
+        number = 0 if isinstance(node, Group) else node.number
+        node.group.change({"do": "attributes", "file": number, "mode": new[0], "uid": new[1], "gid": new[2]})
+        return node.group.promised(None)
+
+    def sync(self, node: Node) -> Step[None]:
+        """Everything written to the node's group so far is on disk."""
+        return node.group.committed(None)
+
+    # ------------------------------------------------------------ house-keeping
+
+    def tick(self) -> None:
+        """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
+        for group in list(self.touched):
+            settings = group.settings
+            if settings.ttl:
+                group.unblock()
+            if settings.idle:
+                self._remove_idle(group)
+            group.trim(always=bool(settings.ttl))
+            if not (settings.ttl or settings.idle):
+                self.touched.discard(group)
+        self.store.tick()
+
+    def _remove_idle(self, group: Group) -> None:
+        limit = self.clock.engine_ns() - group.settings.idle
+        if group.settings.protect or group.bucket.failed is not None:
+            return
+        for stream in list(group.streams.values()):
+            if stream.opens or stream.unused_since_ns > limit:
+                continue
+            stream.advance()
+            if not stream.count:
+                group.remove_stream(stream)
+
+    def close(self) -> None:
+        """Answer everyone who waits: reads with end-of-file, writers without room with an error."""
+        for group in self.groups.values():
+            for stream in group.numbers.values():
+                end_parked(stream.parked, group)
+                blocked, stream.blocked = stream.blocked, {}
+                for wait in blocked:
+                    self.parked -= 1
+                    wait.fail(errors.Interrupted("the server stops"))
+            group.end()
+        for handle in list(self._handles):
+            handle.close()
+
+
+def read_state(bucket: Bucket) -> State:
+    """A group as its log tells it: the newest state and the changes behind it. Raises BadStore."""
+    body, records = bucket.history()
+    try:
+        state = State.decode(body)
+        for record in records:
+            if record.kind in (Kind.CHANGE, Kind.CLOCK):
+                state.apply(decode_change(record.body))
+    except ValueError as error:
+        raise errors.BadStore(f"group {bucket.id}: {error}; run mqfs check") from error
+    return state
+
+
+def attributes(node: Node) -> Attributes:
+    return node.attributes if isinstance(node, Meta) else node.state
+
+
+def depth(group: Group) -> int:
+    """How many groups stand above it, the root not counted as one."""
+    levels = 0
+    while group.parent is not group:
+        group, levels = group.parent, levels + 1
+    return levels
+
+
+def require_unprotected(group: Group) -> None:
+    if group.settings.protect:
+        raise errors.NotPermitted(f"{group.name} is protected; write 'protect off' to its ctl first")
+
+
+__all__ = ["META_FILES", "Group", "Meta", "Node", "Stream", "Tree", "allowed"]

@@ -1,0 +1,196 @@
+"""What a group is, as bytes: the body of a STATE record, and the changes that CHANGE and CLOCK records make to it.
+
+Owns that JSON and nothing else: a group's State is altered by `apply` at run time and when a log is read again, so the
+two cannot differ. Never does I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+
+from mqfs import limits
+from mqfs.types import Anchor
+
+FIRST_STREAM = 16  # numbers below are the group's own files
+CTL, ORDER, CURSOR, STATS, WHO, ERRORS = 1, 2, 3, 4, 5, 6
+# reserved: 7 .consumers  8 .kept  9 .put  10 .batch  11 .txn
+
+Change = dict[str, Any]
+
+
+@attrs.define
+class Attributes:
+    """Owner, group and permission bits of one file."""
+
+    mode: int
+    uid: int
+    gid: int
+
+
+@attrs.define
+class StreamState(Attributes):
+    """One stream of a group. `floor`: messages below this sequence are not kept (cleared, or cut by a bound)."""
+
+    number: int
+    name: str
+    made_ns: int
+    floor: int = 0
+
+
+@attrs.define
+class State(Attributes):
+    """A group: enough to serve it from this and the records behind it."""
+
+    group: int
+    parent: int
+    name: str
+    made_ns: int
+    ctl: list[str] = attrs.Factory(list)  # settings as ctl lines
+    streams: dict[int, StreamState] = attrs.Factory(dict)
+    next_stream: int = FIRST_STREAM
+    files: dict[int, Attributes] = attrs.Factory(dict)  # of meta files whose attributes were changed
+    dropped: dict[int, int] = attrs.Factory(dict)  # sequence -> stream of messages dropped one by one
+    anchors: list[tuple[int, Anchor]] = attrs.Factory(list)  # (first sequence it holds for, anchor), oldest first
+
+    def encode(self) -> bytes:
+        """The body of a STATE record."""
+        return _dump(
+            {
+                "group": self.group,
+                "parent": self.parent,
+                "name": self.name,
+                "made": self.made_ns,
+                "mode": self.mode,
+                "uid": self.uid,
+                "gid": self.gid,
+                "ctl": self.ctl,
+                "streams": [attrs.astuple(s) for s in self.streams.values()],
+                "next_stream": self.next_stream,
+                "files": [[n, f.mode, f.uid, f.gid] for n, f in self.files.items()],
+                "dropped": sorted(self.dropped.items()),
+                "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
+            }
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> State:
+        """Raises ValueError where the body is not a state."""
+        try:
+            d = json.loads(body)
+            streams = (StreamState(*row) for row in d["streams"])
+            return cls(
+                mode=d["mode"],
+                uid=d["uid"],
+                gid=d["gid"],
+                group=d["group"],
+                parent=d["parent"],
+                name=d["name"],
+                made_ns=d["made"],
+                ctl=list(d["ctl"]),
+                streams={s.number: s for s in streams},
+                next_stream=d["next_stream"],
+                files={n: Attributes(mode, uid, gid) for n, mode, uid, gid in d["files"]},
+                dropped=dict(d["dropped"]),
+                anchors=[(sequence, Anchor(*anchor)) for sequence, *anchor in d["clock"]],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a state: {error!r}") from error
+
+    def apply(self, change: Change) -> None:
+        """Carry out one change. One that names a file which is gone does nothing."""
+        do = change.get("do")
+        if do is not None:
+            _DO[do](self, change)
+
+    def attributes(self, file: int) -> Attributes | None:
+        """Of the group (0), of a meta file where they were changed, of a stream."""
+        if file == 0:
+            return self
+        return self.streams.get(file) if file >= FIRST_STREAM else self.files.get(file)
+
+    def anchor_at(self, sequence: int) -> Anchor | None:
+        """What turns the wall time of that message into engine time."""
+        best = None
+        for first, anchor in self.anchors:
+            if first > sequence and best is not None:
+                break
+            best = anchor
+        return best
+
+
+def encode_change(change: Change) -> bytes:
+    return _dump(change)
+
+
+def decode_change(body: bytes) -> Change:
+    """Raises ValueError where the body is not a change this version knows."""
+    change = json.loads(body)
+    if not isinstance(change, dict) or change.get("do", "make") not in _DO:
+        raise ValueError(f"not a change: {body[:80]!r}")
+    return change
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _make(state: State, c: Change) -> None:
+    n = c["stream"]
+    state.streams[n] = StreamState(c["mode"], c["uid"], c["gid"], n, c["name"], c["time"])
+    state.next_stream = max(state.next_stream, n + 1)
+
+
+def _remove(state: State, c: Change) -> None:
+    state.streams.pop(c["stream"], None)
+
+
+def _rename(state: State, c: Change) -> None:
+    target = state if c["stream"] == 0 else state.streams.get(c["stream"])
+    if target is not None:
+        target.name = c["name"]
+
+
+def _attributes(state: State, c: Change) -> None:
+    file, new = c["file"], Attributes(c["mode"], c["uid"], c["gid"])
+    if 0 < file < FIRST_STREAM:
+        state.files[file] = new
+    elif (old := state.attributes(file)) is not None:
+        old.mode, old.uid, old.gid = new.mode, new.uid, new.gid
+
+
+def _ctl(state: State, c: Change) -> None:
+    state.ctl = list(c["lines"])
+
+
+def _floor(state: State, c: Change) -> None:
+    for number, sequence in c["floors"]:
+        stream = state.streams.get(number)
+        if stream is not None:
+            stream.floor = max(stream.floor, sequence)
+
+
+def _drop(state: State, c: Change) -> None:
+    state.dropped.update(dict.fromkeys(c["sequences"], c["stream"]))
+
+
+def _clock(state: State, c: Change) -> None:
+    state.anchors.append((c["sequence"], Anchor(*c["anchor"])))
+    if len(state.anchors) > limits.ANCHORS:
+        # The second oldest now answers for the oldest's messages: their age is told a little wrong, nothing is lost.
+        first, _ = state.anchors.pop(0)
+        state.anchors[0] = (first, state.anchors[0][1])
+
+
+_DO = {
+    "make": _make,
+    "remove": _remove,
+    "rename": _rename,
+    "attributes": _attributes,
+    "ctl": _ctl,
+    "floor": _floor,
+    "drop": _drop,
+    "clock": _clock,
+}
