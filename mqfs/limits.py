@@ -43,6 +43,7 @@ MSIZE_DEFAULT = (128 << 10) + 24
 CONNECTIONS = 4_096
 FIDS = 65_536  # of one connection
 TAGS = 16_384  # requests of one connection that wait at once; above it the connection is not read
+LISTED = 2_097_152  # names that the open directories of one connection hold: two listings of the largest group
 WALK_NAMES = 16  # the protocol's own bound
 REPLY_BYTES = 4 << 20  # replies of one connection not yet taken by its client; above it it is not read
 

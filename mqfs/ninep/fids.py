@@ -1,0 +1,199 @@
+"""What a fid stands for: a file of the tree, perhaps open, on behalf of a user; and the reading of directories.
+
+Owns no replies and no tags (session.py); it calls the tree, but never waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mqfs import limits
+from mqfs.engine.tree import Tree
+from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError, OverLimit
+from mqfs.ninep import people
+from mqfs.ninep.messages import Dir, Entry
+from mqfs.ninep.wire import ENTRY, stat_bytes
+from mqfs.types import QTDIR, Handle, User
+
+if TYPE_CHECKING:
+    from mqfs.ninep.pending import Pending
+
+NOWHERE = -1  # Fid.rest: no offset is to be answered with 0 bytes
+DT_DIR, DT_REG = 4, 8
+ALL_ONES = 0xFFFF_FFFF
+
+
+class Fid:
+    """One fid of a connection."""
+
+    __slots__ = (
+        "fills",
+        "handle",
+        "listing",
+        "locked",
+        "node",
+        "nonblocking",
+        "number",
+        "pending",
+        "reader",
+        "remove_at_close",
+        "rest",
+        "root",
+        "user",
+        "writer",
+        "xattr",
+    )
+
+    def __init__(self, number: int, user: User, root: Any, node: Any, fills: bool) -> None:
+        self.number = number
+        self.user = user
+        self.root = root  # of its attach: ".." stays there
+        self.node = node
+        self.fills = fills  # its client repeats a read until the buffer is full (Linux v9fs)
+        self.rest = NOWHERE  # the offset at which such a repeated read would come
+        self.handle: Handle | None = None
+        self.reader: Handle | None = None  # the handle, if open for reading
+        self.writer: Handle | None = None  # the handle, if open for writing
+        self.listing: Listing | None = None  # an open directory
+        self.xattr = False  # stands for the (empty) list of extended attributes
+        self.nonblocking = False
+        self.remove_at_close = False
+        self.locked = False
+        self.pending: set[Pending] = set()
+
+    @property
+    def open(self) -> bool:
+        return self.handle is not None or self.listing is not None or self.xattr
+
+    def clone(self, number: int, node: Any) -> Fid:
+        return Fid(number, self.user, self.root, node, self.fills)
+
+    def closed(self) -> Fid:
+        """Self, of which a name is to be taken or a file to be made: it must not be open."""
+        if self.open:
+            raise BadFid(f"fid {self.number} is open")
+        return self
+
+    def walk(self, tree: Tree, node: Any, name: str) -> Any:
+        """One step from a node; ".." never leaves what was attached."""
+        if name == "." or (name == ".." and node is self.root):
+            return node
+        return tree.walk(self.user, node, name)
+
+    def open_node(self, tree: Tree, flags: int, nonblocking: bool = False) -> None:
+        """Open what it stands for; `flags` are those of open(2)."""
+        mode = flags & os.O_ACCMODE
+        if self.node.directory:
+            if mode != os.O_RDONLY:
+                raise IsDirectory
+            tree.access(self.user, self.node, os.R_OK)
+            self.listing = Listing()
+            return
+        handle = tree.open(self.user, self.node, mode)
+        self.handle = handle
+        self.reader = None if mode == os.O_WRONLY else handle
+        self.writer = None if mode == os.O_RDONLY else handle
+        self.fills = self.fills and handle.parkable and not nonblocking
+        self.nonblocking = nonblocking
+
+
+def qid_mode(mode: int, kind: int) -> int:
+    """The mode of 9P2000: permissions below, the qid's type on top."""
+    return (mode & 0o777) | kind << 24
+
+
+def stat(tree: Tree, node: Any) -> Dir:
+    """A node's attributes as 9P2000 and 9P2000.u have them."""
+    it = tree.stat(node)
+    owner = people.user_name(it.uid)
+    seconds = it.mtime_ns // 10**9 & ALL_ONES
+    name = it.name or "/"
+    mode = qid_mode(it.mode, it.qid.type)
+    return Dir(
+        0, 0, it.qid, mode, seconds, seconds, it.size, name, owner, people.group_name(it.gid), owner, "",
+        it.uid, it.gid, it.uid,
+    )  # fmt: skip
+
+
+class Listing:
+    """An open directory: the names as they were when it was read from its beginning.
+
+    So removing files while reading skips none and repeats none.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: list[Any] | None = None
+        self._next = 0
+        self._offset = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes or ())
+
+    def _begin(self, tree: Tree, fid: Fid, room: Callable[[], int]) -> list[Any]:
+        self._nodes = None
+        nodes = tree.entries(fid.user, fid.node)
+        if len(nodes) > room():
+            raise OverLimit(f"{limits.LISTED} names in the open directories of one connection")
+        self._nodes, self._next, self._offset = nodes, 0, 0
+        return nodes
+
+    def read(self, tree: Tree, fid: Fid, offset: int, count: int, unix: bool, room: Callable[[], int]) -> bytes:
+        """Whole stat entries, as many as fit; `offset` is 0 or where the last read ended."""
+        if offset == 0:
+            self._begin(tree, fid, room)
+        elif offset != self._offset:
+            raise BadRequest(f"offset {offset} in a directory; 0 or {self._offset} is right")
+        nodes, parts, size = self._nodes or [], [], 0
+        while self._next < len(nodes):
+            raw = _stat_or_nothing(tree, nodes[self._next], unix)
+            if size + len(raw) > count:
+                break
+            parts.append(raw)
+            size += len(raw)
+            self._next += 1
+        if not parts and self._next < len(nodes):
+            raise BadRequest(f"{count} bytes are too few for an entry of the directory")
+        self._offset += size
+        return b"".join(parts)
+
+    def entries(self, tree: Tree, fid: Fid, offset: int, count: int, room: Callable[[], int]) -> tuple[Entry, ...]:
+        """Entries of 9P2000.L behind the cookie `offset`, as many as fit in `count` bytes."""
+        nodes = self._nodes
+        if offset == 0 or nodes is None:
+            nodes = self._begin(tree, fid, room)
+        found, size, at = [], 0, offset
+        while at < len(nodes) + 2:
+            entry = self._entry(fid, nodes, at)
+            at += 1
+            if entry is None:
+                continue
+            size += ENTRY.size + len(entry.name.encode("utf-8", "surrogateescape"))
+            if size > count:
+                break
+            found.append(entry)
+        if not found and size > count:
+            raise BadRequest(f"{count} bytes are too few for an entry of the directory")
+        return tuple(found)
+
+    def _entry(self, fid: Fid, nodes: list[Any], at: int) -> Entry | None:
+        """The entry at a place: ".", "..", then the nodes; None where one was removed meanwhile."""
+        if at == 0:
+            return Entry(fid.node.qid, 1, DT_DIR, ".")
+        if at == 1:
+            parent = fid.node if fid.node is fid.root else fid.node.parent
+            return Entry(parent.qid, 2, DT_DIR, "..")
+        node = nodes[at - 2]
+        if node.removed:
+            return None
+        qid = node.qid
+        return Entry(qid, at + 1, DT_DIR if qid.type & QTDIR else DT_REG, node.name)
+
+
+def _stat_or_nothing(tree: Tree, node: Any, unix: bool) -> bytes:
+    """A node's entry; nothing where it was removed meanwhile."""
+    try:
+        return b"" if node.removed else stat_bytes(stat(tree, node), unix)
+    except MqfsError:
+        return b""

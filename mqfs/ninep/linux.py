@@ -1,0 +1,272 @@
+"""What each message of 9P2000.L does to the tree: what Linux v9fs sends.
+
+Each function checks, calls the tree, and returns the reply or a `Later`. Errors are raised, the session answers them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mqfs import limits
+from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
+from mqfs.ninep import locks
+from mqfs.ninep import messages as m
+from mqfs.ninep.fids import Fid
+from mqfs.ninep.locks import Lock, range_of
+from mqfs.ninep.messages import Fcall
+from mqfs.ninep.operations import become, directory, opened, rename_node
+from mqfs.ninep.pending import Later, later
+from mqfs.ninep.wire import READ_OVERHEAD
+from mqfs.types import Step, User
+
+if TYPE_CHECKING:
+    from mqfs.ninep.session import Session
+
+# Flags of Tlopen and Tlcreate: Linux's numbers on every machine
+O_EXCL, O_NONBLOCK, O_DIRECTORY = 0o200, 0o4000, 0o200000
+AT_REMOVEDIR = 0x200
+GETATTR_BASIC = 0x7FF
+SET_MODE, SET_UID, SET_GID = 1, 2, 4
+V9FS_MAGIC = 0x0102_1997
+BLOCK_BYTES, STAT_BLOCK_BYTES = 4_096, 512
+
+
+# ---------------------------------------------------------------- opening and making
+
+
+def lopen(session: Session, request: m.Tlopen) -> Fcall:
+    fid = session.fid(request.fid).closed()
+    if request.flags & O_DIRECTORY and not fid.node.directory:
+        raise NotDirectory
+    qid, iounit = opened(session, fid, request.flags & os.O_ACCMODE, bool(request.flags & O_NONBLOCK))
+    return m.Rlopen(request.tag, qid, iounit)
+
+
+def acting(user: User, gid: int) -> User:
+    """The user, making files of group `gid` if it may."""
+    return attrs.evolve(user, gid=gid) if gid != user.gid and gid in user.groups else user
+
+
+def lcreate(session: Session, request: m.Tlcreate) -> Fcall | Later:
+    fid = session.fid(request.fid).closed()
+    group = directory(fid)
+    nonblocking = bool(request.flags & O_NONBLOCK)
+    step: Step[Any]
+    try:
+        step = session.tree.create(acting(fid.user, request.gid), group, request.name, request.mode & 0o777)
+    except Exists:
+        if request.flags & O_EXCL:
+            raise
+        step = session.tree.walk(fid.user, group, request.name)
+
+    def then(node: Any) -> Fcall:
+        return m.Rlcreate(request.tag, *become(session, fid, node, request.flags & os.O_ACCMODE, nonblocking))
+
+    return later(step, then, calls=True)
+
+
+def mkdir(session: Session, request: m.Tmkdir) -> Fcall | Later:
+    fid = session.fid(request.dfid)
+    step = session.tree.mkdir(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
+    return later(step, lambda node: m.Rmkdir(request.tag, node.qid))
+
+
+def mknod(session: Session, request: m.Tmknod) -> Fcall | Later:
+    """A regular file is a stream; nothing else can be made."""
+    if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
+        raise NotPermitted("only streams and groups can be made")
+    fid = session.fid(request.fid)
+    step = session.tree.create(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
+    return later(step, lambda node: m.Rmknod(request.tag, node.qid))
+
+
+def symlink(session: Session, request: m.Tsymlink) -> Fcall:
+    directory(session.fid(request.fid))
+    raise NotPermitted("there are no symbolic links here")
+
+
+def link(session: Session, request: m.Tlink) -> Fcall:
+    directory(session.fid(request.dfid))
+    session.fid(request.fid)
+    raise NotPermitted("there are no links here")
+
+
+def readlink(session: Session, request: m.Treadlink) -> Fcall:
+    session.fid(request.fid)
+    raise BadRequest("not a symbolic link")
+
+
+# ---------------------------------------------------------------- renaming and removing
+
+
+def rename(session: Session, request: m.Trename) -> Fcall | Later:
+    to = directory(session.fid(request.dfid))
+    return later(rename_node(session, session.fid(request.fid), request.name, to), lambda _: m.Rrename(request.tag))
+
+
+def renameat(session: Session, request: m.Trenameat) -> Fcall | Later:
+    fid = session.fid(request.olddirfid)
+    to = directory(session.fid(request.newdirfid))
+    step = session.tree.rename(fid.user, directory(fid), request.oldname, to, request.newname)
+    return later(step, lambda _: m.Rrenameat(request.tag))
+
+
+def unlinkat(session: Session, request: m.Tunlinkat) -> Fcall | Later:
+    fid = session.fid(request.dirfd)
+    take = session.tree.rmdir if request.flags & AT_REMOVEDIR else session.tree.unlink
+    return later(take(fid.user, directory(fid), request.name), lambda _: m.Runlinkat(request.tag))
+
+
+# ---------------------------------------------------------------- reading directories
+
+
+def readdir(session: Session, request: m.Treaddir) -> Fcall:
+    fid = session.fid(request.fid)
+    if fid.listing is None:
+        raise NotDirectory if fid.open else BadFid(f"fid {request.fid} is not open")
+    count = min(request.count, session.msize - READ_OVERHEAD)
+    return m.Rreaddir(request.tag, fid.listing.entries(session.tree, fid, request.offset, count, session.room))
+
+
+# ---------------------------------------------------------------- attributes
+
+
+def getattr_(session: Session, request: m.Tgetattr) -> Fcall:
+    it = session.tree.stat(session.fid(request.fid).node)
+    mtime, mtime_ns = divmod(it.mtime_ns, 10**9)
+    ctime, ctime_ns = divmod(it.ctime_ns, 10**9)
+    return m.Rgetattr(
+        tag=request.tag,
+        valid=GETATTR_BASIC,
+        qid=it.qid,
+        mode=it.mode,
+        uid=it.uid,
+        gid=it.gid,
+        nlink=it.nlink,
+        rdev=0,
+        size=it.size,
+        blksize=BLOCK_BYTES,
+        blocks=-(-it.kept_bytes // STAT_BLOCK_BYTES),
+        atime=mtime,
+        atime_ns=mtime_ns,
+        mtime=mtime,
+        mtime_ns=mtime_ns,
+        ctime=ctime,
+        ctime_ns=ctime_ns,
+        btime=0,
+        btime_ns=0,
+        gen=0,
+        data_version=0,
+    )
+
+
+def setattr_(session: Session, request: m.Tsetattr) -> Fcall | Later:
+    """Size and times are accepted and dropped."""
+    fid = session.fid(request.fid)
+    wanted = {"mode": (SET_MODE, request.mode & 0o777), "uid": (SET_UID, request.uid), "gid": (SET_GID, request.gid)}
+    changes = {name: value for name, (bit, value) in wanted.items() if request.valid & bit}
+    step = session.tree.setattr(fid.user, fid.node, **changes) if changes else None
+    return later(step, lambda _: m.Rsetattr(request.tag))
+
+
+def statfs(session: Session, request: m.Tstatfs) -> Fcall:
+    """Numbers that make df and those who look for room content; the bounds are each group's."""
+    session.fid(request.fid)
+    blocks = limits.GROUP_BYTES // BLOCK_BYTES
+    return m.Rstatfs(
+        tag=request.tag,
+        type=V9FS_MAGIC,
+        bsize=BLOCK_BYTES,
+        blocks=blocks,
+        bfree=blocks,
+        bavail=blocks,
+        files=limits.STREAMS,
+        ffree=limits.STREAMS,
+        fsid=0,
+        namelen=limits.NAME_BYTES,
+    )
+
+
+def fsync(session: Session, request: m.Tfsync) -> Fcall | Later:
+    return later(session.tree.sync(session.fid(request.fid).node), lambda _: m.Rfsync(request.tag))
+
+
+def xattrwalk(session: Session, request: m.Txattrwalk) -> Fcall:
+    """No file has extended attributes: the list of them is empty, and none of them is found."""
+    fid = session.fid(request.fid)
+    if request.name:
+        raise NoAttribute
+    session.check_new(request.newfid)
+    listed = fid.clone(request.newfid, fid.node)
+    listed.xattr = True
+    session.fids[request.newfid] = listed
+    return m.Rxattrwalk(request.tag, 0)
+
+
+def xattrcreate(session: Session, request: m.Txattrcreate) -> Fcall:
+    session.fid(request.fid)
+    raise Unsupported("extended attributes")
+
+
+# ---------------------------------------------------------------- locks
+
+
+def _lock(session: Session, fid: Fid, request: m.Tlock | m.Tgetlock) -> Lock:
+    if fid.handle is None and fid.listing is None:
+        raise BadFid(f"fid {fid.number} is not open")
+    owner = (session.number, request.client_id, request.proc_id)
+    return Lock(owner, fid.number, request.type == locks.WRITE, *range_of(request.start, request.length))
+
+
+def lock(session: Session, request: m.Tlock) -> Fcall:
+    """Granted or refused at once: who is told BLOCKED asks again."""
+    fid = session.fid(request.fid)
+    wanted, path = _lock(session, fid, request), fid.node.qid.path
+    if request.type == locks.UNLOCK:
+        session.locks.release(path, wanted.owner, wanted.start, wanted.end)
+        return m.Rlock(request.tag, locks.SUCCESS)
+    if request.type not in (locks.READ, locks.WRITE):
+        raise BadRequest(f"type of lock {request.type}")
+    granted = session.locks.take(path, wanted)
+    fid.locked = fid.locked or granted
+    return m.Rlock(request.tag, locks.SUCCESS if granted else locks.BLOCKED)
+
+
+def getlock(session: Session, request: m.Tgetlock) -> Fcall:
+    """The lock that stands in the way, or the question back with type UNLOCK."""
+    fid = session.fid(request.fid)
+    held = session.locks.conflict(fid.node.qid.path, _lock(session, fid, request))
+    if held is None:
+        return m.Rgetlock(request.tag, locks.UNLOCK, *request[3:])
+    length = 0 if held.end == locks.END else held.end - held.start
+    kind = locks.WRITE if held.exclusive else locks.READ
+    _, client_id, proc_id = held.owner
+    return m.Rgetlock(request.tag, kind, held.start, length, proc_id, client_id)
+
+
+OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {
+    m.Tlopen: lopen,
+    m.Tlcreate: lcreate,
+    m.Tmkdir: mkdir,
+    m.Tmknod: mknod,
+    m.Tsymlink: symlink,
+    m.Tlink: link,
+    m.Treadlink: readlink,
+    m.Trename: rename,
+    m.Trenameat: renameat,
+    m.Tunlinkat: unlinkat,
+    m.Treaddir: readdir,
+    m.Tgetattr: getattr_,
+    m.Tsetattr: setattr_,
+    m.Tstatfs: statfs,
+    m.Tfsync: fsync,
+    m.Txattrwalk: xattrwalk,
+    m.Txattrcreate: xattrcreate,
+    m.Tlock: lock,
+    m.Tgetlock: getlock,
+}

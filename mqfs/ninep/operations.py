@@ -1,0 +1,262 @@
+"""What each message of 9P2000 and 9P2000.u does to the tree, and those that 9P2000.L shares with them.
+
+Each function checks, calls the tree, and returns the reply or a `Later`. Errors are raised, the session answers them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mqfs import limits
+from mqfs.engine.tree import Tree
+from mqfs.errors import BadFid, BadRequest, MqfsError, NoAuthentication, NotDirectory, NotFound, NotPermitted
+from mqfs.ninep import messages as m
+from mqfs.ninep import people
+from mqfs.ninep.fids import Fid, stat
+from mqfs.ninep.messages import NOFID, Fcall
+from mqfs.ninep.pending import Later, both, later
+from mqfs.ninep.wire import IO_OVERHEAD
+from mqfs.types import QTDIR, Qid, Step
+
+if TYPE_CHECKING:
+    from mqfs.ninep.session import Session
+
+OEXEC, ORDONLY_BITS = 3, 3
+OTRUNC, OCEXEC, ORCLOSE = 0x10, 0x20, 0x40
+DMDIR, DMAPPEND = 0x8000_0000, 0x4000_0000
+DM_SPECIAL = 0x03B0_0000  # .u: symbolic link, link, device, named pipe, socket
+KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
+FILLS = ",v9fs"  # behind the aname: this client repeats reads until its buffer is full
+
+
+# ---------------------------------------------------------------- beginning and walking
+
+
+def auth(session: Session, request: m.Tauth) -> Fcall:
+    raise NoAuthentication
+
+
+def attach(session: Session, request: m.Tattach) -> Fcall:
+    if request.afid != NOFID:
+        raise BadFid(f"afid {request.afid} is not known: no authentication is required")
+    session.check_new(request.fid)
+    user = session.peer.attach(request.uname, request.n_uname)
+    path = request.aname.removesuffix(FILLS)
+    root = session.tree.find(user, path) if path.strip("/") else session.tree.root
+    assert session.dialect is not None
+    fills = session.dialect.unix or path != request.aname
+    session.fids[request.fid] = Fid(request.fid, user, root, root, fills)
+    return m.Rattach(request.tag, root.qid)
+
+
+def walk(session: Session, request: m.Twalk) -> Fcall:
+    fid = session.fid(request.fid)
+    if len(request.names) > limits.WALK_NAMES:
+        raise BadRequest(f"{len(request.names)} names in one walk; at most {limits.WALK_NAMES} is right")
+    if request.newfid == request.fid:
+        fid.closed()
+    else:
+        session.check_new(request.newfid)
+    node = fid.node
+    qids: list[Qid] = []
+    for name in request.names:
+        try:
+            node = fid.walk(session.tree, node, name)
+        except MqfsError:
+            if not qids:
+                raise
+            return m.Rwalk(request.tag, tuple(qids))
+        qids.append(node.qid)
+    if request.newfid == request.fid:
+        fid.node = node
+    else:
+        session.fids[request.newfid] = fid.clone(request.newfid, node)
+    return m.Rwalk(request.tag, tuple(qids))
+
+
+# ---------------------------------------------------------------- opening and making
+
+
+def _flags(session: Session, fid: Fid, mode: int) -> int:
+    """The flags of open(2) for a mode of Topen or Tcreate."""
+    if mode & ~(ORDONLY_BITS | OTRUNC | OCEXEC | ORCLOSE):
+        raise BadRequest(f"open mode {mode:#x}")
+    return os.O_RDONLY if mode & 3 == OEXEC else mode & 3
+
+
+def _may_remove(session: Session, fid: Fid, node: Any) -> None:
+    session.tree.access(fid.user, node.parent, os.W_OK)
+
+
+def opened(session: Session, fid: Fid, flags: int, nonblocking: bool = False) -> tuple[Qid, int]:
+    """Open a fid's file: the qid and the iounit of the reply."""
+    fid.open_node(session.tree, flags, nonblocking)
+    return fid.node.qid, session.msize - IO_OVERHEAD
+
+
+def open_(session: Session, request: m.Topen) -> Fcall:
+    fid = session.fid(request.fid).closed()
+    flags = _flags(session, fid, request.mode)
+    if request.mode & 3 == OEXEC:
+        session.tree.access(fid.user, fid.node, os.X_OK)
+    if request.mode & ORCLOSE:
+        _may_remove(session, fid, fid.node)
+    qid, iounit = opened(session, fid, flags)
+    fid.remove_at_close = bool(request.mode & ORCLOSE)
+    return m.Ropen(request.tag, qid, iounit)
+
+
+def directory(fid: Fid) -> Any:
+    """The group a fid stands for."""
+    if not fid.node.directory:
+        raise NotDirectory
+    return fid.node
+
+
+def create(session: Session, request: m.Tcreate) -> Fcall | Later:
+    fid = session.fid(request.fid).closed()
+    group = directory(fid)
+    flags = _flags(session, fid, request.mode)
+    if request.perm & DM_SPECIAL:
+        raise NotPermitted("only streams and groups can be made")
+    above = session.tree.stat(group).mode
+    step: Step[Any]
+    if request.perm & DMDIR:
+        if flags != os.O_RDONLY:
+            raise BadRequest("a group can be opened for reading only")
+        mode = request.perm & (~0o777 | (above & 0o777)) & 0o777
+        step = session.tree.mkdir(fid.user, group, request.name, mode)
+    else:
+        mode = request.perm & (~0o666 | (above & 0o666)) & 0o777
+        step = session.tree.create(fid.user, group, request.name, mode)
+
+    def then(node: Any) -> Fcall:
+        qid, iounit = become(session, fid, node, flags)
+        fid.remove_at_close = bool(request.mode & ORCLOSE)
+        return m.Rcreate(request.tag, qid, iounit)
+
+    return later(step, then, calls=True)
+
+
+def become(session: Session, fid: Fid, node: Any, flags: int, nonblocking: bool = False) -> tuple[Qid, int]:
+    """The fid of a group becomes that of a file just made in it, open."""
+    if session.fids.get(fid.number) is not fid:
+        raise BadFid(f"fid {fid.number} was clunked meanwhile")
+    fid.closed()
+    group, fid.node = fid.node, node
+    try:
+        return opened(session, fid, flags, nonblocking)
+    except MqfsError:
+        fid.node = group
+        raise
+
+
+# ---------------------------------------------------------------- letting go
+
+
+def clunk(session: Session, request: m.Tclunk) -> Fcall:
+    session.clunk(session.fid(request.fid))
+    return m.Rclunk(request.tag)
+
+
+def remove_node(tree: Tree, fid: Fid) -> Step[None]:
+    """Remove what a fid stands for."""
+    node = fid.node
+    if node is tree.root:
+        raise NotPermitted("the root group stays")
+    if node.removed:
+        raise NotFound
+    if node.directory:
+        return tree.rmdir(fid.user, node.parent, node.name)
+    return tree.unlink(fid.user, node.parent, node.name)
+
+
+def remove(session: Session, request: m.Tremove) -> Fcall | Later:
+    """Whatever becomes of it, the fid is clunked."""
+    fid = session.fid(request.fid)
+    fid.remove_at_close = False
+    try:
+        step = remove_node(session.tree, fid)
+    finally:
+        session.clunk(fid)
+    return later(step, lambda _: m.Rremove(request.tag))
+
+
+# ---------------------------------------------------------------- attributes
+
+
+def stat_(session: Session, request: m.Tstat) -> Fcall:
+    return m.Rstat(request.tag, stat(session.tree, session.fid(request.fid).node))
+
+
+def wstat(session: Session, request: m.Twstat) -> Fcall | Later:
+    """Name, mode, owner and group can be changed, all or nothing; length and times are accepted and dropped."""
+    fid, wanted = session.fid(request.fid), request.stat
+    changes = _changes(session, fid, wanted)
+    renamed = bool(wanted.name) and wanted.name != fid.node.name
+    if not changes and not renamed:
+        touched = any((wanted.length != KEEP64, wanted.mtime != KEEP32, wanted.atime != KEEP32, wanted.name))
+        step = None if touched else session.tree.sync(fid.node)
+    else:
+        step = _change(session, fid, wanted.name if renamed else "", changes)
+    return later(step, lambda _: m.Rwstat(request.tag))
+
+
+def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
+    """The attributes a Twstat changes, as the tree takes them."""
+    changes = {}
+    qid = fid.node.qid
+    if wanted.mode != KEEP32:
+        if bool(wanted.mode & DMDIR) != bool(qid.type & QTDIR):
+            raise BadRequest("a file stays what it is, group or stream")
+        changes["mode"] = wanted.mode & 0o777
+    if wanted.n_gid != KEEP32:
+        changes["gid"] = wanted.n_gid
+    elif wanted.gid:
+        changes["gid"] = people.group_wanted(wanted.gid)
+    if wanted.n_uid != KEEP32:
+        changes["uid"] = wanted.n_uid
+    elif wanted.uid and wanted.uid != people.user_name(session.tree.stat(fid.node).uid):
+        raise NotPermitted("9P2000 does not change the owner of a file")
+    return changes
+
+
+def _change(session: Session, fid: Fid, name: str, changes: dict[str, int]) -> Step[None]:
+    """Rename first, which fails most; take that back if the rest is refused."""
+    tree, node = session.tree, fid.node
+    old = node.name
+    rename = partial(rename_node, session, fid)
+    moved = rename(name) if name else None
+    try:
+        changed = tree.setattr(fid.user, node, **changes) if changes else None
+    except MqfsError:
+        if name:
+            rename(old)
+        raise
+    return both(moved, changed)
+
+
+def rename_node(session: Session, fid: Fid, name: str, to: Any = None) -> Step[None]:
+    """Give what a fid stands for another name, in its group or (for the tree to refuse) in another."""
+    node = fid.node
+    if node is session.tree.root:
+        raise NotPermitted("the root group keeps its name")
+    if node.removed:
+        raise NotFound
+    return session.tree.rename(fid.user, node.parent, node.name, node.parent if to is None else to, name)
+
+
+OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {
+    m.Tauth: auth,
+    m.Tattach: attach,
+    m.Twalk: walk,
+    m.Topen: open_,
+    m.Tcreate: create,
+    m.Tclunk: clunk,
+    m.Tremove: remove,
+    m.Tstat: stat_,
+    m.Twstat: wstat,
+}

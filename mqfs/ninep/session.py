@@ -1,0 +1,415 @@
+"""The server's half of one 9P connection, without I/O: bytes in, the tree's calls, bytes out.
+
+Owns fids, tags and flushing. Requests are performed in the order they arrive, inline; only a call that returned a
+`Wait` is pending under its tag, and its reply is made by whoever settles it. It reads no socket and sends nothing:
+server.py brings `receive` what arrived and carries away what `take` returns. What each message does is in
+operations.py and linux.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from mqfs import limits
+from mqfs.engine.tree import Tree
+from mqfs.errors import (
+    Again,
+    BadFid,
+    BadFrame,
+    BadRequest,
+    DiskFailed,
+    Interrupted,
+    IsDirectory,
+    MqfsError,
+    OverLimit,
+    TooLong,
+    Unsupported,
+)
+from mqfs.ninep import linux, operations
+from mqfs.ninep.dialect import Dialect, negotiate, refusal
+from mqfs.ninep.fids import NOWHERE, Fid
+from mqfs.ninep.locks import Locks
+from mqfs.ninep.messages import Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
+from mqfs.ninep.notation import show
+from mqfs.ninep.pending import Later, Pending
+from mqfs.ninep.people import Peer
+from mqfs.ninep.wire import (
+    IO_OVERHEAD,
+    R_READ,
+    R_WRITE,
+    READ_HEADER,
+    READ_OVERHEAD,
+    RWRITE,
+    T_READ,
+    T_WRITE,
+    TREAD,
+    WRITE_HEADER,
+    Buffer,
+    Framer,
+    decode,
+    encode,
+)
+from mqfs.types import Wait
+
+log = logging.getLogger(__name__)
+
+TRACE_DATA_BYTES = 64
+APART_BYTES = 16_384  # data above this is sent from where it lies, not copied behind its header
+
+Operation = Callable[["Session", Any], "Fcall | Later"]
+OPERATIONS: dict[type[Any], Operation] = {**operations.OPERATIONS, **linux.OPERATIONS}
+
+_numbers = itertools.count(1)
+
+
+class Session:
+    """One connection. `wake` is called when a reply came without `receive`, perhaps from inside the engine."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        peer: Peer,
+        locks: Locks,
+        wake: Callable[[], None],
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.tree, self.peer, self.locks = tree, peer, locks
+        self.number = next(_numbers)
+        self.dialect: Dialect | None = None  # None until a Tversion was agreed to
+        self.unix = False
+        self.msize = limits.MSIZE_LEAST
+        self.fids: dict[int, Fid] = {}
+        self._wake, self._trace = wake, trace
+        self._framer = Framer(self.msize)
+        self._pending: dict[int, Pending] = {}  # by tag; a flush that waits is there too, as what it waits for
+        self._ready: deque[Pending] = deque()  # settled, and the reply needs the tree
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+
+    # ------------------------------------------------------------ bytes in and out
+
+    @property
+    def congested(self) -> bool:
+        """Too much is unanswered or not taken: do not read on, call `receive` again when that has changed."""
+        return self._out_bytes > limits.REPLY_BYTES or len(self._pending) > limits.TAGS
+
+    @property
+    def stalled(self) -> bool:
+        """Whole requests may be here that were not performed yet, for congestion."""
+        return self._framer.buffered > 0
+
+    @property
+    def missing(self) -> int:
+        """How many bytes the request that has begun still needs, if that is known."""
+        return self._framer.missing
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait, flushes included."""
+        return len(self._pending)
+
+    def receive(self, data: bytes = b"") -> None:
+        """Perform what arrived. BadFrame: the connection is to be ended."""
+        for buffer, start, size in self._framer.frames(data):
+            number = buffer[start + 4]
+            if self._trace is not None:
+                self._general(buffer, start, size)
+            elif number == T_READ and size == TREAD.size:
+                self._read(*TREAD.unpack_from(buffer, start)[2:])
+            elif number == T_WRITE and size >= WRITE_HEADER.size:
+                self._write(buffer, start, size)
+            else:
+                self._general(buffer, start, size)
+            if self.congested:
+                return
+
+    def take(self) -> list[bytes]:
+        """The replies so far, to be sent in this order. Not to be called from inside the engine."""
+        while self._ready:
+            self._complete(self._ready.popleft())
+        out, self._out, self._out_bytes = self._out, [], 0
+        return out
+
+    def close(self) -> None:
+        """The connection ended: nothing waits any more, nothing stays open."""
+        self._reset()
+        self._out, self._out_bytes = [], 0
+
+    def _put(self, head: bytes, data: bytes = b"") -> None:
+        """A frame goes out, in one piece or two."""
+        if self._trace is not None:
+            frame = head + data
+            self._trace(f"<- {show(decode(frame, 0, len(frame), self.unix), TRACE_DATA_BYTES)}")
+        self._out_bytes += len(head) + len(data)
+        if len(data) > APART_BYTES:
+            self._out += (head, data)
+        else:
+            self._out.append(head + data)
+
+    def _reply(self, message: Fcall) -> None:
+        if type(message) is Rread:
+            length = len(message.data)
+            self._put(READ_HEADER.pack(READ_OVERHEAD + length, R_READ, message.tag, length), message.data)
+        else:
+            self._put(encode(message, self.unix))
+
+    def _refuse(self, tag: int, error: BaseException) -> None:
+        """Answer with an error; one that is not a condition of the tree is a bug, and said so in the log."""
+        if not isinstance(error, MqfsError):
+            log.error("9P request failed", exc_info=error)
+            error = DiskFailed()
+        self._put(encode(refusal(self.dialect or Dialect.PLAIN, tag, error), self.unix))
+
+    # ------------------------------------------------------------ requests
+
+    def _general(self, buffer: Buffer, start: int, size: int) -> None:
+        """Any request, by way of its value."""
+        request = decode(buffer, start, size, self.unix)
+        if self._trace is not None:
+            self._trace(f"-> {show(request, TRACE_DATA_BYTES)}")
+        kind = type(request)
+        if buffer[start + 4] & 1:
+            raise BadFrame(f"{kind.__name__} from a client")
+        if isinstance(request, Tversion):
+            self._version(request)
+        elif self.dialect is None:
+            raise BadFrame(f"{kind.__name__} before Tversion")
+        elif isinstance(request, Tread):
+            self._read(request.tag, request.fid, request.offset, request.count)
+        elif isinstance(request, Twrite):
+            self._write(buffer, start, size)
+        elif request.tag in self._pending:
+            self._refuse(request.tag, BadRequest(f"tag {request.tag} is in use"))
+        elif isinstance(request, Tflush):
+            self._flush(request)
+        else:
+            self._perform(request)
+
+    def _version(self, request: Tversion) -> None:
+        """Begin anew: whatever was, is over."""
+        self._reset()
+        dialect = negotiate(request.version)
+        if dialect is not None and request.msize < limits.MSIZE_LEAST:
+            self._refuse(request.tag, BadRequest(f"msize {request.msize}; at least {limits.MSIZE_LEAST} is right"))
+            return
+        self.dialect = dialect
+        self.unix = dialect is not None and dialect.unix
+        self.msize = min(request.msize, limits.MSIZE_MOST) if dialect else limits.MSIZE_LEAST
+        self._framer.msize = self.msize
+        self._reply(Rversion(request.tag, self.msize, dialect.version if dialect else "unknown"))
+
+    def _perform(self, request: Fcall) -> None:
+        kind = type(request)
+        try:
+            if self.dialect is None or not self.dialect.has(kind):
+                raise Unsupported(f"{kind.__name__} in this dialect")
+            answer = OPERATIONS[kind](self, request)
+            if isinstance(answer, Later):
+                self._park(request.tag, answer)
+            else:
+                self._reply(answer)
+        except BadFrame:
+            raise
+        except Exception as error:
+            self._refuse(request.tag, error)
+
+    def _read(self, tag: int, number: int, offset: int, count: int) -> None:
+        fid = self.fids.get(number)
+        try:
+            if tag in self._pending or fid is None or fid.reader is None or count == 0:
+                self._read_other(tag, number, fid, offset, count)
+                return
+            if fid.rest != NOWHERE:
+                again, fid.rest = fid.rest == offset, NOWHERE
+                if again:
+                    self._put(READ_HEADER.pack(READ_OVERHEAD, R_READ, tag, 0))
+                    return
+            count = min(count, self.msize - READ_OVERHEAD)
+            step = fid.reader.read(count, offset)
+            if isinstance(step, Wait):
+                self._park_read(tag, fid, offset, count, step)
+                return
+            if fid.fills:
+                self._expect_rest(fid, offset, count, len(step))
+            self._put(READ_HEADER.pack(READ_OVERHEAD + len(step), R_READ, tag, len(step)), step)
+        except BadFrame:
+            raise
+        except Exception as error:
+            self._refuse(tag, error)
+
+    def _read_other(self, tag: int, number: int, fid: Fid | None, offset: int, count: int) -> None:
+        """Whatever is not the reading of a file."""
+        if self.dialect is None:
+            raise BadFrame("Tread before Tversion")
+        if tag in self._pending:
+            raise BadRequest(f"tag {tag} is in use")
+        fid = self.fid(number)
+        if fid.listing is not None and not self.dialect.linux:
+            most = min(count, self.msize - READ_OVERHEAD)
+            self._reply(Rread(tag, fid.listing.read(self.tree, fid, offset, most, self.unix, self.room)))
+        elif fid.listing is not None:
+            raise IsDirectory
+        elif fid.reader is None and not fid.xattr:
+            raise BadFid(f"fid {number} is not open for reading")
+        else:
+            self._reply(Rread(tag, b""))
+
+    def _park_read(self, tag: int, fid: Fid, offset: int, count: int, wait: Wait[bytes]) -> None:
+        if fid.nonblocking and not wait.settled and wait.cancel():
+            raise Again
+
+        def then(data: bytes) -> Fcall:
+            if fid.fills:
+                self._expect_rest(fid, offset, count, len(data))
+            return Rread(tag, data)
+
+        self._park(tag, Later(wait, then, fid))
+
+    def _expect_rest(self, fid: Fid, offset: int, count: int, length: int) -> None:
+        """Linux v9fs asks again until its caller's buffer is full or 0 bytes come: have that answered, not parked.
+
+        It asks again after a short answer, and after a full one whose count it clipped to msize - 24. A full answer
+        to a smaller count filled the caller's buffer.
+        """
+        assert fid.reader is not None
+        if length and (length < count or (count == self.msize - IO_OVERHEAD and not fid.reader.readable)):
+            fid.rest = offset + length
+
+    def _write(self, buffer: Buffer, start: int, size: int) -> None:
+        _, _, tag, number, offset, length = WRITE_HEADER.unpack_from(buffer, start)
+        if length != size - WRITE_HEADER.size:
+            raise BadFrame(f"a Twrite of {length} bytes in a frame of {size}")
+        if self.dialect is None:
+            raise BadFrame("Twrite before Tversion")
+        fid = self.fids.get(number)
+        begin = start + WRITE_HEADER.size
+        try:
+            if tag in self._pending:
+                raise BadRequest(f"tag {tag} is in use")
+            if fid is None or fid.writer is None:
+                raise BadFid(f"fid {number} is not open for writing")
+            if length > self.msize - IO_OVERHEAD:
+                raise TooLong(f"at most {self.msize - IO_OVERHEAD} bytes with this msize")
+            step = fid.writer.write(bytes(memoryview(buffer)[begin : begin + length]), offset)
+            if isinstance(step, Wait):
+                self._park_write(tag, fid, step)
+            else:
+                self._put(RWRITE.pack(RWRITE.size, R_WRITE, tag, step))
+        except BadFrame:
+            raise
+        except Exception as error:
+            self._refuse(tag, error)
+
+    def _park_write(self, tag: int, fid: Fid, wait: Wait[int]) -> None:
+        if fid.nonblocking and not wait.settled and wait.cancel():
+            raise Again
+        self._park(tag, Later(wait, lambda count: Rwrite(tag, count), fid))
+
+    # ------------------------------------------------------------ waiting and flushing
+
+    def _park(self, tag: int, later: Later) -> None:
+        """Hold a request until its wait is settled. Too many of them: one that can still be taken back is refused."""
+        if len(self._pending) >= limits.TAGS and not later.wait.settled and later.wait.cancel():
+            raise OverLimit(f"{limits.TAGS} requests of this connection wait")
+        pending = Pending(tag, later)
+        self._pending[tag] = pending
+        if later.fid is not None:
+            later.fid.pending.add(pending)
+        later.wait.subscribe(lambda _: self._settled(pending))
+
+    def _settled(self, pending: Pending) -> None:
+        """Perhaps from inside the engine, which must not be called from here."""
+        if self._pending.get(pending.tag) is not pending:
+            return  # given up by a Tversion, or by the end of the connection
+        if pending.calls:
+            self._ready.append(pending)
+        else:
+            self._complete(pending)
+        self._wake()
+
+    def _complete(self, pending: Pending) -> None:
+        if self._pending.get(pending.tag) is not pending:
+            return
+        self._forget(pending)
+        try:
+            self._reply(pending.then(pending.wait.result()))
+        except Exception as error:
+            self._refuse(pending.tag, error)
+        for tag in pending.flushes:
+            self._reply(Rflush(tag))
+
+    def _forget(self, pending: Pending) -> None:
+        for tag in (pending.tag, *pending.flushes):
+            del self._pending[tag]
+        if pending.fid is not None:
+            pending.fid.pending.discard(pending)
+
+    def _flush(self, request: Tflush) -> None:
+        """Give up a request. What can no longer be given up is answered first, then the flush."""
+        pending = self._pending.get(request.oldtag)
+        if pending is None:
+            self._reply(Rflush(request.tag))
+        elif pending.wait.cancel():
+            self._forget(pending)
+            self._reply(Rflush(request.tag))
+        else:
+            pending.flushes.append(request.tag)
+            self._pending[request.tag] = pending
+
+    # ------------------------------------------------------------ fids
+
+    def room(self) -> int:
+        """How many names the open directories may still hold."""
+        held = sum(len(fid.listing) for fid in self.fids.values() if fid.listing is not None)
+        return limits.LISTED - held
+
+    def fid(self, number: int) -> Fid:
+        fid = self.fids.get(number)
+        if fid is None:
+            raise BadFid(f"fid {number} is not known")
+        return fid
+
+    def check_new(self, number: int) -> None:
+        """May this number become a fid?"""
+        if number in self.fids:
+            raise BadFid(f"fid {number} is in use")
+        if len(self.fids) >= limits.FIDS:
+            raise OverLimit(f"{limits.FIDS} fids of this connection are in use")
+
+    def clunk(self, fid: Fid) -> None:
+        """Let go of a fid: its reads that wait end as interrupted, its writes are answered when they are done."""
+        for pending in list(fid.pending):
+            if pending.wait.cancel():
+                self._forget(pending)
+                self._refuse(pending.tag, Interrupted())
+        del self.fids[fid.number]
+        self._close(fid)
+
+    def _close(self, fid: Fid) -> None:
+        if fid.locked:
+            self.locks.release_fid(fid.node.qid.path, self.number, fid.number)
+        handle, fid.handle, fid.reader, fid.writer, fid.listing = fid.handle, None, None, None, None
+        if handle is not None:
+            handle.close()
+        if fid.remove_at_close:
+            try:
+                operations.remove_node(self.tree, fid)
+            except MqfsError as error:
+                log.info("not removed at its close: %s: %s", fid.node.name, error)
+
+    def _reset(self) -> None:
+        """Nothing waits and no fid is known any more. A write that is appended stays, unanswered."""
+        pending, self._pending = self._pending, {}
+        for one in pending.values():
+            one.wait.cancel()
+        self._ready.clear()
+        fids, self.fids = self.fids, {}
+        for fid in fids.values():
+            try:
+                self._close(fid)
+            except Exception:
+                log.exception("closing fid %d failed", fid.number)
