@@ -98,11 +98,6 @@ class Session:
         return self._out_bytes > limits.REPLY_BYTES or len(self._pending) > limits.TAGS
 
     @property
-    def stalled(self) -> bool:
-        """Whole requests may be here that were not performed yet, for congestion."""
-        return self._framer.buffered > 0
-
-    @property
     def missing(self) -> int:
         """How many bytes the request that has begun still needs, if that is known."""
         return self._framer.missing
@@ -112,8 +107,11 @@ class Session:
         """How many requests wait, flushes included."""
         return len(self._pending)
 
-    def receive(self, data: bytes = b"") -> None:
-        """Perform what arrived. BadFrame: the connection is to be ended."""
+    def receive(self, data: bytes = b"") -> bool:
+        """Perform what arrived. False: congested before its end, to be called again when that has changed.
+
+        BadFrame: the connection is to be ended.
+        """
         for buffer, start, size in self._framer.frames(data):
             number = buffer[start + 4]
             if self._trace is not None:
@@ -124,8 +122,9 @@ class Session:
                 self._write(buffer, start, size)
             else:
                 self._general(buffer, start, size)
-            if self.congested:
-                return
+            if self._out_bytes > limits.REPLY_BYTES or len(self._pending) > limits.TAGS:
+                return False
+        return True
 
     def take(self) -> list[bytes]:
         """The replies so far, to be sent in this order. Not to be called from inside the engine."""

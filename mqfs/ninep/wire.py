@@ -50,10 +50,6 @@ class Framer:
             return 0
         return max(int(COUNT.unpack_from(self._rest)[0]) - len(self._rest), 0)
 
-    @property
-    def buffered(self) -> int:
-        return len(self._rest)
-
     def frames(self, data: bytes = b"") -> Iterator[tuple[Buffer, int, int]]:
         """Each whole frame as (buffer, position, size). What is not consumed stays for the next call."""
         buffer: Buffer = data

@@ -1,0 +1,437 @@
+"""The 9P server: sockets and standard input/output, driven by trio.
+
+Owns listening, the peers' identity, and carrying bytes between connections and their sessions. What a request does is
+the session's. Reading and sending go straight to the descriptor and meet trio only when it would block; what one
+batch of requests answers, on whatever connections, leaves before the next batch is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+import trio
+
+from mqfs import limits
+from mqfs.engine.tree import Tree
+from mqfs.errors import BadAddress, BadFrame
+from mqfs.ninep import dial, people
+from mqfs.ninep.dial import Dial, Tcp, Unix
+from mqfs.ninep.locks import Locks
+from mqfs.ninep.people import Peer
+from mqfs.ninep.session import Session
+
+log = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 65_536
+BATCHES = 16  # read in a row from one connection before the others have their turn
+JOIN_BYTES = 65_536  # replies below this are joined into one buffer; larger ones are gathered by the kernel
+GATHER = 1_000  # buffers of one writev; the system takes 1,024
+BACKLOG = 1_024
+PEER_CREDENTIALS = struct.Struct("3i")
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.EBADF, errno.EIO)
+
+
+# ---------------------------------------------------------------- listening
+
+
+class Listener:
+    """One address that is listened on."""
+
+    def __init__(self, address: Dial, sock: socket.socket) -> None:
+        self.address, self.socket = address, sock
+        self._made = os.lstat(address.path) if isinstance(address, Unix) else None
+
+    def close(self) -> None:
+        """Stop, and remove the socket's file if it still is ours."""
+        self.socket.close()
+        if isinstance(self.address, Unix) and self._made is not None:
+            with contextlib.suppress(OSError):
+                now = os.lstat(self.address.path)
+                if (now.st_dev, now.st_ino) == (self._made.st_dev, self._made.st_ino):
+                    os.unlink(self.address.path)
+
+
+def listen(address: Dial | str, *, mode: int = 0o666, insecure: bool = False) -> Listener:
+    """Listen now, or BadAddress. `mode` is that of a unix socket; `insecure` permits TCP off loopback."""
+    where = dial.parse(address) if isinstance(address, str) else address
+    try:
+        return _listen_unix(where, mode) if isinstance(where, Unix) else _listen_tcp(where, insecure)
+    except OSError as error:
+        raise dial.explain(where, error) from None
+
+
+def _listen_unix(address: Unix, mode: int) -> Listener:
+    _remove_stale(address)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(address.path)
+        os.chmod(address.path, mode)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return Listener(address, sock)
+
+
+def _remove_stale(address: Unix) -> None:
+    """Remove a socket's file that nobody answers at; anything else that stands there stays."""
+    try:
+        found = os.lstat(address.path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise BadAddress(f"{address} is a file and not a socket; it is left alone")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(address.path)
+        except ConnectionRefusedError:
+            os.unlink(address.path)
+            return
+        except TimeoutError:
+            pass
+    raise OSError(errno.EADDRINUSE, "in use")
+
+
+def _listen_tcp(address: Tcp, insecure: bool) -> Listener:
+    if not insecure and not dial.loopback(address.host):
+        raise BadAddress(f"{address} is off loopback, where nothing is encrypted; --insecure permits it")
+    family, kind, proto, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return Listener(Tcp(address.host, sock.getsockname()[1]), sock)
+
+
+# ---------------------------------------------------------------- one connection
+
+
+class Connection:
+    """Two descriptors (often one) and the session between them."""
+
+    def __init__(self, server: Server, peer: Peer, incoming: int, outgoing: int) -> None:
+        self.server, self.incoming, self.outgoing = server, incoming, outgoing
+        self.dirty = False  # in the server's list of those with replies to send
+        self.ended = False
+        self.session = Session(server.tree, peer, server.locks, self._wake, server.tracer(peer.where))
+        self._unsent: list[memoryview] = []
+        self._moved = trio.Event()  # set when something was sent, or a reply came
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was answered is sent."""
+        return not self._unsent and not self.dirty
+
+    def _wake(self) -> None:
+        """The session has a reply; perhaps from inside the engine."""
+        if not self.dirty and not self.ended:
+            self.dirty = True
+            self.server.woken(self)
+
+    async def run(self) -> None:
+        """Read and perform until the client goes, breaks the protocol, or the server ends."""
+        try:
+            while data := await self._receive():
+                if not await self._perform(data):
+                    break
+            with trio.move_on_after(limits.SHUTDOWN_S):
+                await self._sent()
+        except BadFrame as error:
+            log.warning("%s: connection ended: %s", self.session.peer.where, error)
+        finally:
+            self.flush()
+            self.ended = True
+            self.session.close()
+            self.server.flush_woken()
+
+    async def _sent(self) -> None:
+        """The client sends no more, but may still read: wait until it has what was answered."""
+        while self._unsent and not self.ended:
+            self._moved = trio.Event()
+            await self._moved.wait()
+
+    async def _receive(self) -> bytes:
+        """What is there to be read; b"" at the end."""
+        size = max(RECEIVE_BYTES, self.session.missing)
+        while True:
+            try:
+                return os.read(self.incoming, size)
+            except BlockingIOError:
+                if self.ended:
+                    return b""
+                await trio.lowlevel.wait_readable(self.incoming)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+                return b""
+
+    async def _perform(self, data: bytes) -> bool:
+        """Perform a batch and send what it answers; wait while too much is unanswered or unsent. False: ended."""
+        server, session = self.server, self.session
+        self.dirty = True  # so that the session's wake has nothing to do
+        server.inside += 1
+        try:
+            done = session.receive(data)
+        finally:
+            server.inside -= 1
+            self.flush()
+            server.flush_woken()
+        while not done and not self.ended:
+            if session.congested:
+                self._moved = trio.Event()
+                await self._moved.wait()
+            done = session.receive()
+            self.flush()
+        server.batches += 1
+        if server.batches % BATCHES == 0:
+            await trio.lowlevel.checkpoint()
+        return not self.ended
+
+    def flush(self) -> None:
+        """Send what there is, as far as it goes without waiting; a task of its own sees to the rest."""
+        self.dirty = False
+        if self._unsent:
+            return  # that task comes back here
+        out = self.session.take()
+        if out:
+            self._send(out)
+        if self._unsent and not self.ended:
+            self.server.nursery.start_soon(self._drain)
+
+    def moved(self) -> None:
+        """Replies came from elsewhere: send them, and read on if that was what it waited for."""
+        self.flush()
+        self._moved.set()
+
+    def _send(self, out: list[bytes]) -> None:
+        if len(out) == 1:
+            whole = out[0]
+        elif sum(map(len, out)) <= JOIN_BYTES:
+            whole = b"".join(out)
+        else:
+            self._unsent = [memoryview(part) for part in out]
+            self._gather()
+            return
+        try:
+            sent = os.write(self.outgoing, whole)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lost(error)
+            return
+        if sent < len(whole):
+            self._unsent = [memoryview(whole)[sent:]]
+
+    def _gather(self) -> None:
+        """Send what is unsent, until it is or the descriptor takes no more."""
+        while self._unsent:
+            try:
+                sent = os.writev(self.outgoing, self._unsent[:GATHER])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lost(error)
+                return
+            done = 0
+            while done < len(self._unsent) and sent >= len(self._unsent[done]):
+                sent -= len(self._unsent[done])
+                done += 1
+            del self._unsent[:done]
+            if sent:
+                self._unsent[0] = self._unsent[0][sent:]
+
+    async def _drain(self) -> None:
+        while self._unsent and not self.ended:
+            try:
+                await trio.lowlevel.wait_writable(self.outgoing)
+            except (trio.ClosedResourceError, OSError):
+                return
+            self._gather()
+        self._moved.set()
+        if not self.ended:
+            self.flush()
+
+    def _lost(self, error: OSError) -> None:
+        """Nothing can be sent any more: the reading side is told by its own descriptor, or here."""
+        if error.errno not in _GONE:
+            log.warning("%s: %s", self.session.peer.where, error)
+        self._unsent, self.ended = [], True
+        self._moved.set()
+        with contextlib.suppress(OSError, ValueError):
+            trio.lowlevel.notify_closing(self.incoming)
+
+
+# ---------------------------------------------------------------- the server
+
+
+class Server:
+    """All 9P connections of one tree.
+
+    `add` what `listen` returned, then `run`; `stop` ends it after the tree was closed (which answers what waits).
+    """
+
+    def __init__(self, tree: Tree, *, tcp_user: str = "nobody", trace: TextIO | None = None) -> None:
+        uid = people.user_number(tcp_user)
+        if uid is None:
+            raise BadAddress(f"no user is called {tcp_user!r}, as whom clients over TCP would act")
+        self.tree, self.locks = tree, Locks()
+        self.connections: set[Connection] = set()
+        self.listeners: list[Listener] = []
+        self.inside = 0  # a batch is being performed: what it wakes is flushed at its end
+        self.batches = 0
+        self.nursery: trio.Nursery
+        self._tcp_uid, self._trace = uid, trace
+        self._woken: list[Connection] = []
+        self._woken_event = trio.Event()
+        self._numbers = itertools.count(1)
+        self._full = False
+        self._stopping = False
+        self._scope = trio.CancelScope()
+
+    def add(self, listener: Listener) -> None:
+        """Serve an address, from the beginning or while running."""
+        self.listeners.append(listener)
+        if hasattr(self, "nursery"):
+            self.nursery.start_soon(self._accept, listener)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop`, or until cancelled."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    self.nursery = nursery
+                    nursery.start_soon(self._flush_forever)
+                    for listener in self.listeners:
+                        nursery.start_soon(self._accept, listener)
+                    task_status.started()
+        finally:
+            for listener in self.listeners:
+                listener.close()
+
+    async def serve_descriptors(self, incoming: int = 0, outgoing: int = 1) -> None:
+        """One connection over two descriptors (standard input and output); returns at its end. `run` must run."""
+        peer = Peer(f"9p stdio {next(self._numbers)}", os.geteuid(), os.getegid(), os.getpid())
+        with _nonblocking(incoming), _nonblocking(outgoing):
+            await self._serve(Connection(self, peer, incoming, outgoing))
+
+    async def stop(self) -> None:
+        """Accept and read no more, send what is answered, within limits.SHUTDOWN_S; then end all connections."""
+        self._stopping = True
+        for listener in self.listeners:
+            trio.lowlevel.notify_closing(listener.socket)
+            listener.close()
+        with trio.move_on_after(limits.SHUTDOWN_S):
+            while not all(connection.idle or connection.ended for connection in self.connections):
+                self.flush_woken()
+                await trio.sleep(0.005)
+        self._scope.cancel()
+
+    def tracer(self, where: str) -> Callable[[str], None] | None:
+        """The function that prints a connection's messages, if there is a trace."""
+        trace = self._trace
+        return None if trace is None else lambda line: print(where, line, file=trace, flush=True)
+
+    # ------------------------------------------------------------ replies that came from elsewhere
+
+    def woken(self, connection: Connection) -> None:
+        """A connection has replies that no batch of its own will send. Called from inside the engine."""
+        self._woken.append(connection)
+        if not self.inside:
+            self._woken_event.set()
+
+    def flush_woken(self) -> None:
+        """Send the replies of all that were woken."""
+        while self._woken:
+            woken, self._woken = self._woken, []
+            for connection in woken:
+                if not connection.ended:
+                    connection.moved()
+
+    async def _flush_forever(self) -> None:
+        while True:
+            await self._woken_event.wait()
+            self._woken_event = trio.Event()
+            self.flush_woken()
+
+    # ------------------------------------------------------------ accepting
+
+    async def _accept(self, listener: Listener) -> None:
+        while not self._stopping:
+            try:
+                sock, _ = listener.socket.accept()
+            except BlockingIOError:
+                try:
+                    await trio.lowlevel.wait_readable(listener.socket)
+                except (trio.ClosedResourceError, OSError):
+                    return
+            except OSError as error:
+                if error.errno in (errno.EBADF, errno.EINVAL):
+                    return
+                log.warning("%s: %s", listener.address, error)
+                await trio.sleep(0.1)  # out of descriptors, say: let some go first
+            else:
+                self._begin(sock, listener)
+
+    def _begin(self, sock: socket.socket, listener: Listener) -> None:
+        if len(self.connections) >= limits.CONNECTIONS:
+            if not self._full:
+                log.warning("%s: refused, %d connections are open", listener.address, limits.CONNECTIONS)
+            self._full = True
+            sock.close()
+            return
+        self._full = False
+        sock.setblocking(False)
+        self.nursery.start_soon(self._serve_socket, sock, self._peer(sock, listener.address))
+
+    def _peer(self, sock: socket.socket, address: Dial) -> Peer:
+        number = next(self._numbers)
+        if isinstance(address, Tcp):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True)
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+        pid, uid, gid = PEER_CREDENTIALS.unpack(raw)
+        return Peer(f"9p unix {number}", uid, gid, pid)
+
+    async def _serve_socket(self, sock: socket.socket, peer: Peer) -> None:
+        with sock:
+            await self._serve(Connection(self, peer, sock.fileno(), sock.fileno()))
+
+    async def _serve(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        try:
+            await connection.run()
+        except trio.ClosedResourceError:
+            pass  # it was found lost while it was read
+        except Exception:
+            log.exception("%s: connection ended", connection.session.peer.where)
+        finally:
+            self.connections.discard(connection)
+            trio.lowlevel.notify_closing(connection.incoming)
+
+
+@contextlib.contextmanager
+def _nonblocking(descriptor: int) -> Iterator[None]:
+    """Others may share the descriptor: leave it as it was."""
+    before = os.get_blocking(descriptor)
+    os.set_blocking(descriptor, False)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.set_blocking(descriptor, before)
