@@ -165,6 +165,12 @@ class BadAddress(MqfsError):
     errno, text, http = _errno.EINVAL, "bad address", 400
 
 
+class BadConfig(MqfsError):
+    """A configuration file that cannot be read or means nothing; the detail names the file and the key."""
+
+    errno, text, http = _errno.EINVAL, "bad configuration", 400
+
+
 class NoAttribute(MqfsError):
     """An extended attribute: no file of the tree has any."""
 

@@ -1,0 +1,84 @@
+"""The command `mqfs`: its words and options, its exit codes (0, 1 failed, 2 usage), its one line when something is wrong.
+
+Owns the command line only; what a command does is elsewhere (serve.py, store/check.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import click
+
+import mqfs
+from mqfs import config
+from mqfs.errors import BadConfig, MqfsError
+
+FAILED, USAGE = 1, 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(mqfs.__version__, prog_name="mqfs", message="%(prog)s %(version)s")
+def command() -> None:
+    """Message queues as files: directories are groups, files are streams, read and write is all there is."""
+
+
+@command.command()
+@click.option("--store", metavar="DIR", help="Keep messages here; without it they are kept in memory only.")
+@click.option("-m", "--mount", metavar="DIR", help="Mount the tree at this empty directory.")
+@click.option("--listen", multiple=True, metavar="DIAL", help="Serve 9P at unix!PATH or tcp!HOST!PORT. Repeatable.")
+@click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of that name in $NAMESPACE.")
+@click.option("--default", multiple=True, metavar="'CTL LINE'", help="What new groups start with. Repeatable.")
+@click.option("--tcp-user", metavar="NAME", help="On whose behalf TCP clients act (nobody).")
+@click.option("--insecure/--no-insecure", default=None, help="Listen beyond loopback, without encryption.")
+@click.option("--allow-other/--no-allow-other", default=None, help="Let other users use the mount (as root: yes).")
+@click.option("-D", "--trace/--no-trace", default=None, help="Print every 9P message on standard error.")
+@click.option("--config", "file", metavar="FILE", help="A TOML file with these names; the command line wins.")
+@click.option("--foreground", is_flag=True, help="Accepted, and the only way it runs.")
+def serve(file: str | None, foreground: bool, **said: Any) -> int:
+    """Serve the tree of a store, as a mount and over 9P; with neither asked for, 9P on standard input and output.
+
+    It runs until SIGTERM or SIGINT, then unmounts and exits with 0.
+    """
+    options = config.join(config.read_file(file) if file is not None else {}, said)
+    from mqfs.serve import run  # here, so that the other commands need neither trio nor FUSE
+
+    return run(options)
+
+
+@command.command()
+@click.argument("store")
+@click.option("--fix", is_flag=True, help="Repair what can be repaired; what is bad is moved to quarantine, never deleted.")
+def check(store: str, fix: bool) -> int:
+    """Verify every record of a store that no server has open."""
+    from mqfs.store.check import check_store
+
+    return check_store(store, fix=fix)
+
+
+def main() -> NoReturn:
+    """The entry point: one line for everything that can go wrong, no traceback."""
+    try:
+        result = command.main(prog_name="mqfs", standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        sys.exit(USAGE)
+    except click.ClickException as error:
+        fail(f"{error.format_message().rstrip('.')}; see {_help(error)}", error.exit_code)
+    except click.Abort:
+        sys.exit(FAILED)
+    except BadConfig as error:
+        fail(str(error), USAGE)
+    except (MqfsError, OSError) as error:
+        fail(str(error), FAILED)
+
+
+def _help(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'mqfs'} --help"
+
+
+def fail(text: str, code: int) -> NoReturn:
+    print("mqfs: " + " ".join(text.split()), file=sys.stderr)
+    sys.exit(code)

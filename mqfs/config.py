@@ -1,0 +1,101 @@
+"""What the server is told: the options of `mqfs serve`, from the command line and from a TOML file.
+
+Owns their names, their types and how the two are joined (the command line wins); opens nothing and checks nothing that
+needs the machine: that is serve's.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from mqfs.errors import BadConfig
+
+
+@attrs.frozen
+class Options:
+    """As on the command line; None and () are "not said"."""
+
+    store: str | None = None
+    mount: str | None = None
+    listen: tuple[str, ...] = ()
+    service: str | None = None  # -s: 9P on a unix socket of that name in the name space directory
+    default: tuple[str, ...] = ()
+    tcp_user: str = "nobody"
+    insecure: bool = False
+    allow_other: bool | None = None  # None: as root yes, else no
+    trace: bool = False
+
+
+_LISTS = ("listen", "default")
+_FLAGS = ("insecure", "allow-other", "trace")
+_TEXTS = ("store", "mount", "service", "tcp-user")
+KEYS = (*_TEXTS, *_LISTS, *_FLAGS)
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """What a configuration file says, by the names of Options. Raises BadConfig."""
+    try:
+        with open(path, "rb") as file:
+            said = tomllib.load(file)
+    except OSError as error:
+        raise BadConfig(f"{path}: {error.strerror}; --config wants a TOML file that can be read") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: {error}; a line is KEY = VALUE, as in TOML") from None
+    return {key.replace("-", "_"): _value(path, key, value) for key, value in said.items()}
+
+
+def _value(path: str, key: str, value: object) -> object:
+    if key in _LISTS:
+        words = [value] if isinstance(value, str) else value
+        if isinstance(words, list) and all(isinstance(word, str) for word in words):
+            return tuple(words)
+        raise BadConfig(f'{path}: {key} = {_print(value)}; write {key} = "TEXT" or {key} = ["TEXT", "TEXT"]')
+    if key in _FLAGS:
+        if isinstance(value, bool):
+            return value
+        raise BadConfig(f"{path}: {key} = {_print(value)}; write {key} = true or {key} = false")
+    if key in _TEXTS:
+        if isinstance(value, str):
+            return value
+        raise BadConfig(f'{path}: {key} = {_print(value)}; write {key} = "TEXT"')
+    raise BadConfig(f"{path}: unknown key {key!r}; there are: {' '.join(KEYS)}")
+
+
+def _print(value: object) -> str:
+    """A value of a TOML file on one line."""
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+def join(file: Mapping[str, Any], said: Mapping[str, Any]) -> Options:
+    """Options: what the command line said, then what the file says, then the defaults."""
+    spoken = {key: value for key, value in said.items() if value not in (None, ())}
+    return Options(**{**file, **spoken})
+
+
+def service_path(name: str) -> str:
+    """Where `-s NAME` puts its socket: NAME in the name space directory, as plan9port has it."""
+    return f"{name_space()}/{name}"
+
+
+def name_space() -> str:
+    """$NAMESPACE, or a directory of this user and display."""
+    if said := os.environ.get("NAMESPACE"):
+        return said
+    display = os.environ.get("DISPLAY") or ":0"
+    if display.rpartition(":")[2].endswith(".0"):
+        display = display[:-2]
+    return f"/tmp/ns.{_login()}.{display.replace('/', '_')}"
+
+
+def _login() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
