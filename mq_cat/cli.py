@@ -1,0 +1,216 @@
+"""mq-cat's command line: what was asked for, and which of the two ways of reading answers it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import attrs
+import click
+
+from mq_cat.cursor import Cursor, Message
+from mq_cat.group import check_group, check_streams, streams_of
+from mq_cat.order import InOrder
+from mq_cat.output import Format, Output, as_json, ended_by_newline, ended_by_nul, raw, timed
+from mq_cat.problem import INTERRUPTED, USAGE, Problem, note, reason
+
+PROGRAM = "mq-cat"
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DAMAGED_IN_A_ROW = 1000  # reads that fail one after the other, before the disk itself is taken to be gone
+
+
+class Source(Protocol):
+    """A way of reading a group."""
+
+    fd: int
+
+    def take(self) -> list[Message] | None: ...
+
+    def close(self) -> None: ...
+
+
+@attrs.frozen
+class Wish:
+    """What the command line asked for."""
+
+    group: str
+    streams: Sequence[str]
+    count: int | None
+    end: bool
+    idle_s: float | None
+    nul: bool
+    start: str | None
+    json: bool
+    times: bool
+    order: bool
+
+
+class Duration(click.ParamType[float]):
+    """`30s`, `5m`, `2h`, `7d`, or a plain number of seconds."""
+
+    name = "T"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)([smhd]?)", str(value))
+        if not found:
+            self.fail(f"{value!r} is not a duration such as 30s, 5m, 2h or 7d", param, ctx)
+        return float(found[1]) * _UNITS[found[2]]
+
+
+class Start(click.ParamType[str]):
+    """Where to begin, as the cursor's `seek` has it; `@` also takes an ISO 8601 time."""
+
+    name = "WHERE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        where = str(value)
+        if re.fullmatch(r"first|last|end|\d+|-\d+[smhd]?|@\d+(\.\d{1,9})?", where):
+            return where
+        if where.startswith("@"):
+            try:
+                return f"@{datetime.fromisoformat(where[1:]).timestamp():.6f}"
+            except ValueError:
+                pass
+        self.fail(f"{where!r} is none of first, last, end, SEQUENCE, -COUNT, -DURATION (-10m) and @TIME", param, ctx)
+
+
+@click.command(PROGRAM, add_help_option=True)
+@click.option("-n", "count", type=click.IntRange(0), metavar="N", help="End after N messages.")
+@click.option("-e", "end", is_flag=True, help="End at the present end instead of waiting for more.")
+@click.option("--idle", "idle_s", type=Duration(), help="End with code 124 after T without a message.")
+@click.option("-0", "nul", is_flag=True, help="End each message with a NUL byte.")
+@click.option("--from", "start", type=Start(), help="Begin at first, last, end, SEQUENCE, -N, -DURATION or @TIME.")
+@click.option("--json", "json", is_flag=True, help="One JSON object a message.")
+@click.option("-t", "times", is_flag=True, help="Put time and stream before each message.")
+@click.option("--order", "order", is_flag=True, help="Use 'order' and the streams even where there is a .cursor.")
+@click.argument("group")
+@click.argument("streams", nargs=-1, metavar="[STREAM]...")
+def _command(**given: Any) -> Wish:
+    """Print the messages of a GROUP's streams in the order they were written, and wait for more."""
+    return Wish(**given)
+
+
+def wish(program: click.Command, arguments: Sequence[str]) -> Any:
+    """What click makes of the arguments. Raises Problem (usage) with one line; an int where it has answered itself."""
+    try:
+        return program.main(list(arguments), prog_name=program.name, standalone_mode=False)
+    except click.ClickException as error:
+        raise Problem(f"{error.format_message().rstrip('.')} (see {program.name} --help)", USAGE) from error
+    except click.Abort:
+        raise KeyboardInterrupt from None
+
+
+def source_of(wish: Wish) -> Source:
+    """The open reader. Raises Problem."""
+    check_group(wish.group)
+    check_streams(wish.group, wish.streams)
+    if wish.order or not os.path.lexists(os.path.join(wish.group, ".cursor")):
+        return _in_order(wish)
+    cursor = Cursor(wish.group)
+    if wish.streams:
+        cursor.select(wish.streams)
+    if wish.start is not None:
+        cursor.command(f"seek {wish.start}")
+    if wish.end:
+        cursor.command("until end")
+    return cursor
+
+
+def _in_order(wish: Wish) -> InOrder:
+    for asked, option in ((wish.start, "--from"), (wish.json, "--json"), (wish.times, "-t")):
+        if asked:
+            raise Problem(f"{wish.group}: {option} needs a tree with .cursor files: 'order' tells only streams' names")
+    source = InOrder(wish.group, wish.streams, lambda text: note(PROGRAM, text))
+    source.open(wish.streams or streams_of(wish.group))
+    return source
+
+
+def format_of(wish: Wish) -> Format:
+    if wish.json and wish.times:
+        raise Problem("-t and --json exclude each other: a JSON object has the time in it", USAGE)
+    body = as_json if wish.json else timed if wish.times else raw
+    if wish.nul:
+        return ended_by_nul(body)
+    return ended_by_newline(body) if wish.json or wish.times else body
+
+
+def copy(source: Source, output: Output, wish: Wish) -> int:
+    """Write what comes, until one of the ends that were asked for."""
+    failures = 0
+    while not output.full:
+        try:
+            messages = source.take()
+        except EOFError:
+            if wish.end and _there(wish.group):
+                return 0
+            raise Problem(_why_over(wish)) from None
+        except OSError as error:
+            failures += 1
+            if error.errno == errno.EPIPE:
+                note(PROGRAM, "reader fell behind")
+            elif error.errno == errno.EIO and failures < _DAMAGED_IN_A_ROW:
+                note(PROGRAM, f"{wish.group}: a message could not be read: {reason(error)}")
+            else:
+                raise Problem(f"{wish.group}: {reason(error)}") from error
+            continue
+        failures = 0
+        if messages:
+            output.put(messages)
+        elif messages is None:
+            if wish.end and isinstance(source, InOrder):
+                return 0
+            output.wait(source.fd)
+    return 0
+
+
+def _there(group: str) -> bool:
+    return os.path.lexists(os.path.join(group, "order"))
+
+
+def _why_over(wish: Wish) -> str:
+    """Why reading ended though nobody asked for it."""
+    try:
+        check_group(wish.group)
+        check_streams(wish.group, wish.streams)
+    except Problem as error:
+        return f"{error} (any more)" if "no such group" in str(error) else str(error)
+    return f"{wish.group}: the tree ended the reading"
+
+
+def guarded(program: str, run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
+    """Run a tool: its exit code, with one line on standard error where it could not do what was asked."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        return run(sys.argv[1:] if arguments is None else arguments)
+    except Problem as problem:
+        if str(problem):
+            note(program, str(problem))
+        return problem.code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def run(arguments: Sequence[str]) -> int:
+    wanted = wish(_command, arguments)
+    if not isinstance(wanted, Wish):
+        return int(wanted or 0)  # --help
+    output = Output(format_of(wanted), wanted.count, wanted.idle_s)
+    try:
+        source = source_of(wanted)
+    except OSError as error:
+        raise Problem(f"{error.filename or wanted.group}: {reason(error)}") from error
+    try:
+        return copy(source, output, wanted)
+    finally:
+        source.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program."""
+    return guarded(PROGRAM, run, arguments)

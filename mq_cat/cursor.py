@@ -1,0 +1,114 @@
+"""Cursor: a private, positioned reader of a group, through its file `.cursor`.
+
+Owns the cursor's commands, rc(1) quoting and the reading of `format record`. Never waits: a read either has messages,
+or has nothing yet, or is at the end. Never writes to a stream.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mq_cat.problem import Problem, reason
+
+READ_BYTES = 1 << 20  # holds the largest message with its header, and many small ones
+_HEADER = struct.Struct("<IIQqIBBH")  # size, checksum, sequence, time, stream, kind, flags, header bytes
+_NAME = struct.Struct("<IH")
+_MESSAGE, _NAMES = 1, 7
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:+@%/-]+")
+
+
+class Message(NamedTuple):
+    """One message as it stands in the group's log."""
+
+    sequence: int
+    time_ns: int
+    stream: str
+    body: bytes
+
+
+def quote(name: str) -> str:
+    """A name as one word of a command, quoted as in rc(1)."""
+    return name if _PLAIN.fullmatch(name) else "'" + name.replace("'", "''") + "'"
+
+
+def _names(body: bytes) -> dict[int, str]:
+    """The table of a NAMES record: each `u32 number, u16 bytes of the name, name`."""
+    names, at = {}, 0
+    while at < len(body):
+        number, size = _NAME.unpack_from(body, at)
+        at += _NAME.size + size
+        names[number] = body[at - size : at].decode()
+    return names
+
+
+class Cursor:
+    """An open `.cursor` in `format record`."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.names: dict[int, str] = {}
+        self._rest = b""
+        try:
+            self.fd = os.open(os.path.join(group, ".cursor"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise Problem(f"{group}/.cursor: {reason(error)}") from error
+        try:
+            self.command("format record")
+        except BaseException:
+            self.close()
+            raise
+
+    def select(self, names: Iterable[str]) -> None:
+        """Show only these streams."""
+        self.command("select " + " ".join(map(quote, names)))
+
+    def command(self, line: str) -> None:
+        """Give one command. Raises Problem with the tree's own words where it is refused."""
+        try:
+            os.write(self.fd, os.fsencode(line) + b"\n")
+        except OSError as error:
+            raise Problem(f"{self.group}: {self._refusal(error)}") from error
+
+    def _refusal(self, error: OSError) -> str:
+        if error.errno == errno.EINVAL:
+            try:
+                text = os.read(self.fd, 65536).decode("utf-8", "replace").strip()
+            except OSError:
+                text = ""
+            if text:
+                return text.splitlines()[0]
+        return reason(error)
+
+    def take(self) -> list[Message] | None:
+        """The next messages; None where there is nothing yet. Raises EOFError at the end, OSError."""
+        try:
+            data = os.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            return None
+        if not data:
+            raise EOFError
+        return self._parse(self._rest + data if self._rest else data)
+
+    def _parse(self, data: bytes) -> list[Message]:
+        messages = []
+        at, end = 0, len(data)
+        while end - at >= _HEADER.size:
+            size, _, sequence, time_ns, stream, kind, _, header_bytes = _HEADER.unpack_from(data, at)
+            if at + size > end:
+                break
+            body = data[at + _HEADER.size + header_bytes : at + size]
+            if kind == _MESSAGE:
+                messages.append(Message(sequence, time_ns, self.names[stream], body))
+            elif kind == _NAMES:
+                self.names.update(_names(body))
+            at += (size + 7) & ~7
+        self._rest = data[at:]
+        return messages
+
+    def close(self) -> None:
+        os.close(self.fd)

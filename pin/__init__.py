@@ -1,0 +1,1 @@
+"""pin(1): programs on a terminal that outlives the one they were started from, using files only."""

@@ -1,0 +1,7 @@
+"""`python -m pin` is pin."""
+
+import sys
+
+from pin.cli import main
+
+sys.exit(main())

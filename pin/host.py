@@ -1,0 +1,306 @@
+"""Host: the process behind a session. It has the program on a pseudo-terminal and carries bytes to and from the tree.
+
+Owns the program, the terminal's size and the way back to the tree after the server was restarted: it remembers the last
+message it has read and keeps what could not be written (then lets the program wait), so nothing typed is lost or typed
+twice, and no output is lost. Ends with the program, or when its group is removed. Never talks to a user.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from mq_cat.cursor import Cursor, Message
+from mq_cat.problem import Problem, reason
+from pin.session import Session, write_once
+
+READ_BYTES = 65536
+UNSENT_BYTES = 1 << 20  # output held while the tree is away; above it the program waits
+LAST_READS = 64  # reads, of 4 KiB as a rule, of what an ended program left in its terminal
+RETRY_S = 0.2
+LAST_WORD_S = 3600.0  # how long an ended program's status waits for the tree
+
+
+def start(session: Session, command: Sequence[str], size: tuple[int, int]) -> None:
+    """Run the command in a host of its own, apart from this terminal. Returns when it runs; raises Problem."""
+    heard, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _detach(session, command, size, said)
+    os.close(said)
+    with open(heard, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    if answer != b"ok":
+        session.remove()
+        raise Problem(os.fsdecode(answer) or f"session {session.id!r}: its host did not start")
+
+
+def _detach(session: Session, command: Sequence[str], size: tuple[int, int], said: int) -> None:
+    """In the child: become a process without terminal, parent and open files, then the host. Never returns."""
+    code = 1
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(null, fd)
+        os.closerange(3, said)
+        os.closerange(said + 1, os.sysconf("SC_OPEN_MAX"))
+        host = Host(session, command, size)
+        os.chdir("/")
+        os.write(said, b"ok")
+        os.close(said)
+        host.run()
+        code = 0
+    except Problem as problem:
+        os.write(said, os.fsencode(str(problem)))
+    except OSError as error:
+        os.write(said, os.fsencode(f"session {session.id!r}: {reason(error)}"))
+    finally:
+        os._exit(code)
+
+
+class Host:
+    """The program and both ends of its terminal."""
+
+    def __init__(self, session: Session, command: Sequence[str], size: tuple[int, int]) -> None:
+        self._session = session
+        self._inode = os.stat(session.path).st_ino
+        self._link: Link | None = Link(session, "first")
+        self._next = 0  # sequence behind the last message read
+        self._unsent: deque[bytes] = deque()
+        self._typed = b""
+        self._status: int | None = None
+        self._removed = False
+        self._wake = self._listen_to_signals()
+        self._pid, self._master = run_on_terminal(command, size, session)
+        os.set_blocking(self._master, False)
+        write_once(session.stream("status"), b"running\n")
+
+    def _listen_to_signals(self) -> int:
+        heard, said = os.pipe()
+        for fd in (heard, said):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(said)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._hang_up())
+        return heard
+
+    def run(self) -> None:
+        """Until the program has ended and that was told, or the group was removed."""
+        while self._status is None and not self._removed:
+            self._step()
+        self._read_terminal(to_the_end=True)
+        self._unsent.append(b"")  # stands for the status
+        until = time.monotonic() + LAST_WORD_S
+        while self._unsent and not self._removed and time.monotonic() < until:
+            self._send()
+            if self._unsent and self._link is None:
+                self._reconnect()
+        os.close(self._master)  # hangs up on whoever still has the terminal
+
+    def _step(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        room = sum(map(len, self._unsent)) < UNSENT_BYTES
+        poll.register(self._master, (select.POLLIN if room else 0) | (select.POLLOUT if self._typed else 0))
+        if self._link is not None and not self._typed:
+            poll.register(self._link.cursor.fd, select.POLLIN)
+        ready = dict(poll.poll(None if self._link and not self._unsent else int(RETRY_S * 1000)))
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if self._master in ready:
+            self._read_terminal(to_the_end=False)
+        self._send()
+        if self._link is None:
+            self._reconnect()
+        else:
+            self._receive(self._link)
+        self._type()
+        self._reap(ready.get(self._master, 0))
+
+    def _reap(self, terminal: int) -> None:
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            self._status = code if code >= 0 else 128 - code
+        elif terminal & select.POLLHUP:
+            time.sleep(RETRY_S / 4)  # the program closed its terminal and goes on without
+
+    def _hang_up(self) -> None:
+        try:
+            os.killpg(self._pid, signal.SIGHUP)
+            os.killpg(self._pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+
+    # ------------------------------------------------------------ terminal
+
+    def _read_terminal(self, to_the_end: bool) -> None:
+        """What is there now. Bounded: others may go on writing to the terminal of a program that has ended."""
+        for _ in range(LAST_READS):
+            try:
+                data = os.read(self._master, READ_BYTES)
+            except OSError:  # nothing there now, or nobody has the terminal any more
+                return
+            if not data:
+                return
+            self._unsent.append(data)
+            if not to_the_end:
+                return
+
+    def _type(self) -> None:
+        if self._typed:
+            try:
+                self._typed = self._typed[os.write(self._master, self._typed) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._typed = b""  # nobody has the terminal any more
+
+    def _resize(self, body: bytes) -> None:
+        words = body.split()
+        if len(words) == 2 and all(word.isdigit() and int(word) < 65536 for word in words):
+            try:
+                set_size(self._master, (int(words[0]), int(words[1])))
+            except OSError:
+                pass
+
+    # ------------------------------------------------------------ tree
+
+    def _send(self) -> None:
+        """Write what there is, as long as it can be written."""
+        while self._unsent and self._link is not None:
+            try:
+                if self._unsent[0]:
+                    os.write(self._link.out, self._unsent[0])
+                else:
+                    write_once(self._session.stream("status"), b"exit %d\n" % (self._status or 0))
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                    self._drop_link()
+                else:
+                    time.sleep(RETRY_S)
+                return
+            self._unsent.popleft()
+
+    def _receive(self, link: Link) -> None:
+        if self._typed:
+            return
+        try:
+            messages = link.cursor.take()
+        except EOFError:
+            self._drop_link()
+            return
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                self._drop_link()
+            return
+        for message in messages or ():
+            self._heed(message)
+
+    def _heed(self, message: Message) -> None:
+        self._next = message.sequence + 1
+        if message.stream == "in":
+            self._typed += message.body
+        elif message.stream == "size":
+            self._resize(message.body)
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _reconnect(self) -> None:
+        """Try once; where the group is gone though the tree is served, that is the end."""
+        try:
+            inode = os.stat(self._session.path).st_ino
+        except OSError as error:
+            self._removed = error.errno == errno.ENOENT and self._session.served
+        else:
+            self._removed = inode != self._inode and self._session.served
+            if not self._removed:
+                try:
+                    self._link = Link(self._session, str(self._next))
+                    return
+                except (OSError, Problem):
+                    pass
+        if not self._removed and self._status is not None:
+            time.sleep(RETRY_S)
+
+
+class Link:
+    """What a host has open in the tree."""
+
+    def __init__(self, session: Session, seek: str) -> None:
+        self.cursor = Cursor(session.path)
+        try:
+            self.cursor.select(("in", "size"))
+            self.cursor.command(f"seek {seek}")
+            self.out = os.open(session.stream("out"), os.O_WRONLY | os.O_CLOEXEC)
+        except BaseException:
+            self.cursor.close()
+            raise
+
+    def close(self) -> None:
+        for close in (self.cursor.close, lambda: os.close(self.out)):
+            try:
+                close()
+            except OSError:
+                pass
+
+
+def run_on_terminal(command: Sequence[str], size: tuple[int, int], session: Session) -> tuple[int, int]:
+    """Start the command on a new pseudo-terminal: its process and the terminal's other side. Raises Problem."""
+    heard, said = os.pipe()
+    pid, master = pty.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            set_size(0, size)
+            os.environ["PIN"] = session.path
+            os.execvp(command[0], list(command))
+        except OSError as error:
+            os.write(said, reason(error).encode())
+        finally:
+            os._exit(127)
+    os.close(said)
+    with open(heard, "rb") as pipe:
+        failure = pipe.read().decode()
+    if failure:
+        os.close(master)
+        os.waitpid(pid, 0)
+        raise Problem(f"{command[0]}: {failure}")
+    return pid, master
+
+
+def set_size(fd: int, size: tuple[int, int]) -> None:
+    """Rows and columns of a terminal; its foreground programs get SIGWINCH if they changed."""
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+
+def get_size() -> tuple[int, int] | None:
+    """Rows and columns of the terminal we run on, if we do and it knows."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        try:
+            columns, rows = os.get_terminal_size(stream.fileno())
+        except (OSError, ValueError, AttributeError):
+            continue
+        if rows and columns:
+            return rows, columns
+    return None
