@@ -1,0 +1,223 @@
+"""A 9P client on a plain socket, for programs without an event loop.
+
+Owns one socket; what is said over it is caller.py's. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import time
+from types import TracebackType
+from typing import TypeVar
+
+from mqfs import limits
+from mqfs.errors import BadRequest, MqfsError
+from mqfs.ninep import caller, dial
+from mqfs.ninep.caller import Caller, Channel, Procedure
+from mqfs.ninep.dial import Dial, Unix
+from mqfs.ninep.dialect import Dialect
+from mqfs.ninep.messages import Fcall
+from mqfs.types import Stat
+
+T = TypeVar("T")
+
+RECEIVE_BYTES = 65_536
+MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
+
+
+def flags_of(mode: str) -> int:
+    """The flags of open(2) for "r", "w" or "r+" ("b" may follow)."""
+    plain = mode.replace("b", "")
+    if plain not in MODES:
+        raise BadRequest(f"open mode {mode!r}; one of {', '.join(MODES)} is right")
+    return MODES[plain]
+
+
+def connect(
+    address: Dial | str,
+    *,
+    user: str = "",
+    aname: str = "",
+    dialect: Dialect = Dialect.PLAIN,
+    msize: int = limits.MSIZE_DEFAULT,
+    timeout: float | None = None,
+) -> Client:
+    """A client attached to the tree at an address. `timeout` is for connecting only."""
+    where = dial.parse(address) if isinstance(address, str) else address
+    try:
+        sock = _dialled(where, timeout)
+    except OSError as error:
+        raise dial.explain(where, error) from None
+    client = Client(sock, Caller(dialect, msize))
+    try:
+        client.do(client.caller.connect(user, aname))
+    except BaseException:
+        client.close()
+        raise
+    sock.settimeout(None)
+    return client
+
+
+def _dialled(where: Dial, timeout: float | None) -> socket.socket:
+    if isinstance(where, Unix):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(timeout)
+        try:
+            sock.connect(where.path)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    sock = socket.create_connection((where.host, where.port), timeout)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+class Client:
+    """One attached connection; `connect` makes it."""
+
+    def __init__(self, sock: socket.socket, machine: Caller) -> None:
+        self.socket, self.caller = sock, machine
+        self._replies: dict[int, Fcall] = {}
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    # ------------------------------------------------------------ calls
+
+    def do(self, procedure: Procedure[T]) -> T:
+        """Drive a procedure of the client machine to its end."""
+        try:
+            request = next(procedure)
+            while True:
+                try:
+                    reply = caller.expect(request, self._reply(self._send(request)))
+                except MqfsError as error:
+                    request = procedure.throw(error)
+                else:
+                    request = procedure.send(reply)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+
+    def _send(self, request: Fcall) -> int:
+        tag = self.caller.call(request)
+        self.socket.sendall(self.caller.take())
+        return tag
+
+    def _reply(self, tag: int, deadline: float | None = None) -> Fcall:
+        """The reply to a tag; TimeoutError at the deadline."""
+        while tag not in self._replies:
+            if deadline is not None:
+                self.socket.settimeout(max(deadline - time.monotonic(), 0.000_001))
+            try:
+                data = self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
+            finally:
+                if deadline is not None:
+                    self.socket.settimeout(None)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            self._replies.update(self.caller.receive(data))
+        return self._replies.pop(tag)
+
+    def read(self, channel: Channel, count: int, timeout: float | None = None) -> bytes:
+        """One read. On a time-out (TimeoutError) or an interrupt it is flushed; what came meanwhile is kept."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        procedure = channel.read(count)
+        try:
+            request = next(procedure)
+            while True:
+                tag = self._send(request)
+                try:
+                    reply = self._reply(tag, deadline)
+                except (TimeoutError, KeyboardInterrupt):
+                    self._flush(channel, tag)
+                    if channel.kept is None:
+                        raise
+                    return channel.take_kept(count)
+                request = procedure.send(caller.expect(request, reply))
+        except StopIteration as done:
+            data: bytes = done.value
+            return data
+
+    def _flush(self, channel: Channel, tag: int) -> None:
+        flush = self.caller.flush(tag)
+        self.socket.sendall(self.caller.take())
+        self._reply(flush)
+        late = self._replies.pop(tag, None)
+        if late is not None:
+            channel.keep(late)
+
+    # ------------------------------------------------------------ files
+
+    def open(self, path: str, mode: str = "r", *, nonblocking: bool = False) -> File:
+        return File(self, self.do(self.caller.open(path, flags_of(mode), nonblocking=nonblocking)), mode)
+
+    def create(self, path: str, mode: str = "w", permissions: int = 0o666) -> File:
+        return File(self, self.do(self.caller.create(path, flags_of(mode), permissions)), mode)
+
+    def mkdir(self, path: str, permissions: int = 0o777) -> None:
+        self.do(self.caller.mkdir(path, permissions))
+
+    def remove(self, path: str) -> None:
+        self.do(self.caller.remove(path))
+
+    def rename(self, path: str, name: str) -> None:
+        """Another name in the same group."""
+        self.do(self.caller.rename(path, name))
+
+    def chmod(self, path: str, permissions: int) -> None:
+        self.do(self.caller.chmod(path, permissions))
+
+    def stat(self, path: str) -> Stat:
+        return self.do(self.caller.stat(path))
+
+    def list(self, path: str = "") -> list[str]:
+        return self.do(self.caller.names(path))
+
+
+class File(io.RawIOBase):
+    """An open file: each read is one message (or a part), each write is one message."""
+
+    def __init__(self, client: Client, channel: Channel, mode: str) -> None:
+        super().__init__()
+        self._client, self.channel, self._flags = client, channel, flags_of(mode)
+
+    def readable(self) -> bool:
+        return self._flags != os.O_WRONLY
+
+    def writable(self) -> bool:
+        return self._flags != os.O_RDONLY
+
+    def receive(self, count: int = limits.MESSAGE_BYTES, timeout: float | None = None) -> bytes:
+        """One message, waiting at most `timeout` seconds (TimeoutError)."""
+        return self._client.read(self.channel, count, timeout)
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self.receive(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """One message; TooLong where it does not fit."""
+        return self._client.do(self.channel.write(bytes(data)))
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                with contextlib.suppress(ConnectionError, BrokenPipeError):
+                    if self._client.socket.fileno() >= 0:
+                        self._client.do(self._client.caller.clunk(self.channel.fid))
+            finally:
+                super().close()
