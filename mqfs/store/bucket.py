@@ -1,0 +1,864 @@
+"""One group's log on disk: the segments as one, in the order of their sequences.
+
+Owns appending, finding, reserving sequences, rolling to a new segment, and what is synced. Never waits for a sync
+except where a block of sequences must be on disk before its first number is given, once in limits.SEQUENCE_BLOCK.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from mqfs import errors, limits
+from mqfs.store import index as idx
+from mqfs.store.committer import Committer
+from mqfs.store.compact import compact
+from mqfs.store.disk import Disk, write_all
+from mqfs.store.index import Index, OpenIndex, seek, seek_before
+from mqfs.store.record import INNER, MORE, SETTLED, Row, decode, encode, padded
+from mqfs.store.segment import Files, Segment
+from mqfs.types import Committed, Draft, Kind, Record
+
+log = logging.getLogger("mqfs.store")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RESERVE = b'{"reserve":'
+
+
+class Home(Protocol):
+    """What a bucket needs of its store."""
+
+    disk: Disk
+    files: Files
+    committer: Committer
+    staging: str
+
+    def set_aside(self, group: int, first: int, position: int, data: bytes, why: str) -> None: ...
+
+    def move_aside(self, group: int, first: int, path: str, why: str) -> None: ...
+
+
+class _Waiting(NamedTuple):
+    mark: int
+    due: float
+    then: Committed | None
+
+
+def write_head(home: Home, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int) -> Row:
+    """Make the file of a new segment in `folder`, with its head; the name is not synced. Returns the row of the last
+    record of the head."""
+    parts = [state[at : at + limits.STATE_RECORD_BYTES] for at in range(0, len(state), limits.STATE_RECORD_BYTES)] or [
+        b""
+    ]
+    records = [
+        encode(first - 1, now_ns, 0, Kind.STATE, MORE | (INNER if number else 0), b"", part)
+        for number, part in enumerate(parts)
+    ]
+    body = reserve_body(reserve)
+    records.append(encode(first - 1, now_ns, 0, Kind.CHANGE, INNER, b"", body))
+    data = b"".join(records)
+    made = f"{home.staging}/{group}-{first:020d}.log"
+    fd = home.disk.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(home.disk, fd, data, 0)
+    finally:
+        home.disk.close(fd)
+    home.disk.rename(made, f"{folder}/{first:020d}.log")
+    return Row(first - 1, now_ns, len(data) - len(records[-1]), len(body), 0, 0, Kind.CHANGE, INNER)
+
+
+def reserve_body(bound: int) -> bytes:
+    return b'{"reserve":%d}' % bound
+
+
+def reserved_by(body: bytes) -> int:
+    """The bound that a CHANGE record's body reserves; 0 if it is another change."""
+    return int(json.loads(body)["reserve"]) if body.startswith(_RESERVE) else 0
+
+
+class DiskBucket:
+    """See `Bucket` in mqfs/types.py."""
+
+    def __init__(self, home: Home, number: int, folder: str) -> None:
+        self.id = number
+        self.next = 1
+        self.last_ns = 0
+        self.failed: OSError | None = None
+        self.damaged = 0
+        self.state: Callable[[], bytes] = self._no_state
+        self._home, self._disk, self._folder = home, home.disk, folder
+        self._pwrite, self._pread = home.disk.pwrite, home.disk.pread
+        self._segments: list[Segment] = []
+        self._firsts: list[int] = []
+        self._open: Segment | None = None
+        self._sealed_bytes = 0
+        self._reserved = self._refill = 1  # what the newest reserve record says; from when on a new one is wanted
+        self._written = self._synced = 0  # bytes appended since the start, and how many of them are on disk
+        self._unsynced: list[Segment] = []  # in their order; the open one is always the last
+        self._entries = 0  # changes of the folder not synced
+        self._waiting: deque[_Waiting] = deque()
+        self._asked: float | None = None  # when the sync that was asked for is due
+        self._job: tuple[int, list[Segment], int] = (0, [], 0)
+        self._first: int | None = None
+        self._touched = False  # something was appended since the start
+        self._closed = False
+        self._work: Generator[bool, None, None] | None = None  # a compaction under way
+        self._floors: Mapping[int, int] = {}
+        self._dropped: frozenset[int] | set[int] = frozenset()
+        self._looked: object = None
+        self._start()
+
+    # ------------------------------------------------------------ a start
+
+    def _start(self) -> None:
+        names = sorted(name for name in self._disk.listdir(self._folder) if name.endswith(".log"))
+        firsts = [int(name[:-4]) for name in names]
+        while firsts:
+            segment = self._segment(firsts[-1])
+            if segment.start(newest=True):
+                break
+            self._set_whole_aside(segment)
+            firsts.pop()
+        else:
+            raise errors.DiskFailed(f"no segment of group {self.id} is whole; see quarantine/")
+        self._segments = [self._segment(first) for first in firsts[:-1]] + [segment]
+        self._firsts = firsts
+        for older in self._segments[:-1]:
+            older.used = self._disk.size_of(older.path)
+            self._sealed_bytes += older.used
+        if segment.sealed:
+            self._sealed_bytes += segment.used
+        else:
+            self._take_up(segment)
+        self.last_ns = segment.last_ns()
+        self.next = self._reserved = self._refill = self._bound()
+
+    def _take_up(self, segment: Segment) -> None:
+        """Go on with the segment that was open at the stop."""
+        self._open = segment
+        segment.quiet = self._quiet
+        self._unsynced = [segment]
+        clean = segment.parts and segment.parts[-1].flags & idx.CLEAN and segment.covered == segment.used
+        if not clean:
+            # What a killed server left in the page cache was served by it and is ours to sync.
+            self._written, self._entries = 1, 1
+            self._unsynced = [s for s in self._segments if s is not segment and not self._has_index(s)] + [segment]
+            for older in self._unsynced:
+                older.quiet = self._quiet
+
+    def _has_index(self, segment: Segment) -> bool:
+        return self._disk.exists(segment.idx_path)
+
+    def _segment(self, first: int) -> Segment:
+        home = self._home
+        return Segment(home.disk, home.files, self._folder, home.staging, self.id, first, self._aside)
+
+    def _set_whole_aside(self, segment: Segment) -> None:
+        segment.rest()
+        self._home.move_aside(self.id, segment.first, segment.path, "a segment without a whole state")
+
+    def _bound(self) -> int:
+        """The next sequence: what the newest reserve record says, if nothing greater is seen."""
+        bound = 1
+        for segment in reversed(self._segments):
+            found = [bound for bound in map(reserved_by, self._changes(segment)) if bound]
+            bound = max(bound, segment.counts()[2] + 1)
+            if found and not self.damaged:
+                return max(bound, found[-1])
+            if found:
+                # Damage may have hidden the record that counts.
+                return max(bound, *found) + limits.SEQUENCE_BLOCK
+        return bound + limits.SEQUENCE_BLOCK
+
+    def _changes(self, segment: Segment) -> Iterator[bytes]:
+        for row in segment.rows():
+            if row.kind == Kind.CHANGE and row.stream == 0 and row.body < 40:
+                record = self._row(segment, row)
+                if record is not None:
+                    yield record.body
+
+    def _row(self, segment: Segment, row: Row) -> Record | None:
+        data = segment.read(row.position, row.size)
+        record = decode(data)
+        if record is None:
+            segment.rot(row.position, data)
+        return record
+
+    @staticmethod
+    def _no_state() -> bytes:
+        raise AssertionError("Bucket.state was not set")
+
+    # ------------------------------------------------------------ history
+
+    def history(self) -> tuple[bytes, Sequence[Record]]:
+        """The newest state that passes and what is behind it."""
+        behind: list[Record] = []
+        for segment in reversed(self._segments):
+            state, records = self._history_of(segment)
+            behind = records + behind
+            if state is not None:
+                return state, behind
+        raise errors.DiskFailed(f"no state of group {self.id} is whole; see quarantine/")
+
+    def _history_of(self, segment: Segment) -> tuple[bytes | None, list[Record]]:
+        state: bytes | None = None
+        parts: list[bytes] | None = []
+        records: list[Record] = []
+        for row in segment.rows():
+            record = self._row(segment, row)
+            if row.kind == Kind.STATE:
+                if not row.flags & INNER:
+                    parts = []
+                parts = None if record is None or parts is None else [*parts, record.body]
+                continue
+            if parts:
+                state, parts, records = b"".join(parts), [], []
+            elif parts is None:
+                parts = []
+            if record is not None and not (row.kind == Kind.CHANGE and reserved_by(record.body)):
+                records.append(record)
+        return state, records
+
+    # ------------------------------------------------------------ appending
+
+    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
+        if self.failed is not None:
+            raise errors.ReadOnly(str(self.failed))
+        if time_ns < self.last_ns:
+            time_ns = self.last_ns
+        segment = self._open
+        need = 32 + len(headers) + len(body)
+        if segment is None or segment.used + need > segment.room:
+            segment = self._make_room(need)
+        if kind <= 2:
+            if self.next >= self._refill:
+                segment = self._reserve(need)
+            sequence = self.next
+        else:
+            sequence = self.next - 1
+        flags = SETTLED if self._synced == self._written else 0
+        data = encode(sequence, time_ns, stream, kind, flags, headers, body)
+        position = segment.used
+        fd = segment.fd if segment.fd >= 0 else segment.open()
+        try:
+            done = self._pwrite(fd, data, position)
+            if done != len(data):
+                write_all(self._disk, fd, data[done:], position + done)
+        except OSError as error:
+            self._unwrite(segment, len(data), error)
+        segment.used = position + len(data)
+        self._written += len(data)
+        self.last_ns = time_ns
+        segment.recent = True
+        if kind > 2:
+            segment.others.append(Row(sequence, time_ns, position, len(body), stream, len(headers), kind, flags))  # type: ignore[union-attr]
+            return sequence
+        self.next = sequence + 1
+        index = segment.index or segment.load()
+        posting = index.postings.get(stream)  # type: ignore[attr-defined]
+        if posting is None:
+            posting = index.postings[stream] = array("I")  # type: ignore[attr-defined]
+        posting.append(len(index.sequences))
+        index.sequences.append(sequence)  # type: ignore[attr-defined]
+        index.times.append(time_ns)  # type: ignore[attr-defined]
+        index.positions.append(position)  # type: ignore[attr-defined]
+        index.bodies.append(len(body))  # type: ignore[attr-defined]
+        index.streams.append(stream)  # type: ignore[attr-defined]
+        index.headers.append(len(headers))  # type: ignore[attr-defined]
+        index.kinds.append(kind)  # type: ignore[attr-defined]
+        return sequence
+
+    def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        if self.failed is not None:
+            raise errors.ReadOnly(str(self.failed))
+        time_ns = max(time_ns, self.last_ns)
+        need = sum(padded(32 + len(draft.headers) + len(draft.body)) for draft in drafts)
+        segment = self._open
+        if segment is None or segment.used + need > segment.room:
+            segment = self._make_room(need)
+        taking = sum(draft.kind <= Kind.END for draft in drafts)
+        while taking and self.next + taking > self._refill:
+            segment = self._reserve(need, self.next + taking)
+        rows, data = self._lay_out(drafts, time_ns, segment.used)
+        fd = segment.open()
+        try:
+            write_all(self._disk, fd, data, segment.used)
+        except OSError as error:
+            self._unwrite(segment, len(data), error)
+        segment.used += len(data)
+        self._written += len(data)
+        self.last_ns = time_ns
+        self._note(segment, rows)
+        return rows[0].sequence
+
+    def _lay_out(self, drafts: Sequence[Draft], time_ns: int, position: int) -> tuple[list[Row], bytes]:
+        rows, parts, sequence = [], [], self.next - 1
+        flags = SETTLED if self._synced == self._written else 0
+        for number, draft in enumerate(drafts):
+            sequence += draft.kind <= Kind.END
+            marks = flags | (MORE if number < len(drafts) - 1 else 0) | (INNER if number else 0)
+            parts.append(encode(sequence, time_ns, draft.stream, draft.kind, marks, draft.headers, draft.body))
+            rows.append(
+                Row(sequence, time_ns, position, len(draft.body), draft.stream, len(draft.headers), draft.kind, marks)
+            )
+            position += len(parts[-1])
+            flags = 0  # the first one is not on disk
+        return rows, b"".join(parts)
+
+    def _note(self, segment: Segment, rows: Sequence[Row]) -> None:
+        """Take records that were written into the index."""
+        index = segment.load()
+        assert isinstance(index, OpenIndex)
+        assert segment.others is not None
+        for row in rows:
+            if row.kind > Kind.END:
+                segment.others.append(row)
+                continue
+            index.postings.setdefault(row.stream, array("I")).append(len(index))
+            index.append(row)
+            self.next = row.sequence + 1
+
+    def skip(self) -> int:
+        if self.failed is not None:
+            raise errors.ReadOnly(str(self.failed))
+        if self.next >= self._refill:
+            if self._open is None:
+                self._make_room(0)
+            self._reserve(0)
+        sequence = self.next
+        self.next += 1
+        return sequence
+
+    def _unwrite(self, segment: Segment, length: int, error: OSError) -> None:
+        """An append failed: leave nothing of it, and raise."""
+        try:
+            room = max(0, min(length, segment.allocated - segment.used))
+            write_all(self._disk, segment.open(), bytes(room), segment.used)
+        except OSError as again:
+            error = again if error.errno in _FULL and again.errno not in _FULL else error
+            if error.errno in _FULL:
+                error = OSError(errno.EIO, "a record could not be taken back")
+        if error.errno in _FULL:
+            raise errors.DiskFull(f"group {self.id}") from error
+        self._break(error)
+        raise errors.DiskFailed(str(error)) from error
+
+    def _make_room(self, need: int) -> Segment:
+        """The segment that takes the next record of `need` bytes, preallocated."""
+        need = padded(need)
+        segment = self._open
+        if segment is None or self._is_full(segment, need):
+            segment = self._roll()
+        covered = segment.covered
+        if segment.used - covered >= limits.INDEX_STRIDE_BYTES:
+            self._ask_for_part(segment)
+        try:
+            segment.grow(need)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise errors.DiskFull(f"group {self.id}") from error
+            self._break(error)
+            raise errors.DiskFailed(str(error)) from error
+        stride = segment.used + need + limits.INDEX_STRIDE_BYTES
+        segment.room = min(segment.allocated, max(stride, segment.used + need))
+        return segment
+
+    def _is_full(self, segment: Segment, need: int) -> bool:
+        if segment.used <= segment.head:
+            return False
+        most = max(limits.SEGMENT_BYTES, 4 * segment.head)
+        records = segment.counts()[0] + len(segment.others or ())
+        return segment.used + need > most or records >= limits.SEGMENT_RECORDS
+
+    def _reserve(self, need: int, least: int = 0) -> Segment:
+        """Have the next block of sequences on disk: while half a block is left, without waiting."""
+        least = max(least, self.next + 1)
+        bound = max(self._reserved, least - 1) + limits.SEQUENCE_BLOCK
+        if least <= self._reserved:
+            self._refill = self._reserved
+            self._put(Kind.CHANGE, reserve_body(bound))
+            self.sync(lambda error: None if error else self._reserve_to(bound))
+        else:
+            self._put(Kind.CHANGE, reserve_body(bound))
+            self._sync_now()
+            self._reserve_to(bound)
+        segment = self._open
+        assert segment is not None
+        if segment.used + padded(need) > segment.room:
+            segment = self._make_room(need)
+        return segment
+
+    def _put(self, kind: int, body: bytes) -> None:
+        """Append a record of our own."""
+        self.append(kind, 0, self.last_ns, body)
+
+    def _reserve_to(self, bound: int) -> None:
+        self._reserved = max(self._reserved, bound)
+        self._refill = self._reserved - limits.SEQUENCE_BLOCK // 2
+
+    def _roll(self) -> Segment:
+        """Begin a new segment. The old one is sealed when it is synced."""
+        old = self._segments[-1]
+        first, reserve = self.next, self._reserved
+        if first <= old.first:
+            first = old.first + 1  # only changes since: its name is taken, so that number is used up
+            reserve = max(reserve, first)
+        try:
+            row = write_head(self._home, self._folder, self.id, first, self.state(), reserve, self.last_ns)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise errors.DiskFull(f"group {self.id}") from error
+            self._break(error)
+            raise errors.DiskFailed(str(error)) from error
+        segment = self._segment(first)
+        segment.quiet = self._quiet
+        segment.index = OpenIndex()
+        segment.used = segment.allocated = segment.head = row.position + padded(row.size)
+        segment.others = self._head_rows(segment, row)
+        segment.open()
+        self.next = first
+        if reserve > self._reserved:
+            self._reserved = self._refill = reserve
+        self._entries += 1
+        self._written += segment.used
+        if self._open is not None:
+            self._sealed_bytes += old.used
+        self._segments.append(segment)
+        self._firsts.append(first)
+        self._unsynced.append(segment)
+        self._open = segment
+        self.sync()
+        return segment
+
+    def _head_rows(self, segment: Segment, last: Row) -> list[Row]:
+        """The rows of a head that was just written: states of the greatest size, the rest, the reserve."""
+        rows: list[Row] = []
+        position = 0
+        while position < last.position:
+            body = min(limits.STATE_RECORD_BYTES, last.position - position - 32)
+            if last.position - position - padded(32 + body) < 32:
+                body = self._body_at(segment, position)
+            rows.append(
+                Row(last.sequence, last.time_ns, position, body, 0, 0, Kind.STATE, MORE | (INNER if rows else 0))
+            )
+            position += padded(32 + body)
+        return [*rows, last]
+
+    def _body_at(self, segment: Segment, position: int) -> int:
+        return int.from_bytes(segment.read(position, 4), "little") - 32
+
+    # ------------------------------------------------------------ finding
+
+    def _where(self, stream: int | None, sequence: int) -> tuple[Segment, Index, int] | None:
+        """The first message (of that stream) at or after `sequence`."""
+        segments = self._segments
+        last = len(segments) - 1
+        at = last if sequence >= self._firsts[-1] else max(0, bisect_right(self._firsts, sequence) - 1)
+        while at <= last:
+            segment = segments[at]
+            index = segment.index or segment.load()
+            ordinal = seek(index, stream, sequence)
+            if ordinal >= 0 and (at == last or index.sequences[ordinal] < self._firsts[at + 1]):
+                return segment, index, ordinal
+            at += 1
+        return None
+
+    def _get(self, segment: Segment, index: Index, ordinal: int) -> Record:
+        position = index.positions[ordinal]
+        sequence = index.sequences[ordinal]
+        size = 32 + index.headers[ordinal] + index.bodies[ordinal]
+        segment.recent = True
+        try:
+            data = self._pread(segment.fd if segment.fd >= 0 else segment.open(), size, position)
+        except OSError as error:
+            raise errors.Damaged(sequence, f"record {sequence} cannot be read: {error.strerror}") from error
+        record = decode(data)
+        if record is None or record.sequence != sequence or record.stream != index.streams[ordinal]:
+            segment.rot(position, data)
+            raise errors.Damaged(sequence)
+        return record
+
+    def find(self, stream: int, sequence: int) -> Record | None:
+        place = self._where(stream, sequence)
+        return None if place is None else self._get(*place)
+
+    def scan(self, sequence: int) -> Record | None:
+        place = self._where(None, sequence)
+        return None if place is None else self._get(*place)
+
+    def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
+        place = self._where(stream, sequence)
+        if place is None:
+            return None
+        _, index, ordinal = place
+        return index.sequences[ordinal], index.bodies[ordinal]
+
+    def before(self, sequence: int, stream: int | None = None) -> int | None:
+        at = min(len(self._segments), bisect_right(self._firsts, sequence))
+        while at > 0:
+            at -= 1
+            if at + 1 < len(self._firsts):
+                sequence = min(sequence, self._firsts[at + 1])
+            index = self._segments[at].load()
+            ordinal = seek_before(index, stream, sequence)
+            if ordinal >= 0:
+                return index.sequences[ordinal]
+        return None
+
+    def at(self, time_ns: int) -> int:
+        count = len(self._segments)
+        for number in range(bisect_left(range(count), time_ns, key=self._last_time), count):
+            index = self._segments[number].load()
+            ordinal = bisect_left(index.times, time_ns)
+            if ordinal < len(index.times):
+                sequence = index.sequences[ordinal]
+                if number + 1 == count or sequence < self._firsts[number + 1]:
+                    return sequence
+        return self.next
+
+    def _last_time(self, number: int) -> int:
+        """The time of the last message up to that segment."""
+        while number >= 0:
+            times = self._segments[number].load().times
+            if len(times):
+                return times[-1]
+            number -= 1
+        return -(1 << 63)
+
+    def tally(self, stream: int, sequence: int) -> tuple[int, int]:
+        messages = size = 0
+        at = max(0, bisect_right(self._firsts, sequence) - 1)
+        for number in range(at, len(self._segments)):
+            index = self._segments[number].load()
+            posting = index.posting(stream)
+            begin = bisect_left(posting, bisect_left(index.sequences, sequence))
+            end = len(posting)
+            if number + 1 < len(self._firsts):
+                end = bisect_left(posting, bisect_left(index.sequences, self._firsts[number + 1]))
+            messages += max(0, end - begin)
+            size += sum(index.bodies[posting[i]] for i in range(begin, end))
+        return messages, size
+
+    @property
+    def first(self) -> int:
+        if self._first is None:
+            self._first = self._find_first()
+        return self.next if self._first is None else self._first
+
+    def _find_first(self) -> int | None:
+        for segment in self._segments:
+            segment.rows()
+            messages, first, _ = segment.counts()
+            if messages:
+                return first
+        return None
+
+    # ------------------------------------------------------------ syncing
+
+    def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
+        if self.failed is not None or self._closed:
+            if then is not None:
+                then(self.failed)
+            return
+        if self._synced == self._written and not self._entries:
+            if then is not None:
+                then(None)
+            return
+        due = time.monotonic() + within_s
+        self._waiting.append(_Waiting(self._written, due, then))
+        self._ask(due)
+
+    def _ask(self, due: float) -> None:
+        if self._asked is None or due < self._asked:
+            for segment in self._unsynced:
+                segment.open()  # and it stays open until the answer: see _quiet
+            self._asked = due
+            self._home.committer.request(self, self._sync_job, self._committed, max(0.0, due - time.monotonic()))
+
+    def _sync_job(self) -> None:
+        """On the committer's thread. The mark is read first: what was written before it is in a segment of the list."""
+        mark = self._written
+        segments = list(self._unsynced)
+        entries = self._entries
+        for segment in segments:
+            self._disk.fdatasync(segment.fd)
+        if entries:
+            self._disk.sync_folder(self._folder)
+        self._job = (mark, segments, entries)
+
+    def _committed(self, error: OSError | None) -> None:
+        self._asked = None
+        if self._closed:
+            return
+        if error is not None:
+            self._break(error)
+            return
+        mark, segments, entries = self._job
+        self._settle(mark, segments, entries)
+        while self._waiting and self._waiting[0].mark <= mark:
+            then = self._waiting.popleft().then
+            if then is not None:
+                then(None)
+        if self._waiting and self.failed is None:
+            self._ask(min(waiting.due for waiting in self._waiting))
+
+    def _settle(self, mark: int, segments: list[Segment], entries: int) -> None:
+        """So much is on disk: segments that are not appended to any more are sealed."""
+        self._synced = max(self._synced, mark)
+        self._entries -= min(entries, self._entries)
+        for segment in segments:
+            if segment is not self._open and segment in self._unsynced:
+                self._unsynced.remove(segment)
+                self._seal(segment)
+
+    def _seal(self, segment: Segment) -> None:
+        try:
+            segment.rows()
+            if segment.sealed:
+                return
+            before = segment.used
+            segment.shrink()
+            segment.finish()
+            self._sealed_bytes += segment.used - before
+        except OSError as error:
+            log.warning("group %d: segment %d was not sealed: %s", self.id, segment.first, error)
+
+    def _sync_now(self) -> None:
+        """Sync on this thread, and have it or raise."""
+        try:
+            for segment in self._unsynced:
+                segment.open()
+            self._sync_job()
+        except OSError as error:
+            self._break(error)
+            raise errors.DiskFailed(str(error)) from error
+
+    def _break(self, error: OSError) -> None:
+        """The log failed to reach the disk: read-only from now on, and all who wait are told."""
+        if self.failed is None:
+            self.failed = error
+            log.error("group %d is read-only: %s", self.id, error)
+        waiting, self._waiting = self._waiting, deque()
+        for entry in waiting:
+            if entry.then is not None:
+                entry.then(self.failed)
+
+    def _quiet(self, segment: Segment) -> bool:
+        """Whether the descriptor may be closed: nobody syncs it, and nothing in it waits for that."""
+        if segment not in self._unsynced:
+            return True
+        if self._asked is not None or self.failed is not None:
+            return False
+        if self._synced != self._written:
+            try:
+                self._sync_now()
+            except errors.DiskFailed:
+                return False
+            self._synced = max(self._synced, self._job[0])
+        return True
+
+    def _ask_for_part(self, segment: Segment) -> None:
+        """Extend the index on disk when what is appended now is synced."""
+        to, messages, others, last_ns = segment.used, segment.counts()[0], len(segment.others or ()), self.last_ns
+        self.sync(lambda error: None if error else segment.extend(to, messages, others, last_ns), 1.0)
+
+    # ------------------------------------------------------------ giving back
+
+    def trim(self, floors: Mapping[int, int], dropped: frozenset[int] | set[int]) -> None:
+        self._floors, self._dropped = floors, dropped
+        try:
+            self._trim()
+        except errors.MqfsError as error:
+            log.warning("group %d was not trimmed: %s", self.id, error)
+
+    def _trim(self) -> None:
+        opened = self._open
+        unwanted = [s for s in self._segments if s is not opened and not self._wanted(s)]
+        if opened is not None and opened.used - opened.head > limits.SEGMENT_FIRST_BYTES * 16 and self.failed is None:
+            opened.cursor = 0
+            if len(unwanted) == len(self._segments) - 1 and not self._wanted(opened):
+                self._roll()
+                unwanted.append(opened)
+        if self._open is None:
+            unwanted = [s for s in unwanted if s is not self._segments[-1]]  # it holds the newest state
+        if unwanted and self._work is None and self.failed is None:
+            self.sync(lambda error: None if error else self._drop(unwanted))
+
+    def _wanted(self, segment: Segment) -> bool:
+        """Whether a message in it is wanted. Cheap: one that was wanted is looked at first, and what is unwanted once
+        is never looked at again."""
+        stream, last = segment.witness
+        if self._floors.get(stream, last + 1) <= last and last not in self._dropped:
+            return True
+        index = segment.load()
+        present = index.present()
+        while segment.cursor < len(present):
+            stream = present[segment.cursor]
+            floor = self._floors.get(stream)
+            if floor is not None and (last := self._last_wanted(index, stream, floor)) >= 0:
+                segment.witness = (stream, last)
+                return True
+            segment.cursor += 1
+        return False
+
+    def _last_wanted(self, index: Index, stream: int, floor: int) -> int:
+        for ordinal in reversed(index.posting(stream)):
+            sequence = index.sequences[ordinal]
+            if sequence < floor:
+                return -1
+            if sequence not in self._dropped:
+                return sequence
+        return -1
+
+    def _drop(self, segments: list[Segment]) -> None:
+        """Remove segments in which nothing is wanted, and everything that made it so is synced."""
+        for segment in segments:
+            if segment not in self._segments or segment in self._unsynced or self._closed:
+                continue
+            self._forget(segment)
+            self._remove_files(segment)
+        self._first = None
+
+    def _forget(self, segment: Segment) -> None:
+        at = self._segments.index(segment)
+        del self._segments[at], self._firsts[at]
+        self._sealed_bytes -= segment.used
+
+    def _remove_files(self, segment: Segment) -> None:
+        segment.index = None
+        segment.rest()
+        for path in (segment.idx_path, segment.path):
+            try:
+                self._disk.unlink(path)
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    log.warning("group %d: %s was not removed: %s", self.id, path, error)
+
+    def tick(self, until: float) -> None:
+        """A portion of compaction, until that moment of the monotonic clock."""
+        if self.failed is not None or self._closed:
+            return
+        if self._work is None:
+            looked = (len(self._floors), sum(self._floors.values()), len(self._dropped), len(self._segments))
+            if looked == self._looked or len(self._segments) < 2:
+                return
+            self._looked = looked
+            self._work = compact(self)
+        for waits in self._work:
+            if waits or time.monotonic() >= until:
+                return
+        self._work = None
+
+    def wanted(self, stream: int, sequence: int) -> bool:
+        """Whether that message is wanted, as `trim` was told last."""
+        floor = self._floors.get(stream)
+        return floor is not None and sequence >= floor and sequence not in self._dropped
+
+    def sealed_segments(self) -> list[tuple[Segment, int]]:
+        """The sealed ones, each with the sequence where its responsibility ends."""
+        ends = [*self._firsts[1:], self.next]
+        return [(s, end) for s, end in zip(self._segments, ends, strict=True) if s.sealed and s is not self._open]
+
+    def replace(self, run: list[Segment], put_in_place: Callable[[], None]) -> None:
+        """One segment, of the first one's name, comes in the place of a run of them."""
+        at = self._segments.index(run[0])
+        for segment in run:
+            segment.index = None
+            segment.rest()
+        put_in_place()
+        made = self._segment(run[0].first)
+        made.start(newest=False)
+        self._sealed_bytes += made.used - sum(segment.used for segment in run)
+        self._segments[at : at + len(run)] = [made]
+        self._firsts[at : at + len(run)] = [made.first]
+        self._first = None
+        self._entries += 1
+        self.sync(lambda error: None if error else self._remove_all(run[1:]))
+
+    def _remove_all(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            self._remove_files(segment)
+
+    # ------------------------------------------------------------ the end
+
+    def _aside(self, segment: Segment, position: int, data: bytes, why: str) -> None:
+        if why != "a torn tail":
+            self.damaged += 1
+        self._home.set_aside(self.id, segment.first, position, data, why)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._home.committer.cancel(self)
+        self._asked = None
+        if self._work is not None:
+            self._work.close()
+            self._work = None
+        if self.failed is None:
+            self._leave_clean()
+        self._closed = True
+        for segment in self._segments:
+            segment.index = None
+            segment.rest()
+
+    def give_up(self) -> None:
+        """It is being removed: nothing of it matters any more."""
+        self._home.committer.cancel(self)
+        if self._work is not None:
+            self._work.close()
+        self._closed = True
+        waiting, self._waiting = self._waiting, deque()
+        for segment in self._segments:
+            segment.index = None
+            segment.rest()
+        for entry in waiting:
+            if entry.then is not None:
+                entry.then(None)
+
+    def _leave_clean(self) -> None:
+        """Everything on disk, the exact next sequence too, and the index to the end."""
+        try:
+            if self._reserved != self.next and self._open is not None:
+                self._make_room(64)
+                self._put(Kind.CHANGE, reserve_body(self.next))
+            self._sync_now()
+        except errors.MqfsError as error:
+            log.warning("group %d was not stopped cleanly: %s", self.id, error)
+            return
+        self._committed(None)
+        segment = self._open
+        if segment is not None:
+            self._finish_open(segment)
+
+    def _finish_open(self, segment: Segment) -> None:
+        try:
+            segment.shrink()
+            messages, others = segment.counts()[0], len(segment.rows())
+            segment.extend(segment.used, messages, others, self.last_ns, idx.CLEAN)
+        except OSError as error:
+            log.warning("group %d: its index was not written: %s", self.id, error)
+
+    def begin(self) -> None:
+        """It was just made, with a block of sequences, and is on disk."""
+        self.next, self._refill = 1, 1 + limits.SEQUENCE_BLOCK // 2
+        self._written = self._synced = self._entries = 0
+
+    @property
+    def home(self) -> Home:
+        return self._home
+
+    @property
+    def folder(self) -> str:
+        return self._folder
+
+    @property
+    def bytes(self) -> int:
+        return self._sealed_bytes + (self._open.used if self._open is not None else 0)

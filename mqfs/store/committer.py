@@ -1,0 +1,130 @@
+"""The one thread of the core: it syncs, and does the few other calls that may take long.
+
+Owns when a job runs, never what it does. A key has one job waiting at most; asking again only makes it earlier, so one
+sync serves all who wait for it. Results are posted to the engine's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+Job = Callable[[], None]
+Done = Callable[[OSError | None], None]
+Post = Callable[[Callable[[], None]], None]
+
+log = logging.getLogger("mqfs.store")
+
+
+class Committer(Protocol):
+    def request(self, key: object, job: Job, done: Done, within_s: float) -> None:
+        """Run `job` within that time, then `done(error or None)` on the engine's thread."""
+        ...
+
+    def cancel(self, key: object) -> None:
+        """Forget the job of `key`; if it runs now, wait until it ended (its `done` still comes)."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+def run(job: Job) -> OSError | None:
+    try:
+        job()
+    except OSError as error:
+        return error
+    except Exception as error:
+        log.exception("a job of the committer failed")
+        return OSError(5, repr(error))
+    return None
+
+
+class Inline:
+    """Does each job at once, on the caller's thread: for tools and tests."""
+
+    def request(self, key: object, job: Job, done: Done, within_s: float) -> None:
+        done(run(job))
+
+    def cancel(self, key: object) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class _Task(NamedTuple):
+    due: float
+    job: Job
+    done: Done
+
+
+class Thread:
+    """Runs jobs on its own thread, the earliest due first."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._tasks: dict[object, _Task] = {}
+        self._running: object = None
+        self._stopped = False
+        self._condition = threading.Condition()
+        self._wakes = float("inf")  # until when the thread sleeps
+        self._thread = threading.Thread(target=self._serve, name="committer", daemon=True)
+        self._thread.start()
+
+    def request(self, key: object, job: Job, done: Done, within_s: float) -> None:
+        due = time.monotonic() + within_s
+        with self._condition:
+            task = self._tasks.get(key)
+            if task is None or due < task.due:
+                self._tasks[key] = _Task(due, job, done)
+                if due < self._wakes:
+                    self._condition.notify_all()
+
+    def cancel(self, key: object) -> None:
+        with self._condition:
+            self._tasks.pop(key, None)
+            while self._running is key:
+                self._condition.wait()
+
+    def stop(self) -> None:
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (batch := self._take()) is not None:
+            for key in batch:
+                self._run(key)
+
+    def _take(self) -> list[object] | None:
+        """Sleep until something is due; None when stopped."""
+        with self._condition:
+            while not self._stopped:
+                now = time.monotonic()
+                due = [key for key, task in self._tasks.items() if task.due <= now]
+                if due:
+                    return due
+                self._wakes = min((task.due for task in self._tasks.values()), default=float("inf"))
+                self._condition.wait(None if self._wakes == float("inf") else self._wakes - now)
+                self._wakes = 0.0  # awake: nobody needs to notify
+            return None
+
+    def _run(self, key: object) -> None:
+        with self._condition:
+            # Taken only now: what was asked for meanwhile is served by this run, what was cancelled is not run.
+            task = self._tasks.pop(key, None)
+            if self._stopped or task is None:
+                return
+            self._running = key
+        error = run(task.job)
+        with self._condition:
+            self._running = None
+            self._condition.notify_all()
+        try:
+            self._post(lambda: task.done(error))
+        except RuntimeError:
+            log.debug("a result came after the end of the loop")

@@ -1,0 +1,228 @@
+"""Giving back the room of messages that are not wanted between ones that are.
+
+Owns choosing and rewriting sealed segments, in portions; the bucket puts the result in place. Never touches a segment
+that is appended to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+from mqfs import limits
+from mqfs.store import index as idx
+from mqfs.store.disk import write_all, write_file
+from mqfs.store.index import Index, OpenIndex, size_of
+from mqfs.store.record import INNER, MORE, Row, decode, encode, padded
+from mqfs.store.segment import Segment
+from mqfs.types import Kind
+
+if TYPE_CHECKING:
+    from mqfs.store.bucket import DiskBucket
+
+log = logging.getLogger("mqfs.store")
+
+_PORTION = 256  # streams looked at, or records copied, between two looks at the clock
+_BUFFER = 256 << 10
+
+Work = Generator[bool, None, None]  # yields between portions; True: it waits for a sync
+
+
+def compact(bucket: DiskBucket) -> Work:
+    """Rewrite each run of adjacent sealed segments of which less than a quarter is wanted."""
+    for segment, end in bucket.sealed_segments():
+        yield from _weigh(bucket, segment, end)
+    for run in _runs(bucket):
+        try:
+            yield from _Rewrite(bucket, run).work()
+        except OSError as error:
+            log.warning("group %d was not compacted: %s", bucket.id, error)
+            return
+
+
+def _weigh(bucket: DiskBucket, segment: Segment, end: int) -> Work:
+    """Count the bytes of its wanted messages; more than a quarter is not counted further."""
+    index, kept = segment.load(), 0
+    for number, stream in enumerate(index.present()):
+        if number % _PORTION == _PORTION - 1:
+            yield False
+        for ordinal in reversed(index.posting(stream)):
+            sequence = index.sequences[ordinal]
+            if not bucket.wanted(stream, sequence):
+                break
+            if sequence < end:
+                kept += padded(size_of(index, ordinal))
+            if kept >= segment.used // 4:
+                segment.kept = kept
+                return
+    segment.kept = kept
+
+
+def _runs(bucket: DiskBucket) -> list[list[Segment]]:
+    runs: list[list[Segment]] = []
+    room = 0
+    before: Segment | None = None
+    for segment, _ in bucket.sealed_segments():
+        kept = segment.kept
+        if kept is None or kept >= segment.used // 4:
+            before = None
+            continue
+        room -= kept + segment.head
+        if before is None or room < 0:
+            runs.append([])
+            room = limits.SEGMENT_BYTES - kept - segment.head
+        runs[-1].append(segment)
+        before = segment
+    return runs
+
+
+class _Rewrite:
+    """One run becomes one segment."""
+
+    def __init__(self, bucket: DiskBucket, run: list[Segment]) -> None:
+        self.bucket, self.run = bucket, run
+        self.disk = bucket.home.disk
+        first = run[0].first
+        self.name = f"{bucket.id}-{first:020d}.compact"
+        self.staged = f"{bucket.home.staging}/{self.name}"
+        self.fd = -1
+        self.written = 0  # bytes in the file
+        self.buffer: list[bytes] = []
+        self.buffered = 0
+        self.index, self.others = OpenIndex(), list[Row]()
+        self.last_end = -1  # where the last kept record ended in its old segment
+        self.held: tuple[Row, bytes, bytes] | None = None  # it, until it is known whether its unit goes on
+        self.synced: OSError | bool | None = False
+
+    def work(self) -> Work:
+        self.fd = self.disk.open(self.staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            yield from self._copy()
+            yield from self._sync()
+            self.bucket.replace(self.run, self._put_in_place)
+        except OSError:
+            self._give_up()
+            raise
+        finally:
+            self.bucket.home.committer.cancel(self)
+            self.disk.close(self.fd)
+
+    def _copy(self) -> Work:
+        last = self.run[-1]
+        rows = last.rows()
+        for row in rows:
+            if row.position < last.head:
+                self._keep(last, row)
+        ends = {segment.first: end for segment, end in self.bucket.sealed_segments()}
+        for segment in self.run:
+            others = iter([row for row in rows if row.position >= last.head]) if segment is last else iter(())
+            self.last_end = -1
+            for number, row in enumerate(_merge(self._wanted(segment, ends[segment.first]), others)):
+                self._keep(segment, row)
+                if number % _PORTION == _PORTION - 1:
+                    yield False
+        self._release(False)
+        self._flush()
+
+    def _wanted(self, segment: Segment, end: int) -> Iterator[Row]:
+        index: Index = segment.load()
+        for ordinal, sequence in enumerate(index.sequences):
+            if sequence >= end:
+                return
+            if self.bucket.wanted(index.streams[ordinal], sequence):
+                yield _row(index, ordinal)
+
+    def _keep(self, segment: Segment, row: Row) -> None:
+        """Take one record over. Its unit may not be wanted whole: then the marks of what is left are mended."""
+        data = segment.read(row.position, row.size)
+        record = decode(data)
+        if record is None:
+            self.bucket.home.set_aside(self.bucket.id, segment.first, row.position, data, "a damaged record")
+            return
+        joins = row.position == self.last_end and bool(record.flags & INNER)
+        self._release(joins)
+        flags = record.flags if joins else record.flags & ~INNER
+        self.held = (row._replace(time_ns=record.time_ns, flags=flags), record.headers, record.body)
+        self.last_end = row.position + padded(row.size)
+
+    def _release(self, joined: bool) -> None:
+        if self.held is None:
+            return
+        row, headers, body = self.held
+        self.held = None
+        if not joined:
+            row = row._replace(flags=row.flags & ~MORE)
+        row = row._replace(position=self.written + self.buffered)
+        data = encode(row.sequence, row.time_ns, row.stream, row.kind, row.flags, headers, body)
+        if row.kind <= Kind.END:
+            self.index.append(row)
+        else:
+            self.others.append(row)
+        self.buffer.append(data)
+        self.buffered += len(data)
+        if self.buffered >= _BUFFER:
+            self._flush()
+
+    def _flush(self) -> None:
+        data = b"".join(self.buffer)
+        write_all(self.disk, self.fd, data, self.written)
+        self.written += len(data)
+        self.buffer, self.buffered = [], 0
+
+    def _sync(self) -> Work:
+        self.index.collect()
+        last_ns = self.run[-1].last_ns()
+        identity = int.from_bytes(self.disk.pread(self.fd, 8, 0)[4:], "little")
+        data = idx.encode_part(
+            self.index, self.others, 0, len(self.index), 0, self.written, identity, idx.SEALED, last_ns
+        )
+        write_file(self.disk, self.staged + ".idx", data, sync=False)
+        self.bucket.home.committer.request(self, lambda: self.disk.fdatasync(self.fd), self._done, 0.0)
+        while self.synced is False:
+            yield True
+        if isinstance(self.synced, OSError):
+            raise self.synced
+
+    def _done(self, error: OSError | None) -> None:
+        self.synced = error
+
+    def _put_in_place(self) -> None:
+        first = self.run[0]
+        self.disk.rename(self.staged, first.path)
+        self.disk.rename(self.staged + ".idx", first.idx_path)
+
+    def _give_up(self) -> None:
+        for path in (self.staged, self.staged + ".idx"):
+            if self.disk.exists(path):
+                self.disk.unlink(path)
+
+
+def _row(index: Index, ordinal: int) -> Row:
+    return Row(
+        index.sequences[ordinal],
+        index.times[ordinal],
+        index.positions[ordinal],
+        index.bodies[ordinal],
+        index.streams[ordinal],
+        index.headers[ordinal],
+        index.kinds[ordinal],
+        0,
+    )
+
+
+def _merge(messages: Iterator[Row], others: Iterator[Row]) -> Iterator[Row]:
+    """Both by their position."""
+    other = next(others, None)
+    for message in messages:
+        while other is not None and other.position < message.position:
+            yield other
+            other = next(others, None)
+        yield message
+    while other is not None:
+        yield other
+        other = next(others, None)
+
+
+__all__ = ["compact"]

@@ -1,0 +1,113 @@
+"""The calls that the store makes to the operating system: all of them, so that a test can give it a disk that lies.
+
+Owns nothing else; never retries, never hides an error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+Buffer = bytes | mmap.mmap
+
+
+class Disk:
+    """The real one."""
+
+    pwrite = staticmethod(os.pwrite)
+    pread = staticmethod(os.pread)
+    fdatasync = staticmethod(os.fdatasync)
+    truncate = staticmethod(os.ftruncate)
+    close = staticmethod(os.close)
+    rename = staticmethod(os.rename)
+    unlink = staticmethod(os.unlink)
+    rmdir = staticmethod(os.rmdir)
+    listdir = staticmethod(os.listdir)
+    exists = staticmethod(os.path.exists)
+    is_folder = staticmethod(os.path.isdir)
+    size_of = staticmethod(os.path.getsize)
+
+    def open(self, path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+    def mkdir(self, path: str) -> None:
+        os.mkdir(path, 0o700)
+
+    def allocate(self, fd: int, position: int, length: int) -> None:
+        os.posix_fallocate(fd, position, length)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def sync_folder(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def view(self, path: str) -> Buffer:
+        """The bytes of a file that is not written any more."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            return mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b""
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> int:
+        """A descriptor that holds the lock; BlockingIOError if another process has it."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+
+def write_all(disk: Disk, fd: int, data: bytes, position: int) -> None:
+    """As pwrite, all of it or an error."""
+    done = disk.pwrite(fd, data, position)
+    while done < len(data):
+        done += disk.pwrite(fd, data[done:], position + done)
+
+
+def read_all(disk: Disk, fd: int, count: int, position: int) -> bytes:
+    """As pread, short only at the end of the file."""
+    data = disk.pread(fd, count, position)
+    while len(data) < count:
+        more = disk.pread(fd, count - len(data), position + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def read_file(disk: Disk, path: str) -> bytes:
+    fd = disk.open(path, os.O_RDONLY)
+    try:
+        return read_all(disk, fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+def write_file(disk: Disk, path: str, data: bytes, *, sync: bool = True) -> None:
+    """Make a new file; an error leaves at most a part of it."""
+    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(disk, fd, data, 0)
+        if sync:
+            disk.fdatasync(fd)
+    finally:
+        disk.close(fd)
+
+
+def remove_tree(disk: Disk, path: str) -> None:
+    if not disk.is_folder(path):
+        disk.unlink(path)
+        return
+    for name in disk.listdir(path):
+        remove_tree(disk, f"{path}/{name}")
+    disk.rmdir(path)

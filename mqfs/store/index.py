@@ -1,0 +1,323 @@
+"""Where each record of a segment lies: in memory while the segment is open, in its .idx when sealed.
+
+Owns the layout of .idx (doc/format.md, "Index") and searching in it. Never reads or writes a file.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+from google_crc32c import value
+
+from mqfs.store.disk import Buffer
+from mqfs.store.record import HEAD_BYTES, Row
+
+MAGIC = b"mqfsidx1"
+SEALED, CLEAN = 1, 2
+
+_HEAD = struct.Struct("<8sIIIIQQIIIIQQqQ40x")
+HEAD_SIZE = _HEAD.size
+_OTHER = struct.Struct("<QIIIHBB")
+_COLUMNS = (
+    ("sequences", "Q"),
+    ("times", "q"),
+    ("positions", "I"),
+    ("bodies", "I"),
+    ("streams", "I"),
+    ("headers", "H"),
+    ("kinds", "B"),
+)
+
+
+class Index(Protocol):
+    """The messages of one segment, in columns; their numbers are called ordinals."""
+
+    @property
+    def sequences(self) -> Sequence[int]: ...
+
+    @property
+    def times(self) -> Sequence[int]: ...
+
+    @property
+    def positions(self) -> Sequence[int]: ...
+
+    @property
+    def bodies(self) -> Sequence[int]: ...
+
+    @property
+    def streams(self) -> Sequence[int]: ...
+
+    @property
+    def headers(self) -> Sequence[int]: ...
+
+    @property
+    def kinds(self) -> Sequence[int]: ...
+
+    def posting(self, stream: int) -> Sequence[int]:
+        """Ordinals of the messages of that stream, ascending; empty if it has none."""
+        ...
+
+    def present(self) -> Sequence[int]:
+        """The streams that have messages here."""
+        ...
+
+
+def seek(index: Index, stream: int | None, sequence: int) -> int:
+    """The ordinal of the first message (of that stream) at or after `sequence`; -1 if there is none."""
+    ordinal = bisect_left(index.sequences, sequence)
+    if stream is None:
+        return ordinal if ordinal < len(index.sequences) else -1
+    posting = index.posting(stream)
+    at = bisect_left(posting, ordinal)
+    return posting[at] if at < len(posting) else -1
+
+
+def seek_before(index: Index, stream: int | None, sequence: int) -> int:
+    """The ordinal of the last message (of that stream) below `sequence`; -1 if there is none."""
+    ordinal = bisect_left(index.sequences, sequence)
+    if stream is None:
+        return ordinal - 1
+    posting = index.posting(stream)
+    at = bisect_left(posting, ordinal)
+    return posting[at - 1] if at else -1
+
+
+def size_of(index: Index, ordinal: int) -> int:
+    """The record's bytes without padding."""
+    return HEAD_BYTES + index.headers[ordinal] + index.bodies[ordinal]
+
+
+_NONE: Sequence[int] = array("I")
+
+
+class OpenIndex:
+    """An index that grows."""
+
+    __slots__ = ("bodies", "headers", "kinds", "positions", "postings", "sequences", "streams", "times")
+
+    def __init__(self) -> None:
+        self.sequences = array("Q")
+        self.times = array("q")
+        self.positions = array("I")
+        self.bodies = array("I")
+        self.streams = array("I")
+        self.headers = array("H")
+        self.kinds = array("B")
+        self.postings: dict[int, array[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def append(self, row: Row) -> None:
+        """Without the postings, which `collect` makes: most logs that are started are not read."""
+        self.sequences.append(row.sequence)
+        self.times.append(row.time_ns)
+        self.positions.append(row.position)
+        self.bodies.append(row.body)
+        self.streams.append(row.stream)
+        self.headers.append(row.headers)
+        self.kinds.append(row.kind)
+
+    def extend(self, other: OpenIndex) -> None:
+        for name, _ in _COLUMNS:
+            getattr(self, name).extend(getattr(other, name))
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` messages."""
+        for name, _ in _COLUMNS:
+            del getattr(self, name)[count:]
+
+    def collect(self) -> None:
+        """Make the postings."""
+        self.postings = {}
+        for ordinal, stream in enumerate(self.streams):
+            posting = self.postings.get(stream)
+            if posting is None:
+                posting = self.postings[stream] = array("I")
+            posting.append(ordinal)
+
+    def posting(self, stream: int) -> Sequence[int]:
+        return self.postings.get(stream, _NONE)
+
+    def present(self) -> Sequence[int]:
+        return list(self.postings)
+
+
+class SealedIndex:
+    """One part with postings, read where it lies. Keeps the file mapped as long as it lives."""
+
+    __slots__ = (
+        "_begin",
+        "_map",
+        "_messages",
+        "_present",
+        "bodies",
+        "headers",
+        "kinds",
+        "positions",
+        "sequences",
+        "streams",
+        "times",
+    )
+
+    def __init__(self, data: Buffer, part: Part) -> None:
+        self._map = data
+        view = memoryview(data)
+        at = part.at + HEAD_SIZE + _OTHER.size * part.others
+        columns = []
+        for _, code in _COLUMNS:
+            columns.append(_column(view, at, code, part.messages))
+            at += _padded(part.messages * struct.calcsize(code))
+        self.sequences, self.times, self.positions, self.bodies, self.streams, self.headers, self.kinds = columns
+        self._present = _column(view, at, "I", part.streams)
+        at += 4 * part.streams
+        self._begin = _column(view, at, "I", part.streams + 1)
+        at += 4 * (part.streams + 1)
+        self._messages = _column(view, at, "I", part.messages)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def posting(self, stream: int) -> Sequence[int]:
+        at = bisect_left(self._present, stream)
+        if at == len(self._present) or self._present[at] != stream:
+            return _NONE
+        return self._messages[self._begin[at] : self._begin[at + 1]]
+
+    def present(self) -> Sequence[int]:
+        return self._present
+
+
+def _column(view: memoryview, at: int, code: str, count: int) -> memoryview:
+    return view[at : at + count * struct.calcsize(code)].cast(code)  # type: ignore[call-overload, no-any-return]
+
+
+def _padded(size: int) -> int:
+    return (size + 7) & ~7
+
+
+# ---------------------------------------------------------------- parts of an .idx
+
+
+@attrs.frozen
+class Part:
+    """The head of one part, checked; `rows` are its records that are no messages."""
+
+    at: int  # where it lies in the .idx
+    identity: int
+    flags: int
+    start: int
+    to: int
+    messages: int
+    others: int
+    streams: int
+    first: int
+    last: int
+    last_ns: int
+    size: int
+    columns_crc: int
+    rows: tuple[Row, ...]
+
+
+def encode_part(
+    index: OpenIndex,
+    others: Sequence[Row],
+    first: int,
+    count: int,
+    start: int,
+    to: int,
+    identity: int,
+    flags: int,
+    last_ns: int,
+) -> bytes:
+    """A part for the messages [first, first + count) and the records `others`, which lie in bytes [start, to)."""
+    columns = []
+    for name, _ in _COLUMNS:
+        column = getattr(index, name)[first : first + count].tobytes()
+        columns.append(column + bytes(-len(column) & 7))
+    streams = 0
+    if flags & SEALED:
+        present, begin, messages = _postings(index)
+        streams = len(present)
+        columns += [present.tobytes(), begin.tobytes(), messages.tobytes()]
+    body = b"".join(columns)
+    body += bytes(-len(body) & 7)
+    rows = b"".join(_OTHER.pack(r.sequence, r.position, r.body, r.stream, r.headers, r.kind, r.flags) for r in others)
+    size = HEAD_SIZE + len(rows) + len(body)
+    ends = (index.sequences[first], index.sequences[first + count - 1]) if count else (0, 0)
+    fields = (value(body), identity, flags, start, to, count, len(others), streams, 0, *ends, last_ns, size)
+    crc = value(_HEAD.pack(MAGIC, 0, *fields)[12:] + rows)
+    return _HEAD.pack(MAGIC, crc, *fields) + rows + body
+
+
+def _postings(index: OpenIndex) -> tuple[array[int], array[int], array[int]]:
+    present, begin, messages = array("I", sorted(index.postings)), array("I", [0]), array("I")
+    for stream in present:
+        messages.extend(index.postings[stream])
+        begin.append(len(messages))
+    return present, begin, messages
+
+
+def decode_part(data: bytes, at: int = 0, place: int = 0) -> Part | None:
+    """The head of the part at `data[at:]`, which lies at `place` in its file; None if it does not pass. `data` must
+    reach to the end of its rows: `rows_end` says how far that is."""
+    if at + HEAD_SIZE > len(data):
+        return None
+    fields = _HEAD.unpack_from(data, at)
+    others = fields[8]
+    end = at + HEAD_SIZE + _OTHER.size * others
+    if fields[0] != MAGIC or end > len(data) or value(data[at + 12 : end]) != fields[1]:
+        return None
+    columns_crc, identity, flags, start, to, messages, others, streams, _, first, last, last_ns, size = fields[2:]
+    rows = tuple(
+        Row(sequence, 0, position, body, stream, headers, kind, marks)
+        for sequence, position, body, stream, headers, kind, marks in _OTHER.iter_unpack(data[at + HEAD_SIZE : end])
+    )
+    return Part(
+        place, identity, flags, start, to, messages, others, streams, first, last, last_ns, size, columns_crc, rows
+    )
+
+
+def rows_end(data: bytes) -> int:
+    """How many bytes of a part its head and rows take, from its first bytes; 0 if it is none."""
+    if len(data) < HEAD_SIZE or data[:8] != MAGIC:
+        return 0
+    return HEAD_SIZE + _OTHER.size * int(_HEAD.unpack_from(data)[8])
+
+
+def columns_pass(data: Buffer, part: Part) -> bool:
+    """Whether the columns of the part, whose file is `data`, are as they were written."""
+    body = data[part.at + HEAD_SIZE + _OTHER.size * part.others : part.at + part.size]
+    return part.at + part.size <= len(data) and value(body) == part.columns_crc
+
+
+def load_part(index: OpenIndex, data: bytes, part: Part) -> None:
+    """Add the messages of a part to an index, without postings."""
+    at = part.at + HEAD_SIZE + _OTHER.size * part.others
+    for name, code in _COLUMNS:
+        size = part.messages * struct.calcsize(code)
+        getattr(index, name).frombytes(data[at : at + size])
+        at += _padded(size)
+
+
+__all__ = [
+    "CLEAN",
+    "SEALED",
+    "Index",
+    "OpenIndex",
+    "Part",
+    "SealedIndex",
+    "columns_pass",
+    "decode_part",
+    "encode_part",
+    "load_part",
+    "rows_end",
+    "seek",
+    "seek_before",
+    "size_of",
+]

@@ -1,0 +1,464 @@
+"""One file of a bucket: its bytes, its index, and what a start makes of it.
+
+Owns the file, what was preallocated, the parts of the index on disk, and the descriptor, which it may give up when too
+many are open. Never decides what is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+from mqfs import limits
+from mqfs.store import index as idx
+from mqfs.store.disk import Disk, read_all, read_file, write_all, write_file
+from mqfs.store.index import Index, OpenIndex, Part, SealedIndex
+from mqfs.store.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at
+from mqfs.types import Kind
+
+Aside = Callable[["Segment", int, bytes, str], None]  # copy bytes of a log, which failed a check, to quarantine/
+
+log = logging.getLogger("mqfs.store")
+
+_PART_GUESS = 4_096  # of a part, read first: its head and the rows of most
+
+
+@attrs.define
+class Survey:
+    """What was found in a stretch of a log."""
+
+    end: int = 0  # behind the last whole unit
+    written: int = 0  # behind the last byte that is not zero
+    bad: list[tuple[int, int]] = attrs.Factory(list)  # stretches that failed
+
+
+def survey(data: bytes, base: int, index: OpenIndex, others: list[Row], *, tail: bool) -> Survey:
+    """Add the whole units in `data`, which lies at `base` of its log, to `index` and `others`.
+
+    With `tail`, what is behind the first bad place is given up unless a later record says that it was settled; without,
+    every bad place is passed over.
+    """
+    found = Survey(base, base + last_byte(data))
+    limit = found.written - base
+    at = 0
+    unit: list[Row] = []
+    doubt: tuple[int, int, int, int] | None = None  # where to cut back to, if nothing settled follows
+    while at < limit:
+        row = row_at(data, at, base)
+        if row is None:
+            if tail and doubt is None:
+                doubt = (found.end, len(index), len(others), len(found.bad))
+            good = next_good(data, at)
+            found.bad.append((base + at, base + good if good >= 0 else found.written))
+            unit = []
+            if good < 0:
+                break
+            at = good
+            continue
+        at += padded(row.size)
+        if row.flags & SETTLED:
+            doubt = None
+        if row.flags & INNER and not unit:
+            continue  # the beginning of its unit is lost
+        unit = [*unit, row] if row.flags & INNER else [row]
+        if not row.flags & MORE:
+            _add(unit, index, others)
+            unit, found.end = [], base + at
+    if doubt is not None:
+        found.end, messages, rows, bad = doubt
+        index.cut(messages)
+        del others[rows:], found.bad[bad:]
+    return found
+
+
+def _add(unit: list[Row], index: OpenIndex, others: list[Row]) -> None:
+    for row in unit:
+        if row.kind <= Kind.END:
+            index.append(row)
+        else:
+            others.append(row)
+
+
+class Files:
+    """Which segments have descriptors: not more than limits.OPEN_BUCKETS, the ones not used lately given up first."""
+
+    def __init__(self) -> None:
+        self._open: deque[Segment] = deque()
+
+    def opened(self, segment: Segment) -> None:
+        self._open.append(segment)
+        for _ in range(2 * len(self._open)):
+            # A sealed one has a descriptor for its index too.
+            if (
+                2 * len(self._open) <= limits.OPEN_BUCKETS
+                or sum(1 + s.sealed for s in self._open) <= limits.OPEN_BUCKETS
+            ):
+                return
+            self._look_at(self._open.popleft(), segment)
+
+    def _look_at(self, segment: Segment, newest: Segment) -> None:
+        """Second chance: one that was used since it was last looked at stays, once."""
+        if segment.fd < 0 and segment.index is None:
+            segment.listed = False
+        elif segment is newest or segment.recent or not segment.quiet(segment):
+            segment.recent = False
+            self._open.append(segment)
+        else:
+            segment.rest()
+            segment.listed = False
+
+
+class Segment:
+    """The segment that begins with sequence `first`. `fd` is -1 while it is not open."""
+
+    __slots__ = (
+        "allocated",
+        "aside",
+        "checked",
+        "cursor",
+        "disk",
+        "fd",
+        "files",
+        "first",
+        "folder",
+        "group",
+        "head",
+        "idx_path",
+        "idx_size",
+        "index",
+        "kept",
+        "listed",
+        "others",
+        "parts",
+        "path",
+        "quiet",
+        "recent",
+        "room",
+        "rotten",
+        "sealed",
+        "staging",
+        "summary",
+        "tail",
+        "used",
+        "witness",
+    )
+
+    def __init__(
+        self, disk: Disk, files: Files, folder: str, staging: str, group: int, first: int, aside: Aside
+    ) -> None:
+        self.disk, self.files, self.folder, self.staging, self.group, self.first = (
+            disk,
+            files,
+            folder,
+            staging,
+            group,
+            first,
+        )
+        self.aside = aside
+        self.path = f"{folder}/{first:020d}.log"
+        self.idx_path = f"{folder}/{first:020d}.idx"
+        self.fd = -1
+        self.listed = self.recent = False
+        self.quiet: Callable[[Segment], bool] = lambda segment: True  # whether its descriptor may be closed
+        self.used = self.allocated = self.room = self.head = 0
+        self.sealed = False
+        self.checked = False  # the columns on disk passed their CRC once
+        self.parts: list[Part] = []
+        self.idx_size = 0
+        self.others: list[Row] | None = None  # None: not read yet
+        self.tail = OpenIndex()  # what the parts on disk do not hold, while `index` is not loaded
+        self.index: Index | None = None
+        self.rotten: set[int] = set()  # positions already counted and copied
+        self.summary: tuple[int, int, int] = (0, 0, 0)  # messages, first and last sequence; of a sealed one
+        self.witness = (0, -1)  # a stream, and its last message here that was wanted when last looked
+        self.cursor = 0  # streams before it have nothing wanted here
+        self.kept: int | None = None  # wanted bytes when last counted
+
+    # ------------------------------------------------------------ descriptors
+
+    def open(self) -> int:
+        """The descriptor."""
+        self.recent = True
+        if self.fd < 0:
+            self.fd = self.disk.open(self.path, os.O_RDWR)
+            self._list()
+        return self.fd
+
+    def _list(self) -> None:
+        if not self.listed:
+            self.listed = True
+            self.files.opened(self)
+
+    def rest(self) -> None:
+        """Give up the descriptor and, where the file has it, the index."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            self.disk.close(fd)
+        if self.index is not None and (self.sealed or self.covered == self.used):
+            self.index = None
+
+    @property
+    def covered(self) -> int:
+        """How far the index on disk reaches."""
+        return self.parts[-1].to if self.parts else 0
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, position: int, size: int) -> bytes:
+        return self.disk.pread(self.fd if self.fd >= 0 else self.open(), size, position)
+
+    def load(self) -> Index:
+        """The index, from the file or, where that is wrong, from the log."""
+        self.recent = True
+        if self.others is None:
+            self.start(newest=False)
+        if self.index is None:
+            self.index = self._load_sealed() if self.sealed else self._load_open()
+            self._list()
+        return self.index
+
+    def _load_sealed(self) -> Index:
+        try:
+            data = self.disk.view(self.idx_path)
+            if self.checked or idx.columns_pass(data, self.parts[0]):
+                self.checked = True
+                return SealedIndex(data, self.parts[0])
+        except OSError:
+            pass
+        return self._rebuild()
+
+    def _load_open(self) -> Index:
+        index = OpenIndex()
+        try:
+            data = read_file(self.disk, self.idx_path) if self.parts else b""
+        except OSError:
+            data = b""
+        for part in self.parts:
+            if idx.columns_pass(data, part):
+                idx.load_part(index, data, part)
+            else:
+                stretch = read_all(self.disk, self.open(), part.to - part.start, part.start)
+                self._report(survey(stretch, part.start, index, [], tail=False))
+        index.extend(self.tail)
+        index.collect()
+        self.tail = OpenIndex()
+        return index
+
+    def rows(self) -> list[Row]:
+        """The records that are no messages."""
+        if self.others is None:
+            self.start(newest=False)
+        assert self.others is not None
+        return self.others
+
+    # ------------------------------------------------------------ a start
+
+    def start(self, *, newest: bool) -> bool:
+        """Find out what the log holds. False: nothing whole is in it."""
+        fd = self.open()
+        size = self.disk.size(fd)
+        self.parts = self._read_parts(size)
+        if self.parts and self.parts[0].flags & idx.SEALED:
+            self._adopt(self.parts[0], size)
+            return True
+        if not newest:
+            self._rebuild()
+            return True
+        others = [row for part in self.parts for row in part.rows]
+        data = read_all(self.disk, fd, size - self.covered, self.covered)
+        found = survey(data, self.covered, self.tail, others, tail=True)
+        if found.end == 0:
+            return False
+        self._report(found)
+        self._cut(fd, found, size)
+        self.others = others
+        self._set_head()
+        return True
+
+    def _adopt(self, part: Part, size: int) -> None:
+        """It is sealed and its index fits."""
+        self.sealed = True
+        self.used = self.allocated = size
+        self.others = list(part.rows)
+        self.summary = (part.messages, part.first, part.last)
+        self._set_head()
+
+    def _set_head(self) -> None:
+        """Where the state at the beginning ends."""
+        self.head = 0
+        for row in self.others or ():
+            if row.position != self.head:
+                break
+            self.head = row.position + padded(row.size)
+            if not row.flags & MORE:
+                break
+
+    def _cut(self, fd: int, found: Survey, size: int) -> None:
+        self.used = found.end
+        self.allocated = size
+        if found.written > found.end:
+            torn = read_all(self.disk, fd, found.written - found.end, found.end)
+            self.aside(self, found.end, torn, "a torn tail")
+            self.disk.truncate(fd, found.end)
+            self.disk.fdatasync(fd)
+            self.allocated = found.end
+
+    def _report(self, found: Survey) -> None:
+        for start, end in found.bad:
+            self.rot(start, read_all(self.disk, self.open(), end - start, start))
+
+    def rot(self, position: int, data: bytes) -> None:
+        """Bytes here failed their check: copied and counted once."""
+        if position not in self.rotten:
+            self.rotten.add(position)
+            try:
+                self.aside(self, position, data, "a damaged record")
+            except OSError as error:
+                log.warning("group %d: bytes at %d of %s were not copied: %s", self.group, position, self.path, error)
+
+    def _read_parts(self, size: int) -> list[Part]:
+        """The heads of the parts that join and fit the log."""
+        self.idx_size = 0
+        try:
+            fd = self.disk.open(self.idx_path, os.O_RDONLY)
+        except OSError:
+            return []
+        try:
+            parts: list[Part] = []
+            while (part := self._read_part(fd, self.idx_size)) is not None:
+                if not self._fits(part, parts, size):
+                    break
+                parts.append(part)
+                self.idx_size += part.size
+            return parts
+        except OSError:
+            return []
+        finally:
+            self.disk.close(fd)
+
+    def _read_part(self, fd: int, at: int) -> Part | None:
+        data = self.disk.pread(fd, _PART_GUESS, at)
+        need = idx.rows_end(data)
+        if need > len(data):
+            data = read_all(self.disk, fd, min(need, self.disk.size(fd)), at)
+        return idx.decode_part(data, 0, at)
+
+    def _fits(self, part: Part, parts: list[Part], size: int) -> bool:
+        if part.start != (parts[-1].to if parts else 0) or part.to > size:
+            return False
+        if not part.flags & idx.SEALED:
+            return not (parts and parts[0].flags & idx.SEALED)
+        return not parts and part.to == size and part.identity == self._identity()
+
+    def _identity(self) -> int:
+        return int.from_bytes(self.disk.pread(self.open(), 8, 0)[4:], "little")
+
+    def _rebuild(self) -> Index:
+        """Index a log that is not appended to, from its records."""
+        fd = self.open()
+        size = self.disk.size(fd)
+        index, others = OpenIndex(), list[Row]()
+        data = read_all(self.disk, fd, size, 0)
+        found = survey(data, 0, index, others, tail=False)
+        self._report(found)
+        if found.written > found.end and not found.bad:
+            self.rot(found.end, data[found.end : found.written])  # a unit without its end
+        index.collect()
+        self.used, self.others = size, others
+        self.finish(index)
+        return self.index if self.index is not None else index
+
+    # ------------------------------------------------------------ writing
+
+    def grow(self, need: int) -> None:
+        """Allocate for `need` more bytes at least; OSError where there is no room."""
+        end = self.used + need
+        if end <= self.allocated:
+            return
+        wish = max(limits.SEGMENT_FIRST_BYTES, min(2 * self.allocated, limits.SEGMENT_BYTES), end)
+        try:
+            self.disk.allocate(self.open(), self.allocated, wish - self.allocated)
+        except OSError:
+            if wish == end:
+                raise
+            wish = end
+            self.disk.allocate(self.open(), self.allocated, wish - self.allocated)
+        self.allocated = wish
+
+    def shrink(self) -> None:
+        """Give back what was allocated and not used."""
+        if self.allocated > self.used:
+            self.disk.truncate(self.open(), self.used)
+            self.allocated = self.used
+
+    def extend(self, to: int, messages: int, others: int, last_ns: int, flags: int = 0) -> None:
+        """Add a part for what is synced: the log up to `to`, in which so many records are. It is only a help: an error
+        leaves it away."""
+        start = self.covered
+        if to <= start or self.sealed:
+            return
+        index = self.load()
+        assert isinstance(index, OpenIndex)
+        assert self.others is not None
+        had = sum(part.messages for part in self.parts), sum(part.others for part in self.parts)
+        rows = self.others[had[1] : others]
+        try:
+            data = idx.encode_part(index, rows, had[0], messages - had[0], start, to, self._identity(), flags, last_ns)
+            fd = self.disk.open(self.idx_path, os.O_RDWR | os.O_CREAT)
+            try:
+                write_all(self.disk, fd, data, self.idx_size)
+            finally:
+                self.disk.close(fd)
+        except OSError:
+            return
+        part = idx.decode_part(data, 0, self.idx_size)
+        assert part is not None
+        self.parts.append(part)
+        self.idx_size += len(data)
+
+    def finish(self, index: OpenIndex | None = None) -> None:
+        """It is sealed and on disk: write the whole index, and use that from now on."""
+        if index is None:
+            loaded = self.load()
+            assert isinstance(loaded, OpenIndex)
+            index = loaded
+        others = self.others or []
+        ends = (index.sequences[0], index.sequences[-1]) if len(index) else (0, 0)
+        self.summary = (len(index), *ends)
+        data = idx.encode_part(index, others, 0, len(index), 0, self.used, self._identity(), idx.SEALED, self.last_ns())
+        part = idx.decode_part(data)
+        assert part is not None
+        self.sealed, self.parts, self.checked = True, [part], True
+        self.cursor = 0
+        self._set_head()
+        try:
+            made = f"{self.staging}/{self.group}-{self.first:020d}.idx"
+            write_file(self.disk, made, data, sync=False)
+            self.disk.rename(made, self.idx_path)
+            self.index = None
+        except OSError:
+            self.index = index  # as good, only larger and made again at the next start
+
+    def counts(self) -> tuple[int, int, int]:
+        """Messages, and the sequences of the first and the last; (0, 0, 0) if there are none."""
+        if self.sealed:
+            return self.summary
+        if isinstance(self.index, OpenIndex):
+            sequences = self.index.sequences
+            return (len(sequences), sequences[0], sequences[-1]) if sequences else (0, 0, 0)
+        parts = [part for part in self.parts if part.messages]
+        messages = sum(part.messages for part in parts) + len(self.tail)
+        ends = [s for part in parts for s in (part.first, part.last)] + list(self.tail.sequences)
+        return (messages, ends[0], ends[-1]) if messages else (0, 0, 0)
+
+    def last_ns(self) -> int:
+        """The time of the newest record."""
+        newest = [part.last_ns for part in self.parts[-1:]] + list(self.tail.times[-1:])
+        newest += [row.time_ns for row in (self.others or [])[-1:]]
+        if self.index is not None and len(self.index.times):
+            newest.append(self.index.times[-1])
+        return max(newest, default=0)
