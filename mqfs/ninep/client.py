@@ -43,15 +43,18 @@ async def connect(
         stream = await _dialled(where)
     except OSError as error:
         raise dial.explain(where, error) from None
-    async with stream, trio.open_nursery() as nursery:
-        client = Client(stream, Caller(dialect, msize))
-        nursery.start_soon(client.send_forever)
-        nursery.start_soon(client.receive_forever)
-        try:
+    try:
+        async with stream, trio.open_nursery() as nursery:
+            client = Client(stream, Caller(dialect, msize))
+            nursery.start_soon(client.send_forever)
+            nursery.start_soon(client.receive_forever)
             await client.do(client.caller.connect(user, aname))
             yield client
-        finally:
             nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None  # the nursery's wrapping says nothing to the caller
 
 
 async def _dialled(where: Dial) -> trio.SocketStream:
