@@ -151,8 +151,9 @@ class Cursor(Commands):
     def _seek(self, word: str) -> None:
         kind, value = parse_seek(word)
         bucket = self.group.bucket
-        for stream in self.streams().values():
-            stream.advance()
+        for stream in self.group.numbers.values():  # what was not kept any more stays gone, whoever seeks back
+            if stream.count:
+                stream.advance()
         if kind == "end":
             self.position = bucket.next
         elif kind == "first":
@@ -217,6 +218,7 @@ class Cursor(Commands):
         if not self.waits:
             data = self._take(count)
             if data is not None:
+                self.group.unblock()
                 return data
         self.group.tree.park()
         wait: Wait[bytes] = Wait(self._unpark)

@@ -148,11 +148,15 @@ class Reader(Open):
         if not self.waiting_room().get(self):
             if self.group.settings.data == "coalesce":
                 data = self._fill(count, offset)
-                if data is not None:
-                    return data
             elif (record := self.find()) is not None:
                 self.group.counts.read += 1
-                return last.first(self.present(record), count, offset)
+                data = last.first(self.present(record), count, offset)
+            else:
+                data = None
+            if data is not None:
+                if self.group.blocking:
+                    self.group.unblock()
+                return data
         return self._park(count, offset)
 
     def _fill(self, count: int, offset: int) -> bytes | None:
@@ -273,8 +277,6 @@ class StreamHandle(Reader):
             self.position = record.sequence + 1
             self.had += 1
             if stream.visible(record):
-                if stream.blocked:
-                    stream.unblock()
                 return record
 
     def _fell_behind(self) -> None:
@@ -321,6 +323,8 @@ class StreamHandle(Reader):
 
     def _write_lines(self, data: bytes) -> Step[int]:
         """Whole lines are messages, one unit; what follows the last newline waits here."""
+        if self.node.removed:
+            raise errors.NotFound(f"{self.node.name} was removed")
         *lines, rest = (self.partial + data).split(b"\n")
         if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
             raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
@@ -342,8 +346,7 @@ class StreamHandle(Reader):
                 self.group.write(stream, Kind.MESSAGE, (self.partial,), 0)
             except errors.MqfsError as error:
                 self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
-        if stream.blocked:
-            stream.unblock()
+        self.group.unblock()
 
 
 class OrderHandle(Reader):
@@ -388,7 +391,6 @@ class OrderHandle(Reader):
             self.position = record.sequence + 1
             stream = group.numbers.get(record.stream)
             if stream is not None and record.kind == Kind.MESSAGE and stream.visible(record):
-                group.unblock()
                 return record
 
     def _look_for_cuts(self) -> None:
@@ -539,7 +541,8 @@ def check(group: Group, settings: Settings, action: Action) -> None:
             raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
         for sequence in action.sequences:
             found = group.bucket.peek(stream.number, sequence)
-            if found is None or found[0] != sequence or sequence < stream.kept_from():
+            gone = sequence < stream.kept_from() or sequence in group.state.dropped
+            if gone or found is None or found[0] != sequence:
                 raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
 
 

@@ -109,6 +109,7 @@ class Group:
         self.order_parked: Parked = {}
         self.order_watchers: dict[object, Callable[[], None]] = {}
         self.cursors: set[Cursor] = set()
+        self.blocking: set[Stream] = set()  # streams on which writers wait for room
         self.refusals: deque[Refused] = deque(maxlen=limits.ERRORS)
         self.counts = Counts()
         self.cuts = 0  # grows with every cut, so that cursors look only then
@@ -192,7 +193,8 @@ class Group:
         for reader in stream.readers:
             low = min(low, reader.position)
         for order in self.order_readers:
-            low = min(low, order.position)
+            if order not in self.order_parked:
+                low = min(low, order.position)
         if self.cursors:
             slack = self.bucket.next - limits.CURSOR_SLACK_MESSAGES
             for cursor in self.cursors:
@@ -255,7 +257,7 @@ class Group:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
         if self.bucket.size >= self.bound_bytes():
             self._relieve()
-        if stream.blocked or settings.depth.messages or settings.depth.size:
+        if kind == Kind.MESSAGE and (stream.blocked or settings.depth.messages or settings.depth.size):
             verdict = stream.verdict(len(bodies), sum(map(len, bodies)))
             if verdict is Verdict.WAIT:
                 return self._block(stream, kind, bodies, total)
@@ -267,6 +269,7 @@ class Group:
         self.tree.park()
         wait: Wait[int] = Wait(lambda wait: self._unblocked(stream, wait))
         stream.blocked[wait] = (kind, bodies, total)
+        self.blocking.add(stream)
         return wait
 
     def _unblocked(self, stream: Stream, wait: Wait[int]) -> bool:
@@ -285,7 +288,8 @@ class Group:
         else:
             self._append_unit(stream, kind, bodies, time_ns)
         depth = self.settings.depth.messages
-        if depth and stream.count > depth:
+        if depth and stream.count > depth and self.settings.full == "drop-old":
+            stream.advance()
             while stream.count > depth:
                 stream.cut_oldest()
         return self._promise(total)
@@ -445,9 +449,10 @@ class Group:
 
     def unblock(self) -> None:
         """Something may have made room: let blocked writers go on."""
-        for stream in list(self.numbers.values()):
-            if stream.blocked:
-                stream.unblock()
+        for stream in sorted(self.blocking, key=lambda stream: stream.number):
+            stream.unblock()
+            if not stream.blocked:
+                self.blocking.discard(stream)
 
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""

@@ -197,20 +197,24 @@ class Stream:
             self.count = self.size = 0
             return
         sequence, size = found
+        self.state.floor = sequence + 1
         if sequence not in self.group.state.dropped:
             self.count -= 1
             self.size -= size
             self.gone += 1
+            self.cut = sequence + 1
             self.group.counts.cut += 1
-        self.state.floor = self.cut = sequence + 1
-        self.group.cuts += 1
+            self.group.cuts += 1
 
     def clear(self) -> int:
         """Take away all that is kept. Returns the new floor."""
         self.advance()
-        newest = self.group.bucket.before(self.group.bucket.next, self.number)
-        if newest is not None and newest >= self.state.floor:
-            self.gone += max(self.count, 0)
+        bucket, dropped = self.group.bucket, self.group.state.dropped
+        newest = bucket.before(bucket.next, self.number)
+        while newest is not None and newest in dropped:
+            newest = bucket.before(newest, self.number)
+        if self.count > 0 and newest is not None:
+            self.gone += self.count
             self.state.floor = self.cut = newest + 1
             self.group.cuts += 1
         self.count = self.size = 0

@@ -1,0 +1,335 @@
+"""The semantics of one group, in lists and dicts: the oracle for the engine, every store and every face.
+
+Slow and obvious on purpose. Every call returns bytes, a number, None, WAIT, or the name of an error; `answers` collects
+what waiting calls came to, in the order in which they were answered.
+"""
+
+from __future__ import annotations
+
+import json
+
+WAIT = "wait"
+
+
+class Model:
+    def __init__(self):
+        self.set = {"data": "message", "replay": "off", "depth": 0, "size": 0, "ttl": 0, "full": "drop-old"}
+        self.now = 0  # engine seconds
+        self.next = 1
+        self.log = []  # dicts: seq, stream (id), end, body, at; `why` it is gone: None while it is kept
+        self.names = {}  # name -> stream id
+        self.made = 0
+        self.handles = {}  # key -> dict
+        self.parked = []  # (key of the wait, handle key, count)
+        self.blocked = []  # (key of the wait, stream id, bodies, result)
+        self.answers = []  # (key of the wait, result)
+
+    # -------------------------------------------------------- what is kept
+
+    def kept(self, stream=None):
+        self.settle_kept()
+        return [m for m in self.log if m["why"] is None and stream in (None, m["stream"])]
+
+    def settle_kept(self):
+        newest = {m["stream"]: m for m in self.log if m["why"] is None and not m["end"] and not self.expired(m)}
+        for m in self.log:
+            if m["why"] is not None:
+                continue
+            if m["stream"] not in self.names.values():
+                m["why"] = "removed"
+            elif self.expired(m):
+                m["why"] = "expired"
+            elif self.set["replay"] != "all" and not self.wanted(m):
+                if not (self.set["replay"] == "last" and m["seq"] >= newest.get(m["stream"], m)["seq"]):
+                    m["why"] = "had"
+
+    def expired(self, m):
+        return bool(self.set["ttl"]) and m["at"] + self.set["ttl"] <= self.now
+
+    def wanted(self, m):
+        """Whether a handle open now has still to get it."""
+        return any(h["pos"] <= m["seq"] and h["of"] in ("order", "cursor", m["stream"]) for h in self.handles.values())
+
+    def cut(self, m):
+        m["why"] = "cut"
+
+    def behind(self, h):
+        """Whether a reader has to be told now that messages before it were cut; then it is."""
+        mine = self.selection(h) if isinstance(h["of"], str) else {h["of"]}
+        cuts = {m["seq"] for m in self.log if m["why"] == "cut" and m["stream"] in mine}
+        new = {seq for seq in cuts if seq >= h["pos"]} - h["told"]
+        h["told"] |= cuts
+        if new and isinstance(h["of"], int):
+            h["pos"] = max(new) + 1
+        return bool(new)
+
+    # -------------------------------------------------------- names and settings
+
+    def create(self, name):
+        if name in self.names:
+            return "Exists"
+        self.made += 1
+        self.names[name] = self.made
+        return None
+
+    def remove(self, name):
+        if name not in self.names:
+            return "NotFound"
+        stream = self.names.pop(name)
+        for wait, key, _ in list(self.parked):
+            if self.handles[key]["of"] == stream:
+                self.answer(wait, b"")
+        for wait, blocked, *_ in list(self.blocked):
+            if blocked == stream:
+                self.answer(wait, "NotFound")
+        return None
+
+    def rename(self, old, new):
+        if old not in self.names:
+            return "NotFound"
+        if old != new and new in self.names:
+            return "Exists"
+        self.names[new] = self.names.pop(old)
+        return None
+
+    def ctl(self, **settings):
+        self.settle_kept()
+        self.set.update(settings)
+        self.unblock()
+        return None
+
+    def clear(self, name):
+        if name not in self.names:
+            return "NotFound"
+        for m in self.kept(self.names[name]):
+            self.cut(m)
+        self.unblock()
+        return None
+
+    def drop(self, name, seq):
+        found = [m for m in self.kept(self.names.get(name)) if m["seq"] == seq]
+        if name not in self.names or not found:
+            return "NotFound"
+        found[0]["why"] = "dropped"
+        self.unblock()
+        return None
+
+    def tick(self, seconds):
+        self.now += seconds
+        self.unblock()
+
+    # -------------------------------------------------------- writing
+
+    def write(self, wait, handle, body):
+        h = self.handles[handle]
+        if h["of"] not in self.names.values():
+            return "NotFound"
+        if body and self.set["data"] == "line":
+            *lines, h["partial"] = (h["partial"] + body).split(b"\n")
+            bodies = [line + b"\n" for line in lines]
+        else:
+            bodies = [body]
+        return self.append(wait, h["of"], bodies, len(body)) if bodies else len(body)
+
+    def append(self, wait, stream, bodies, result, again=False):
+        depth, size, full = self.set["depth"], self.set["size"], self.set["full"]
+        new, total = len(bodies), sum(map(len, bodies))
+        if bodies != [b""]:
+            if full == "block" and not again and any(b[1] == stream for b in self.blocked):
+                self.blocked.append((wait, stream, bodies, result))
+                return WAIT
+            if (size and total > size) or (depth and new > depth and full != "drop-old"):
+                return "TooLong"
+            while not self.fits(stream, new, total):
+                if full == "reject":
+                    return "StreamFull"
+                if full == "drop-new":
+                    return result
+                if full == "block":
+                    if not again:
+                        self.blocked.append((wait, stream, bodies, result))
+                    return WAIT
+                kept = self.kept(stream)
+                if not kept:
+                    break
+                self.cut(kept[0])
+        for body in bodies:
+            m = {"seq": self.next, "stream": stream, "end": body == b"", "body": body, "at": self.now, "why": None}
+            self.next += 1
+            self.log.append(m)
+            self.hand_over()
+        while depth and full == "drop-old" and len(self.kept(stream)) > depth:
+            self.cut(self.kept(stream)[0])
+        return result
+
+    def fits(self, stream, new, total):
+        kept = self.kept(stream)
+        if self.set["depth"] and len(kept) + new > self.set["depth"]:
+            return False
+        return not (self.set["size"] and sum(len(m["body"]) for m in kept) + total > self.set["size"])
+
+    def unblock(self):
+        for stream in sorted({b[1] for b in self.blocked}):
+            while mine := [b for b in self.blocked if b[1] == stream]:
+                wait, _, bodies, result = mine[0]
+                got = self.append(wait, stream, bodies, result, again=True)
+                if got == WAIT:
+                    break
+                self.answer(wait, got)
+
+    def answer(self, wait, result):
+        self.parked = [p for p in self.parked if p[0] != wait]
+        self.blocked = [b for b in self.blocked if b[0] != wait]
+        self.answers.append((wait, result))
+
+    def cancel(self, wait):
+        self.parked = [p for p in self.parked if p[0] != wait]
+        self.blocked = [b for b in self.blocked if b[0] != wait]
+
+    # -------------------------------------------------------- reading
+
+    def open(self, key, of):
+        """`of`: a stream's name, "order" or "cursor"."""
+        if of not in ("order", "cursor") and of not in self.names:
+            return "NotFound"
+        of = self.names.get(of, of)
+        mine = [m for m in self.kept() if of in ("order", "cursor", m["stream"])]
+        pos = self.next
+        if self.set["replay"] == "all" and mine:
+            pos = mine[0]["seq"]
+        if self.set["replay"] == "last" and (told := [m for m in mine if not m["end"]]):
+            pos = told[-1]["seq"]
+        self.handles[key] = {
+            "of": of, "pos": pos, "rest": b"", "told": {m["seq"] for m in self.log if m["why"] == "cut"}, "partial": b"",
+            "select": None, "until": None, "format": "raw", "due": False, "text": None, "shown": None,
+        }  # fmt: skip
+        return None
+
+    def close(self, key):
+        h = self.handles.pop(key)
+        self.parked = [p for p in self.parked if p[1] != key]
+        if h["partial"] and h["of"] in self.names.values():
+            self.append(None, h["of"], [h["partial"]], 0)
+            self.blocked = [b for b in self.blocked if b[0] is not None]
+        self.unblock()
+
+    def selection(self, h):
+        return set(self.names.values()) if h["select"] is None else set(h["select"]) & set(self.names.values())
+
+    def ahead(self, h):
+        """What a handle is to get next, or None."""
+        for m in self.kept():
+            if m["seq"] < h["pos"] or (h["until"] is not None and m["seq"] >= h["until"]):
+                continue
+            if h["of"] == m["stream"]:
+                return m
+            if not m["end"] and (h["of"] == "order" or (h["of"] == "cursor" and m["stream"] in self.selection(h))):
+                return m
+        return None
+
+    def read(self, wait, key, count):
+        h = self.handles[key]
+        if h["text"] is not None:
+            text, h["text"] = h["text"][:count], h["text"][count:] or None
+            return text
+        if h["rest"]:
+            data, h["rest"] = h["rest"][:count], h["rest"][count:]
+            return data
+        if h["due"]:
+            h["due"] = False
+            return b""
+        if isinstance(h["of"], int) and h["of"] not in self.names.values():
+            return b""
+        if not any(p[1] == key for p in self.parked):
+            self.settle_kept()
+            if self.behind(h):
+                return "FellBehind"
+            data = self.take(h, count)
+            if data is not None:
+                self.unblock()
+                return data
+        self.parked.append((wait, key, count))
+        self.have_had()
+        return WAIT
+
+    def have_had(self):
+        """Who waits has had everything there is."""
+        for _, key, _ in self.parked:
+            self.handles[key]["pos"] = self.next
+
+    def take(self, h, count):
+        """The data of a read, or None: wait."""
+        pieces = []
+        coalesce = self.set["data"] == "coalesce" and h["of"] != "cursor"
+        while m := self.ahead(h):
+            if m["end"] and pieces:
+                break
+            h["pos"], h["shown"] = m["seq"] + 1, m
+            pieces.append(self.shape(h, m))
+            if m["end"] or not coalesce or sum(map(len, pieces)) >= count:
+                break
+        if not pieces:
+            return b"" if h["until"] is not None and not self.before_until(h) else None
+        data = b"".join(pieces)
+        h["rest"] = data[count:]
+        h["due"] = h["format"] == "each" and h["of"] == "cursor"
+        return data[:count]
+
+    def before_until(self, h):
+        return self.next < h["until"]
+
+    def shape(self, h, m):
+        name = next(n for n, s in self.names.items() if s == m["stream"])
+        if h["of"] == "order":
+            return name.encode() + b"\0"
+        if h["of"] != "cursor" or h["format"] in ("raw", "each"):
+            return m["body"]
+        if h["format"] == "line":
+            return m["body"].removesuffix(b"\n") + b"\n"
+        if h["format"] == "nul":
+            return m["body"] + b"\0"
+        return json.dumps({"sequence": m["seq"], "stream": name, "body": m["body"].decode("latin-1")}).encode()
+
+    def hand_over(self):
+        """Answer the reads that wait, in their order: streams, then order, then cursors; one a handle and message."""
+        served = set()
+        rank = {"order": 1, "cursor": 2}
+        for wait, key, count in sorted(self.parked, key=lambda p: rank.get(self.handles[p[1]]["of"], 0)):
+            if key not in served:
+                self.settle_kept()
+                data = self.take(self.handles[key], count)
+                if data is not None:
+                    served.add(key)
+                    self.answer(wait, data)
+        self.have_had()
+
+    # -------------------------------------------------------- cursors
+
+    def command(self, key, verb, value=None):
+        h = self.handles[key]
+        if verb == "select":
+            if any(name not in self.names for name in value):
+                h["text"] = "NotFound"
+                return "NotFound"
+            h["select"] = [self.names[name] for name in value] or None
+        elif verb == "format":
+            h["format"], h["rest"], h["due"] = value, b"", False
+        elif verb == "until":
+            h["until"] = self.next if value == "end" else value + 1
+        else:
+            self.settle_kept()
+            mine = [m for m in self.kept() if m["stream"] in self.selection(h)]
+            told = [m for m in mine if not m["end"]]
+            if value == "end":
+                h["pos"] = self.next
+            elif value == "first":
+                h["pos"] = mine[0]["seq"] if mine else self.next
+            elif value == "last":
+                h["pos"] = told[-1]["seq"] if told else self.next
+            elif value < 0:
+                h["pos"] = told[value]["seq"] if len(told) >= -value else (told[0]["seq"] if told else self.next)
+            else:
+                h["pos"] = value
+            h["until"], h["rest"], h["due"] = None, b"", False
+            h["told"] = {m["seq"] for m in self.log if m["why"] == "cut"}
+        return None
