@@ -117,9 +117,19 @@ def source_of(wish: Wish) -> Source:
         cursor.select(wish.streams)
     if wish.start is not None:
         cursor.command(f"seek {wish.start}")
+    elif wish.streams and _replays_last(wish.group):
+        cursor.command("seek last")  # the newest of these streams, not of the group
     if wish.end:
         cursor.command("until end")
     return cursor
+
+
+def _replays_last(group: str) -> bool:
+    try:
+        with open(os.path.join(group, "ctl"), "rb") as ctl:
+            return b"replay last" in ctl.read().splitlines()
+    except OSError:
+        return False
 
 
 def _in_order(wish: Wish) -> InOrder:

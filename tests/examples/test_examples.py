@@ -1,0 +1,131 @@
+"""Every file in examples/ does what its head says, against a real mount."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pexpect
+
+from tests.tools.mount import DEADLINE_S, ROOT, Server, environment, mq_cat, opened, say, until
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, *arguments: object, **env: str) -> str:
+    """The standard output of an example that succeeds in silence."""
+    result = subprocess.run(
+        [str(EXAMPLES / name), *map(str, arguments)],
+        env=environment(**env),
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def chat(room: Path, name: str) -> pexpect.spawn:
+    script = str(EXAMPLES / "chat.sh")
+    terminal = pexpect.spawn(script, [str(room), name], env=environment(), timeout=DEADLINE_S, encoding="utf-8")
+    terminal.delaybeforesend = None
+    terminal.setecho(False)
+    return terminal
+
+
+def test_chat_room(server: Server) -> None:
+    room = server.mount / "room"
+    alice = chat(room, "alice")
+    until(lambda: (room / "alice").exists(), "the room")
+    bob = chat(room, "bob smith")
+    until(lambda: (room / "bob smith").exists() and opened(room, ".cursor", 2)(), "both in the room")
+    alice.sendline("hello, bob")
+    for terminal in (alice, bob):
+        terminal.expect(r"\d\d:\d\d:\d\d\.\d+[+-]\d\d:\d\d alice hello, bob\r\n")
+    bob.sendline("hello, alice")
+    for terminal in (alice, bob):
+        terminal.expect(r"'bob smith' hello, alice\r\n")
+    late = chat(room, "carol")
+    late.expect(r"alice hello, bob\r\n.*'bob smith' hello, alice\r\n")
+    for terminal in (alice, bob, late):
+        terminal.sendeof()
+        terminal.expect(pexpect.EOF)
+        terminal.close()
+        assert terminal.exitstatus == 0
+    until(lambda: not opened(room, ".cursor")(), "the readers' end")
+
+
+def test_persistent_shell(server: Server) -> None:
+    said = run("shell.sh", "demo", MQFS=str(server.mount))
+    assert re.search(r"^the answer: 42\r?$", said, re.MULTILINE)
+    assert said.endswith("the shell ended with status 3\n")
+    assert not (server.mount / "demo").exists()
+
+
+def test_logging_from_cron(server: Server) -> None:
+    group = server.mount / "cron"
+    job = 'echo "to output"; echo "to error" >&2; exit 4'
+    for name in ("backup", "clean up"):
+        run("cron-log.sh", group, name, "sh", "-c", job)
+    expected = b"to output\nto error\nexit 4\n"
+    assert mq_cat("-e", group).stdout == expected * 2
+    assert mq_cat("-e", "-n", 2, group, "clean up").stdout == b"to output\nto error\n"
+    assert {"data line", "ttl 7d", "depth 1000"} <= set((group / "ctl").read_text().splitlines())
+
+
+def test_python_reader_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+    group = server.group("work", "replay all", streams=["a", "it's b", "c"])
+    say(group / "a", "one\n")
+    say(group / "it's b", "two\n")
+    say(group / "c", "not asked for\n")
+    state = tmp_path / "at"
+    first = run("reader.py", group, state, "a", "it's b").splitlines()
+    assert [line.split(" ", 1)[1] for line in first] == ["a: one", "it's b: two"]
+    assert run("reader.py", group, state, "a", "it's b") == ""
+    say(group / "a", "three\n")
+    assert run("reader.py", group, state, "a", "it's b").endswith("a: three\n")
+    assert [line.split(": ")[1] for line in run("reader.py", group, tmp_path / "other").splitlines()] == [
+        "one",
+        "two",
+        "not asked for",
+        "three",
+    ]
+
+
+def test_c_reader(server: Server, tmp_path: Path) -> None:
+    program = tmp_path / "reader"
+    subprocess.run(
+        ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(EXAMPLES / "reader.c")], check=True
+    )
+    group = server.group("c", "replay all", streams=["a", "b"])
+    say(group / "a", "kept\n")
+    with subprocess.Popen([program, group / "a", group / "b"], stdout=subprocess.PIPE, bufsize=0) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{group}/a: kept\n".encode()
+            say(group / "b", "no newline")
+            assert process.stdout.readline() == f"{group}/b: no newline\n".encode()
+            os.unlink(group / "a")
+            say(group / "b", "go on\n")
+            assert process.stdout.readline() == f"{group}/b: go on\n".encode()
+            (group / "ctl").write_text("eof b\n")
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+    missing = subprocess.run([program, group / "not"], capture_output=True, check=False)
+    assert missing.returncode == 1
+    assert missing.stderr.startswith(b"reader: ")
+
+
+def test_c_reader_can_be_interrupted(server: Server, tmp_path: Path) -> None:
+    subprocess.run(["make", "-s", "-C", str(EXAMPLES), f"OUT={tmp_path}/reader"], check=True)
+    group = server.group("c2", streams=["a"])
+    with subprocess.Popen([tmp_path / "reader", group / "a"]) as process:
+        until(opened(group, "a"), "the open")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == -signal.SIGINT

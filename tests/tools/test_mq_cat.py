@@ -1,0 +1,468 @@
+"""mq-cat against a real mount: every option, every exit code, every way to end."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from tests.campaign import seed, size
+from tests.tools.mount import DEADLINE_S, Server, environment, lines, mq_cat, opened, running, say, serving, until
+
+
+def numbered(group: Path, streams: list[str], count: int, random_: random.Random, first: int = 0) -> list[bytes]:
+    """Write so many numbered lines to streams taken at random; the lines."""
+    fds = [os.open(group / name, os.O_WRONLY) for name in streams]
+    written = []
+    for number in range(first, first + count):
+        line = b"%d\n" % number
+        os.write(random_.choice(fds), line)
+        written.append(line)
+    for fd in fds:
+        os.close(fd)
+    return written
+
+
+def test_several_streams_in_the_order_they_were_written(server: Server) -> None:
+    group = server.group("order", "replay all", "sync off", streams=["a", "b", "c d"])
+    written = numbered(group, ["a", "b", "c d"], size(20000), random.Random(seed()))
+    result = mq_cat("-e", group)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout == b"".join(written)
+
+
+def test_two_writers_at_once_give_one_order(server: Server) -> None:
+    group = server.group("writers", "replay all", "sync off", streams=["alice", "bob"])
+    count = size(10000)
+
+    def write(name: str) -> None:
+        say(group / name, *(f"{name} {number}\n" for number in range(count)))
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in ("alice", "bob")]
+    with running("mq-cat", "-n", 2 * count, group, "alice", "bob") as first, running("mq-cat", group) as second:
+        for writer in writers:
+            writer.start()
+        seen = lines(first.stdout, 2 * count)
+        assert first.wait(DEADLINE_S) == 0
+        assert lines(second.stdout, 2 * count) == seen
+        for writer in writers:
+            writer.join()
+    for name in (b"alice", b"bob"):
+        assert [line for line in seen if line.startswith(name)] == [b"%s %d\n" % (name, n) for n in range(count)]
+    ordered = (group / "order").open("rb", buffering=0)
+    assert [ordered.read(300).rstrip(b"\0") for _ in seen] == [line.split()[0] for line in seen]
+    ordered.close()
+
+
+def test_only_the_streams_asked_for_live(server: Server) -> None:
+    group = server.group("some", streams=["a", "b", "c"])
+    with running("mq-cat", group, "a", "c") as process:
+        until(opened(group, ".cursor"))
+        wait_until_waiting(process)
+        for name in "abcabc":
+            say(group / name, f"{name}\n")
+        assert lines(process.stdout, 4) == [b"a\n", b"c\n", b"a\n", b"c\n"]
+        assert process.poll() is None
+
+
+def wait_until_waiting(process: subprocess.Popen[bytes]) -> None:
+    """Until it has done all it does before it waits for a message: it sleeps in poll."""
+    until(lambda: "poll" in Path(f"/proc/{process.pid}/wchan").read_text(), "waiting")
+
+
+def test_a_stream_made_later_is_printed_too(server: Server) -> None:
+    group = server.group("later", streams=["a"])
+    with running("mq-cat", group) as process:
+        wait_until_waiting(process)
+        (group / "new").touch()
+        say(group / "new", "one\n")
+        assert lines(process.stdout, 1) == [b"one\n"]
+
+
+def test_count(server: Server) -> None:
+    group = server.group("count", "replay all", streams=["a"])
+    say(group / "a", "1\n", "2\n", "3\n")
+    assert mq_cat("-n", 2, group).stdout == b"1\n2\n"
+    assert mq_cat("-n", 0, group).stdout == b""
+    assert mq_cat("-n", 3, "-e", "--idle", 9, group).returncode == 0
+
+
+def test_idle_ends_with_124_after_silence(server: Server) -> None:
+    group = server.group("idle", "replay all", streams=["a"])
+    say(group / "a", "1\n")
+    started = time.monotonic()
+    result = mq_cat("--idle", "0.3", group)
+    assert (result.returncode, result.stdout, result.stderr) == (124, b"1\n", b"")
+    assert time.monotonic() - started >= 0.3
+    assert mq_cat("--idle", "1s", "-n", 1, group).returncode == 0
+
+
+def test_idle_begins_anew_with_each_message(server: Server) -> None:
+    group = server.group("idle2", streams=["a"])
+    with running("mq-cat", "--idle", "2", group) as process:
+        wait_until_waiting(process)
+        until_ = time.monotonic() + 3
+        while time.monotonic() < until_:
+            say(group / "a", "x\n")
+            assert lines(process.stdout, 1) == [b"x\n"]
+            process_poll(process, 0.5)
+        assert process.wait(DEADLINE_S) == 124
+
+
+def process_poll(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """It must still run after that time."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
+def test_nul_ends_each_message(server: Server) -> None:
+    group = server.group("nul", "replay all", streams=["a"])
+    say(group / "a", "one\n", "two", "\0")
+    assert mq_cat("-e", "-0", group).stdout == b"one\n\0two\0\0\0"
+    assert mq_cat("-e", group).stdout == b"one\ntwo\0"
+
+
+def test_where_it_begins(server: Server) -> None:
+    group = server.group("from", "replay last", streams=["a", "b"])
+    (group / "ctl").write_text("replay all\n")
+    say(group / "a", "1\n", "2\n")
+    say(group / "b", "3\n", "4\n")
+    rows = [json.loads(row) for row in mq_cat("-e", "--json", "--from", "first", group).stdout.splitlines()]
+    third = rows[2]
+
+    def bodies(*arguments: object) -> bytes:
+        result = mq_cat("-e", *arguments)
+        assert result.returncode == 0, result.stderr
+        return bytes(result.stdout.replace(b"\n", b""))
+
+    assert bodies(group) == b"1234"
+    assert bodies("--from", "first", group) == b"1234"
+    assert bodies("--from", "first", group, "b") == b"34"
+    assert bodies("--from", "last", group) == b"4"
+    assert bodies("--from", "end", group) == b""
+    assert bodies("--from", third["sequence"], group) == b"34"
+    assert bodies("--from", "-1", group) == b"4"
+    assert bodies("--from", "-1", group, "a") == b"2"
+    assert bodies("--from", "-3", group) == b"234"
+    assert bodies("--from", "-10m", group) == b"1234"
+    assert bodies("--from", f"@{third['time']:.6f}", group)[-2:] == b"34"
+    assert bodies("--from", "@0", group) == b"1234"
+    assert bodies("--from", "@2001-02-03T04:05", group) == b"1234"
+    (group / "ctl").write_text("replay last\n")
+    assert bodies(group) == b"4"
+    assert bodies(group, "a") == b"2"
+    (group / "ctl").write_text("replay off\n")
+    assert bodies(group) == b""
+
+
+def test_json_is_what_the_cursor_itself_says(server: Server) -> None:
+    group = server.group("json", "replay all", streams=["plain", "it's a 'name'"])
+    every = bytes(range(256))
+    say(group / "plain", "text\n", 'ä\t"quoted"\\', every, b"\xff\xfe", "\u2028\x00")
+    say(group / "it's a 'name'", "x")
+    result = mq_cat("-e", "--json", group)
+    cursor = os.open(group / ".cursor", os.O_RDWR)
+    os.write(cursor, b"format json\nuntil end\n")
+    said = b""
+    while data := os.read(cursor, 1 << 20):
+        said += data
+    os.close(cursor)
+    assert result.stdout == said
+    rows = [json.loads(row) for row in result.stdout.splitlines()]
+    assert base64.b64decode(rows[2]["body_base64"]) == every
+    assert rows[1]["body"] == 'ä\t"quoted"\\'
+    assert rows[5]["stream"] == "it's a 'name'"
+
+
+def test_times_and_streams_before_each_message(server: Server) -> None:
+    group = server.group("times", "replay all", streams=["a", "it's b"])
+    before = time.time()
+    say(group / "a", "one\n")
+    say(group / "it's b", "two")
+    result = mq_cat("-e", "-t", group, env={"TZ": "IST-5:30"})
+    first, second = result.stdout.decode().splitlines()
+    stamp, rest = first.split(" ", 1)
+    assert rest == "a one"
+    assert stamp.endswith("+05:30")
+    assert before - 1 <= datetime.fromisoformat(stamp).timestamp() <= time.time() + 1
+    assert second.split(" ", 1)[1] == "'it''s b' two"
+
+
+def test_names_with_blanks_and_quotes(server: Server) -> None:
+    names = ["two words", "it's", "'", "tab\there", "-n", "ümlaut", "a,b"]
+    group = server.group("a group", "replay all", streams=names)
+    for name in names:
+        say(group / name, f"{name}\n")
+    for name in names:
+        result = mq_cat("-e", "--", group, name)
+        assert (result.stdout, result.stderr) == (f"{name}\n".encode(), b"")
+    assert mq_cat("-e", "--", group, *names).stdout == "".join(f"{name}\n" for name in names).encode()
+
+
+def test_large_and_binary_messages_are_whole(server: Server) -> None:
+    group = server.group("large", "replay all", "sync off", streams=["a", "b"])
+    random_ = random.Random(seed())
+    bodies = [random_.randbytes(n) for n in (1_044_480, 1, 131_072, 1_044_479, 65_536)]
+    for body, name in zip(bodies, "abbab", strict=True):
+        say(group / name, body)
+    assert mq_cat("-e", group).stdout == b"".join(bodies)
+    assert mq_cat("-e", "--order", group).stdout == b"".join(bodies)
+
+
+def test_end_marks_are_passed_over(server: Server) -> None:
+    group = server.group("marks", "replay all", streams=["a"])
+    say(group / "a", "1\n")
+    (group / "ctl").write_text("eof a\n")
+    say(group / "a", "2\n")
+    assert mq_cat("-n", 2, group).stdout == b"1\n2\n"
+    assert mq_cat("-n", 2, "--order", group).stdout == b"1\n2\n"
+
+
+# ---------------------------------------------------------------- ways to end
+
+
+def test_the_pipeline_ends_while_it_waits(server: Server) -> None:
+    group = server.group("pipe", "replay all", streams=["a"])
+    say(group / "a", "1\n")
+    command = f"mq-cat '{group}' | head -1; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(
+        ["bash", "-c", command], capture_output=True, env=environment(), timeout=DEADLINE_S, check=True
+    )
+    assert (result.stdout, result.stderr) == (b"1\n141\n", b"")
+
+
+@pytest.mark.parametrize("order", [[], ["--order"]])
+def test_a_reader_that_goes_away_ends_it(server: Server, order: list[str]) -> None:
+    group = server.group("gone" + "".join(order), streams=["a"])
+    with running("mq-cat", *order, group) as process:
+        wait_until_waiting(process)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(DEADLINE_S) == -signal.SIGPIPE
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("order", [[], ["--order"]])
+def test_interrupted_is_130(server: Server, order: list[str]) -> None:
+    group = server.group("ctrl-c" + "".join(order), streams=["a"])
+    with running("mq-cat", *order, group) as process:
+        wait_until_waiting(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("order", [[], ["--order"]])
+def test_a_group_that_is_removed_ends_it(server: Server, order: list[str]) -> None:
+    group = server.group("removed" + "".join(order), streams=["a"])
+    with running("mq-cat", *order, group) as process:
+        wait_until_waiting(process)
+        subprocess.run(["rm", "-r", str(group)], check=True)
+        assert process.wait(DEADLINE_S) == 1
+        assert process.stderr is not None
+        assert process.stderr.read().decode() == f"mq-cat: {group}: no such group (any more)\n"
+
+
+def test_a_reader_that_is_overtaken_says_so_and_goes_on(server: Server) -> None:
+    group = server.group("behind", "replay all", "depth 10", "sync off", streams=["a"])
+    with running("mq-cat", "-n", 11, group) as process:
+        wait_until_waiting(process)
+        say(group / "a", "first\n")
+        assert lines(process.stdout, 1) == [b"first\n"]
+        wait_until_waiting(process)
+        process.send_signal(signal.SIGSTOP)
+        numbered(group, ["a"], 100, random.Random(1))
+        process.send_signal(signal.SIGCONT)
+        assert lines(process.stdout, 10) == [b"%d\n" % n for n in range(90, 100)]
+        assert process.wait(DEADLINE_S) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b"mq-cat: reader fell behind\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_ends_it(tmp_path: Path, number: int) -> None:
+    with serving(tmp_path) as server:
+        group = server.group("a", streams=["s"])
+        with running("mq-cat", group) as process:
+            wait_until_waiting(process)
+            server.stop(number)
+            assert process.wait(DEADLINE_S) == 1
+            assert process.stderr is not None
+            said = process.stderr.read().decode()
+            assert said.startswith("mq-cat: ")
+            assert said.count("\n") == 1
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def refused(code: int, *arguments: object, **more: object) -> str:
+    """The one line on standard error, without the program's name."""
+    result = mq_cat(*arguments, **more)
+    text = result.stderr.decode()
+    assert (result.returncode, result.stdout) == (code, b""), text
+    assert text.startswith("mq-cat: ")
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
+    return str(text[8:-1])
+
+
+def test_what_is_not_there(server: Server) -> None:
+    group = server.group("there", streams=["a", "b"])
+    assert refused(1, group / "not") == f"{group / 'not'}: no such group"
+    assert "not a group but a file" in refused(1, group / "a")
+    assert refused(1, group, "a", "x") == f"{group}: no stream 'x'; its streams: a, b"
+    assert refused(1, server.group("empty"), "x").endswith("no stream 'x'; its streams: none")
+    assert "it has no file 'order'" in refused(1, "/")
+    assert "seek" in refused(1, "--from", "9" * 40, group)
+
+
+def test_what_makes_no_sense(server: Server) -> None:
+    group = server.group("sense", streams=["a"])
+    assert "GROUP" in refused(2)
+    assert "-n" in refused(2, "-n", "x", group)
+    assert "-n" in refused(2, "-n", "-1", group)
+    assert "not a duration" in refused(2, "--idle", "soon", group)
+    assert "is none of first" in refused(2, "--from", "yesterday", group)
+    assert "is none of first" in refused(2, "--from", "@yesterday", group)
+    assert "exclude" in refused(2, "-t", "--json", group)
+    assert "--nope" in refused(2, "--nope", group)
+    assert mq_cat("--help").returncode == 0
+
+
+def test_what_may_not_be_read(server: Server) -> None:
+    if os.getuid() != 0:
+        pytest.skip("not root: cannot become another user")
+    group = server.group("secret", "replay all", streams=["a", "open"])
+    say(group / "a", "secret\n")
+    say(group / "open", "open\n")
+    (group / "a").chmod(0o600)
+    nobody = {"user": "nobody", "group": "nogroup", "extra_groups": [], "cwd": "/"}
+    line = refused(1, group, "a", **nobody)
+    assert "permission denied" in line
+    assert mq_cat("-e", group, **nobody).stdout == b"open\n"
+
+
+# ---------------------------------------------------------------- order and the streams alone
+
+
+def test_in_order_without_a_cursor(server: Server) -> None:
+    group = server.group("plain", "replay all", "sync off", streams=["a", "b", "c d"])
+    written = numbered(group, ["a", "b", "c d"], size(5000), random.Random(seed()))
+    result = mq_cat("-e", "--order", group)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout == b"".join(written)
+    assert mq_cat("-n", 3, "--order", group).stdout == b"".join(written[:3])
+    assert mq_cat("--idle", "0.2", "--order", group).returncode == 124
+
+
+class Hammer:
+    """Writes numbered lines to streams at random for as long as it runs."""
+
+    def __init__(self, group: Path, streams: list[str], seed: int) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(group, streams, random.Random(seed)))
+        self.written: list[tuple[str, int]] = []
+
+    def _run(self, group: Path, streams: list[str], random_: random.Random) -> None:
+        fds = {name: os.open(group / name, os.O_WRONLY) for name in streams}
+        number = 0
+        while not self._stop.is_set():
+            name = random_.choice(streams)
+            os.write(fds[name], b"%s %d\n" % (name.encode(), number))
+            self.written.append((name, number))
+            number += 1
+            if not random_.randrange(8):
+                self._stop.wait(random_.random() / 500)
+        for fd in fds.values():
+            os.close(fd)
+
+    def __enter__(self) -> Hammer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("replay", ["off", "last", "all"])
+def test_never_slips_while_it_is_opened_under_load(server: Server, replay: str) -> None:
+    streams = ["a", "b", "c", "d"]
+    group = server.group(f"slip {replay}", f"replay {replay}", "sync off", "depth 5000", streams=streams)
+    with Hammer(group, streams, seed()) as hammer:
+        until(lambda: len(hammer.written) > 100)
+        for _ in range(size(40)):
+            result = mq_cat("-n", 300, "--order", group)
+            assert result.returncode == 0, result.stderr
+            rows = [row.split() for row in result.stdout.decode().splitlines()]
+            seen = [(name, int(number)) for name, number in rows]
+            check_no_slip(seen, hammer.written)
+
+
+def check_no_slip(seen: list[tuple[str, int]], written: list[tuple[str, int]]) -> None:
+    """In order; and from its first message on, each stream is complete up to the last message seen."""
+    numbers = [number for _, number in seen]
+    assert numbers == sorted(set(numbers))
+    firsts: dict[str, int] = {}
+    for name, number in seen:
+        firsts.setdefault(name, number)
+    expected = [
+        (name, number) for name, number in written[: numbers[-1] + 1] if name in firsts and number >= firsts[name]
+    ]
+    assert seen == expected
+
+
+def test_streams_that_come_and_go_without_a_cursor(server: Server) -> None:
+    group = server.group("come", "replay all", streams=["a"])
+    with running("mq-cat", "--order", group) as process:
+        wait_until_waiting(process)
+        say(group / "a", "1\n")
+        assert lines(process.stdout, 1) == [b"1\n"]
+        (group / "b").touch()
+        say(group / "b", "2\n", "3\n")
+        assert lines(process.stdout, 2) == [b"2\n", b"3\n"]
+        (group / "a").unlink()
+        (group / "a").touch()
+        say(group / "a", "4\n")
+        say(group / "b", "5\n")
+        assert lines(process.stdout, 2) == [b"4\n", b"5\n"]
+
+
+def test_aligned_again_after_messages_were_removed(server: Server) -> None:
+    group = server.group("cleared", "replay all", streams=["a", "b"])
+    with running("mq-cat", "--order", group) as process:
+        wait_until_waiting(process)
+        say(group / "a", "1\n")
+        assert lines(process.stdout, 1) == [b"1\n"]
+        wait_until_waiting(process)
+        process.send_signal(signal.SIGSTOP)
+        say(group / "a", "lost\n", "lost\n")
+        say(group / "b", "2\n")
+        (group / "ctl").write_text("clear a\n")
+        say(group / "a", "3\n")
+        process.send_signal(signal.SIGCONT)
+        assert lines(process.stdout, 2) == [b"2\n", b"3\n"]
+        say(group / "a", "4\n")
+        say(group / "b", "5\n")
+        assert lines(process.stdout, 2) == [b"4\n", b"5\n"]
+
+
+def test_what_order_cannot_tell_is_refused(server: Server) -> None:
+    group = server.group("cannot", "replay all", streams=["a"])
+    for option in (["--from", "first"], ["--json"], ["-t"]):
+        assert f"{option[0]} needs a tree with .cursor" in refused(1, "--order", *option, group)
+    (group / "ctl").write_text("data coalesce\n")
+    say(group / "a", "1", "2")
+    assert "data coalesce" in refused(1, "--order", group)
