@@ -79,18 +79,18 @@ def join(file: Mapping[str, Any], said: Mapping[str, Any]) -> Options:
     return Options(**{**file, **spoken})
 
 
-def service_path(name: str) -> str:
-    """Where `-s NAME` puts its socket: NAME in the name space directory, as plan9port has it."""
-    return f"{name_space()}/{name}"
+def service_address(name: str) -> str:
+    """The dial string of `-s NAME`, as plan9port has it: a socket in the name space directory, or a whole address."""
+    return name if "!" in name else f"unix!{name_space()}/{name}"
 
 
 def name_space() -> str:
-    """$NAMESPACE, or a directory of this user and display."""
+    """The directory where this user's services are found: $NAMESPACE, or one of the display's."""
     if said := os.environ.get("NAMESPACE"):
         return said
     display = os.environ.get("DISPLAY") or ":0"
-    if display.rpartition(":")[2].endswith(".0"):
-        display = display[:-2]
+    if ":" in display:
+        display = display.removesuffix(".0")
     return f"/tmp/ns.{_login()}.{display.replace('/', '_')}"
 
 

@@ -1,0 +1,210 @@
+"""The server process: one nursery over store, tree and faces; the order in which they start and stop; signals.
+
+Owns what ties them together and nothing of what they do. Start: lock and store, tree, sockets, mount, readiness. Stop: who
+waits is answered, replies leave, sockets and mount end, the last commit, the store is marked clean, the lock is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import trio
+
+from mqfs import limits
+from mqfs.clock import SystemClock
+from mqfs.config import Options, name_space, service_address
+from mqfs.engine.ctl import parse_settings
+from mqfs.engine.tree import Tree
+from mqfs.errors import BadAddress, BadCommand, BadConfig, MqfsError
+from mqfs.ninep import dial, people
+from mqfs.ninep import server as ninep
+from mqfs.store.memory import MemoryStore
+from mqfs.store.store import DiskStore
+from mqfs.types import Store, User
+
+log = logging.getLogger("mqfs")
+TICK_S = 1.0
+
+
+def run(options: Options) -> int:
+    """Serve until told to stop; the exit code. Raises MqfsError or OSError where it could not start."""
+    set_up_logging()
+    check_words(options)
+    raise_file_limit()
+    return trio.run(Server(options).run)
+
+
+def set_up_logging() -> None:
+    """One line each, on standard error: standard output may carry 9P."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("mqfs: %(message)s"))
+    logging.root.handlers[:] = [handler]
+    logging.root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+
+
+def check_words(options: Options) -> None:
+    """Refuse, before anything is opened, what means nothing on any machine. Raises BadConfig."""
+    try:
+        for text in options.listen:
+            dial.parse(text)
+        for line in options.default:
+            parse_settings([line])
+    except BadAddress as error:
+        raise BadConfig(f"--listen {error.detail}") from None
+    except BadCommand as error:
+        raise BadConfig(f"--default {error.detail}") from None
+    if people.user_number(options.tcp_user) is None:
+        raise BadConfig(f"--tcp-user {options.tcp_user!r}: no user is called so; name one that getent passwd lists")
+
+
+def raise_file_limit() -> None:
+    """Every connection, bucket and open file may want a descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def file_mask() -> int:
+    """This process's umask, which can only be asked for by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def make_name_space(service: str) -> None:
+    """The directory of `-s`, which nobody else may enter. Raises BadAddress where it is somebody else's."""
+    if "!" in service:
+        return
+    path = name_space()
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if os.stat(path).st_uid != os.geteuid():
+        raise BadAddress(f"{path} belongs to another user; set NAMESPACE to a directory of your own")
+
+
+def notify(text: str) -> None:
+    """Tell the service manager, if there is one (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address[:1] not in ("/", "@"):
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect("\0" + address[1:] if address[0] == "@" else address)
+            sender.send(text.encode())
+    except OSError as error:
+        log.warning("NOTIFY_SOCKET %s: %s", address, error.strerror)
+
+
+class Server:
+    """One run of the server."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.stopping = trio.Event()
+        self.refused: MqfsError | OSError | None = None  # why it could not start
+        self.crashed = False
+
+    async def run(self) -> int:
+        """Start, serve, stop; the exit code."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            store = self.open_store()
+            try:
+                await self.serve(store, signals)
+            finally:
+                store.close()
+        if self.refused is not None:
+            raise self.refused
+        return 1 if self.crashed else 0
+
+    def open_store(self) -> Store:
+        post = trio.lowlevel.current_trio_token().run_sync_soon
+        if self.options.store is None:
+            log.info("no --store: messages are kept in memory and are gone when this ends")
+            return MemoryStore()
+        return DiskStore(self.options.store, post)
+
+    async def serve(self, store: Store, signals: AsyncIterator[int]) -> None:
+        """The faces over the tree, until something says stop; then the orderly end."""
+        user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
+        tree = Tree(store, SystemClock(), owner=user, umask=file_mask(), defaults=self.options.default)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.heed, signals)
+            nursery.start_soon(self.guard, "house-keeping", functools.partial(self.keep_house, tree))
+            ends: list[Callable[[], Awaitable[None]]] = []
+            try:
+                await self.start_faces(tree, nursery, ends)
+                notify("READY=1")
+                log.info("ready")
+            except (MqfsError, OSError) as error:
+                self.refused = error
+                self.stopping.set()
+            await self.stopping.wait()
+            notify("STOPPING=1")
+            tree.close()
+            for end in reversed(ends):
+                await end()
+            nursery.cancel_scope.cancel()
+
+    async def start_faces(self, tree: Tree, nursery: trio.Nursery, ends: list[Callable[[], Awaitable[None]]]) -> None:
+        """Listen, mount, or speak on standard input and output; `ends` gets what ends each."""
+        options = self.options
+        dials = [*options.listen, *([service_address(options.service)] if options.service is not None else [])]
+        nine = ninep.Server(tree, tcp_user=options.tcp_user, trace=sys.stderr if options.trace else None)
+        await nursery.start(self.guard, "9P", nine.run)
+        ends.append(nine.stop)
+        if options.service is not None:
+            make_name_space(options.service)
+        for text in dials:
+            listener = ninep.listen(text, insecure=options.insecure)
+            nine.add(listener)
+            log.info("9P at %s", listener.address)
+        if options.mount is not None:
+            await self.start_mount(tree, nursery, ends, options.mount)
+        elif not dials:
+            log.info("9P on standard input and output")
+            nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
+
+    async def start_mount(
+        self, tree: Tree, nursery: trio.Nursery, ends: list[Callable[[], Awaitable[None]]], path: str
+    ) -> None:
+        raise NotImplementedError
+
+    async def guard(
+        self,
+        name: str,
+        work: Callable[..., Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Run a face or the like. Its end is the server's end; a bug in it is logged, and makes the exit code 1."""
+        try:
+            await work() if task_status is trio.TASK_STATUS_IGNORED else await work(task_status=task_status)
+        except Exception:
+            log.exception("%s failed", name)
+            self.crashed = True
+        finally:
+            self.stopping.set()
+
+    async def heed(self, signals: AsyncIterator[int]) -> None:
+        """SIGTERM and SIGINT stop the server, once; there is nothing for SIGHUP to do."""
+        async for number in signals:
+            if number != signal.SIGHUP and not self.stopping.is_set():
+                log.info("%s: stopping", signal.Signals(number).name)
+                self.stopping.set()
+
+    async def keep_house(self, tree: Tree) -> None:
+        while not self.stopping.is_set():
+            try:
+                tree.tick()
+            except OSError as error:
+                log.error("house-keeping: %s", error)
+            await trio.sleep(TICK_S)
