@@ -112,6 +112,7 @@ class DiskBucket:
         self._closed = False
         self._work: Generator[bool, None, None] | None = None  # a compaction under way
         self._floors: Mapping[int, int] = {}
+        self._told = False  # what is wanted: nothing is given back before
         self._dropped: frozenset[int] | set[int] = frozenset()
         self._looked: object = None
         self._start()
@@ -673,7 +674,7 @@ class DiskBucket:
     # ------------------------------------------------------------ giving back
 
     def trim(self, floors: Mapping[int, int], dropped: frozenset[int] | set[int]) -> None:
-        self._floors, self._dropped = floors, dropped
+        self._floors, self._dropped, self._told = floors, dropped, True
         try:
             self._trim()
         except errors.MqfsError as error:
@@ -744,7 +745,7 @@ class DiskBucket:
 
     def tick(self, until: float) -> None:
         """A portion of compaction, until that moment of the monotonic clock."""
-        if self.failed is not None or self._closed:
+        if self.failed is not None or self._closed or not self._told:
             return
         if self._work is None:
             looked = (len(self._floors), sum(self._floors.values()), len(self._dropped), len(self._segments))

@@ -1,0 +1,207 @@
+"""What every store must do, whatever it keeps its logs on: a new one proves itself with one line.
+
+`check_store(maker)` calls `maker` for a fresh store again and again, and checks the seam `Store` and `Bucket` of
+mqfs/types.py. Nothing here knows a store by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mqfs.errors import NotFound
+from mqfs.types import Bucket, Draft, Kind, Record, Store
+
+STATE = b'{"state":1}'
+A, B, C = 16, 17, 18
+
+
+def check_store(maker: Callable[[], Store]) -> None:
+    """Raises AssertionError where the store does not do what the seam says."""
+    for check in CHECKS:
+        store = maker()
+        try:
+            check(store)
+        finally:
+            store.close()
+
+
+def make(store: Store) -> Bucket:
+    bucket = store.make(store.number(), STATE)
+    bucket.state = lambda: STATE
+    return bucket
+
+
+def say(bucket: Bucket, stream: int, body: bytes, time_ns: int = 0) -> int:
+    return bucket.append(Kind.MESSAGE, stream, time_ns, body)
+
+
+def check_numbers(store: Store) -> None:
+    numbers = [store.number() for _ in range(600)]
+    assert numbers[0] == 1
+    assert len(set(numbers)) == 600
+    assert list(store.groups()) == []
+    for number in (numbers[5], numbers[0]):
+        store.make(number, STATE)
+    assert list(store.groups()) == [1, 6]
+    store.remove(6)
+    assert list(store.groups()) == [1]
+    assert store.number() not in numbers
+    for missing in (6, 7):
+        try:
+            store.open(missing)
+        except NotFound:
+            continue
+        raise AssertionError("a group that is not there was opened")
+
+
+def check_empty(store: Store) -> None:
+    bucket = make(store)
+    assert (bucket.id, bucket.first, bucket.next, bucket.last_ns) == (1, 1, 1, 0)
+    assert bucket.failed is None
+    assert bucket.damaged == 0
+    assert bucket.history() == (STATE, [])
+    assert bucket.find(A, 0) is bucket.scan(0) is bucket.peek(A, 0) is bucket.before(99) is None
+    assert bucket.at(0) == 1
+    assert bucket.tally(A, 0) == (0, 0)
+    bucket.trim({}, frozenset())
+    assert store.open(1) is bucket
+
+
+def check_append(store: Store) -> None:
+    bucket = make(store)
+    assert say(bucket, A, b"one", 10) == 1
+    assert bucket.append(Kind.CHANGE, 0, 11, b'{"do":"x"}') == 1
+    assert bucket.append(Kind.MESSAGE, B, 12, b"two", b"\x01k\x01\x00v") == 2
+    assert bucket.append(Kind.END, A, 13, b"") == 3
+    assert (bucket.next, bucket.last_ns, bucket.first) == (4, 13, 1)
+    two = bucket.scan(2)
+    assert two is not None
+    assert (two.sequence, two.time_ns, two.stream, two.kind, two.body) == (2, 12, B, Kind.MESSAGE, b"two")
+    assert two.headers == b"\x01k\x01\x00v"
+    mark = bucket.find(A, 2)
+    assert mark is not None
+    assert (mark.sequence, mark.kind, mark.body) == (3, Kind.END, b"")
+    state, behind = bucket.history()
+    assert state == STATE
+    assert [(r.kind, r.sequence, r.time_ns, r.body) for r in behind] == [(Kind.CHANGE, 1, 11, b'{"do":"x"}')]
+
+
+def check_search(store: Store) -> None:
+    bucket = make(store)
+    for number in range(1, 301):
+        assert say(bucket, (A, B, C)[number % 3], b"x" * number, number * 10) == number
+    for number in (1, 2, 150, 299, 300):
+        assert bucket.scan(number) == bucket.find((A, B, C)[number % 3], number)
+        assert bucket.at(number * 10) == bucket.at(number * 10 - 9) == number
+        assert bucket.before(number + 1) == number
+    assert bucket.peek(A, 1) == (3, 3)
+    assert bucket.peek(A, 298) == (300, 300)
+    assert bucket.peek(B, 299) is None
+    assert bucket.before(3, A) is None
+    assert bucket.before(300, A) == 297
+    assert bucket.before(10**12, B) == 298
+    assert bucket.at(3001) == 301
+    assert bucket.tally(A, 4) == (99, sum(range(6, 301, 3)))
+    assert bucket.tally(A, 0) == (100, sum(range(3, 301, 3)))
+    assert bucket.tally(99, 0) == (0, 0)
+
+
+def check_time(store: Store) -> None:
+    """Record times never go back."""
+    bucket = make(store)
+    for time_ns in (100, 50, 200, 150):
+        say(bucket, A, b"", time_ns)
+    records = [bucket.scan(n) for n in range(1, 5)]
+    assert [r and r.time_ns for r in records] == [100, 100, 200, 200]
+    assert bucket.last_ns == 200
+
+
+def check_units(store: Store) -> None:
+    bucket = make(store)
+    say(bucket, A, b"before")
+    drafts = [
+        Draft(Kind.MESSAGE, A, b"a"),
+        Draft(Kind.CHANGE, 0, b'{"do":"y"}'),
+        Draft(Kind.MESSAGE, B, b"b", b"\x00\x00\x00"),
+    ]
+    assert bucket.append_unit(drafts, 5) == 2
+    assert say(bucket, A, b"after") == 4
+    a, b, after = bucket.scan(2), bucket.scan(3), bucket.scan(4)
+    assert isinstance(a, Record)
+    assert isinstance(b, Record)
+    assert isinstance(after, Record)
+    assert (a.body, a.flags & 1) == (b"a", 1)
+    assert (b.body, b.headers, b.flags & 1) == (b"b", b"\x00\x00\x00", 0)
+    assert (after.body, after.flags & 1) == (b"after", 0)
+    assert [r.body for r in bucket.history()[1]] == [b'{"do":"y"}']
+
+
+def check_skip(store: Store) -> None:
+    bucket = make(store)
+    assert [say(bucket, A, b"x"), bucket.skip(), bucket.skip(), say(bucket, A, b"y")] == [1, 2, 3, 4]
+    found = bucket.scan(2)
+    assert found is not None
+    assert found.sequence == 4
+    assert bucket.before(4) == 1
+    assert bucket.tally(A, 1) == (2, 2)
+
+
+def check_sync(store: Store) -> None:
+    """Without a loop to post to, `then` comes before the call returns."""
+    bucket = make(store)
+    told: list[OSError | None] = []
+    bucket.sync(told.append)
+    say(bucket, A, b"x")
+    bucket.sync(told.append, 0.5)
+    bucket.sync()
+    assert told == [None, None]
+
+
+def check_trim(store: Store) -> None:
+    """What is wanted stays; what is not may go, and takes its room with it in the end."""
+    bucket = make(store)
+    for number in range(1, 2001):
+        say(bucket, (A, B)[number % 2], b"x" * 2_000, number)
+    full = bucket.bytes
+    bucket.trim({A: 1900, B: 1951}, {1960})
+    for number in [*range(1900, 2001, 2), *range(1951, 2001, 2)]:
+        if number != 1960:
+            found = bucket.scan(number)
+            assert found is not None
+            assert found.sequence == number
+    assert bucket.first <= 1900
+    bucket.trim({}, frozenset())
+    store.tick()
+    assert bucket.bytes < full / 10
+    assert bucket.next == 2001
+    held = bucket.scan(0)
+    assert bucket.first == (bucket.next if held is None else held.sequence)
+    assert say(bucket, A, b"again") == 2001
+    assert bucket.find(A, 2001) == bucket.scan(2001)
+
+
+def check_many_changes(store: Store) -> None:
+    """State and what is behind it always make the whole."""
+    bucket = make(store)
+    done: list[int] = []
+    bucket.state = lambda: b"%d" % len(done)
+    for number in range(5_000):
+        bucket.append(Kind.CHANGE, 0, 0, b"%d" % number)
+        done.append(number)
+    state, behind = bucket.history()
+    covered = 0 if state == STATE else int(state)
+    assert [int(r.body) for r in behind] == done[covered:]
+
+
+CHECKS: list[Callable[[Store], None]] = [
+    check_numbers,
+    check_empty,
+    check_append,
+    check_search,
+    check_time,
+    check_units,
+    check_skip,
+    check_sync,
+    check_trim,
+    check_many_changes,
+]

@@ -1,0 +1,261 @@
+"""A disk that lies: it keeps what was not synced in memory only, and loses it, stops or fails when told.
+
+Stands in for mqfs.store.disk.Disk. What is durable: of a file, its bytes at its last fdatasync; of a folder, its entries
+at its last sync_folder. `after_power_loss` gives the disk as the next start finds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from typing import Any
+
+from mqfs.store.disk import Disk
+
+
+class Stopped(BaseException):
+    """The machine is gone: nothing in the program may catch this."""
+
+
+class File:
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.durable = b""
+        self.pending: list[tuple[int, bytes]] = []  # writes since; (length, b"") below 0: a new length of -1 - position
+
+    def write(self, position: int, data: bytes) -> None:
+        self.data.extend(bytes(max(0, position - len(self.data))))
+        self.data[position : position + len(data)] = data
+        self.pending.append((position, bytes(data)))
+
+    def resize(self, size: int) -> None:
+        del self.data[size:]
+        self.data.extend(bytes(size - len(self.data)))
+        self.pending.append((-1 - size, b""))
+
+    def sync(self) -> None:
+        self.durable = bytes(self.data)
+        self.pending.clear()
+
+    def survivor(self, luck: random.Random | None) -> File:
+        """Nothing of what is pending, or any sectors of it."""
+        file = File()
+        file.data = bytearray(self.durable)
+        for position, data in self.pending if luck is not None else ():
+            assert luck is not None
+            if position < 0:
+                if luck.random() < 0.5:
+                    file.resize(-1 - position)
+                continue
+            for at in range(0, len(data), 64):
+                if luck.random() < 0.7:
+                    file.write(position + at, data[at : at + 64])
+        file.sync()
+        return file
+
+
+class Folder:
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+        self.durable: dict[str, Any] = {}
+        self.pending: list[tuple[str, Any]] = []  # name, what it names from then on
+
+    def set(self, name: str, node: File | Folder | None) -> None:
+        if node is None:
+            del self.entries[name]
+        else:
+            self.entries[name] = node
+        self.pending.append((name, node))
+
+    def sync(self) -> None:
+        self.durable = dict(self.entries)
+        self.pending.clear()
+
+    def survivor(self, luck: random.Random | None) -> Folder:
+        """Nothing of what is pending, or the first so many changes."""
+        entries = dict(self.durable)
+        count = luck.randint(0, len(self.pending)) if luck is not None else 0
+        for name, node in self.pending[:count]:
+            if node is None:
+                entries.pop(name, None)
+            else:
+                entries[name] = node
+        folder = Folder()
+        folder.entries = {name: node.survivor(luck) for name, node in entries.items()}
+        folder.sync()
+        return folder
+
+
+class LyingDisk(Disk):
+    """Files in memory. `stop_at`: the number of the call, counted from 1, in which the machine stops. `fail_at` and
+    `fail_with`: the call that fails with that errno; with `fail_on`, and all that follow."""
+
+    def __init__(self, root: Folder | None = None) -> None:
+        self.root = root if root is not None else Folder()
+        self.calls = 0
+        self.stop_at = 0
+        self.fail_at = 0
+        self.fail_with = 0
+        self.fail_on = False
+        self.failed: list[str] = []
+        self.luck = random.Random(0)
+        self._files: dict[int, File] = {}
+        self._next = 3
+        if root is None:
+            self.root.entries["s"] = Folder()
+            self.root.sync()
+
+    def after_power_loss(self, luck: random.Random | None) -> LyingDisk:
+        return LyingDisk(self.root.survivor(luck))
+
+    def after_kill(self) -> LyingDisk:
+        """The program is gone, the page cache is not."""
+        return LyingDisk(self.root)
+
+    # ------------------------------------------------------------ lies
+
+    def _count(self, what: str, *, reads: bool = False) -> None:
+        if self.stop_at and self.calls >= self.stop_at:
+            raise Stopped
+        if reads:
+            return
+        self.calls += 1
+        if self.stop_at and self.calls >= self.stop_at:
+            raise Stopped
+        if self.fail_at and (self.calls == self.fail_at or (self.fail_on and self.calls > self.fail_at)):
+            self.failed.append(what)
+            raise OSError(self.fail_with, os.strerror(self.fail_with))
+
+    def _find(self, path: str) -> Any:
+        node: Any = self.root
+        for name in path.strip("/").split("/"):
+            if not isinstance(node, Folder) or name not in node.entries:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            node = node.entries[name]
+        return node
+
+    def _above(self, path: str) -> tuple[Folder, str]:
+        above, name = path.rstrip("/").rsplit("/", 1)
+        node = self._find(above) if above else self.root
+        assert isinstance(node, Folder)
+        return node, name
+
+    # ------------------------------------------------------------ the calls
+
+    def pwrite(self, fd: int, data: bytes, position: int) -> int:  # type: ignore[override]
+        file = self._files[fd]
+        try:
+            self._count("pwrite")
+        except Stopped:
+            if self.calls == self.stop_at and self.luck.random() < 0.5:
+                file.write(position, data[: self.luck.randint(0, len(data))])
+            raise
+        except OSError:
+            part = self.luck.choice([0, 0, len(data) // 2])
+            if part:
+                file.write(position, data[:part])
+            raise
+        if len(data) > 8 and self.luck.random() < 0.05:
+            data = data[: len(data) // 2]  # a short write, as the system may do
+        file.write(position, data)
+        return len(data)
+
+    def pread(self, fd: int, count: int, position: int) -> bytes:  # type: ignore[override]
+        self._count("pread", reads=True)
+        return bytes(self._files[fd].data[position : position + count])
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        self._count("fdatasync")
+        self._files[fd].sync()
+
+    def truncate(self, fd: int, size: int) -> None:  # type: ignore[override]
+        self._count("truncate")
+        self._files[fd].resize(size)
+
+    def close(self, fd: int) -> None:  # type: ignore[override]
+        self._count("close", reads=True)
+        del self._files[fd]
+
+    def allocate(self, fd: int, position: int, length: int) -> None:
+        self._count("allocate")
+        file = self._files[fd]
+        if position + length > len(file.data):
+            file.resize(position + length)
+
+    def size(self, fd: int) -> int:
+        return len(self._files[fd].data)
+
+    def size_of(self, path: str) -> int:  # type: ignore[override]
+        return len(self._find(path).data)
+
+    def open(self, path: str, flags: int) -> int:
+        try:
+            self._count("open", reads=True)
+            file = self._find(path)
+            if flags & os.O_TRUNC:
+                self._count("truncate")
+                file.resize(0)
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
+            self._count("create")
+            file = File()
+            folder, name = self._above(path)
+            folder.set(name, file)
+        self._next += 1
+        self._files[self._next] = file
+        return self._next
+
+    def rename(self, old: str, new: str) -> None:  # type: ignore[override]
+        self._count("rename")
+        source, name = self._above(old)
+        target, to = self._above(new)
+        node = source.entries[name]
+        target.set(to, node)
+        source.set(name, None)
+
+    def unlink(self, path: str) -> None:  # type: ignore[override]
+        self._count("unlink")
+        folder, name = self._above(path)
+        if name not in folder.entries:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        folder.set(name, None)
+
+    def rmdir(self, path: str) -> None:  # type: ignore[override]
+        self._count("rmdir")
+        folder, name = self._above(path)
+        assert not folder.entries[name].entries
+        folder.set(name, None)
+
+    def mkdir(self, path: str) -> None:
+        self._count("mkdir")
+        folder, name = self._above(path)
+        if name in folder.entries:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        folder.set(name, Folder())
+
+    def listdir(self, path: str) -> list[str]:  # type: ignore[override]
+        self._count("listdir", reads=True)
+        return list(self._find(path).entries)
+
+    def exists(self, path: str) -> bool:  # type: ignore[override]
+        try:
+            self._find(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_folder(self, path: str) -> bool:  # type: ignore[override]
+        return self.exists(path) and isinstance(self._find(path), Folder)
+
+    def sync_folder(self, path: str) -> None:
+        self._count("sync_folder")
+        folder = self._find(path)
+        folder.sync()
+
+    def view(self, path: str) -> bytes:
+        return bytes(self._find(path).data)
+
+    def lock(self, path: str) -> int:
+        return self.open(path, os.O_RDWR | os.O_CREAT)

@@ -1,0 +1,31 @@
+"""Limits made small for a while, so that a test of a few hundred steps sees rolls, parts and blocks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from mqfs import limits
+
+SMALL = {
+    "SEGMENT_BYTES": 2_048,
+    "SEGMENT_RECORDS": 40,
+    "SEGMENT_FIRST_BYTES": 256,
+    "INDEX_STRIDE_BYTES": 512,
+    "SEQUENCE_BLOCK": 16,
+    "GROUP_NUMBER_BLOCK": 2,
+    "STATE_RECORD_BYTES": 64,
+}
+
+
+@contextlib.contextmanager
+def lowered(**values: int) -> Iterator[None]:
+    """`lowered(**SMALL)`."""
+    before = {name: getattr(limits, name) for name in values}
+    for name, value in values.items():
+        setattr(limits, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(limits, name, value)
