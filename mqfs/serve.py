@@ -1,7 +1,7 @@
 """The server process: one nursery over store, tree and faces; the order in which they start and stop; signals.
 
-Owns what ties them together and nothing of what they do. Start: lock and store, tree, sockets, mount, readiness. Stop: who
-waits is answered, replies leave, sockets and mount end, the last commit, the store is marked clean, the lock is free.
+Owns what ties them together and nothing of what they do. Start: sockets, lock and store, tree, mount, readiness. Stop:
+who waits is answered, replies leave, mount and sockets end, last commit, the store is marked clean, the lock is free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
-from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.config import Options, name_space, service_address
 from mqfs.engine.ctl import parse_settings
@@ -32,6 +31,7 @@ from mqfs.types import Store, User
 
 log = logging.getLogger("mqfs")
 TICK_S = 1.0
+End = Callable[[], Awaitable[None]]
 
 
 def run(options: Options) -> int:
@@ -116,14 +116,35 @@ class Server:
     async def run(self) -> int:
         """Start, serve, stop; the exit code."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            store = self.open_store()
+            listeners = self.listen()  # first: where that is refused, nothing was made
             try:
-                await self.serve(store, signals)
+                store = self.open_store()
+                try:
+                    await self.serve(store, listeners, signals)
+                finally:
+                    store.close()
             finally:
-                store.close()
+                for listener in listeners:
+                    listener.close()
         if self.refused is not None:
             raise self.refused
         return 1 if self.crashed else 0
+
+    def listen(self) -> list[ninep.Listener]:
+        """All addresses, or none. Clients that come early wait until they are served."""
+        dials = list(self.options.listen)
+        if self.options.service is not None:
+            make_name_space(self.options.service)
+            dials.append(service_address(self.options.service))
+        listeners: list[ninep.Listener] = []
+        try:
+            for text in dials:
+                listeners.append(ninep.listen(text, insecure=self.options.insecure))
+        except BaseException:
+            for listener in listeners:
+                listener.close()
+            raise
+        return listeners
 
     def open_store(self) -> Store:
         post = trio.lowlevel.current_trio_token().run_sync_soon
@@ -132,16 +153,16 @@ class Server:
             return MemoryStore()
         return DiskStore(self.options.store, post)
 
-    async def serve(self, store: Store, signals: AsyncIterator[int]) -> None:
+    async def serve(self, store: Store, listeners: list[ninep.Listener], signals: AsyncIterator[int]) -> None:
         """The faces over the tree, until something says stop; then the orderly end."""
         user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
         tree = Tree(store, SystemClock(), owner=user, umask=file_mask(), defaults=self.options.default)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.heed, signals)
             nursery.start_soon(self.guard, "house-keeping", functools.partial(self.keep_house, tree))
-            ends: list[Callable[[], Awaitable[None]]] = []
+            ends: list[End] = []
             try:
-                await self.start_faces(tree, nursery, ends)
+                await self.start_faces(tree, listeners, nursery, ends)
                 notify("READY=1")
                 log.info("ready")
             except (MqfsError, OSError) as error:
@@ -154,28 +175,24 @@ class Server:
                 await end()
             nursery.cancel_scope.cancel()
 
-    async def start_faces(self, tree: Tree, nursery: trio.Nursery, ends: list[Callable[[], Awaitable[None]]]) -> None:
-        """Listen, mount, or speak on standard input and output; `ends` gets what ends each."""
+    async def start_faces(
+        self, tree: Tree, listeners: list[ninep.Listener], nursery: trio.Nursery, ends: list[End]
+    ) -> None:
+        """Serve the sockets, mount, or speak on standard input and output; `ends` gets what ends each."""
         options = self.options
-        dials = [*options.listen, *([service_address(options.service)] if options.service is not None else [])]
         nine = ninep.Server(tree, tcp_user=options.tcp_user, trace=sys.stderr if options.trace else None)
-        await nursery.start(self.guard, "9P", nine.run)
-        ends.append(nine.stop)
-        if options.service is not None:
-            make_name_space(options.service)
-        for text in dials:
-            listener = ninep.listen(text, insecure=options.insecure)
+        for listener in listeners:
             nine.add(listener)
             log.info("9P at %s", listener.address)
+        await nursery.start(self.guard, "9P", nine.run)
+        ends.append(nine.stop)
         if options.mount is not None:
             await self.start_mount(tree, nursery, ends, options.mount)
-        elif not dials:
+        elif not listeners:
             log.info("9P on standard input and output")
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
 
-    async def start_mount(
-        self, tree: Tree, nursery: trio.Nursery, ends: list[Callable[[], Awaitable[None]]], path: str
-    ) -> None:
+    async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str) -> None:
         raise NotImplementedError
 
     async def guard(

@@ -1,0 +1,224 @@
+"""Everything that can be said wrongly to `mqfs`: one clear line, the exit code that fits, nothing changed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.server.process import Running, mounted, mqfs, serving, unmount
+
+USAGE, FAILED = 2, 1
+
+
+def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
+    """Run it, and return its one line."""
+    before = sorted(cwd.rglob("*"))
+    done = mqfs(*arguments, cwd=cwd, **more)
+    assert done.returncode == code, (done.returncode, done.stderr)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("mqfs: "), lines
+    assert done.stdout == ""
+    assert sorted(cwd.rglob("*")) == before
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "--stor", "x"], "'--stor'"),
+        (["serve", "--store"], "'--store' requires an argument"),
+        (["serve", "extra"], "extra"),
+        (["sevre"], "'sevre'"),
+        (["check"], "STORE"),
+        (["serve", "--listen", "127.0.0.1:564"], "unix!PATH or tcp!HOST!PORT"),
+        (["serve", "--listen", "udp!localhost!564"], "unix!PATH or tcp!HOST!PORT"),
+        (["serve", "--listen", "unix!"], "unix!PATH or tcp!HOST!PORT"),
+        (["serve", "--listen", "tcp!localhost!http"], "a number from 0 to 65535"),
+        (["serve", "--listen", "tcp!localhost!65536"], "a number from 0 to 65535"),
+        (["serve", "--listen", "unix!" + "x" * 200], "at most 107 bytes"),
+        (["serve", "--default", "replay everything"], "off or last or all"),
+        (["serve", "--default", "reply all"], "unknown command 'reply'"),
+        (["serve", "--default", "eof s"], "a default is a setting"),
+        (["serve", "--tcp-user", "no such user"], "no such user"),
+        (["serve", "--config", "absent.toml"], "absent.toml: No such file"),
+    ],
+)
+def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
+    assert says in refused(tmp_path, USAGE, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stor = 'x'", "unknown key 'stor'; there are: store mount"),
+        ("store = 7", 'store = 7; write store = "TEXT"'),
+        ("listen = true", 'listen = true; write listen = "TEXT"'),
+        ("listen = ['unix!a', 3]", "listen = ['unix!a', 3]"),
+        ("trace = 'yes'", "trace = true or trace = false"),
+        ("store", "TOML"),
+        ("[serve]\nstore = 'x'", "unknown key 'serve'"),
+        ("\x80", "KEY = VALUE"),
+        ("default = 'replay nothing'", "off or last or all"),
+        ("listen = 'udp!x'", "unix!PATH or tcp!HOST!PORT"),
+    ],
+)
+def test_config(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "mqfs.toml").write_bytes(text.encode("latin-1"))
+    assert says in refused(tmp_path, USAGE, "serve", "--config", "mqfs.toml")
+
+
+def not_empty(path: Path) -> None:
+    path.mkdir()
+    (path / "letter").touch()
+
+
+def another_version(path: Path) -> None:
+    path.mkdir()
+    (path / "mqfs").write_text("mqfs 99\nuuid 0\ngroups 2\n")
+
+
+def no_label(path: Path) -> None:
+    path.mkdir()
+    (path / "mqfs").write_bytes(b"\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Path.touch, "Not a directory"),
+        (not_empty, "not empty and not a store"),
+        (another_version, "is of version 99; this server reads version 1"),
+        (no_label, "does not say what store this is"),
+    ],
+)
+def test_store(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
+    make(tmp_path / "store")
+    line = refused(tmp_path, FAILED, "serve", "--store", "store", "--listen", "unix!s")
+    assert says in line
+    assert not (tmp_path / "s").exists()
+
+
+def test_store_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert "No such file" in refused(tmp_path, FAILED, "serve", "--store", "a/b", "--listen", "unix!s")
+
+
+def test_store_locked(tmp_path: Path) -> None:
+    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
+        line = refused(tmp_path, FAILED, "serve", "--store", "store", "--listen", "unix!other")
+        assert f"in use by process {server.pid}" in line
+        assert f"in use by process {server.pid}" in refused(tmp_path, FAILED, "check", "store")
+
+
+def test_corrupt_store(tmp_path: Path) -> None:
+    """A group of whose log nothing is left to be read."""
+    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path):
+        pass
+    (log,) = (tmp_path / "store").rglob("*.log")
+    size = log.stat().st_size
+    log.write_bytes(os.urandom(size))
+    for path in (tmp_path / "store").rglob("*.idx"):
+        path.unlink()
+    done = mqfs("serve", "--store", "store", "--listen", "unix!s", cwd=tmp_path)
+    assert done.returncode == FAILED
+    assert "Traceback" not in done.stderr
+    assert all(line.startswith("mqfs: ") for line in done.stderr.splitlines()), done.stderr
+    kept = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.stat().st_size == size]
+    assert kept, "what failed a check is never deleted"
+
+
+def test_check_of_what_is_no_store(tmp_path: Path) -> None:
+    refused(tmp_path, FAILED, "check", "absent")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path, FAILED, "check", "empty")
+
+
+def test_unix_address_in_use(tmp_path: Path) -> None:
+    with serving("--listen", "unix!s", cwd=tmp_path):
+        line = refused(tmp_path, FAILED, "serve", "--store", "store", "--listen", "unix!s")
+        assert "unix!s is in use by another server" in line
+
+
+def test_unix_address_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("precious")
+    assert "is a file and not a socket" in refused(tmp_path, FAILED, "serve", "--listen", "unix!s")
+    assert (tmp_path / "s").read_text() == "precious"
+
+
+def test_unix_address_without_folder(tmp_path: Path) -> None:
+    assert "directory that does not exist" in refused(tmp_path, FAILED, "serve", "--listen", "unix!absent/s")
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        line = refused(tmp_path, FAILED, "serve", "--store", "store", "--listen", f"tcp!127.0.0.1!{port}")
+        assert "in use" in line
+
+
+def test_tcp_off_loopback(tmp_path: Path) -> None:
+    assert "--insecure" in refused(tmp_path, FAILED, "serve", "--store", "store", "--listen", "tcp!0.0.0.0!0")
+
+
+def test_second_address_bad_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    refused(tmp_path, FAILED, "serve", "--listen", "unix!s", "--listen", "unix!absent/s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_name_space_of_somebody_else(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        os.mkdir(tmp_path / "ns")
+        os.chown(tmp_path / "ns", 1, 1)
+        space = str(tmp_path / "ns")
+    else:
+        space = "/"
+    assert "belongs to another user" in refused(tmp_path, FAILED, "serve", "-s", "mq", NAMESPACE=space)
+
+
+# ---------------------------------------------------------------- the mount point
+
+
+def test_mount_point_missing(tmp_path: Path) -> None:
+    line = refused(tmp_path, FAILED, "serve", "--store", "store", "--mount", "mq")
+    assert "mq" in line
+
+
+def test_mount_point_not_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "mq").touch()
+    assert "directory" in refused(tmp_path, FAILED, "serve", "--store", "store", "--mount", "mq")
+
+
+def test_mount_point_not_empty(tmp_path: Path) -> None:
+    not_empty(tmp_path / "mq")
+    assert "empty" in refused(tmp_path, FAILED, "serve", "--store", "store", "--mount", "mq")
+
+
+def test_mount_point_in_use(tmp_path: Path) -> None:
+    mount = tmp_path / "mq"
+    mount.mkdir()
+    with serving(cwd=tmp_path, mount=mount):
+        done = mqfs("serve", "--store", "store", "--mount", "mq", cwd=tmp_path)
+        assert done.returncode == FAILED
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert "in use" in done.stderr or "mounted" in done.stderr
+        assert os.listdir(mount), "the mount of the other server is still there"
+    assert not mounted(mount)
+
+
+def test_stale_mount_is_cleaned_at_start(tmp_path: Path) -> None:
+    mount = tmp_path / "mq"
+    mount.mkdir()
+    try:
+        server = Running("--store", "store", "--mount", "mq", cwd=tmp_path)
+        server.kill()
+        assert mounted(mount)
+        with pytest.raises(OSError, match="not connected"):
+            os.listdir(mount)
+        with serving("--store", "store", cwd=tmp_path, mount=mount):
+            assert "ctl" in os.listdir(mount)
+    finally:
+        unmount(mount)
