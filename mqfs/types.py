@@ -210,13 +210,21 @@ class Bucket(Protocol):
     """
 
     id: int  # the group's number: > 0, never given twice in a store; the root group's is 1
-    first: int  # lowest sequence the log may still hold; == next where it holds no message
     next: int  # sequence the next message takes; starts at 1
     last_ns: int  # time of the newest record; 0 where there is none
-    size: int  # bytes of the whole log as stored
     failed: OSError | None  # the first write or sync that failed; the bucket is read-only from then on
     damaged: int  # records met that failed their check
     state: Callable[[], bytes]  # set by the engine: the body of a STATE record, now
+
+    @property
+    def first(self) -> int:
+        """The lowest sequence the log may still hold; == next where it holds no message."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole log as stored."""
+        ...
 
     def history(self) -> tuple[bytes, Sequence[Record]]:
         """The newest durable state's body, and the CHANGE, ACK and CLOCK records behind it, in order."""

@@ -14,7 +14,7 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from mqfs import errors, limits
@@ -113,7 +113,7 @@ class DiskBucket:
         self._work: Generator[bool, None, None] | None = None  # a compaction under way
         self._floors: Mapping[int, int] = {}
         self._told = False  # what is wanted: nothing is given back before
-        self._dropped: frozenset[int] | set[int] = frozenset()
+        self._dropped: Set[int] = frozenset()
         self._looked: object = None
         self._start()
 
@@ -673,7 +673,7 @@ class DiskBucket:
 
     # ------------------------------------------------------------ giving back
 
-    def trim(self, floors: Mapping[int, int], dropped: frozenset[int] | set[int]) -> None:
+    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
         self._floors, self._dropped, self._told = floors, dropped, True
         try:
             self._trim()
@@ -861,5 +861,5 @@ class DiskBucket:
         return self._folder
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         return self._sealed_bytes + (self._open.used if self._open is not None else 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from mqfs import errors, limits
 from mqfs.store.record import HEAD_BYTES, INNER, padded
@@ -24,7 +24,7 @@ class MemoryBucket:
         self.id = number
         self.next = 1
         self.last_ns = 0
-        self.bytes = 0
+        self.size = 0
         self.failed: OSError | None = None
         self.damaged = 0
         self.state: Callable[[], bytes] = lambda: self._state
@@ -56,7 +56,7 @@ class MemoryBucket:
         return sequences[0]
 
     def _check_room(self, need: int) -> None:
-        if self.bytes + need > limits.MEMORY_BYTES:
+        if self.size + need > limits.MEMORY_BYTES:
             raise errors.DiskFull(f"group {self.id} may have {limits.MEMORY_BYTES} bytes in memory")
 
     def _add(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes, flags: int) -> int:
@@ -75,7 +75,7 @@ class MemoryBucket:
         if posting is None:
             posting = self._streams[stream] = array("Q")
         posting.append(sequence)
-        self.bytes += size
+        self.size += size
         return sequence
 
     def _take_change(self, record: Record, size: int) -> None:
@@ -86,11 +86,11 @@ class MemoryBucket:
             self._renew(self.state())
         self._changes.append(record)
         self._changed += size
-        self.bytes += size
+        self.size += size
 
     def _renew(self, state: bytes) -> None:
         self._state = state
-        self.bytes -= self._changed
+        self.size -= self._changed
         self._changed = 0
         self._changes.clear()
 
@@ -126,7 +126,7 @@ class MemoryBucket:
         sequences, at = self._search(sequence, stream)
         return len(sequences) - at, sum(len(self._records[s].body) for s in sequences[at:])
 
-    def trim(self, floors: Mapping[int, int], dropped: frozenset[int] | set[int]) -> None:
+    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
         gone = 0
         for stream in list(self._streams):
             floor = floors.get(stream)
@@ -141,7 +141,7 @@ class MemoryBucket:
         if gone:
             self._sequences = [s for s in self._sequences if s in self._records]
 
-    def _drop(self, dropped: frozenset[int] | set[int]) -> int:
+    def _drop(self, dropped: Set[int]) -> int:
         """Messages dropped one by one."""
         gone = [s for s in dropped if s in self._records]
         for stream in {self._records[s].stream for s in gone}:
@@ -151,7 +151,7 @@ class MemoryBucket:
     def _forget(self, sequences: Sequence[int]) -> int:
         for sequence in sequences:
             record = self._records.pop(sequence)
-            self.bytes -= padded(HEAD_BYTES + len(record.headers) + len(record.body))
+            self.size -= padded(HEAD_BYTES + len(record.headers) + len(record.body))
         return len(sequences)
 
     def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:

@@ -1,7 +1,7 @@
 """A disk that lies: it keeps what was not synced in memory only, and loses it, stops or fails when told.
 
-Stands in for mqfs.store.disk.Disk. What is durable: of a file, its bytes at its last fdatasync; of a folder, its entries
-at its last sync_folder. `after_power_loss` gives the disk as the next start finds it.
+Stands in for mqfs.store.disk.Disk. What is durable: of a file, its bytes at its last fdatasync; of a folder, its
+entries at its last sync_folder. `after_power_loss` gives the disk as the next start finds it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class LyingDisk(Disk):
         file.write(position, data)
         return len(data)
 
-    def pread(self, fd: int, count: int, position: int) -> bytes:  # type: ignore[override]
+    def pread(self, fd: int, count: int, position: int) -> bytes:
         self._count("pread", reads=True)
         return bytes(self._files[fd].data[position : position + count])
 
@@ -169,11 +169,11 @@ class LyingDisk(Disk):
         self._count("fdatasync")
         self._files[fd].sync()
 
-    def truncate(self, fd: int, size: int) -> None:  # type: ignore[override]
+    def truncate(self, fd: int, size: int) -> None:
         self._count("truncate")
         self._files[fd].resize(size)
 
-    def close(self, fd: int) -> None:  # type: ignore[override]
+    def close(self, fd: int) -> None:
         self._count("close", reads=True)
         del self._files[fd]
 

@@ -13,7 +13,7 @@ import attrs
 from mqfs.errors import Damaged, MqfsError, NotFound
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
-from mqfs.types import Bucket, Draft, Kind
+from mqfs.types import Bucket, Draft, Kind, Record
 
 PATH = "/s/store"
 STREAMS = (16, 17, 18)
@@ -228,8 +228,8 @@ class Script:
         # A call that did not return has no sequence: it is recognised by its body, which begins with a number.
         bodies = {entry.body: entry for entry in messages}
         for sequence, record in found.items():
-            entry = bodies.get(record.body)
-            assert entry is not None, "invented"
+            assert record.body in bodies, "invented"
+            entry = bodies[record.body]
             assert (entry.kind, entry.stream) == (record.kind, record.stream)
             assert entry.sequence in (-1, sequence), "another sequence"
             entry.sequence = sequence
@@ -240,7 +240,7 @@ class Script:
         assert bucket.next > max(known.given, default=0), "a sequence will be given twice"
         self._forget_lost(known, found)
 
-    def _check_units(self, known: Known, messages: list[Entry], found: dict[int, object]) -> None:
+    def _check_units(self, known: Known, messages: list[Entry], found: dict[int, Record]) -> None:
         units: dict[int, list[bool]] = {}
         for entry in messages:
             if entry.sequence < 0 or known.wanted(entry):
@@ -260,16 +260,16 @@ class Script:
         assert base + least <= count <= base + most, "a change was lost or invented"
         known.changes, known.state_at = count, count
 
-    def _forget_lost(self, known: Known, found: dict[int, object]) -> None:
+    def _forget_lost(self, known: Known, found: dict[int, Record]) -> None:
         """From here on the store is the truth: what was not committed may be gone, and what is there stays."""
         known.entries = [e for e in known.entries if e.kind != Kind.CHANGE and e.sequence in found]
         known.committed = len(known.entries)
         known.made = True
 
 
-def read(bucket: Bucket) -> dict[int, object]:
+def read(bucket: Bucket) -> dict[int, Record]:
     """All messages by scan, which find must agree with."""
-    found: dict[int, object] = {}
+    found: dict[int, Record] = {}
     sequence = 0
     while True:
         try:
@@ -285,6 +285,6 @@ def read(bucket: Bucket) -> dict[int, object]:
         assert bucket.find(record.stream, record.sequence) == record
         sequence = record.sequence + 1
     for stream in STREAMS:
-        mine = [r.sequence for r in found.values() if r.stream == stream]  # type: ignore[attr-defined]
+        mine = [r.sequence for r in found.values() if r.stream == stream]
         assert bucket.tally(stream, 0)[0] >= len(mine)
     return found
