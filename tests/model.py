@@ -22,6 +22,7 @@ class Model:
         self.handles = {}  # key -> dict
         self.parked = []  # (key of the wait, handle key, count)
         self.blocked = []  # (key of the wait, stream id, bodies, result)
+        self.undo = {}  # key of a write of lines -> (handle, its unfinished line before, and after)
         self.answers = []  # (key of the wait, result)
 
     # -------------------------------------------------------- what is kept
@@ -40,7 +41,8 @@ class Model:
             elif self.expired(m):
                 m["why"] = "expired"
             elif self.set["replay"] != "all" and not self.wanted(m):
-                if not (self.set["replay"] == "last" and m["seq"] >= newest.get(m["stream"], m)["seq"]):
+                last = newest.get(m["stream"])
+                if self.set["replay"] == "off" or last is None or m["seq"] < last["seq"]:
                     m["why"] = "had"
 
     def expired(self, m):
@@ -125,11 +127,13 @@ class Model:
         if h["of"] not in self.names.values():
             return "NotFound"
         if body and self.set["data"] == "line":
-            *lines, h["partial"] = (h["partial"] + body).split(b"\n")
-            bodies = [line + b"\n" for line in lines]
-        else:
-            bodies = [body]
-        return self.append(wait, h["of"], bodies, len(body)) if bodies else len(body)
+            *lines, rest = (h["partial"] + body).split(b"\n")
+            result = self.append(wait, h["of"], [line + b"\n" for line in lines], len(body)) if lines else len(body)
+            if result not in ("TooLong", "StreamFull"):
+                self.undo[wait] = (h, h["partial"], rest)
+                h["partial"] = rest
+            return result
+        return self.append(wait, h["of"], [body], len(body))
 
     def append(self, wait, stream, bodies, result, again=False):
         depth, size, full = self.set["depth"], self.set["size"], self.set["full"]
@@ -180,9 +184,14 @@ class Model:
     def answer(self, wait, result):
         self.parked = [p for p in self.parked if p[0] != wait]
         self.blocked = [b for b in self.blocked if b[0] != wait]
-        self.answers.append((wait, result))
+        if wait > 0:
+            self.answers.append((wait, result))
 
     def cancel(self, wait):
+        if wait in self.undo:
+            h, before, after = self.undo[wait]
+            if h["partial"] == after:
+                h["partial"] = before
         self.parked = [p for p in self.parked if p[0] != wait]
         self.blocked = [b for b in self.blocked if b[0] != wait]
 
@@ -209,8 +218,7 @@ class Model:
         h = self.handles.pop(key)
         self.parked = [p for p in self.parked if p[1] != key]
         if h["partial"] and h["of"] in self.names.values():
-            self.append(None, h["of"], [h["partial"]], 0)
-            self.blocked = [b for b in self.blocked if b[0] is not None]
+            self.append(-self.next, h["of"], [h["partial"]], 0)  # it may wait for room, for nobody
         self.unblock()
 
     def selection(self, h):
@@ -276,7 +284,7 @@ class Model:
         return data[:count]
 
     def before_until(self, h):
-        return self.next < h["until"]
+        return max(h["pos"], self.next) < h["until"]
 
     def shape(self, h, m):
         name = next(n for n, s in self.names.items() if s == m["stream"])
@@ -332,4 +340,5 @@ class Model:
                 h["pos"] = value
             h["until"], h["rest"], h["due"] = None, b"", False
             h["told"] = {m["seq"] for m in self.log if m["why"] == "cut"}
+        self.unblock()
         return None

@@ -89,6 +89,7 @@ class Cursor(Commands):
         except errors.MqfsError as error:
             self.refused(error)
             raise
+        self.group.unblock()
         return len(data)
 
     def _command(self, words: list[str]) -> Callable[[], None]:
@@ -418,6 +419,7 @@ class Cursor(Commands):
         self.watcher = None
         self.end()
         self.group.cursors.discard(self)
+        self.group.unblock()
 
 
 FORMATS = ("raw", "line", "nul", "each", "json", "record")

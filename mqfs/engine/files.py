@@ -329,8 +329,14 @@ class StreamHandle(Reader):
         if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
             raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
         step: Step[int] = len(data)
+        before = self.partial
+
+        def undo() -> None:
+            if self.partial == rest:
+                self.partial = before
+
         if lines:
-            step = self.group.write(self.node, Kind.MESSAGE, [line + b"\n" for line in lines], len(data))
+            step = self.group.write(self.node, Kind.MESSAGE, [line + b"\n" for line in lines], len(data), undo)
         self.partial = rest
         return step
 

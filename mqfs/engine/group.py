@@ -245,10 +245,18 @@ class Group:
 
     # ------------------------------------------------------------ the way of a write
 
-    def write(self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int) -> Step[int]:
+    def write(
+        self,
+        stream: Stream,
+        kind: int,
+        bodies: Sequence[bytes],
+        total: int,
+        undo: Callable[[], None] | None = None,
+    ) -> Step[int]:
         """Append messages as one unit, or do with them what `full` says. The step comes to `total`.
 
-        A Wait that is cancelled before there was room has appended nothing; afterwards it cannot be cancelled.
+        A Wait that is cancelled before there was room has appended nothing, and `undo` is called; afterwards it cannot
+        be cancelled.
         """
         settings = self.settings
         if stream.removed:
@@ -260,23 +268,28 @@ class Group:
         if kind == Kind.MESSAGE and (stream.blocked or settings.depth.messages or settings.depth.size):
             verdict = stream.verdict(len(bodies), sum(map(len, bodies)))
             if verdict is Verdict.WAIT:
-                return self._block(stream, kind, bodies, total)
+                return self._block(stream, kind, bodies, total, undo)
         else:
             verdict = Verdict.APPEND
         return self.carry_out(stream, kind, bodies, total, verdict)
 
-    def _block(self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int) -> Wait[int]:
+    def _block(
+        self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int, undo: Callable[[], None] | None
+    ) -> Wait[int]:
         self.tree.park()
-        wait: Wait[int] = Wait(lambda wait: self._unblocked(stream, wait))
+
+        def cancel(wait: Wait[int]) -> bool:
+            if stream.blocked.pop(wait, None) is None:
+                return False
+            self.tree.parked -= 1
+            if undo is not None:
+                undo()
+            return True
+
+        wait: Wait[int] = Wait(cancel)
         stream.blocked[wait] = (kind, bodies, total)
         self.blocking.add(stream)
         return wait
-
-    def _unblocked(self, stream: Stream, wait: Wait[int]) -> bool:
-        if stream.blocked.pop(wait, None) is None:
-            return False
-        self.tree.parked -= 1
-        return True
 
     def carry_out(self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int, verdict: Verdict) -> Step[int]:
         """Append and hand over; the step comes to `total` when the group's `sync` is kept."""

@@ -119,6 +119,8 @@ class TreeSubject:
     def end(self) -> None:
         for key in list(self.handles):
             self.close(key)
+        for name in list(self.group.streams):
+            self.remove(name)  # an unfinished line may wait for room, for nobody
         self.ctl_handle.close()
         assert self.tree.handles == 0
         assert self.tree.parked == 0
