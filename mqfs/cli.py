@@ -1,4 +1,4 @@
-"""The command `mqfs`: its words and options, its exit codes (0, 1 failed, 2 usage), its one line when something is wrong.
+"""The command `mqfs`: its words and options, its exit codes (0, 1 failed, 2 usage), its one line when it cannot.
 
 Owns the command line only; what a command does is elsewhere (serve.py, store/check.py).
 """
@@ -48,7 +48,7 @@ def serve(file: str | None, foreground: bool, **said: Any) -> int:
 
 @command.command()
 @click.argument("store")
-@click.option("--fix", is_flag=True, help="Repair what can be repaired; what is bad is moved to quarantine, never deleted.")
+@click.option("--fix", is_flag=True, help="Repair what can be; what is bad is moved to quarantine.")
 def check(store: str, fix: bool) -> int:
     """Verify every record of a store that no server has open."""
     from mqfs.store.check import check_store

@@ -1,0 +1,260 @@
+"""The server as a process: readiness, signals, the configuration file, where it serves, what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from mqfs import __version__
+from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.messages import Rversion, Tversion
+from mqfs.ninep.wire import decode, encode
+from tests.server.process import (
+    COMMAND,
+    ROOT,
+    Ready,
+    Running,
+    environment,
+    mounted,
+    mqfs,
+    serving,
+    unmount,
+    until,
+)
+
+
+def dial(cwd: Path, name: str = "s") -> str:
+    return f"unix!{cwd / name}"
+
+
+def keep(client: Client, group: str, *messages: bytes) -> None:
+    """A group that keeps everything, and messages in its stream `s`."""
+    client.mkdir(group)
+    with client.open(f"{group}/ctl", "w") as ctl:
+        ctl.write(b"replay all\n")
+    with client.create(f"{group}/s") as stream:
+        for message in messages:
+            stream.write(message)
+
+
+def test_version(tmp_path: Path) -> None:
+    done = mqfs("--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"mqfs {__version__}\n")
+
+
+def test_help_names_every_option_of_the_manual(tmp_path: Path) -> None:
+    manual = (ROOT / "man" / "mqfs.1").read_text()
+    shown = mqfs("serve", "--help", cwd=tmp_path).stdout
+    for word in ("store", "mount", "listen", "service", "default", "tcp-user", "insecure", "allow-other", "trace", "config"):
+        assert f"--{word}" in shown
+        assert f"Fl -{word}" in manual, word
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_readiness(tmp_path: Path, abstract: bool) -> None:
+    ready = Ready(tmp_path, abstract=abstract)
+    said: list[str] = []
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--listen", "unix!s", "--foreground"],
+        cwd=tmp_path,
+        env=environment(NOTIFY_SOCKET=ready.address),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def heard(text: str) -> bool:
+        said.append(ready.next() or "")
+        return text in said
+
+    try:
+        until(lambda: heard("READY=1"), "READY=1")
+        connect(dial(tmp_path)).close()
+        process.terminate()
+        until(lambda: heard("STOPPING=1"), "STOPPING=1")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        ready.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
+    """Who waits gets end-of-file; the socket's file and the lock are gone; what was written is there again."""
+    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
+        client = connect(dial(tmp_path))
+        keep(client, "a", b"hello\n")
+        stream = client.open("a/s")
+        assert stream.receive() == b"hello\n"
+        timer = threading.Timer(0.2, server.process.send_signal, (number,))
+        timer.start()
+        assert stream.receive() == b""
+        assert server.process.wait(30) == 0
+        client.close()
+    assert not (tmp_path / "s").exists()
+    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path), connect(dial(tmp_path)) as client:
+        assert client.open("a/s").receive() == b"hello\n"
+
+
+def test_hangup_is_ignored_and_a_second_signal_does_no_harm(tmp_path: Path) -> None:
+    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
+        server.process.send_signal(signal.SIGHUP)
+        with connect(dial(tmp_path)) as client:
+            keep(client, "a", b"x")
+        for _ in range(5):
+            server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+    check = mqfs("check", "store", cwd=tmp_path)
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_without_a_store_it_says_so(tmp_path: Path) -> None:
+    with serving("--listen", "unix!s", cwd=tmp_path) as server:
+        assert "kept in memory" in server.text()
+        with connect(dial(tmp_path)) as client:
+            keep(client, "a", b"x")
+            assert client.open("a/s").receive() == b"x"
+
+
+def test_config_and_command_line(tmp_path: Path) -> None:
+    """What the file says counts, what the command line says counts more."""
+    (tmp_path / "mqfs.toml").write_text(
+        'store = "from-file"\nlisten = ["unix!one", "unix!two"]\ndefault = "replay all"\ntrace = true\n'
+    )
+    with serving("--config", "mqfs.toml", "--store", "from-line", "--no-trace", cwd=tmp_path) as server:
+        assert (tmp_path / "from-line").is_dir()
+        assert not (tmp_path / "from-file").exists()
+        with connect(dial(tmp_path, "one")) as client:
+            client.mkdir("a")
+        with connect(dial(tmp_path, "two")) as client:
+            assert b"replay all\n" in client.open("a/ctl").receive()
+        assert "Tattach" not in server.text()
+
+
+def test_defaults_are_of_new_groups(tmp_path: Path) -> None:
+    lines = ["--default", "replay last", "--default", "depth 7"]
+    with serving("--listen", "unix!s", *lines, cwd=tmp_path), connect(dial(tmp_path)) as client:
+        client.mkdir("a")
+        ctl = client.open("a/ctl").receive()
+        assert b"replay last\n" in ctl
+        assert b"depth 7\n" in ctl
+
+
+def test_trace(tmp_path: Path) -> None:
+    with serving("-D", "--listen", "unix!s", cwd=tmp_path) as server:
+        connect(dial(tmp_path)).close()
+        until(lambda: "Rattach" in server.text(), "a trace")
+        assert "Tversion" in server.text()
+
+
+def test_service_name(tmp_path: Path) -> None:
+    """-s: a socket in the name space directory, which is made for its user alone."""
+    space = tmp_path / "ns"
+    with serving("-s", "mq", cwd=tmp_path, NAMESPACE=str(space)):
+        assert space.stat().st_mode & 0o777 == 0o700
+        with connect(f"unix!{space}/mq") as client:
+            assert "ctl" in client.list()
+    assert not (space / "mq").exists()
+
+
+def test_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    server = Running("--listen", "unix!s", cwd=tmp_path)
+    server.kill()
+    assert (tmp_path / "s").exists()
+    with serving("--listen", "unix!s", cwd=tmp_path):
+        connect(dial(tmp_path)).close()
+
+
+def test_tcp(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with (
+        serving("--listen", f"tcp!127.0.0.1!{port}", "--tcp-user", "root", cwd=tmp_path),
+        connect(f"tcp!127.0.0.1!{port}") as client,
+    ):
+        assert "ctl" in client.list()
+
+
+def test_standard_input_and_output(tmp_path: Path) -> None:
+    """With nothing else asked for: 9P there, to the end of the input."""
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--store", "store"],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    request = encode(Tversion(0xFFFF, 8192, "9P2000.L"), False)
+    out, log = process.communicate(request, timeout=30)
+    assert decode(out, 0, len(out), False) == Rversion(0xFFFF, 8192, "9P2000.L")
+    assert process.returncode == 0
+    assert b"Traceback" not in log
+
+
+def test_open_file_limit_is_raised(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with serving("--listen", "unix!s", cwd=tmp_path) as server:
+        limits = Path(f"/proc/{server.pid}/limits").read_text()
+        (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
+        assert line.split()[3:5] == [str(hard), str(hard)]
+
+
+# ---------------------------------------------------------------- the mount
+
+
+@pytest.fixture()
+def mount(tmp_path: Path):  # type: ignore[no-untyped-def]
+    path = tmp_path / "mq"
+    path.mkdir()
+    yield path
+    unmount(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_unmounts(tmp_path: Path, mount: Path, number: int) -> None:
+    """Also with readers that wait, which get end-of-file, and with a shell that stands in it."""
+    with serving("--store", "store", cwd=tmp_path, mount=mount) as server:
+        (mount / "a").mkdir()
+        (mount / "a" / "s").touch()
+        readers = [subprocess.Popen(["cat", str(mount / "a" / "s")], stdout=subprocess.PIPE) for _ in range(3)]
+        stats = mount / "a" / ".stats"
+        until(lambda: '"waiting": 3' in stats.read_text(), "three readers wait")
+        assert server.stop(number) == 0
+        for reader in readers:
+            assert reader.communicate(timeout=20)[0] == b""
+        assert not mounted(mount)
+        assert os.listdir(mount) == []
+
+
+def test_mq_flags(tmp_path: Path, mount: Path) -> None:
+    """-m, -s and -D as mq(4) has them: the mount, the service and the trace are of one tree."""
+    space = tmp_path / "ns"
+    with serving("-D", "-m", str(mount), "-s", "mq", cwd=tmp_path, NAMESPACE=str(space)) as server:
+        (mount / "a").mkdir()
+        with connect(f"unix!{space}/mq") as client:
+            assert "a" in client.list()
+        assert "Twalk" in server.text()
+        assert server.stop() == 0
+
+
+def test_unmounted_from_outside(tmp_path: Path, mount: Path) -> None:
+    """Without another face there is nothing left to serve; the server ends in order."""
+    with serving("--store", "store", cwd=tmp_path, mount=mount) as server:
+        unmount(mount)
+        assert server.process.wait(30) == 0
+
+
+def test_unmounted_from_outside_9p_goes_on(tmp_path: Path, mount: Path) -> None:
+    with serving("--listen", "unix!s", cwd=tmp_path, mount=mount) as server:
+        unmount(mount)
+        until(lambda: "unmounted" in server.text(), "a line in the log")
+        with connect(dial(tmp_path)) as client:
+            assert "ctl" in client.list()
