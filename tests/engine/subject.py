@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,22 @@ class TreeSubject:
 
     def ready(self, key: str) -> bool:
         return bool(self.handles[key].readable)
+
+    def restart(self, maker: Callable[[str], Store], path: str, clean: bool) -> None:
+        """A new server over the same store; without `clean`, over what a kill of the server leaves of it."""
+        self.ctl_handle.close()
+        killed = f"{path}.killed"
+        if not clean:
+            shutil.copytree(path, killed)
+        self.tree.close()
+        self.store.close()
+        if not clean:
+            shutil.rmtree(path)
+            os.rename(killed, path)
+        self.store = maker(path)
+        self.tree = Tree(self.store, self.clock, owner=USER)
+        self.group = self.tree.root.groups["g"]
+        self.ctl_handle = self.tree.open(USER, self.group.metas["ctl"], os.O_RDWR)
 
     def settle(self) -> None:
         """Everything that is under way has arrived."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
 
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
@@ -25,6 +27,20 @@ class OverDisk(Machine):
     def make(self) -> Any:
         self.path = tempfile.mkdtemp(prefix="mqfs-model-")
         return TreeSubject(DiskStore(self.path))
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        """Nobody is there afterwards, so what only they had not had is gone; the rest is as it was."""
+        for wait in sorted(self.waits):
+            self.stop(wait)
+        for key in sorted(self.keys):
+            self.same(self.model.close(key), self.subject.close(key))
+        self.keys.clear()
+        if self.model.blocked:
+            return  # an unfinished line that waits for room would be lost, as it may be
+        self.model.settle_kept()
+        self.subject.restart(DiskStore, self.path, clean)
+        self.model.next = self.subject.group.bucket.next
 
     def teardown(self) -> None:
         super().teardown()
