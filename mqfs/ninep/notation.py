@@ -73,7 +73,7 @@ def _show_braces(value: Any, most: int | None) -> str:
 def _show_number(name: str, kind: str, value: int) -> str:
     if value == _ONES[kind] and kind != "u8":
         return "NOFID" if name.endswith("fid") else "NOTAG" if name.endswith("tag") else "~"
-    return f"0{value:o}" if kind == "mode" else str(value)
+    return f"0{value:o}" if kind == "mode" and value else str(value)
 
 
 def _show_qid(qid: Qid) -> str:
