@@ -19,6 +19,7 @@ READ_BYTES = 1 << 20  # holds the largest message with its header, and many smal
 _HEADER = struct.Struct("<IIQqIBBH")  # size, checksum, sequence, time, stream, kind, flags, header bytes
 _NAME = struct.Struct("<IH")
 _MESSAGE, _NAMES = 1, 7
+_EXPLAINED = (errno.EINVAL, errno.EACCES, errno.ENOENT, errno.ENFILE)  # the next read says more
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:+@%/-]+")
 
 
@@ -75,7 +76,7 @@ class Cursor:
             raise Problem(f"{self.group}: {self._refusal(error)}") from error
 
     def _refusal(self, error: OSError) -> str:
-        if error.errno == errno.EINVAL:
+        if error.errno in _EXPLAINED:
             try:
                 text = os.read(self.fd, 65536).decode("utf-8", "replace").strip()
             except OSError:

@@ -21,11 +21,14 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import NoReturn
 
 from mq_cat.cursor import READ_BYTES, Message
 from mq_cat.problem import Problem, reason
 
 HELD_BYTES = 64 << 20  # messages held while their place is not yet known
+HELD_NAMES = 1 << 20  # names held meanwhile
+NAMES_AT_ONCE = 4096  # names read before messages are printed
 _ANSWER_S = 5  # a read with O_NONBLOCK that has not come back by then is waiting
 
 
@@ -65,7 +68,7 @@ class InOrder:
         self._touched: set[str] = set()  # streams read since the last still moment
         self.fd = _open(os.path.join(group, "order"))
         with _answers_within(group):
-            self._read_order()
+            self._read_order(1)
 
     def open(self, streams: Sequence[str]) -> None:
         """Open what is there; other streams of the group are opened when `order` first names them."""
@@ -74,23 +77,24 @@ class InOrder:
 
     def take(self) -> list[Message] | None:
         """The next messages; None where there is nothing yet. Raises EOFError where the group is gone."""
-        self._read_order()
-        for name in [n for n, tap in self._taps.items() if not tap.aligned]:
-            self._align(name)
+        still = self._read_order()
+        if still:
+            for name in [n for n, tap in self._taps.items() if not tap.aligned]:
+                self._align(name)
         messages = list(self._paired())
-        if not messages and not self._names:
+        if still and not messages and not self._names:
             self._check_still()
             if all(tap.aligned for tap in self._taps.values()):
                 return None
         return messages
 
-    def _read_order(self) -> None:
-        """All names there are now."""
-        while True:
+    def _read_order(self, count: int = NAMES_AT_ONCE) -> bool:
+        """The names there are now, so many at most; whether there are no more."""
+        for _ in range(count):
             try:
                 data = os.read(self.fd, READ_BYTES)
             except BlockingIOError:
-                return
+                return True
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
@@ -99,6 +103,7 @@ class InOrder:
             if not data:
                 raise EOFError
             self._named(data)
+        return False
 
     def _named(self, data: bytes) -> None:
         names = [name for name in data.split(b"\0") if name]
@@ -108,6 +113,8 @@ class InOrder:
         if not self._wanted or name in self._wanted:
             self._names.append(name)
             self._count[name] += 1
+            if len(self._names) > HELD_NAMES:
+                self._too_fast()
             self._tap(name)
 
     def _tap(self, name: str) -> None:
@@ -136,8 +143,7 @@ class InOrder:
         except OSError as error:
             self._lost(name, error)
             return
-        self._read_order()
-        if self._taps.get(name) is tap and self._count[name] == before:
+        if self._read_order() and self._taps.get(name) is tap and self._count[name] == before:
             self._pair_from_the_end(name, tap)
 
     def _pair_from_the_end(self, name: str, tap: Tap) -> None:
@@ -217,7 +223,10 @@ class InOrder:
 
     def _bound(self) -> None:
         if sum(len(body) for tap in self._taps.values() for body in tap.held) > HELD_BYTES:
-            raise Problem(f"{self.group}: written faster than its order can be found out; try again")
+            self._too_fast()
+
+    def _too_fast(self) -> NoReturn:
+        raise Problem(f"{self.group}: written faster than its order can be found out; try again")
 
     def close(self) -> None:
         os.close(self.fd)

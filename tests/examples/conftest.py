@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.tools.mount import Server, serving
+from tests.tools.mount import Server, folder_for_all, serving
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server")) as server:
+def server() -> Iterator[Server]:
+    with folder_for_all() as folder, serving(folder) as server:
         yield server

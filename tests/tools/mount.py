@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,6 +82,14 @@ class Server:
         for stream in streams:
             (path / stream).touch()
         return path
+
+
+@contextmanager
+def folder_for_all() -> Iterator[Path]:
+    """A new folder that other users may enter (pytest's own they may not)."""
+    with tempfile.TemporaryDirectory(prefix="mqfs-", ignore_cleanup_errors=True) as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
 
 
 @contextmanager
