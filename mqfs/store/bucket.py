@@ -103,6 +103,7 @@ class DiskBucket:
         self._reserved = self._refill = 1  # what the newest reserve record says; from when on a new one is wanted
         self._written = self._synced = 0  # bytes appended since the start, and how many of them are on disk
         self._unsynced: list[Segment] = []  # in their order; the open one is always the last
+        self._seen = 0  # bytes appended at the last tick
         self._entries = 0  # changes of the folder not synced
         self._waiting: deque[_Waiting] = deque()
         self._asked: float | None = None  # when the sync that was asked for is due
@@ -745,7 +746,10 @@ class DiskBucket:
 
     def tick(self, until: float) -> None:
         """A portion of compaction, until that moment of the monotonic clock."""
-        if self.failed is not None or self._closed or not self._told:
+        if self.failed is not None or self._closed:
+            return
+        self._index_when_idle()
+        if not self._told:
             return
         if self._work is None:
             looked = (len(self._floors), sum(self._floors.values()), len(self._dropped), len(self._segments))
@@ -757,6 +761,15 @@ class DiskBucket:
             if waits or time.monotonic() >= until:
                 return
         self._work = None
+
+    def _index_when_idle(self) -> None:
+        """A bucket that is written rarely would else be scanned for a long stretch after a kill."""
+        segment, seen = self._open, self._seen
+        self._seen = self._written
+        if segment is None or self._written != self._synced or seen != self._written:
+            return
+        if segment.used - segment.covered > limits.SEGMENT_FIRST_BYTES:
+            segment.extend(segment.used, segment.counts()[0], len(segment.rows()), self.last_ns)
 
     def wanted(self, stream: int, sequence: int) -> bool:
         """Whether that message is wanted, as `trim` was told last."""

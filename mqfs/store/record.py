@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import NamedTuple
+from array import array
+from typing import NamedTuple, Protocol
 
 from google_crc32c import extend, value
 
@@ -22,10 +23,24 @@ _CHECKED_HEAD = struct.Struct("<IQqIBBH")  # what the CRC covers of the head
 _PADDING = tuple(bytes(-size & 7) for size in range(8))
 _SMALL_BYTES = 4_096  # below it one copy is cheaper than a second call of the CRC
 _KINDS = frozenset(kind.value for kind in Kind if kind is not Kind.NAMES)
+_END = Kind.END.value
+_IN_UNIT = MORE | INNER
 _NOT_ZERO = re.compile(rb"[^\0]")
 _pack = HEAD.pack
 _pack_checked = _CHECKED_HEAD.pack
 _unpack = HEAD.unpack_from
+
+
+class Columns(Protocol):
+    """Rows, column by column."""
+
+    sequences: array[int]
+    times: array[int]
+    positions: array[int]
+    bodies: array[int]
+    streams: array[int]
+    headers: array[int]
+    kinds: array[int]
 
 
 class Row(NamedTuple):
@@ -86,6 +101,30 @@ def row_at(data: bytes, at: int, base: int = 0) -> Row | None:
     return Row(sequence, time_ns, base + at, size - HEAD_BYTES - headers, stream, headers, kind, flags)
 
 
+def skim(data: bytes, at: int, base: int, rows: Columns) -> int:
+    """Add the whole run of messages, each a unit of its own, that begins at `at`; returns where it ends. What `row_at`
+    would do, three times as fast: a start after a kill reads the tail of every bucket."""
+    sequences, times, positions = rows.sequences.append, rows.times.append, rows.positions.append
+    bodies, streams, heads, kinds = rows.bodies.append, rows.streams.append, rows.headers.append, rows.kinds.append
+    last = len(data) - HEAD_BYTES
+    while at <= last:
+        size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data, at)
+        end = at + size
+        if kind > _END or kind == 0 or flags & _IN_UNIT or size < HEAD_BYTES + headers or end > len(data):
+            break
+        if value(data[at : at + 4] + data[at + 8 : end]) != crc:
+            break
+        sequences(sequence)
+        times(time_ns)
+        positions(base + at)
+        bodies(size - HEAD_BYTES - headers)
+        streams(stream)
+        heads(headers)
+        kinds(kind)
+        at += (size + 7) & ~7
+    return at
+
+
 def next_good(data: bytes, bad: int) -> int:
     """Where the next record that passes begins behind the bad one at `bad`; -1 if there is none."""
     if bad + HEAD_BYTES <= len(data):
@@ -128,4 +167,5 @@ __all__ = [
     "next_good",
     "padded",
     "row_at",
+    "skim",
 ]

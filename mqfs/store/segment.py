@@ -17,7 +17,7 @@ from mqfs import limits
 from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_all, read_file, write_all, write_file
 from mqfs.store.index import Index, OpenIndex, Part, SealedIndex
-from mqfs.store.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at
+from mqfs.store.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
 from mqfs.types import Kind
 
 Aside = Callable[["Segment", int, bytes, str], None]  # copy bytes of a log, which failed a check, to quarantine/
@@ -48,6 +48,11 @@ def survey(data: bytes, base: int, index: OpenIndex, others: list[Row], *, tail:
     unit: list[Row] = []
     doubt: tuple[int, int, int, int] | None = None  # where to cut back to, if nothing settled follows
     while at < limit:
+        if not unit and doubt is None:
+            at = skim(data, at, base, index)
+            found.end = base + at
+            if at >= limit:
+                break
         row = row_at(data, at, base)
         if row is None:
             if tail and doubt is None:
