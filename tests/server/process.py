@@ -1,4 +1,4 @@
-"""`mqfs serve` as a real process, for tests: started, waited for until it says READY=1, ended, killed, cleaned up after."""
+"""`mqfs serve` as a real process, for tests: started, waited for until it is ready, ended, killed, cleaned up after."""
 
 from __future__ import annotations
 

@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mqfs import __version__
+from mqfs.config import KEYS
 from mqfs.ninep.blocking import Client, connect
 from mqfs.ninep.messages import Rversion, Tversion
 from mqfs.ninep.wire import decode, encode
@@ -52,7 +54,7 @@ def test_version(tmp_path: Path) -> None:
 def test_help_names_every_option_of_the_manual(tmp_path: Path) -> None:
     manual = (ROOT / "man" / "mqfs.1").read_text()
     shown = mqfs("serve", "--help", cwd=tmp_path).stdout
-    for word in ("store", "mount", "listen", "service", "default", "tcp-user", "insecure", "allow-other", "trace", "config"):
+    for word in (*KEYS, "config"):
         assert f"--{word}" in shown
         assert f"Fl -{word}" in manual, word
 
@@ -210,8 +212,8 @@ def test_open_file_limit_is_raised(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the mount
 
 
-@pytest.fixture()
-def mount(tmp_path: Path):  # type: ignore[no-untyped-def]
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "mq"
     path.mkdir()
     yield path

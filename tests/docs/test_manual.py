@@ -1,0 +1,45 @@
+"""The manual pages: clean for mandoc, complete, and true where a program can tell."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mqfs import limits
+from mqfs.engine.ctl import Settings
+from mqfs.engine.group import META_FILES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = sorted((ROOT / "man").glob("*.[1-9]"))
+EXPECTED = {"mqfs.1", "mqfs.4", "mqfs-store.5", "mq-cat.1", "pin.1"}
+
+
+def test_all_pages_are_there() -> None:
+    assert {page.name for page in PAGES} == EXPECTED
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page: Path) -> None:
+    done = subprocess.run(["mandoc", "-T", "lint", "-W", "style", str(page)], capture_output=True, text=True)
+    # What other pages this machine has installed is no matter of ours.
+    complaints = [line for line in done.stdout.splitlines() if "referenced manual not found" not in line]
+    assert complaints == []
+    text = page.read_text()
+    assert ".Sh EXAMPLES" in text
+    assert ".Sh SEE ALSO" in text
+    for name, section in re.findall(r"^\.Xr (mq\S*|pin) (\d)", text, re.MULTILINE):
+        assert f"{name}.{section}" in EXPECTED, f"{page.name} refers to {name}({section})"
+
+
+def test_tree_page_has_every_setting_file_and_limit() -> None:
+    text = (ROOT / "man" / "mqfs.4").read_text()
+    for line in Settings().lines():
+        assert f".It Ic {line.split()[0]} " in text, line
+    for name in META_FILES:
+        assert f".It Pa {name}" in text, name
+    for value in (limits.MESSAGE_BYTES, limits.NAME_BYTES, limits.PATH_GROUPS, limits.STREAMS, limits.GROUPS, limits.PARKED):
+        assert f"{value:,}" in text, value
+    assert f"{limits.GROUP_BYTES >> 30} GiB" in text
