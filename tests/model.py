@@ -209,7 +209,8 @@ class Model:
         if self.set["replay"] == "last" and (told := [m for m in mine if not m["end"]]):
             pos = told[-1]["seq"]
         self.handles[key] = {
-            "of": of, "pos": pos, "rest": b"", "told": {m["seq"] for m in self.log if m["why"] == "cut"}, "partial": b"",
+            "of": of, "pos": pos, "rest": b"", "partial": b"",
+            "told": {m["seq"] for m in self.log if m["why"] == "cut"},
             "select": None, "until": None, "format": "raw", "due": False, "text": None, "shown": None,
         }  # fmt: skip
         return None

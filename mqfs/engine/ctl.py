@@ -76,14 +76,16 @@ def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]
     """
     steps: list[tuple[Settings, Action | None]] = []
     for line in text.split("\n"):
-        words = split(line)
-        if not words:
-            continue
-        if words[0] in _ACTIONS:
-            steps.append((settings, _action(words)))
-        else:
-            settings = _setting(words, settings)
-            steps.append((settings, None))
+        try:
+            words = split(line)
+            if not words:
+                continue
+            action = _action(words) if words[0] in _ACTIONS else None
+            if action is None:
+                settings = _setting(words, settings)
+        except BadCommand as error:
+            raise BadCommand(f"{line.strip()!r}: {error.detail}") from None
+        steps.append((settings, action))
     return steps
 
 

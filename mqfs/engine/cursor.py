@@ -82,8 +82,8 @@ class Cursor(Commands):
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         try:
-            commands = [words for line in self.lines_of(data).split("\n") if (words := split(line))]
-            steps = [self._command(words) for words in commands]  # all are understood before the first is done
+            # All are understood before the first is done.
+            steps = [step for line in self.lines_of(data).split("\n") if (step := self._line(line)) is not None]
             for step in steps:
                 step()
         except errors.MqfsError as error:
@@ -91,6 +91,13 @@ class Cursor(Commands):
             raise
         self.group.unblock()
         return len(data)
+
+    def _line(self, line: str) -> Callable[[], None] | None:
+        try:
+            words = split(line)
+            return self._command(words) if words else None
+        except errors.BadCommand as error:
+            raise errors.BadCommand(f"{line.strip()!r}: {error.detail}") from None
 
     def _command(self, words: list[str]) -> Callable[[], None]:
         verb, arguments = words[0], words[1:]
@@ -291,9 +298,9 @@ class Cursor(Commands):
     def _look_for_losses(self) -> None:
         group = self.group
         if self.overtaken:
-            self.overtaken = False
             floors = [s.kept_from() for s in self.streams().values()]
             self.position = max(self.position, min(floors, default=self.position))
+            self.overtaken = False
             self._tell("messages were lost")
         if group.cuts != self.cuts_seen:
             self.cuts_seen = group.cuts

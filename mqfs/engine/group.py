@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECOND_NS = 10**9
+RECORD_BYTES = 40  # of a message in the log, beside its body
 
 META_FILES = {
     "ctl": (state.CTL, 0o644),
@@ -227,10 +228,10 @@ class Group:
         self.bucket.trim(floors, dropped.keys())
         self._trimmed_bytes = self.bucket.size
 
-    def _relieve(self) -> None:
+    def _relieve(self, room: int) -> None:
         """The log reached its bound: cut the oldest sixteenth of it."""
         self.trim(always=True)
-        if self.bucket.size < self.bound_bytes():
+        if self.bucket.size + room <= self.bound_bytes():
             return
         if self.settings.full != "drop-old":
             raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
@@ -263,8 +264,9 @@ class Group:
             raise errors.NotFound(f"{stream.name} was removed")
         if self.bucket.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
-        if self.bucket.size >= self.bound_bytes():
-            self._relieve()
+        room = total + RECORD_BYTES * len(bodies)
+        if self.bucket.size + room > self.bound_bytes():
+            self._relieve(room)
         if kind == Kind.MESSAGE and (stream.blocked or settings.depth.messages or settings.depth.size):
             verdict = stream.verdict(len(bodies), sum(map(len, bodies)))
             if verdict is Verdict.WAIT:

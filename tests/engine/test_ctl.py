@@ -1,0 +1,115 @@
+"""The language of ctl: what is printed can be written back, what is wrong is refused whole."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqfs.engine.ctl import Depth, Settings, parse, parse_duration, parse_settings, print_duration
+from mqfs.engine.names import quote, split
+from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted
+from tests.engine.conftest import ANNA, Hand
+
+SETTINGS = st.builds(
+    Settings,
+    data=st.sampled_from(["message", "line", "coalesce"]),
+    replay=st.sampled_from(["off", "last", "all"]),
+    depth=st.one_of(st.builds(Depth, messages=st.integers(0, 10**9)), st.builds(Depth, size=st.integers(1, 10**12))),
+    ttl=st.integers(0, 10**9).map(lambda ms: ms * 10**6),
+    full=st.sampled_from(["drop-old", "drop-new", "block", "reject"]),
+    sync=st.one_of(st.sampled_from([0, -1]), st.integers(1, 10**6).map(lambda ms: ms * 10**6)),
+    idle=st.integers(0, 10**9).map(lambda ms: ms * 10**6),
+    protect=st.booleans(),
+)
+
+
+@given(SETTINGS)
+def test_what_is_printed_can_be_written_back(settings: Settings) -> None:
+    assert parse_settings(settings.lines()) == settings
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), min_size=1)))
+def test_quoting_gives_every_word_back(words: list[str]) -> None:
+    assert split(" ".join(map(quote, words))) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", []),
+        ("  # a comment", []),
+        ("replay all # said so", ["replay", "all"]),
+        ("eof 'a b'", ["eof", "a b"]),
+        ("eof 'it''s'", ["eof", "it's"]),
+        ("eof a#b", ["eof", "a#b"]),
+        ("eof 'a'b", ["eof", "ab"]),
+    ],
+)
+def test_words(line: str, words: list[str]) -> None:
+    assert split(line) == words
+
+
+@pytest.mark.parametrize(("word", "ns"), [("0", 0), ("30s", 30 * 10**9), ("5m", 300 * 10**9), ("10ms", 10**7)])
+def test_durations(word: str, ns: int) -> None:
+    assert parse_duration(word) == ns
+    assert parse_duration(print_duration(ns)) == ns
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "replay sometimes", "replay", "replay all all", "Replay all", "depth many", "depth 5X", "depth -1", "ttl 5",
+        "ttl 5w", "sync 0", "sync never", "full", "nonsense", "eof", "eof a b", "drop a", "drop a x", "eof 'open",
+        "deliver one", "idle x", "protect maybe", "data lines", "depth 99999999999999999999",
+    ],
+)  # fmt: skip
+def test_a_bad_line_is_refused_with_one_line_that_says_why(hand: Hand, line: str) -> None:
+    before = hand.text("ctl")
+    handle = hand.open("ctl", os.O_RDWR)
+    with pytest.raises(MqfsError) as refused:
+        handle.write(f"ttl 7s\n{line}\nttl 8s\n".encode())
+    assert handle.read(4096).decode() == f"{refused.value}\n"
+    assert handle.read(4096).decode() == before, "nothing of the write was done"
+    assert line.split()[0] in hand.text(".errors")
+
+
+def test_a_line_without_its_newline_waits_for_the_next_write(hand: Hand) -> None:
+    handle = hand.open("ctl", os.O_RDWR)
+    handle.write(b"ttl 1")
+    assert "ttl 0" in hand.text("ctl")
+    handle.write(b"5s\n")
+    assert "ttl 15s" in hand.text("ctl")
+    handle.write(b"ttl 20s")
+    handle.close()
+    assert "ttl 20s" in hand.text("ctl"), "the last close ends the line"
+
+
+def test_defaults_are_settings_only() -> None:
+    with pytest.raises(BadCommand):
+        parse_settings(["clear"])
+    assert parse_settings(["replay all", "depth 5"]).depth == Depth(messages=5)
+
+
+def test_actions_are_checked_before_the_first_is_done(hand: Hand) -> None:
+    hand.stream()
+    hand.write("s", b"1")
+    with pytest.raises(NotFound):
+        hand.ctl("clear s", "eof nobody")
+    assert hand.cursor("seek first").read(64) == b"1"
+    with pytest.raises(NotPermitted):
+        hand.ctl("protect on", "clear s")
+    assert "protect off" in hand.text("ctl")
+
+
+def test_only_the_owner_writes_ctl(hand: Hand) -> None:
+    with pytest.raises(MqfsError, match="permission denied"):
+        hand.ctl("replay off", user=ANNA)
+    assert "replay all" in hand.text("ctl", user=ANNA)
+
+
+def test_parse_tells_the_settings_in_force_at_each_line() -> None:
+    steps = parse("protect on\nclear\nprotect off\nclear\n", Settings())
+    assert [settings.protect for settings, _ in steps] == [True, True, False, False]

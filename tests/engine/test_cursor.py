@@ -1,0 +1,177 @@
+"""`.cursor`: positions, selection, bounds, formats."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from mqfs.errors import BadCommand, Denied, FellBehind, NotFound
+from mqfs.record import HEAD
+from mqfs.types import Kind, Wait
+from tests.clocks import SECOND
+from tests.engine.conftest import ANNA, ROOT, Hand
+
+
+@pytest.fixture
+def full(hand: Hand) -> Hand:
+    """Streams a and b, six messages written in turn, a second apart: a1 b2 a3 b4 a5 b6."""
+    hand.stream("a")
+    hand.stream("b")
+    for i in range(1, 7):
+        hand.clock.forward(1)
+        hand.write("ab"[(i + 1) % 2], f"{'ab'[(i + 1) % 2]}{i}".encode())
+    return hand
+
+
+def drain(cursor: object) -> list[bytes]:
+    got: list[bytes] = []
+    while not isinstance(step := cursor.read(4096), Wait):  # type: ignore[attr-defined]
+        if step == b"":
+            return got
+        got.append(step)
+    assert step.cancel()
+    return got
+
+
+@pytest.mark.parametrize(
+    ("seek", "first"),
+    [
+        ("first", b"a1"), ("last", b"b6"), ("3", b"a3"), ("-2", b"a5"), ("-100", b"a1"), ("end", None), ("100", None),
+        ("-3s", b"a3"), ("-0", None),
+    ],
+)  # fmt: skip
+def test_seek(full: Hand, seek: str, first: bytes | None) -> None:
+    got = drain(full.cursor(f"seek {seek}"))
+    assert (got[0] if got else None) == first
+
+
+def test_seek_time_finds_the_first_at_or_after(full: Hand) -> None:
+    at = full.clock.wall / SECOND
+    assert drain(full.cursor(f"seek @{at - 1:.3f}")) == [b"a5", b"b6"]
+    assert drain(full.cursor(f"seek @{at - 1.5:.3f}")) == [b"a5", b"b6"]
+    assert drain(full.cursor(f"seek @{int(at) + 5}")) == []
+
+
+def test_select_and_until(full: Hand) -> None:
+    assert drain(full.cursor("seek first", "select b", "until end")) == [b"b2", b"b4", b"b6"]
+    assert drain(full.cursor("select a", "seek -2", "until 3")) == [b"a3"]
+    cursor = full.cursor("seek first", "until 2")
+    assert drain(cursor) == [b"a1", b"b2"]
+    full.write("a", b"later")
+    assert cursor.read(64) == b"", "end-of-file until the next seek or until"
+    cursor.write(b"until 3\n")
+    assert drain(cursor) == [b"a3"]
+
+
+def test_it_begins_at_the_replay_position(full: Hand) -> None:
+    assert drain(full.cursor())[0] == b"a1"
+    full.ctl("replay last")
+    assert drain(full.cursor())[0] == b"b6"
+    full.ctl("replay off")
+    assert drain(full.cursor()) == []
+
+
+def test_formats(hand: Hand) -> None:
+    hand.stream("s")
+    hand.write("s", b"plain", b"line\n", b"\xff")
+    assert drain(hand.cursor("seek first", "format line")) == [b"plain\n", b"line\n", b"\xff\n"]
+    assert drain(hand.cursor("seek first", "format nul")) == [b"plain\0", b"line\n\0", b"\xff\0"]
+    cursor = hand.cursor("seek first", "format each")
+    assert [cursor.read(64) for _ in range(4)] == [b"plain", b"", b"line\n", b""]
+    rows = [json.loads(line) for line in drain(hand.cursor("seek first", "format json"))]
+    assert [row["sequence"] for row in rows] == [1, 2, 3]
+    assert {row["stream"] for row in rows} == {"s"}
+    assert rows[0]["time"] == hand.clock.wall / SECOND
+    assert [row.get("body") for row in rows] == ["plain", "line\n", None]
+    assert rows[2]["body_base64"] == "/w=="
+
+
+def test_record_is_the_log_behind_a_table_of_names(full: Hand) -> None:
+    cursor = full.cursor("seek first", "format record", "until end")
+    data = b"".join(drain(cursor))
+    kinds, at = [], 0
+    while at < len(data):
+        size, _, sequence, _, _, kind, _, _ = HEAD.unpack_from(data, at)
+        kinds.append((kind, sequence, bytes(data[at + HEAD.size : at + size])))
+        at += size + -size % 8
+    assert kinds[0][0] == Kind.NAMES
+    assert [body for kind, _, body in kinds if kind == Kind.MESSAGE] == [b"a1", b"b2", b"a3", b"b4", b"a5", b"b6"]
+
+
+def test_record_gives_as_many_whole_records_as_fit(full: Hand) -> None:
+    cursor = full.cursor("seek first", "format record", "until end")
+    first = cursor.read(120)
+    assert len(first) <= 120
+    assert len(cursor.read(90)) == 80, "two of forty bytes"
+
+
+def test_info(full: Hand) -> None:
+    cursor = full.cursor("seek 2")
+    with pytest.raises(BadCommand, match="no message"):
+        cursor.write(b"info\n")
+    assert b"no message" in cursor.read(4096)
+    cursor.read(64)
+    cursor.write(b"info\n")
+    lines = cursor.read(4096).decode()
+    assert lines.startswith("sequence 2\nstream b\ntime ")
+    assert lines.endswith("\n\n")
+    assert cursor.read(64) == b"a3"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["seek", "seek nowhere", "seek 1 2", "seek --3", "until x", "format xml", "select nobody", "jump 3", "info 1"],
+)
+def test_bad_commands(full: Hand, line: str) -> None:
+    cursor = full.cursor("seek 2")
+    with pytest.raises((BadCommand, NotFound)) as refused:
+        cursor.write(f"seek end\n{line}\n".encode())
+    assert cursor.read(4096).decode() == f"{refused.value}\n"
+    assert cursor.read(64) == b"b2", "nothing of the write was done"
+
+
+def test_only_what_the_opener_may_read_is_shown(full: Hand) -> None:
+    full.tree.setattr(ROOT, full.group.streams["a"], mode=0o600)
+    assert drain(full.cursor("seek first", user=ANNA)) == [b"b2", b"b4", b"b6"]
+    with pytest.raises(Denied):
+        full.cursor("select a", user=ANNA)
+    cursor = full.cursor("seek first", user=ANNA)
+    full.tree.setattr(ROOT, full.group.streams["b"], mode=0o600)
+    assert drain(cursor) == []
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY])
+def test_it_is_opened_for_reading_and_writing(hand: Hand, flags: int) -> None:
+    with pytest.raises(Denied):
+        hand.open(".cursor", flags)
+
+
+def test_a_wait_is_answered_by_the_next_message_it_selects(full: Hand) -> None:
+    cursor = full.cursor("seek end", "select b")
+    step = cursor.read(64)
+    full.write("a", b"no")
+    assert not step.settled
+    full.write("b", b"yes")
+    assert step.result() == b"yes"
+
+
+def test_a_cut_is_told_once(full: Hand) -> None:
+    cursor = full.cursor("seek first")
+    full.ctl("depth 1")
+    full.write("a", b"a7")
+    with pytest.raises(FellBehind):
+        cursor.read(64)
+    assert drain(cursor) == [b"b2", b"b4", b"b6", b"a7"]
+
+
+def test_a_slow_cursor_holds_back_only_a_little() -> None:
+    hand = Hand("replay off")
+    hand.stream("s")
+    cursor = hand.cursor("seek end")
+    hand.write("s", *[b"%d" % i for i in range(3000)])
+    hand.group.trim(always=True)
+    with pytest.raises(FellBehind):
+        cursor.read(64)
+    assert drain(cursor)[-1] == b"2999"

@@ -1,0 +1,332 @@
+"""Names, permissions, limits, reports: what the tree does beside moving messages."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from mqfs import errors, limits
+from mqfs.types import QTDIR, Wait
+from tests.engine.conftest import ANNA, BERT, ROOT, Hand
+
+
+@pytest.mark.parametrize("name", ["ctl", "order", ".x", ".", "..", "", "a/b", "a\0b", "ä" * 128, "\udc80"])
+def test_bad_names(hand: Hand, name: str) -> None:
+    with pytest.raises((errors.BadName, errors.Exists)):
+        hand.stream(name)
+    with pytest.raises((errors.BadName, errors.Exists)):
+        hand.tree.mkdir(ROOT, hand.group, name, 0o777)
+
+
+def test_good_names(hand: Hand) -> None:
+    for name in ("a", "a.b.c", "with blank", "ä" * 127, "CTL"):
+        assert hand.stream(name).name == name
+
+
+def test_making_what_exists(hand: Hand) -> None:
+    hand.stream("s")
+    hand.tree.mkdir(ROOT, hand.group, "d", 0o777)
+    for name in ("s", "d"):
+        with pytest.raises(errors.Exists):
+            hand.stream(name)
+        with pytest.raises(errors.Exists):
+            hand.tree.mkdir(ROOT, hand.group, name, 0o777)
+
+
+def test_rename(hand: Hand) -> None:
+    stream, other = hand.stream("a"), hand.mkdir("other")
+    hand.stream("b")
+    path = stream.qid.path
+    hand.tree.rename(ROOT, hand.group, "a", hand.group, "c")
+    assert hand.tree.walk(ROOT, hand.group, "c").qid.path == path
+    with pytest.raises(errors.Exists):
+        hand.tree.rename(ROOT, hand.group, "c", hand.group, "b")
+    with pytest.raises(errors.NotPermitted):
+        hand.tree.rename(ROOT, hand.group, "c", other, "c")
+    with pytest.raises(errors.NotPermitted):
+        hand.tree.rename(ROOT, hand.group, "ctl", hand.group, "x")
+    with pytest.raises(errors.BadName):
+        hand.tree.rename(ROOT, hand.group, "c", hand.group, ".x")
+    hand.tree.rename(ROOT, hand.tree.root, "other", hand.tree.root, "new")
+    assert other.name == "new"
+    assert hand.tree.find(ROOT, "/new/ctl").parent is other
+
+
+def test_removing(hand: Hand) -> None:
+    stream = hand.stream("s")
+    reader = hand.open("s")
+    step = reader.read(64)
+    with pytest.raises(errors.NotEmpty):
+        hand.tree.rmdir(ROOT, hand.tree.root, "g")
+    hand.tree.unlink(ROOT, hand.group, "s")
+    assert step.result() == b"", "end-of-file when the stream is removed"
+    assert reader.read(64) == b""
+    assert stream.removed
+    for name in ("ctl", "order", ".cursor", ".stats", ".who", ".errors"):
+        hand.tree.unlink(ROOT, hand.group, name)  # so that rm -r works
+    waiting = hand.open("order").read(64)
+    hand.tree.rmdir(ROOT, hand.tree.root, "g")
+    assert waiting.result() == b""
+    with pytest.raises(errors.NotFound):
+        hand.tree.find(ROOT, "g")
+    with pytest.raises(errors.NotFound):
+        hand.tree.open(ROOT, stream, os.O_RDONLY)
+    with pytest.raises(errors.NotFound):
+        hand.stream("again")
+
+
+def test_a_number_is_never_shared(hand: Hand) -> None:
+    seen = set()
+    for _ in range(5):
+        stream, group = hand.stream("s"), hand.tree.mkdir(ROOT, hand.group, "d", 0o777)
+        for node in (stream, group, *group.metas.values()):
+            assert node.qid.path not in seen
+            seen.add(node.qid.path)
+        assert group.qid.type == QTDIR
+        hand.tree.unlink(ROOT, hand.group, "s")
+        hand.tree.rmdir(ROOT, hand.group, "d")
+
+
+def test_protect(hand: Hand) -> None:
+    hand.stream("s")
+    hand.ctl("protect on")
+    for call in (
+        lambda: hand.tree.unlink(ROOT, hand.group, "s"),
+        lambda: hand.tree.rename(ROOT, hand.group, "s", hand.group, "t"),
+        lambda: hand.tree.rmdir(ROOT, hand.tree.root, "g"),
+        lambda: hand.ctl("clear"),
+        lambda: hand.ctl("drop s 1"),
+    ):
+        with pytest.raises(errors.NotPermitted):
+            call()
+    hand.ctl("protect off")
+    hand.tree.unlink(ROOT, hand.group, "s")
+
+
+def test_permissions_on_every_operation(hand: Hand) -> None:
+    hand.tree.setattr(ROOT, hand.group, mode=0o755)
+    stream = hand.stream("s", mode=0o640)
+    hand.tree.setattr(ROOT, stream, gid=1001)
+    assert hand.open("s", user=BERT).read(1).cancel(), "by the group's bits"
+    with pytest.raises(errors.Denied):
+        hand.open("s", os.O_WRONLY, user=BERT)
+    for call in (
+        lambda: hand.stream("t", user=ANNA),
+        lambda: hand.tree.mkdir(ANNA, hand.group, "d", 0o777),
+        lambda: hand.tree.unlink(ANNA, hand.group, "s"),
+        lambda: hand.tree.unlink(ANNA, hand.group, "ctl"),
+        lambda: hand.tree.rename(ANNA, hand.group, "s", hand.group, "t"),
+    ):
+        with pytest.raises(errors.Denied):
+            call()
+    with pytest.raises(errors.NotPermitted):
+        hand.tree.setattr(ANNA, stream, mode=0o777)
+    hand.tree.setattr(ROOT, stream, mode=0o606, uid=1001)
+    with pytest.raises(errors.Denied):
+        hand.tree.open(BERT, stream, os.O_RDONLY)  # in the group: its bits decide, though others may
+    with pytest.raises(errors.NotPermitted):
+        hand.tree.setattr(ANNA, stream, uid=1002)
+    with pytest.raises(errors.NotPermitted):
+        hand.tree.setattr(ANNA, stream, gid=4)
+    hand.tree.setattr(ROOT, hand.group, mode=0o700)
+    with pytest.raises(errors.Denied):
+        hand.tree.walk(ANNA, hand.group, "s")
+    with pytest.raises(errors.Denied):
+        hand.tree.entries(ANNA, hand.group)
+
+
+def test_attributes_of_meta_files(hand: Hand) -> None:
+    ctl = hand.group.metas["ctl"]
+    assert hand.tree.stat(ctl).mode & 0o777 == 0o644
+    hand.tree.setattr(ROOT, ctl, mode=0o664, gid=1001)
+    assert hand.tree.stat(ctl).mode & 0o777 == 0o664
+    hand.ctl("ttl 5s", user=BERT)
+    with pytest.raises(errors.Denied):
+        hand.open("order", os.O_WRONLY)
+
+
+def test_limits(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STREAMS", 1)
+    hand.stream("one")
+    with pytest.raises(errors.OverLimit):
+        hand.stream("two")
+    monkeypatch.setattr(limits, "GROUPS", 2)
+    with pytest.raises(errors.OverLimit):
+        hand.mkdir("h")
+    monkeypatch.setattr(limits, "HANDLES", 1)
+    held = hand.open("one")
+    with pytest.raises(errors.OverLimit):
+        hand.open("one")
+    held.close()
+    monkeypatch.setattr(limits, "PARKED", 0)
+    with pytest.raises(errors.OverLimit):
+        hand.open("one").read(1)
+
+
+def test_depth_of_nesting(hand: Hand) -> None:
+    group = hand.tree.root
+    for _ in range(limits.PATH_GROUPS):
+        group = hand.tree.mkdir(ROOT, group, "d", 0o777)
+    with pytest.raises(errors.OverLimit):
+        hand.tree.mkdir(ROOT, group, "d", 0o777)
+
+
+def test_the_log_of_a_group_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MEMORY_BYTES", 100_000)
+    hand = Hand("replay all")
+    hand.stream("s")
+    hand.write("s", *[b"x" * 1000 for _ in range(1000)])
+    assert hand.group.bucket.size <= 101_100
+    assert hand.group.counts.cut > 800
+    hand.ctl("full reject")
+    with pytest.raises(errors.StreamFull):
+        hand.write("s", *[b"x" * 1000 for _ in range(1000)])
+
+
+def test_too_long(hand: Hand) -> None:
+    hand.stream("s")
+    hand.write("s", b"x" * limits.MESSAGE_BYTES)
+    with pytest.raises(errors.TooLong):
+        hand.write("s", b"x" * (limits.MESSAGE_BYTES + 1))
+    assert json.loads(hand.text(".stats"))["streams"]["s"]["messages"] == 1
+
+
+def test_stats_and_who(hand: Hand) -> None:
+    hand.stream("s")
+    hand.write("s", b"12345", b"678")
+    reader = hand.open("s", user=ANNA)
+    reader.read(64)
+    stats = json.loads(hand.text(".stats"))
+    assert stats["written"] == 2
+    assert stats["read"] == 1
+    assert stats["streams"]["s"] == {
+        "messages": 2, "bytes": 8, "first": 1, "newest": 2, "written": 2, "readers": 1, "waiting": 0, "blocked": 0,
+    }  # fmt: skip
+    who = [json.loads(line) for line in hand.text(".who").splitlines()]
+    assert [(row["file"], row["mode"], row["uid"]) for row in who if row["file"] == "s"] == [("s", "r", 1001)]
+
+
+def test_errors_shows_ones_own_or_all_to_the_owner(hand: Hand) -> None:
+    for user in (ANNA, BERT):
+        cursor = hand.open(".cursor", os.O_RDWR, user)
+        with pytest.raises(errors.BadCommand):
+            cursor.write(b"nonsense\n")
+    assert len(hand.text(".errors").splitlines()) == 2
+    (line,) = hand.text(".errors", user=ANNA).splitlines()
+    row = json.loads(line)
+    assert (row["uid"], row["file"]) == (1001, ".cursor")
+    for _ in range(100):
+        with pytest.raises(errors.BadCommand):
+            hand.ctl("nonsense")
+    assert len(hand.text(".errors").splitlines()) == limits.ERRORS
+
+
+def test_idle_streams_are_removed(hand: Hand) -> None:
+    for name in ("unused", "open", "full"):
+        hand.stream(name)
+    held = hand.open("open")
+    hand.write("full", b"x")
+    hand.ctl("idle 10s")
+    hand.clock.forward(9)
+    hand.tree.tick()
+    assert len(hand.group.streams) == 3
+    hand.clock.forward(1)
+    hand.tree.tick()
+    assert sorted(hand.group.streams) == ["full", "open"]
+    held.close()
+    hand.clock.forward(9)
+    hand.tree.tick()
+    assert "open" in hand.group.streams, "idle counts from the last close"
+    hand.clock.forward(1)
+    hand.tree.tick()
+    assert sorted(hand.group.streams) == ["full"]
+
+
+def test_expiry_ignores_steps_of_the_wall_clock(hand: Hand) -> None:
+    hand.ctl("ttl 60s")
+    hand.stream("s")
+    hand.write("s", b"one")
+    hand.clock.wall += 10 * 365 * 86400 * 10**9
+    hand.clock.forward(30)
+    hand.write("s", b"two")
+    hand.clock.wall -= 20 * 365 * 86400 * 10**9
+    hand.write("s", b"three")
+    times = [json.loads(line)["time"] for line in read_all(hand, "format json")]
+    assert times == sorted(times), "record times never go back"
+    assert read_all(hand) == [b"one", b"two", b"three"]
+    hand.clock.forward(31)
+    assert read_all(hand) == [b"two", b"three"]
+    hand.tree.tick()
+    assert json.loads(hand.text(".stats"))["streams"]["s"]["messages"] == 2
+    hand.clock.forward(30)
+    hand.tree.tick()
+    assert json.loads(hand.text(".stats"))["streams"]["s"]["messages"] == 0
+
+
+def read_all(hand: Hand, *commands: str) -> list[bytes]:
+    cursor = hand.cursor("seek first", "until end", *commands)
+    got = []
+    while data := cursor.read(4096):
+        got.append(data)
+    cursor.close()
+    return got
+
+
+def test_closing_answers_everyone(hand: Hand) -> None:
+    hand.ctl("depth 1", "full block")
+    hand.stream("s")
+    hand.stream("t")
+    hand.write("s", b"x")
+    waits = [hand.open("t").read(64), hand.open("order").read(64), hand.cursor("seek end").read(64)]
+    waits[1] = hand.cursor("seek end").read(64)
+    blocked = hand.open("s", os.O_WRONLY).write(b"y")
+    assert isinstance(blocked, Wait)
+    hand.tree.close()
+    assert [wait.result() for wait in waits] == [b"", b"", b""]
+    with pytest.raises(errors.Interrupted):
+        blocked.result()
+    assert hand.tree.handles == 0
+    assert hand.tree.parked == 0
+
+
+def test_the_offset_rule(hand: Hand) -> None:
+    hand.stream("s")
+    hand.write("s", b"one\ntwo\n", b"three\n")
+    reader = hand.open("s")
+    assert reader.read(128, 0) == b"one\ntwo\n"
+    assert reader.read(128, 4) == b"two\n", "a program that read ahead and seeks back"
+    assert reader.read(128, 8) == b"three\n"
+    both = hand.open("s", os.O_RDWR)
+    assert both.sequential
+    assert [both.read(4, 0) for _ in range(3)] == [b"one\n", b"two\n", b"thre"]
+
+
+def test_what_could_not_be_delivered_is_next(hand: Hand) -> None:
+    hand.stream("s")
+    hand.write("s", b"one", b"two")
+    reader = hand.open("s")
+    assert reader.read(64, 0) == b"one"
+    reader.unread(b"one")
+    assert reader.read(64, 0) == b"one"
+    assert reader.read(64, 3) == b"two"
+    step = reader.read(64, 6)
+    hand.write("s", b"three")
+    reader.unread(step.result())
+    assert reader.readable
+    assert reader.read(2, 99) == b"th"
+    assert reader.read(64, 101) == b"ree"
+
+
+def test_poll_is_told(hand: Hand) -> None:
+    hand.stream("s")
+    told = []
+    for name, flags in (("s", os.O_RDONLY), ("order", os.O_RDONLY), (".cursor", os.O_RDWR)):
+        handle = hand.open(name, flags)
+        if name == ".cursor":
+            handle.write(b"seek end\n")
+        assert not handle.readable
+        handle.watch(lambda name=name: told.append(name))  # type: ignore[misc]
+    hand.write("s", b"x")
+    assert sorted(told) == [".cursor", "order", "s"]
