@@ -17,7 +17,9 @@ SETTINGS = st.builds(
     Settings,
     data=st.sampled_from(["message", "line", "coalesce"]),
     replay=st.sampled_from(["off", "last", "all"]),
-    depth=st.one_of(st.builds(Depth, messages=st.integers(0, 10**9)), st.builds(Depth, size=st.integers(1, 10**12))),
+    depth=st.one_of(
+        st.integers(0, 10**9).map(lambda n: Depth(messages=n)), st.integers(1, 10**12).map(lambda n: Depth(size=n))
+    ),
     ttl=st.integers(0, 10**9).map(lambda ms: ms * 10**6),
     full=st.sampled_from(["drop-old", "drop-new", "block", "reject"]),
     sync=st.one_of(st.sampled_from([0, -1]), st.integers(1, 10**6).map(lambda ms: ms * 10**6)),
