@@ -65,6 +65,7 @@ class InOrder:
         self._taps: dict[str, Tap] = {}
         self._names: deque[str] = deque()  # read from `order`, not yet paired
         self._count: Counter[str] = Counter()  # the same, counted
+        self._barred: set[str] = set()  # streams that may not be read, and that was said
         self._touched: set[str] = set()  # streams read since the last still moment
         self.fd = _open(os.path.join(group, "order"))
         with _answers_within(group):
@@ -123,9 +124,10 @@ class InOrder:
         try:
             self._taps[name] = Tap(os.path.join(self.group, name))
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.EACCES):
+            if error.errno != errno.ENOENT and (error.errno != errno.EACCES or name in self._wanted):
                 raise
-            if error.errno == errno.EACCES:
+            if error.errno == errno.EACCES and name not in self._barred:
+                self._barred.add(name)
                 self._tell(f"{name}: {reason(error)}")
             self._forget(name, self._count[name])
 

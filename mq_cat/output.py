@@ -19,6 +19,7 @@ from mq_cat.cursor import Message, quote
 from mq_cat.problem import TIMED_OUT, Problem
 
 _GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
+_AT_ONCE_S = 0.0005
 _LAZY_S = 0.05  # how long to wait where poll says "readable" and a read says "nothing"
 
 Format = Callable[[Message], bytes]
@@ -107,12 +108,13 @@ class Output:
             left = self._news + self._idle_s - time.monotonic()
             if left <= 0:
                 raise Problem("", TIMED_OUT)
-        self._fruitless += 1
         if self._fruitless > 3:  # a file system without poll says "readable" at all times
             pause = min(_LAZY_S, _LAZY_S if left is None else left)
             self._poll({}, pause)
             left = 0.0 if left is None else max(0.0, left - pause)
+        started = time.monotonic()
         self._poll({fd: select.POLLIN}, left)
+        self._fruitless = self._fruitless + 1 if time.monotonic() - started < _AT_ONCE_S else 0
 
     def _poll(self, fds: dict[int, int], seconds: float | None) -> None:
         poll = select.poll()

@@ -26,6 +26,7 @@ from pin.session import GRACE_S, Session, exit_status
 PROGRAM = "pin"
 READ_BYTES = 65536
 LOOK_S = 2.0  # how often a silent session is asked whether its host is still there
+LOOK_AGAIN_S = 0.2  # and where it was not
 STDIN, STDOUT = 0, 1
 
 
@@ -50,6 +51,7 @@ class Attachment:
         self._size = self._open("size")
         self._typing = True
         self._missing_since: float | None = None
+        self._pause_s = LOOK_AGAIN_S  # the first look comes soon
 
     def _open(self, name: str) -> int | None:
         """None where we may only look on."""
@@ -74,7 +76,6 @@ class Attachment:
     @contextmanager
     def _terminal(self) -> Iterator[None]:
         if not os.isatty(STDIN):
-            self._send_size()
             yield
             return
         found = termios.tcgetattr(STDIN)
@@ -109,16 +110,17 @@ class Attachment:
     def _loop(self) -> int | None:
         """The status of the session's command, or None for a detachment."""
         while True:
-            for message in self._news():
+            messages = self._news()
+            for message in messages or ():
                 if message.stream == "status":
                     if (status := exit_status(message.body)) is not None:
                         return status
                 else:
                     write_all(STDOUT, message.body)
-            if self._wait() and not self._type():
+            if messages is None and self._wait() and not self._type():
                 return None
 
-    def _news(self) -> list[Message]:
+    def _news(self) -> list[Message] | None:
         try:
             messages = self._cursor.take()
         except EOFError:
@@ -128,11 +130,9 @@ class Attachment:
                 write_all(STDOUT, b"\r\n[pin: output was lost, this reader fell behind]\r\n")
                 return []
             raise Problem(self._why_over()) from error
-        if messages is None:
-            self._look_for_host()
-        else:
+        if messages:
             self._missing_since = None
-        return messages or []
+        return messages
 
     def _why_over(self) -> str:
         if self._session.served and not self._session.there:
@@ -155,8 +155,11 @@ class Attachment:
         poll.register(self._cursor.fd, select.POLLIN)
         if self._typing:
             poll.register(STDIN, select.POLLIN)
-        pause = LOOK_S if self._missing_since is None else 0.2
-        return any(fd == STDIN for fd, _ in poll.poll(int(pause * 1000)))
+        ready = poll.poll(int(self._pause_s * 1000))
+        if not ready:
+            self._look_for_host()
+            self._pause_s = LOOK_S if self._missing_since is None else LOOK_AGAIN_S
+        return any(fd == STDIN for fd, _ in ready)
 
     def _type(self) -> bool:
         """Pass on what was typed; False where that was the detach key."""

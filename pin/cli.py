@@ -70,8 +70,6 @@ def run(arguments: Sequence[str]) -> int:
         raise Problem("-a and -w exclude each other", USAGE)
     if wanted.attach and not wanted.create and wanted.command:
         raise Problem("-a takes no COMMAND: the session runs its own", USAGE)
-    if wanted.create and wanted.write and wanted.command:
-        raise Problem("with -c, COMMAND is what is run; -w then types standard input", USAGE)
     session = Session(wanted.mount, wanted.id)
     key = detach_key(os.environ.get("PIN_DETACH", DETACH))
     flags = wanted.attach or wanted.create or wanted.write

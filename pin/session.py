@@ -14,7 +14,7 @@ from mq_cat.problem import Problem, reason
 
 STREAMS = ("in", "out", "size", "status")
 CONFIGURATION = b"replay all\ndepth 4M\nsync 1s\n"
-GRACE_S = 3.0  # what a host may take to come back after the server was restarted
+GRACE_S = 1.5  # what a host may take to come back after the server was restarted
 _LOOK_S = 0.1
 
 
@@ -49,8 +49,12 @@ class Session:
         if not self.there:
             raise Problem(f"no session {self.id!r} in {self.mount}; make one with: pin -c {self.id}")
         for name in STREAMS:
-            if not os.path.lexists(self.stream(name)):
-                raise Problem(f"{self.path} is not a session: it has no stream {name!r}")
+            try:
+                os.stat(self.stream(name))
+            except FileNotFoundError:
+                raise Problem(f"{self.path} is not a session: it has no stream {name!r}") from None
+            except OSError as error:
+                raise Problem(f"{self.path}: {reason(error)}") from error
 
     def make(self) -> None:
         """The group and its streams, for its maker alone. Raises Problem where it is there already."""

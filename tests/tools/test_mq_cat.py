@@ -353,6 +353,8 @@ def test_what_may_not_be_read(server: Server) -> None:
     assert refused(1, group, "a", **nobody).startswith(f"{group}: permission denied: ")
     assert refused(1, "--order", group, "a", **nobody) == f"{group / 'a'}: permission denied"
     assert mq_cat("-e", group, **nobody).stdout == b"open\n"
+    result = mq_cat("-e", "--order", group, **nobody)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"open\n", b"mq-cat: a: permission denied\n")
 
 
 # ---------------------------------------------------------------- order and the streams alone
