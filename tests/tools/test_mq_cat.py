@@ -402,7 +402,7 @@ class Hammer:
 
 @pytest.mark.parametrize("replay", ["off", "last", "all"])
 def test_never_slips_while_it_is_opened_under_load(server: Server, replay: str) -> None:
-    streams = ["a", "b", "c", "d"]
+    streams = [f"s{number}" for number in range(200)]  # so many that opening them takes a while
     group = server.group(f"slip {replay}", f"replay {replay}", "sync off", "depth 5000", streams=streams)
     with Hammer(group, streams, seed()) as hammer:
         until(lambda: len(hammer.written) > 100)
