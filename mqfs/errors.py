@@ -171,6 +171,12 @@ class BadConfig(MqfsError):
     errno, text, http = _errno.EINVAL, "bad configuration", 400
 
 
+class MountError(MqfsError):
+    """A mount point that cannot be used, or FUSE that is not there; the detail says what would be right."""
+
+    errno, text, http = _errno.EINVAL, "cannot mount", 400
+
+
 class NoAttribute(MqfsError):
     """An extended attribute: no file of the tree has any."""
 

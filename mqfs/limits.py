@@ -50,6 +50,8 @@ REPLY_BYTES = 4 << 20  # replies of one connection not yet taken by its client; 
 # FUSE
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
 LOCKS = 65_536  # flock and POSIX locks of the whole mount
+INTERRUPTS = 1_024  # remembered that came before their request
+LISTINGS = 65_536  # open directories
 
 # The server
 SHUTDOWN_S = 5.0  # what replies and the last commit may take at the end

@@ -1,0 +1,491 @@
+"""The data lane: requests are read from the FUSE device itself, and what is hot or waits is answered there.
+
+Owns the device while the mount lives: one task drains it, without a coroutine a request. Reads, writes, interrupts,
+polls, locks, syncs and listings are answered here; names and attributes are passed on to libfuse (and so to pyfuse3)
+through a socket pair and their replies passed back, amended where pyfuse3 cannot say what is meant. Knows nothing of
+what a file means: that is the handle's.
+
+Why not pyfuse3 alone: it ignores interrupts, so that a waiting reader could not even be killed and the next message
+would go to the dead one; a limited number of waiting reads would stop the mount; and it takes thrice the time.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import socket
+import stat
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from mqfs import errors, limits
+from mqfs.engine.tree import Node, Tree
+from mqfs.fuse import people, wire
+from mqfs.fuse.locks import Held, Key, Locks
+from mqfs.fuse.nodes import File, Files, Listing, Nodes
+from mqfs.types import Handle, Wait
+
+log = logging.getLogger("mqfs.fuse")
+
+BATCH = 64  # requests answered before other tasks have a turn
+PASSED = frozenset(
+    (
+        wire.LOOKUP, wire.FORGET, wire.GETATTR, wire.SETATTR, wire.READLINK, wire.SYMLINK, wire.MKNOD, wire.MKDIR,
+        wire.UNLINK, wire.RMDIR, wire.RENAME, wire.LINK, wire.OPEN, wire.STATFS, wire.INIT, wire.ACCESS, wire.CREATE,
+        wire.BATCH_FORGET, wire.RENAME2,
+    )
+)  # fmt: skip
+AMENDED = frozenset((wire.INIT, wire.LOOKUP, wire.MKNOD, wire.MKDIR, wire.CREATE, wire.OPEN))
+WANTED = (
+    wire.POSIX_LOCKS
+    | wire.FLOCK_LOCKS
+    | wire.ATOMIC_O_TRUNC
+    | wire.BIG_WRITES
+    | wire.ASYNC_DIO
+    | wire.PARALLEL_DIROPS
+    | wire.MAX_PAGES
+    | wire.HANDLE_KILLPRIV
+)  # not READDIRPLUS: it would enter every file of a directory in the table of nodes
+MAX_WRITE, PAGES = 1 << 20, 256
+BACKGROUND = 0xFFFF  # asynchronous reads that wait must not stand in the way of a RELEASE
+READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.POLLWRNORM
+
+
+class Waiting:
+    """A request that is not answered yet. Called by the engine with what it came to."""
+
+    __slots__ = ("lane", "step", "unique")
+
+    def __init__(self, lane: Lane, unique: int, step: Wait[Any]) -> None:
+        self.lane, self.unique, self.step = lane, unique, step
+        lane.waiting[unique] = self
+        step.subscribe(self)
+
+    def __call__(self, step: Wait[Any]) -> None:
+        lane, unique = self.lane, self.unique
+        lane.waiting.pop(unique, None)
+        try:
+            self.answer(step.result())
+        except errors.MqfsError as error:
+            lane.refuse(unique, error.errno)
+        except Exception:
+            lane.bug(unique, "a request that waited")
+
+    def answer(self, _: Any) -> None:
+        """Nothing but that it is done."""
+        self.lane.refuse(self.unique, 0)
+
+
+class WaitingRead(Waiting):
+    __slots__ = ("handle",)
+
+    def __init__(self, lane: Lane, unique: int, step: Wait[bytes], handle: Handle) -> None:
+        self.handle = handle
+        super().__init__(lane, unique, step)
+
+    def answer(self, data: bytes) -> None:
+        if not self.lane.answer(self.unique, data):
+            self.handle.unread(data)
+
+
+class WaitingWrite(Waiting):
+    __slots__ = ()
+
+    def answer(self, size: int) -> None:
+        self.lane.send(wire.WRITTEN.pack(24, 0, self.unique, size, 0))
+
+
+class WaitingLock(Waiting):
+    __slots__ = ("held", "key")
+
+    def __init__(self, lane: Lane, unique: int, step: Wait[None], key: Key, held: Held) -> None:
+        self.key, self.held = key, held
+        super().__init__(lane, unique, step)
+
+    def answer(self, _: None) -> None:
+        if not self.lane.refuse(self.unique, 0):
+            self.lane.locks.release(self.key, self.held.owner, self.held.start, self.held.end)
+
+
+class Lane:
+    """One mount's device."""
+
+    def __init__(self, tree: Tree, nodes: Nodes, files: Files, device: int, libfuse: socket.socket) -> None:
+        self.tree, self.nodes, self.files, self.device, self.libfuse = tree, nodes, files, device, libfuse
+        self.locks = Locks()
+        self.waiting: dict[int, Waiting] = {}
+        self.passed: dict[int, int] = {}  # unique -> opcode, of what pyfuse3 answers and we amend
+        self.early: dict[int, None] = {}  # requests that were interrupted before they came, the oldest first
+        self.closing = False
+        self._buffer = bytearray(limits.FUSE_REQUEST_BYTES)
+        self._view = memoryview(self._buffer)
+        self._handlers: dict[int, Callable[[int], None]] = {
+            wire.INTERRUPT: self._interrupt,
+            wire.POLL: self._poll,
+            wire.GETLK: self._getlk,
+            wire.SETLK: self._setlk,
+            wire.SETLKW: self._setlkw,
+            wire.FLUSH: self._flush,
+            wire.RELEASE: self._release,
+            wire.FSYNC: self._fsync,
+            wire.FSYNCDIR: self._fsync,
+            wire.OPENDIR: self._opendir,
+            wire.READDIR: self._readdir,
+            wire.RELEASEDIR: self._releasedir,
+        }
+
+    # ------------------------------------------------------------ the two tasks
+
+    async def requests(self) -> None:
+        """Answer or pass on what the device has, until the mount ends."""
+        device, buffer, vector, hot = self.device, self._buffer, [self._buffer], wire.HOT.unpack_from
+        readv, waiting_room = os.readv, trio.lowlevel.wait_readable
+        while True:
+            for _ in range(BATCH):
+                try:
+                    size = readv(device, vector)
+                except BlockingIOError:
+                    await waiting_room(device)
+                    continue
+                except OSError as error:
+                    if error.errno == errno.ENODEV:  # unmounted
+                        return
+                    if error.errno == errno.ENOENT:  # the caller was killed before we had its request
+                        continue
+                    raise
+                opcode, unique, fh, offset, count, flags = hot(buffer)
+                try:
+                    if opcode == wire.WRITE:
+                        self._write(unique, fh, offset, count, flags)
+                    elif opcode == wire.READ:
+                        self._read(unique, fh, offset, count, flags)
+                    elif opcode in PASSED:
+                        await self._pass_on(opcode, unique, size)
+                    elif opcode in self._handlers:
+                        self._handlers[opcode](unique)
+                    else:
+                        self.refuse(unique, errno.ENOSYS)  # the kernel then knows what to do, and does not ask again
+                except errors.MqfsError as error:
+                    self.refuse(unique, error.errno)
+                except Exception:
+                    self.bug(unique, f"request {opcode}")
+            await trio.lowlevel.checkpoint()
+
+    async def replies(self) -> None:
+        """Pass pyfuse3's replies back to the device, until its end is closed."""
+        buffer = bytearray(64 << 10)
+        view = memoryview(buffer)
+        while True:
+            try:
+                size = self.libfuse.recv_into(buffer)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.libfuse)
+                continue
+            if not size:
+                return
+            undo = self._amend(buffer, size)
+            if not self.send(view[:size]):
+                undo()
+
+    async def _pass_on(self, opcode: int, unique: int, size: int) -> None:
+        if opcode in AMENDED:
+            self.passed[unique] = opcode
+        if opcode == wire.INIT:  # libfuse would splice from what it takes for the device
+            at = wire.IN_HEADER + 12
+            wire.U32.pack_into(self._buffer, at, wire.U32.unpack_from(self._buffer, at)[0] & ~wire.SPLICES)
+        while True:
+            try:
+                self.libfuse.send(self._view[:size])
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self.libfuse)
+            else:
+                return
+
+    # ------------------------------------------------------------ replies
+
+    def send(self, reply: bytes | memoryview) -> bool:
+        """False if the request is gone."""
+        try:
+            os.write(self.device, reply)
+        except OSError as error:
+            return self._unheard(error)
+        return True
+
+    def answer(self, unique: int, data: bytes) -> bool:
+        """What a read came to. False if the request is gone."""
+        try:
+            os.writev(self.device, (wire.REPLY.pack(wire.OUT_HEADER + len(data), 0, unique), data))
+        except OSError as error:
+            return self._unheard(error)
+        return True
+
+    def refuse(self, unique: int, number: int) -> bool:
+        """An errno, or 0: done. False if the request is gone."""
+        return self.send(wire.REPLY.pack(wire.OUT_HEADER, -number, unique))
+
+    def bug(self, unique: int, what: str) -> None:
+        log.exception("%s failed", what)
+        self.refuse(unique, errno.EIO)
+
+    def _unheard(self, error: OSError) -> bool:
+        if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EPERM, errno.ECONNABORTED):
+            log.error("a reply was not taken: %s", error)
+        return False
+
+    # ------------------------------------------------------------ data
+
+    def _file(self, fh: int) -> File:
+        file = self.files.open.get(fh)
+        if file is None:
+            raise errors.Stale(f"file handle {fh}")
+        return file
+
+    def _read(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:
+        file = self.files.open.get(fh)
+        if file is None or self.closing or self.early:
+            if self.closing:
+                self.answer(unique, b"")
+                return
+            file = self._file(fh)
+            if self._came_late(unique):
+                return
+        handle = file.handle
+        # The kernel asks for more than it can carry at once in pieces, and goes on only behind a full one.
+        step = handle.read(count if count < limits.MESSAGE_BYTES else limits.MESSAGE_BYTES, offset)
+        if step.__class__ is bytes:
+            try:
+                os.writev(self.device, (wire.REPLY.pack(wire.OUT_HEADER + len(step), 0, unique), step))
+            except OSError as error:
+                self._unheard(error)
+                handle.unread(step)
+        elif flags & os.O_NONBLOCK and not step.settled and step.cancel():
+            self.refuse(unique, errno.EAGAIN)
+        else:
+            WaitingRead(self, unique, step, handle)
+
+    def _write(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:
+        file = self.files.open.get(fh)
+        if file is None or self.closing or self.early:
+            if self.closing:
+                self.refuse(unique, errno.EIO)
+                return
+            file = self._file(fh)
+            if self._came_late(unique):
+                return
+        step = file.handle.write(bytes(self._view[wire.WRITE_DATA : wire.WRITE_DATA + count]), offset)
+        if step.__class__ is int:
+            self.send(wire.WRITTEN.pack(24, 0, unique, step, 0))
+        elif flags & os.O_NONBLOCK and not step.settled and step.cancel():
+            self.refuse(unique, errno.EAGAIN)
+        else:
+            WaitingWrite(self, unique, step)
+
+    def _fsync(self, unique: int) -> None:
+        nodeid = wire.U64.unpack_from(self._buffer, 16)[0]
+        step = self.tree.sync(self.nodes.node(nodeid))
+        if isinstance(step, Wait):
+            Waiting(self, unique, step)
+        else:
+            self.refuse(unique, 0)
+
+    # ------------------------------------------------------------ interrupts
+
+    def _interrupt(self, _: int) -> None:
+        """No reply. What is done already is answered as if nothing had been asked."""
+        victim = wire.U64.unpack_from(self._buffer, wire.IN_HEADER)[0]
+        waiting = self.waiting.get(victim)
+        if waiting is not None:
+            self._cancel(waiting)
+        elif victim not in self.passed:
+            self.early[victim] = None
+            if len(self.early) > limits.INTERRUPTS:
+                del self.early[next(iter(self.early))]
+
+    def _cancel(self, waiting: Waiting) -> None:
+        if waiting.step.cancel():
+            del self.waiting[waiting.unique]
+            self.refuse(waiting.unique, errno.EINTR)
+
+    def _came_late(self, unique: int) -> bool:
+        """Whether the request was interrupted before it came; then it is answered."""
+        if unique not in self.early:
+            return False
+        del self.early[unique]
+        self.refuse(unique, errno.EINTR)
+        return True
+
+    def close(self) -> None:
+        """Answer all that waits, and from now on every read with end-of-file."""
+        self.closing = True
+        for waiting in list(self.waiting.values()):
+            self._cancel(waiting)
+
+    # ------------------------------------------------------------ poll
+
+    def _poll(self, unique: int) -> None:
+        fh, kh, flags, events = wire.POLL_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        file = self._file(fh)
+        handle, ready = file.handle, 0
+        if flags & wire.POLL_SCHEDULE_NOTIFY:
+            handle.watch(lambda: self._notify(kh))
+        if self.closing:
+            ready = READABLE | WRITABLE
+        else:
+            if events & READABLE and file.reads and handle.readable:
+                ready |= READABLE
+            if events & WRITABLE and file.writes and handle.writable:
+                ready |= WRITABLE
+        self.send(wire.POLLED.pack(24, 0, unique, ready, 0))
+
+    def _notify(self, kh: int) -> None:
+        self.send(wire.NOTIFIED.pack(24, wire.NOTIFY_POLL, 0, kh))
+
+    # ------------------------------------------------------------ locks
+
+    def _wanted(self) -> tuple[Key, Held, int]:
+        fh, owner, start, end, kind, pid, flags = wire.LOCK_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        key = Key(self._file(fh).ino, bool(flags & wire.LK_FLOCK))
+        return key, Held(owner, kind == 1, start, end + 1, pid), kind
+
+    def _getlk(self, unique: int) -> None:
+        key, wanted, _ = self._wanted()
+        lock = self.locks.conflict(key, wanted)
+        if lock is None:
+            self.send(wire.LOCKED.pack(40, 0, unique, 0, 0, 2, 0))
+        else:
+            kind = 1 if lock.exclusive else 0
+            self.send(wire.LOCKED.pack(40, 0, unique, lock.start, lock.end - 1, kind, lock.pid))
+
+    def _setlk(self, unique: int) -> None:
+        self._lock(unique, wait=False)
+
+    def _setlkw(self, unique: int) -> None:
+        if not self._came_late(unique):
+            self._lock(unique, wait=True)
+
+    def _lock(self, unique: int, *, wait: bool) -> None:
+        key, wanted, kind = self._wanted()
+        if kind == 2:
+            self.locks.release(key, wanted.owner, wanted.start, wanted.end)
+            self.refuse(unique, 0)
+            return
+        try:
+            step = self.locks.take(key, wanted, wait=wait and not self.closing)
+        except errors.OverLimit:
+            self.refuse(unique, errno.ENOLCK)
+            return
+        if step is False:
+            self.refuse(unique, errno.EAGAIN)
+        elif isinstance(step, Wait):
+            WaitingLock(self, unique, step, key, wanted)
+        elif not self.refuse(unique, 0):
+            self.locks.release(key, wanted.owner, wanted.start, wanted.end)
+
+    # ------------------------------------------------------------ closing
+
+    def _flush(self, unique: int) -> None:
+        """One duplicate of a descriptor was closed: by POSIX that ends the process's locks on the file."""
+        fh, owner = wire.FLUSH_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        file = self.files.open.get(fh)
+        if file is not None:
+            self.locks.release(Key(file.ino, False), owner)
+        self.refuse(unique, 0)
+
+    def _release(self, unique: int) -> None:
+        fh, _, flags, owner = wire.RELEASE_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        file = self.files.open.get(fh)
+        if file is not None and flags & wire.RELEASE_FLOCK_UNLOCK:
+            self.locks.release(Key(file.ino, True), owner)
+        try:
+            self.files.close(fh)
+        finally:
+            self.refuse(unique, 0)
+
+    # ------------------------------------------------------------ listings
+
+    def _opendir(self, unique: int) -> None:
+        _, _, _, nodeid, uid, gid, thread = wire.HEADER.unpack_from(self._buffer)
+        user, group = people.user(uid, gid, thread), self.nodes.group(nodeid)
+        self.tree.access(user, group, os.R_OK)
+        if len(self.files.listings) >= limits.LISTINGS:
+            raise errors.OverLimit(f"at most {limits.LISTINGS} open directories")
+        fh = self.files.add_listing(Listing(group, user))
+        if not self.send(wire.OPENED.pack(32, 0, unique, fh, 0, 0)):
+            del self.files.listings[fh]
+
+    def _readdir(self, unique: int) -> None:
+        _, _, fh, offset, room, _ = wire.HOT.unpack_from(self._buffer)
+        listing = self.files.listings.get(fh)
+        if listing is None:
+            raise errors.Stale(f"file handle {fh}")
+        if offset == 0:
+            listing.names = self.tree.entries(listing.user, listing.group)
+        self.answer(unique, pack_names(listing, offset, room))
+
+    def _releasedir(self, unique: int) -> None:
+        self.files.listings.pop(wire.U64.unpack_from(self._buffer, wire.IN_HEADER)[0], None)
+        self.refuse(unique, 0)
+
+    # ------------------------------------------------------------ what pyfuse3 cannot say
+
+    def _amend(self, reply: bytearray, size: int) -> Callable[[], None]:
+        """Change a reply of pyfuse3 in passing. Returns what takes it back, should the request be gone."""
+        unique = wire.U64.unpack_from(reply, 8)[0]
+        opcode = self.passed.pop(unique, 0)
+        if not opcode or size == wire.OUT_HEADER:
+            return nothing
+        if opcode == wire.INIT:
+            self._amend_init(reply)
+            return nothing
+        nodeid = fh = 0
+        if opcode != wire.OPEN:
+            nodeid = wire.U64.unpack_from(reply, wire.ENTRY_NODEID)[0]
+            wire.U64.pack_into(reply, wire.ENTRY_INO, self.nodes.ino(nodeid))
+        if opcode in (wire.OPEN, wire.CREATE):
+            at = wire.OUT_HEADER + (wire.ENTRY_BYTES if opcode == wire.CREATE else 0)
+            fh = wire.U64.unpack_from(reply, at)[0]
+            if self.files.open[fh].handle.sequential:
+                wire.U32.pack_into(reply, at + 8, wire.U32.unpack_from(reply, at + 8)[0] | wire.FOPEN_STREAM)
+
+        def undo() -> None:
+            self.nodes.forget(nodeid, 1)
+            self.files.close(fh)
+
+        return undo
+
+    def _amend_init(self, reply: bytearray) -> None:
+        """What we ask of the kernel, whatever libfuse asks; it never offers what it does not have."""
+        major, minor, ahead, *_ = wire.INIT_OUT.unpack_from(reply, wire.OUT_HEADER)
+        fields = (major, minor, ahead, WANTED, BACKGROUND, BACKGROUND, MAX_WRITE, 1, PAGES, 0, 0)
+        wire.INIT_OUT.pack_into(reply, wire.OUT_HEADER, *fields)
+
+
+def nothing() -> None:
+    pass
+
+
+def pack_names(listing: Listing, offset: int, room: int) -> bytes:
+    """Entries of a directory from a position on, as many as fit. Position n is behind the nth: ".", "..", names."""
+    group = listing.group
+    packed: list[bytes] = []
+    names = listing.names
+    for position in range(offset, len(names) + 2):
+        if position < 2:
+            node: Node = group.parent if position else group
+            name = b".." if position else b"."
+        else:
+            node = names[position - 2]
+            if node.removed:
+                continue
+            name = node.name.encode()
+        size = (wire.DIRENT.size + len(name) + 7) & ~7
+        if size > room:
+            break
+        room -= size
+        kind = (stat.S_IFDIR if node.directory else stat.S_IFREG) >> 12
+        packed.append((wire.DIRENT.pack(node.qid.path, position + 1, len(name), kind) + name).ljust(size, b"\0"))
+    return b"".join(packed)

@@ -1,0 +1,275 @@
+"""A mount: the checks before it, mounting, serving, unmounting.
+
+Owns the mount point and the device's life. Root mounts with mount(2); an ordinary user through fusermount3, which hands
+the device over on a socket. What is answered on the device is the lane's. One mount a process: pyfuse3's state is
+global.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from functools import partial
+
+import pyfuse3
+import trio
+
+from mqfs.engine.tree import Tree
+from mqfs.errors import MountError
+from mqfs.fuse.lane import Lane
+from mqfs.fuse.nodes import Files, Nodes
+from mqfs.fuse.operations import Operations
+
+log = logging.getLogger("mqfs.fuse")
+
+DEVICE = "/dev/fuse"
+CONFIG = "/etc/fuse.conf"
+MS_NOSUID, MS_NODEV = 2, 4
+MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+SOCKET_BYTES = 4 << 20  # asked for; the system may give less
+TASKS = 100  # requests pyfuse3 performs at once; each reply of them must find room in the socket
+PATIENCE_S = 1.0  # how long an unmount waits for those who have files open
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+# ------------------------------------------------------------ the mount table
+
+
+def unescape(field: str) -> str:
+    """A path as /proc/self/mountinfo writes it."""
+    return field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+
+
+def mounted(path: str) -> str:
+    """The type of what is mounted there, "" where nothing is."""
+    found = ""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        for line in table:
+            fields = line.split()
+            if unescape(fields[4]) == path:
+                found = fields[fields.index("-") + 1]
+    return found
+
+
+def unmount(path: str, *, lazily: bool = False) -> None:
+    """Raises OSError."""
+    if os.geteuid() == 0:
+        if _libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), path)
+        return
+    command = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", path]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise OSError(errno.EBUSY, done.stderr.strip(), path)
+
+
+# ------------------------------------------------------------ before mounting
+
+
+def check_mountpoint(path: str) -> str:
+    """The real path of a directory to mount on; what a dead server left there is unmounted. Raises MountError."""
+    real = os.path.realpath(path)
+    try:
+        os.stat(real)
+    except OSError as error:
+        if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+            raise MountError(f"{path}: {error.strerror}; make the directory first") from None
+        clean(real)
+    if not stat.S_ISDIR(os.stat(real).st_mode):
+        raise MountError(f"{path} is not a directory")
+    kind = mounted(real)
+    if kind:
+        raise MountError(f"{path} is in use: {kind} is mounted there; unmount it or choose another directory")
+    try:
+        if os.listdir(real):
+            raise MountError(f"{path} is not empty; choose an empty directory")
+    except OSError as error:
+        raise MountError(f"{path}: {error.strerror}") from None
+    return real
+
+
+def clean(real: str) -> None:
+    """Unmount what a server that is gone left behind. Raises MountError."""
+    log.info("%s: a mount whose server is gone; it is unmounted", real)
+    try:
+        while mounted(real):
+            unmount(real, lazily=True)
+        os.stat(real)
+    except OSError as error:
+        raise MountError(f"{real}: a mount whose server is gone cannot be unmounted: {error.strerror}") from None
+
+
+def check_device() -> None:
+    """Raises MountError where there is no FUSE."""
+    if not os.path.exists(DEVICE):
+        raise MountError(f"there is no {DEVICE}; load the kernel's fuse module, or serve 9P with --listen")
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
+        raise MountError(f"{DEVICE} may not be opened by this user; ask for chmod 666 {DEVICE}, or serve 9P")
+
+
+def others_allowed(wanted: bool | None) -> bool:
+    """Root's mount is for everybody; a user's only if asked, and if the system allows it. Raises MountError."""
+    if os.geteuid() == 0:
+        return wanted is not False
+    if not wanted:
+        return False
+    with contextlib.suppress(OSError), open(CONFIG, encoding="utf-8", errors="replace") as config:
+        if any(line.strip() == "user_allow_other" for line in config):
+            return True
+    raise MountError(f"allow_other: a user may give it only where {CONFIG} has a line user_allow_other")
+
+
+# ------------------------------------------------------------ mounting
+
+
+def mount(path: str, *, allow_other: bool) -> int:
+    """Mount on a checked path. Returns the device. Raises MountError."""
+    device = mount_as_root(path, allow_other) if os.geteuid() == 0 else mount_as_user(path, allow_other)
+    os.set_blocking(device, False)
+    os.set_inheritable(device, False)
+    return device
+
+
+def mount_as_root(path: str, allow_other: bool) -> int:
+    device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    others = ",allow_other" if allow_other else ""
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0{others}"
+    if _libc.mount(b"mqfs", os.fsencode(path), b"fuse.mqfs", MS_NOSUID | MS_NODEV, options.encode()):
+        number = ctypes.get_errno()
+        os.close(device)
+        hint = "; root needs CAP_SYS_ADMIN for it" if number == errno.EPERM else ""
+        raise MountError(f"{path}: {os.strerror(number)}{hint}")
+    return device
+
+
+def mount_as_user(path: str, allow_other: bool) -> int:
+    """fusermount3 is set-uid root; it opens the device, mounts, and sends the descriptor."""
+    program = shutil.which("fusermount3")
+    if program is None:
+        raise MountError("an ordinary user needs fusermount3, which is not there: apt install fuse3")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        options = "fsname=mqfs,subtype=mqfs" + (",allow_other" if allow_other else "")
+        done = subprocess.run(
+            [program, "-o", options, "--", path],
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        theirs.close()
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["fusermount3 failed"]
+            raise MountError(f"{path}: {lines[-1].removeprefix('fusermount3: ')}")
+        return received_descriptor(ours)
+
+
+def received_descriptor(connection: socket.socket) -> int:
+    numbers = array.array("i")
+    _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(numbers.itemsize))
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers.frombytes(data[: numbers.itemsize])
+            return numbers[0]
+    raise MountError("fusermount3 sent no descriptor")
+
+
+# ------------------------------------------------------------ serving
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """The lane's end and libfuse's: whole requests and replies, in order."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    return ours, theirs
+
+
+class FuseMount:
+    """The tree, mounted: `attach` (which says why it cannot be), `run`, and `stop` once the tree was closed."""
+
+    def __init__(self, tree: Tree, path: str, *, allow_other: bool | None = None) -> None:
+        self.tree, self.path, self.allow_other = tree, path, allow_other
+        self.nodes, self.files = Nodes(tree), Files()
+        self.device = -1
+        self.lane: Lane | None = None
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+
+    async def attach(self) -> None:
+        """Check and mount. Raises MountError, one line, and has changed nothing then."""
+        await trio.to_thread.run_sync(self._attach)
+
+    def _attach(self) -> None:
+        check_device()
+        allow_other = others_allowed(self.allow_other)
+        self.path = check_mountpoint(self.path)
+        self.device = mount(self.path, allow_other=allow_other)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until it is unmounted, by `stop` or from outside. Started once the mount answers."""
+        ours, theirs = make_pair()
+        self.lane = lane = Lane(self.tree, self.nodes, self.files, self.device, ours)
+        pyfuse3.init(Operations(self.tree, self.nodes, self.files), f"/dev/fd/{theirs.fileno()}", set())
+        theirs.detach()  # libfuse closes it
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(pyfuse3.main, 1, TASKS)
+                    nursery.start_soon(lane.replies)
+                    nursery.start_soon(self._announce, task_status)
+                    await lane.requests()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._end(ours)
+
+    async def _announce(self, task_status: trio.TaskStatus[None]) -> None:
+        await trio.to_thread.run_sync(os.stat, self.path, abandon_on_cancel=True)
+        task_status.started()
+
+    def _end(self, ours: socket.socket) -> None:
+        """Whatever happened, nothing stays mounted."""
+        with contextlib.suppress(OSError):
+            if mounted(self.path) == "fuse.mqfs":
+                unmount(self.path, lazily=True)
+        os.close(self.device)
+        ours.close()
+        pyfuse3.close(unmount=False)
+        self._ended.set()
+
+    async def stop(self) -> None:
+        """Unmount. To be called when the tree was closed: whoever waited has been answered."""
+        if self.lane is None or self._ended.is_set():
+            return
+        self.lane.close()
+        with trio.CancelScope(shield=True):
+            try:
+                await self._unmount()
+            finally:
+                self._scope.cancel()
+                await self._ended.wait()
+
+    async def _unmount(self) -> None:
+        """In peace while those who were answered close their files, then without asking."""
+        deadline = trio.current_time() + PATIENCE_S
+        while mounted(self.path):
+            lazily = trio.current_time() > deadline
+            try:
+                await trio.to_thread.run_sync(partial(unmount, self.path, lazily=lazily))
+            except OSError as error:
+                if lazily:
+                    log.error("%s: cannot be unmounted: %s", self.path, error.strerror)
+                    return
+                await trio.sleep(0.02)

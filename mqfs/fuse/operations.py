@@ -1,0 +1,228 @@
+"""Names and attributes, as pyfuse3 asks for them.
+
+Owns the translation of its requests into calls on the tree, and of the tree's errors into errno. Reads, writes and
+directory listings never come here: the lane answers them on the device. Nothing but FUSEError leaves a handler, because
+pyfuse3 would end the mount.
+
+Permission is checked by the tree alone. The mount does not ask for `default_permissions`: with it the kernel would
+repeat the check with bits it has to fetch anew for each name of a path, and could only ever agree. The umask, on the
+other hand, is the kernel's: a mode comes here with it applied.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import stat
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
+
+from mqfs import errors, limits
+from mqfs.engine.tree import Group, Node, Tree
+from mqfs.fuse import people
+from mqfs.fuse.nodes import Files, Nodes
+from mqfs.types import User
+from mqfs.waiting import settle
+
+log = logging.getLogger("mqfs.fuse")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BLOCK_BYTES = 128 << 10  # st_blksize: what programs take as their buffer, so as few messages as can be are cut
+
+
+def answering(
+    handler: Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]]:
+    """A handler out of which only FUSEError comes: conditions as their errno, a bug logged and as EIO."""
+
+    @functools.wraps(handler)
+    async def answer(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await handler(self, *args, **kwargs)
+        except errors.MqfsError as error:
+            raise FUSEError(error.errno) from None
+        except FUSEError:
+            raise
+        except Exception:
+            log.exception("%s failed", handler.__name__)
+            raise FUSEError(errno.EIO) from None
+
+    return answer
+
+
+def new_name(raw: bytes) -> str:
+    """A name to be made. Raises BadName."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise errors.BadName("names are valid UTF-8") from None
+
+
+def known_name(raw: bytes) -> str:
+    """A name to be found. Raises NotFound for what no file is called."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise errors.NotFound(repr(raw)) from None
+
+
+class Operations(pyfuse3.Operations):
+    """The handlers that pyfuse3 calls."""
+
+    enable_writeback_cache = False
+
+    def __init__(self, tree: Tree, nodes: Nodes, files: Files) -> None:
+        super().__init__()
+        self.tree, self.nodes, self.files = tree, nodes, files
+
+    # ------------------------------------------------------------ attributes
+
+    def attributes(self, node: Node, nodeid: int = 0) -> EntryAttributes:
+        """For a reply. With a nodeid: for one that carries an entry, in which the lane sets the stable number."""
+        found = self.tree.stat(node)
+        entry = EntryAttributes()
+        entry.st_ino = nodeid or found.qid.path
+        entry.attr_timeout = entry.entry_timeout = 0
+        entry.st_mode, entry.st_nlink, entry.st_uid, entry.st_gid = found.mode, found.nlink, found.uid, found.gid
+        entry.st_size, entry.st_blocks, entry.st_blksize = found.size, (found.kept_bytes + 511) // 512, BLOCK_BYTES
+        entry.st_atime_ns = entry.st_mtime_ns = found.mtime_ns
+        entry.st_ctime_ns = found.ctime_ns
+        return entry
+
+    def enter(self, node: Node) -> EntryAttributes:
+        return self.attributes(node, self.nodes.enter(node))
+
+    def user(self, ctx: RequestContext, *, process: bool = False) -> User:
+        return people.user(ctx.uid, ctx.gid, ctx.pid, process=process)
+
+    @answering
+    async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        return self.attributes(self.nodes.node(inode))
+
+    @answering
+    async def setattr(
+        self, inode: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
+    ) -> EntryAttributes:
+        node, user = self.nodes.node(inode), self.user(ctx)
+        mode = stat.S_IMODE(attr.st_mode) if fields.update_mode else None
+        uid = attr.st_uid if fields.update_uid else None
+        gid = attr.st_gid if fields.update_gid else None
+        if (mode, uid, gid) != (None, None, None):
+            await settle(self.tree.setattr(user, node, mode=mode, uid=uid, gid=gid))
+        elif fh is None and self.tree.stat(node).uid != user.uid:
+            self.tree.access(user, node, os.W_OK)  # a size or times: nothing is done, but not for everybody
+        return self.attributes(node)
+
+    @answering
+    async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:
+        try:
+            self.tree.access(self.user(ctx), self.nodes.node(inode), mode)
+        except errors.Denied:
+            return False
+        return True
+
+    @answering
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        """The disk that the store is on."""
+        reply = StatvfsData()
+        if self.tree.store.path:
+            disk = os.statvfs(self.tree.store.path)
+            reply.f_bsize, reply.f_frsize = disk.f_bsize, disk.f_frsize
+            reply.f_blocks, reply.f_bfree, reply.f_bavail = disk.f_blocks, disk.f_bfree, disk.f_bavail
+            reply.f_files, reply.f_ffree, reply.f_favail = disk.f_files, disk.f_ffree, disk.f_favail
+        else:
+            reply.f_bsize = reply.f_frsize = 4096
+        reply.f_namemax = limits.NAME_BYTES
+        return reply
+
+    # ------------------------------------------------------------ names
+
+    @answering
+    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        node = self.tree.walk(self.user(ctx), self.nodes.node(parent_inode), known_name(name))
+        return self.enter(node)
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for nodeid, lookups in inode_list:
+            self.nodes.forget(nodeid, lookups)
+
+    @answering
+    async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
+        group = self.nodes.group(parent_inode)
+        made = await settle(self.tree.mkdir(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
+        return self.enter(made)
+
+    @answering
+    async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
+        if not stat.S_ISREG(mode):
+            raise errors.NotPermitted("only plain files and directories are made here")
+        group = self.nodes.group(parent_inode)
+        made = await settle(self.tree.create(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
+        return self.enter(made)
+
+    @answering
+    async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        await settle(self.tree.unlink(self.user(ctx), self.nodes.group(parent_inode), known_name(name)))
+
+    @answering
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        await settle(self.tree.rmdir(self.user(ctx), self.nodes.group(parent_inode), known_name(name)))
+
+    @answering
+    async def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: RequestContext,
+    ) -> None:
+        if flags & ~pyfuse3.RENAME_NOREPLACE:
+            raise errors.BadRequest("of rename's flags there is only RENAME_NOREPLACE")
+        group, to = self.nodes.group(parent_inode_old), self.nodes.group(parent_inode_new)
+        await settle(self.tree.rename(self.user(ctx), group, known_name(name_old), to, new_name(name_new)))
+
+    @answering
+    async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
+        raise errors.NotPermitted("a file has one name")
+
+    @answering
+    async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
+        raise errors.NotPermitted("there are no symbolic links here")
+
+    @answering
+    async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
+        raise errors.BadRequest("not a symbolic link")
+
+    # ------------------------------------------------------------ opening
+
+    def open_file(self, user: User, node: Node, flags: int) -> FileInfo:
+        mode = flags & os.O_ACCMODE
+        handle = self.tree.open(user, node, mode)
+        fh = self.files.add(node, handle, mode != os.O_WRONLY, mode != os.O_RDONLY)
+        return FileInfo(fh=fh, direct_io=True, keep_cache=False)
+
+    @answering
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        return self.open_file(self.user(ctx, process=True), self.nodes.node(inode), flags)
+
+    @answering
+    async def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        user, group = self.user(ctx, process=True), self.nodes.group(parent_inode)
+        node: Node
+        try:
+            node = await settle(self.tree.create(user, group, new_name(name), stat.S_IMODE(mode)))
+        except errors.Exists:  # made by another between the kernel's look and this
+            node = self.tree.walk(user, group, known_name(name))
+            if flags & os.O_EXCL or isinstance(node, Group):
+                raise
+        return self.open_file(user, node, flags), self.enter(node)

@@ -1,0 +1,54 @@
+"""The FUSE protocol as far as the lane speaks it itself: request numbers, flags, structs.
+
+Owns numbers and layouts (linux/fuse.h, version 7) and no behaviour. Everything is little-endian: FUSE has the byte
+order of its machine, and this package is for little-endian ones.
+"""
+
+from __future__ import annotations
+
+import struct
+
+# Requests
+LOOKUP, FORGET, GETATTR, SETATTR, READLINK, SYMLINK = 1, 2, 3, 4, 5, 6
+MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, OPEN, READ, WRITE, STATFS, RELEASE = 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18
+FSYNC, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, FSYNCDIR = 20, 25, 26, 27, 28, 29, 30
+GETLK, SETLK, SETLKW, ACCESS, CREATE, INTERRUPT = 31, 32, 33, 34, 35, 36
+POLL, BATCH_FORGET, RENAME2 = 40, 42, 45
+
+# In INIT
+POSIX_LOCKS, ATOMIC_O_TRUNC, BIG_WRITES = 1 << 1, 1 << 3, 1 << 5
+SPLICES = 1 << 7 | 1 << 8 | 1 << 9
+FLOCK_LOCKS, ASYNC_DIO, PARALLEL_DIROPS, HANDLE_KILLPRIV, MAX_PAGES = 1 << 10, 1 << 15, 1 << 18, 1 << 19, 1 << 22
+
+FOPEN_STREAM = 1 << 4
+POLL_SCHEDULE_NOTIFY = 1 << 0
+LK_FLOCK = 1 << 0
+RELEASE_FLOCK_UNLOCK = 1 << 1
+NOTIFY_POLL = 1
+LOCK_END = (1 << 63) - 1  # the last byte of a lock that reaches to the end of the file
+
+# A request: its header, then what it says. HOT is the header and the beginning of READ, WRITE, READDIR at once.
+IN_HEADER = 40
+HEADER = struct.Struct("<IIQQIII")  # length, opcode, unique, nodeid, uid, gid, pid
+HOT = struct.Struct("<4xIQ24xQQI12xI")  # opcode, unique, fh, offset, size, flags
+WRITE_DATA = IN_HEADER + 40  # where the bytes of a WRITE begin
+U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
+LOCK_IN = struct.Struct("<QQQQIII")  # fh, owner, start, end (inclusive), type, pid, flags
+POLL_IN = struct.Struct("<QQII")  # fh, kh, flags, events
+RELEASE_IN = struct.Struct("<QIIQ")  # fh, flags, release flags, lock owner
+FLUSH_IN = struct.Struct("<Q8xQ")  # fh, lock owner
+INIT_IN = struct.Struct("<IIII")  # major, minor, read ahead, flags
+
+# A reply: its header, then what it says.
+OUT_HEADER = 16
+REPLY = struct.Struct("<IiQ")  # length, -errno, unique
+WRITTEN = struct.Struct("<IiQII")  # REPLY, size, padding
+OPENED = struct.Struct("<IiQQII")  # REPLY, fh, open flags, padding
+POLLED = struct.Struct("<IiQII")  # REPLY, events, padding
+LOCKED = struct.Struct("<IiQQQII")  # REPLY, start, end, type, pid
+NOTIFIED = struct.Struct("<IiQQ")  # REPLY with the code as errno and unique 0, kh
+DIRENT = struct.Struct("<QQII")  # ino, offset of the next, name bytes, type
+# major, minor, read ahead, flags, background, congestion, write, time grain, pages, alignment, flags2
+INIT_OUT = struct.Struct("<IIIIHHIIHHI")
+ENTRY_NODEID, ENTRY_INO = OUT_HEADER, OUT_HEADER + 40  # in a reply that carries an entry
+ENTRY_BYTES = 128
