@@ -96,12 +96,9 @@ def notify(text: str) -> None:
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address[:1] not in ("/", "@"):
         return
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.connect("\0" + address[1:] if address[0] == "@" else address)
-            sender.send(text.encode())
-    except OSError as error:
-        log.warning("NOTIFY_SOCKET %s: %s", address, error.strerror)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect("\0" + address[1:] if address[0] == "@" else address)
+        sender.send(text.encode())
 
 
 class Server:
@@ -163,8 +160,8 @@ class Server:
             ends: list[End] = []
             try:
                 await self.start_faces(tree, listeners, nursery, ends)
-                notify("READY=1")
                 log.info("ready")
+                notify("READY=1")
             except (MqfsError, OSError) as error:
                 self.refused = error
                 self.stopping.set()

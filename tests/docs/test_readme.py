@@ -37,6 +37,20 @@ def examples(text: str) -> list[Example]:
     return found
 
 
+def bash(folder: Path) -> pexpect.spawn:
+    """An interactive shell, as far as it can be told from the outside."""
+    known = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TERM": "dumb", "LC_ALL": "C.UTF-8"}
+    return pexpect.spawn(
+        "bash",
+        ["--norc", "--noprofile", "--noediting"],
+        cwd=str(folder),
+        env={**known, "PS1": PROMPT, "PS2": ""},
+        echo=False,
+        encoding="utf-8",
+        timeout=20,
+    )
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Path]:
     folder = installed(clone(tmp_path / "mqfs"))
@@ -56,10 +70,7 @@ def served(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def shell(served: Path) -> Iterator[pexpect.spawn]:
-    child = pexpect.spawn(
-        "bash", ["--norc", "--noprofile", "--noediting"], cwd=str(served), echo=False, encoding="utf-8", timeout=20,
-        env={"PS1": PROMPT, "PS2": "", "PATH": "/usr/bin:/bin", "HOME": str(served), "TERM": "dumb", "LC_ALL": "C.UTF-8"},
-    )  # fmt: skip
+    child = bash(served)
     child.expect_exact(PROMPT)
     yield child
     child.close(force=True)

@@ -9,12 +9,17 @@ from pathlib import Path
 
 from tests.server.process import ROOT
 
-LEFT_OUT = (".git", ".venv", ".cache", ".hypothesis", "mq", "store", "mqfs.sock", "__pycache__", "*.egg-info", ".*_cache")
+EVERYWHERE = shutil.ignore_patterns("__pycache__", ".*_cache")
+AT_THE_TOP = {".git", ".venv", ".cache", ".hypothesis", "mq", "store", "mqfs.sock", "mqfs.egg-info", "build"}
 
 
 def clone(to: Path) -> Path:
     """A copy without anything that was built or installed."""
-    shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return EVERYWHERE(folder, names) | (AT_THE_TOP & set(names) if Path(folder) == ROOT else set())
+
+    shutil.copytree(ROOT, to, ignore=left_out, symlinks=True)
     return to
 
 

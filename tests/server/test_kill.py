@@ -1,7 +1,7 @@
 """kill -9 of the server at random moments, while writers with `sync always` write through the mount and over 9P.
 
-After every kill: it starts; what was acknowledged is there, once; nothing is there that nobody wrote; each writer's order
-is kept; a sequence that was once seen belongs to the same message for ever; `mqfs check` finds the store sound.
+After every kill: it starts; what was acknowledged is there, once; nothing is there that nobody wrote; each writer's
+order is kept; a sequence that was once seen belongs to the same message for ever; `mqfs check` finds the store sound.
 """
 
 from __future__ import annotations
