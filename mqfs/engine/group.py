@@ -472,6 +472,9 @@ class Group:
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""
         end_parked(self.order_parked, self)
+        watchers, self.order_watchers = self.order_watchers, {}
+        for then in watchers.values():
+            then()
         for cursor in list(self.cursors):
             cursor.end()
 
