@@ -823,9 +823,17 @@ class DiskBucket:
             segment.index = None
             segment.rest()
 
-    def give_up(self) -> None:
-        """It is being removed: nothing of it matters any more."""
+    def pause(self) -> None:
+        """Nothing of it is synced until `resume` or `give_up`: its folder is being moved."""
         self._home.committer.cancel(self)
+        self._asked = None
+
+    def resume(self) -> None:
+        if self._waiting:
+            self._ask(time.monotonic())
+
+    def give_up(self) -> None:
+        """It was removed: nothing of it matters any more."""
         if self._work is not None:
             self._work.close()
         self._closed = True
@@ -841,10 +849,11 @@ class DiskBucket:
         """Everything on disk, the exact next sequence too, and the index to the end."""
         try:
             if self._reserved != self.next and self._open is not None:
-                self._make_room(64)
+                self._open.grow(64)  # without a roll, which might use up a number
+                self._open.room = self._open.allocated
                 self._put(Kind.CHANGE, reserve_body(self.next))
             self._sync_now()
-        except errors.MqfsError as error:
+        except (OSError, errors.MqfsError) as error:
             log.warning("group %d was not stopped cleanly: %s", self.id, error)
             return
         self._committed(None)

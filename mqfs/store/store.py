@@ -40,9 +40,11 @@ class DiskStore:
         self._turn: list[DiskBucket] = []  # whose turn it is in `tick`
         self._closed = False
         self._prepare()
-        self._lock = take_lock(self.disk, self.path)
+        with _refusing(self.path):
+            self._lock = take_lock(self.disk, self.path)
         try:
-            self.uuid, self._next_number = self._begin()
+            with _refusing(self.path):
+                self.uuid, self._next_number = self._begin()
         except BaseException:
             self.disk.close(self._lock)
             raise
@@ -123,8 +125,17 @@ class DiskStore:
         if not disk.exists(above):
             disk.mkdir(above)
             disk.sync_folder(os.path.dirname(above))
-        disk.rename(made, final)
-        disk.sync_folder(above)
+        self._move(made, final, above)
+
+    def _move(self, old: str, new: str, synced: str) -> None:
+        """Rename a folder, durably in `synced`; after an error it is where it was, if the disk lets us."""
+        self.disk.rename(old, new)
+        try:
+            self.disk.sync_folder(synced)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.disk.rename(new, old)
+            raise
 
     def open(self, number: int) -> DiskBucket:
         bucket = self._buckets.get(number)
@@ -137,13 +148,22 @@ class DiskStore:
         return bucket
 
     def remove(self, number: int) -> None:
-        bucket = self._buckets.pop(number, None)
+        bucket = self._buckets.get(number)
+        folder, gone = self._folder(number), f"{self.staging}/{number}.gone"
+        if not self.disk.is_folder(folder):
+            raise errors.NotFound(f"group {number} has no bucket")
+        if bucket is not None:
+            bucket.pause()
+        try:
+            with _refusing(f"group {number}"):
+                self._move(folder, gone, os.path.dirname(folder))
+        except errors.MqfsError:
+            if bucket is not None:
+                bucket.resume()
+            raise
         if bucket is not None:
             bucket.give_up()
-        folder, gone = self._folder(number), f"{self.staging}/{number}.gone"
-        with _refusing(f"group {number}"):
-            self.disk.rename(folder, gone)
-            self.disk.sync_folder(os.path.dirname(folder))
+            del self._buckets[number]
         try:
             remove_tree(self.disk, gone)
         except OSError as error:

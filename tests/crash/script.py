@@ -50,6 +50,10 @@ class Known:
         return entry.sequence >= self.floors[entry.stream] and entry.sequence not in self.dropped
 
 
+class Unstarted(Exception):
+    """The script's store did not start again: it ends."""
+
+
 class Script:
     """`run` performs `steps` operations; an exception from the disk leaves `known` as it was told up to there."""
 
@@ -88,8 +92,11 @@ class Script:
             self._make()
             return
         if choice < 0.03:
-            self.store.close()
-            self.start(disk)
+            try:
+                self.store.close()
+                self.start(disk)
+            except MqfsError as error:
+                raise Unstarted from error
             return
         known = self.random.choice(alive)
         if choice < 0.04 and len(alive) > 1:
