@@ -46,11 +46,11 @@ def negotiate(version: str) -> Dialect | None:
     return Dialect.PLAIN if version.partition(".")[0] == "9P2000" else None
 
 
-def refusal(dialect: Dialect, tag: int, error: MqfsError) -> Fcall:
-    """The reply that carries an error."""
+def refusal(dialect: Dialect, tag: int, error: MqfsError, system: bool = False) -> Fcall:
+    """The reply that carries an error. `system`: in the system's words, which Linux turns back into numbers."""
     if dialect.linux:
         return Rlerror(tag, error.errno)
-    text = str(error)
+    text = os.strerror(error.errno) if system else str(error)
     while len(text.encode("utf-8", "replace")) > 1_024:
         text = text[: len(text) // 2]
     return Rerror(tag, text.encode("utf-8", "replace").decode(), error.errno)

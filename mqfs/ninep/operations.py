@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 OEXEC, ORDONLY_BITS = 3, 3
 OTRUNC, OCEXEC, ORCLOSE = 0x10, 0x20, 0x40
+OAPPEND = 0x80  # Linux in 9P2000.u; every write appends here
 DMDIR, DMAPPEND = 0x8000_0000, 0x4000_0000
 DM_SPECIAL = 0x03B0_0000  # .u: symbolic link, link, device, named pipe, socket
 KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
-FILLS = ",v9fs"  # behind the aname: this client repeats reads until its buffer is full
+FILLS = (",v9fs", "!v9fs")  # behind the aname (mount(8) lets no comma through): this client repeats reads
 
 
 # ---------------------------------------------------------------- beginning and walking
@@ -44,10 +45,13 @@ def attach(session: Session, request: m.Tattach) -> Fcall:
         raise BadFid(f"afid {request.afid} is not known: no authentication is required")
     session.check_new(request.fid)
     user = session.peer.attach(request.uname, request.n_uname)
-    path = request.aname.removesuffix(FILLS)
+    path = request.aname
+    for mark in FILLS:
+        path = path.removesuffix(mark)
     root = session.tree.find(user, path) if path.strip("/") else session.tree.root
     assert session.dialect is not None
-    fills = session.dialect.unix or path != request.aname
+    session.v9fs = session.v9fs or path != request.aname
+    fills = session.dialect.unix or session.v9fs
     session.fids[request.fid] = Fid(request.fid, user, root, root, fills)
     return m.Rattach(request.tag, root.qid)
 
@@ -82,7 +86,7 @@ def walk(session: Session, request: m.Twalk) -> Fcall:
 
 def _flags(session: Session, fid: Fid, mode: int) -> int:
     """The flags of open(2) for a mode of Topen or Tcreate."""
-    if mode & ~(ORDONLY_BITS | OTRUNC | OCEXEC | ORCLOSE):
+    if mode & ~(ORDONLY_BITS | OTRUNC | OCEXEC | ORCLOSE | (OAPPEND if session.unix else 0)):
         raise BadRequest(f"open mode {mode:#x}")
     return os.O_RDONLY if mode & 3 == OEXEC else mode & 3
 

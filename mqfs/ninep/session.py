@@ -81,6 +81,7 @@ class Session:
         self.number = next(_numbers)
         self.dialect: Dialect | None = None  # None until a Tversion was agreed to
         self.unix = False
+        self.v9fs = False  # attached as Linux v9fs says it is, in so many words
         self.msize = limits.MSIZE_LEAST
         self.fids: dict[int, Fid] = {}
         self._wake, self._trace = wake, trace
@@ -161,7 +162,7 @@ class Session:
         if not isinstance(error, MqfsError):
             log.error("9P request failed", exc_info=error)
             error = DiskFailed()
-        self._put(encode(refusal(self.dialect or Dialect.PLAIN, tag, error), self.unix))
+        self._put(encode(refusal(self.dialect or Dialect.PLAIN, tag, error, self.v9fs), self.unix))
 
     # ------------------------------------------------------------ requests
 
@@ -197,6 +198,7 @@ class Session:
             return
         self.dialect = dialect
         self.unix = dialect is not None and dialect.unix
+        self.v9fs = False
         self.msize = min(request.msize, limits.MSIZE_MOST) if dialect else limits.MSIZE_LEAST
         self._framer.msize = self.msize
         self._reply(Rversion(request.tag, self.msize, dialect.version if dialect else "unknown"))
@@ -222,13 +224,16 @@ class Session:
             if tag in self._pending or fid is None or fid.reader is None or count == 0:
                 self._read_other(tag, number, fid, offset, count)
                 return
+            ends = False
             if fid.rest != NOWHERE:
-                again, fid.rest = fid.rest == offset, NOWHERE
-                if again:
+                ends, fid.rest = fid.rest == offset, NOWHERE
+                if ends and not fid.clipped:
                     self._put(READ_HEADER.pack(READ_OVERHEAD, R_READ, tag, 0))
                     return
             count = min(count, self.msize - READ_OVERHEAD)
             step = fid.reader.read(count, offset)
+            if ends and isinstance(step, Wait) and not step.settled and step.cancel():
+                step = b""
             if isinstance(step, Wait):
                 self._park_read(tag, fid, offset, count, step)
                 return
@@ -271,12 +276,11 @@ class Session:
     def _expect_rest(self, fid: Fid, offset: int, count: int, length: int) -> None:
         """Linux v9fs asks again until its caller's buffer is full or 0 bytes come: have that answered, not parked.
 
-        It asks again after a short answer, and after a full one whose count it clipped to msize - 24. A full answer
-        to a smaller count filled the caller's buffer.
+        It asks again after a short answer, and after a full one whose count it clipped to msize - 24: that may have been
+        all of a message, or a part whose rest is there. A full answer to a smaller count filled the caller's buffer.
         """
-        assert fid.reader is not None
-        if length and (length < count or (count == self.msize - IO_OVERHEAD and not fid.reader.readable)):
-            fid.rest = offset + length
+        if length and (length < count or count == self.msize - IO_OVERHEAD):
+            fid.rest, fid.clipped = offset + length, length == count
 
     def _write(self, buffer: Buffer, start: int, size: int) -> None:
         _, _, tag, number, offset, length = WRITE_HEADER.unpack_from(buffer, start)

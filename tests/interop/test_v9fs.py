@@ -1,0 +1,63 @@
+"""Linux' own 9P client, in qemu, in all three dialects and with two sizes of message; see v9fs/guest.sh for the steps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mqfs.ninep import people
+from tests.ninep.support import make_tree, open_handles, running
+
+HERE = Path(__file__).parent / "v9fs"
+KERNEL = Path(__file__).parents[2] / ".cache" / "v9fs" / "kernel"
+BOOT_S = 180
+DIALECTS = ("9p2000.L", "9p2000.u", "9p2000")
+
+
+def missing() -> str:
+    """What this machine lacks for the test; empty if nothing."""
+    for program in ("qemu-system-x86_64", "busybox", "cpio"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    if not list(KERNEL.glob("boot/vmlinuz-*")):
+        return "no kernel: run script/v9fs-kernel"
+    return ""
+
+
+def boot(folder: Path, port: int) -> str:
+    """Run the guest to its end; what it printed."""
+    initrd = folder / "initrd.gz"
+    subprocess.run([HERE / "mkinitrd.sh", KERNEL, initrd, str(port)], check=True)
+    (kernel,) = KERNEL.glob("boot/vmlinuz-*")
+    command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "256", "-nodefaults", "-no-reboot", "-nographic"]
+    command += ["-serial", "stdio", "-kernel", str(kernel), "-initrd", str(initrd)]
+    command += ["-append", "console=ttyS0 quiet panic=-1", "-netdev", "user,id=n0"]
+    command += ["-device", "virtio-net-pci,netdev=n0,romfile="]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOOT_S, check=False)
+    return done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
+
+
+@pytest.mark.timeout(BOOT_S + 60)
+def test_v9fs(tmp_path: Path) -> None:
+    lack = missing()
+    if lack:
+        pytest.skip(f"Linux v9fs: {lack}")
+    tree = make_tree()
+    with running(tree, tmp_path, tcp=True, tcp_user=people.user_name(os.getuid())) as server:
+        with server.connect(msize=1 << 20) as client:
+            client.mkdir("host")
+            with client.open("host/ctl", "w") as ctl:
+                ctl.write(b"replay all\n")
+            for name, body in (("big", b"x" * 299_996 + b"end\n"), ("exact", b"y" * 131_072), ("small", b"small\n")):
+                with client.create(f"host/{name}") as stream:
+                    stream.write(body)
+        printed = boot(tmp_path, server.port)
+        told = [line.strip() for line in printed.splitlines() if "GUEST-" in line]
+        want = [f"GUEST-OK {dialect} {msize}" for dialect in DIALECTS for msize in ("default", "131096")]
+        assert told[1:] == [*want, "GUEST-RC 0"], printed
+        assert server.call(lambda: open_handles(tree)) == 0
+        assert server.call(lambda: tree.parked) == 0

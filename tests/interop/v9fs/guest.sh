@@ -1,0 +1,115 @@
+# What runs inside the guest, on Linux' own 9P client; the server is at 10.0.2.2. Ends at the first thing that is wrong.
+# The host made the group `host` with `replay all`: stream `big` holds 300,000 bytes, `exact` 131,072, `small` "small\n".
+. /port
+
+: >/tmp/out; : >/tmp/one; : >/tmp/two
+
+fail() { echo "GUEST-FAIL $name: $*"; exit 1; }
+
+# Poll for a condition, ten seconds at most.
+eventually() {
+  tries=0
+  until eval "$1"; do
+    tries=$((tries + 1))
+    [ $tries -gt 200 ] && fail "never: $1"
+    usleep 50000
+  done
+}
+
+bytes() { wc -c <"$1"; }
+
+# Reader $1 is killed while it waits, and goes.
+killed() {
+  kill "$1"
+  eventually "[ ! -d /proc/$1 ]"
+}
+
+shows() {
+  d=$1/$2
+  mkdir $d || fail mkdir
+  mkdir $d 2>/tmp/err && fail "mkdir twice"
+  echo 'replay all' >$d/ctl || fail ctl
+  grep -q '^replay all$' $d/ctl || fail "ctl does not show what it was told"
+  echo 'replay some' >$d/ctl 2>/tmp/err && fail "bad ctl line accepted"
+  echo hi >$d/s || fail echo
+  [ -f $d/s ] && [ -d $d ] && [ ! -e $d/t ] || fail kinds
+  [ "$(ls $d)" = "ctl
+order
+s" ] || fail "ls: $(ls $d)"
+  ls -la $d | grep -q ' s$' || fail "ls -la"
+  [ "$(dd if=$d/s bs=4096 count=1 2>/dev/null)" = hi ] || fail "one read"
+
+  # A reader that waits is killed, and what comes afterwards is there for another.
+  cat $d/s >/tmp/out & reader=$!
+  eventually "[ \$(bytes /tmp/out) = 3 ]"
+  killed $reader
+  echo more >>$d/s
+  /gnu/cat $d/s >/tmp/out & reader=$!
+  eventually "[ \$(bytes /tmp/out) = 8 ]"
+  killed $reader
+
+  # Two readers and a writer.
+  cat $d/s >/tmp/one & one=$!
+  /gnu/cat $d/s >/tmp/two & two=$!
+  eventually "[ \$(bytes /tmp/one) = 8 ] && [ \$(bytes /tmp/two) = 8 ]"
+  for word in a b c d; do echo $word >>$d/s; done
+  eventually "[ \$(bytes /tmp/one) = 16 ] && [ \$(bytes /tmp/two) = 16 ]"
+  cmp /tmp/one /tmp/two || fail "two readers saw different things"
+  killed $one
+  killed $two
+
+  # dd with a large buffer gets one message a read, not what fills the buffer; a small buffer gets it in parts.
+  [ "$(/gnu/dd if=$d/s bs=1M count=1 2>/dev/null)" = hi ] || fail "dd bs=1M"
+  [ "$(/gnu/dd if=$d/s bs=1M count=3 2>/dev/null | tr '\n' ' ')" = "hi more a " ] || fail "dd bs=1M count=3"
+  [ "$(/gnu/dd if=$d/s bs=1 count=8 2>/dev/null | tr '\n' ' ')" = "hi more " ] || fail "dd bs=1"
+
+  # O_NONBLOCK is known to 9P2000.L only.
+  if [ $name = 9p2000.L ]; then
+    : >$d/empty
+    /gnu/dd if=$d/empty iflag=nonblock bs=100 count=1 2>/tmp/err && fail "read of nothing"
+    grep -q 'temporarily unavailable' /tmp/err || fail "nonblock: $(cat /tmp/err)"
+    rm $d/empty || fail rm
+  fi
+
+  # Names, modes, removing.
+  mv $d/s $d/t || fail rename
+  [ -f $d/t ] && [ ! -e $d/s ] || fail "renamed"
+  chmod 600 $d/t || fail chmod
+  ls -l $d/t | grep -q '^-rw-------' || fail "mode: $(ls -l $d/t)"
+  ln -s t $d/link 2>/tmp/err && fail "symbolic link"
+  mkdir $d/inner && echo x >$d/inner/y || fail inner
+  rmdir $d/inner 2>/tmp/err && fail "rmdir of a group with a stream"
+  rm -r $d || fail "rm -r: $(ls -la $d)"
+  [ ! -e $d ] || fail "still there"
+}
+
+# Large messages written by the host, read whole whatever the buffers.
+large() {
+  d=$1/host
+  for tool in cat /gnu/cat; do
+    $tool $d/big >/tmp/out & reader=$!
+    eventually "[ \$(bytes /tmp/out) = 300000 ]"
+    killed $reader
+    tail -c 4 /tmp/out | grep -q '^end$' || fail "$tool big"
+  done
+  [ $(/gnu/dd if=$d/big bs=1M count=1 2>/dev/null | wc -c) = 300000 ] || fail "dd big"
+  [ $(/gnu/dd if=$d/exact bs=1M count=1 2>/dev/null | wc -c) = 131072 ] || fail "dd exact"
+  /gnu/cat $d/small >/tmp/out & reader=$!
+  eventually "[ \$(bytes /tmp/out) = 6 ]"
+  killed $reader
+}
+
+for name in 9p2000.L 9p2000.u 9p2000; do
+  for msize in default 131096; do
+    options=trans=tcp,port=$PORT,version=$name,uname=root,access=any,cache=none
+    # The plain protocol is told who is mounting it; a comma cannot stand in an option.
+    case $name in 9p2000) tree='/!v9fs' ;; *) tree=/ ;; esac
+    [ $msize = default ] || options=$options,msize=$msize
+    mkdir -p /mnt/t
+    mount -t 9p -o "$options,aname=$tree" 10.0.2.2 /mnt/t || fail mount
+    shows /mnt/t g
+    large /mnt/t
+    umount /mnt/t || fail umount
+    echo "GUEST-OK $name $msize"
+  done
+done
