@@ -113,7 +113,8 @@ class Server:
     async def run(self) -> int:
         """Start, serve, stop; the exit code."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            listeners = self.listen()  # first: where that is refused, nothing was made
+            await self.check_mountpoint()  # first: where these are refused, nothing was made
+            listeners = self.listen()
             try:
                 store = self.open_store()
                 try:
@@ -126,6 +127,15 @@ class Server:
         if self.refused is not None:
             raise self.refused
         return 1 if self.crashed else 0
+
+    async def check_mountpoint(self) -> None:
+        """Whether the mount will be possible; what a killed server left there is cleaned away."""
+        if self.options.mount is not None:
+            from mqfs.fuse import mount  # here, so that without a mount no FUSE is needed
+
+            mount.check_device()
+            mount.others_allowed(self.options.allow_other)
+            await trio.to_thread.run_sync(mount.check_mountpoint, self.options.mount)
 
     def listen(self) -> list[ninep.Listener]:
         """All addresses, or none. Clients that come early wait until they are served."""
@@ -184,28 +194,41 @@ class Server:
         await nursery.start(self.guard, "9P", nine.run)
         ends.append(nine.stop)
         if options.mount is not None:
-            await self.start_mount(tree, nursery, ends, options.mount)
+            await self.start_mount(tree, nursery, ends, options.mount, only=not listeners)
         elif not listeners:
             log.info("9P on standard input and output")
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
 
-    async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str) -> None:
-        raise NotImplementedError
+    async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str, only: bool) -> None:
+        """Mount. Unmounted from outside, the server goes on if the tree is served otherwise too."""
+        from mqfs.fuse.mount import FuseMount
+
+        fuse = FuseMount(tree, path, allow_other=self.options.allow_other)
+        await fuse.attach()
+        log.info("mounted at %s", path)
+        ends.append(fuse.stop)
+
+        async def run(*, task_status: trio.TaskStatus[None]) -> None:
+            await fuse.run(task_status=task_status)
+            log.info("%s: unmounted", path)
+
+        await nursery.start(functools.partial(self.guard, "the mount", run, only=only))
 
     async def guard(
         self,
         name: str,
         work: Callable[..., Awaitable[None]],
         *,
+        only: bool = True,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run a face or the like. Its end is the server's end; a bug in it is logged, and makes the exit code 1."""
+        """Run a face or the like. Its end is the server's, if it is the `only` one; so is a bug, with exit code 1."""
         try:
             await work() if task_status is trio.TASK_STATUS_IGNORED else await work(task_status=task_status)
         except Exception:
             log.exception("%s failed", name)
-            self.crashed = True
-        finally:
+            self.crashed = only = True
+        if only:
             self.stopping.set()
 
     async def heed(self, signals: AsyncIterator[int]) -> None:
