@@ -276,8 +276,9 @@ class Session:
     def _expect_rest(self, fid: Fid, offset: int, count: int, length: int) -> None:
         """Linux v9fs asks again until its caller's buffer is full or 0 bytes come: have that answered, not parked.
 
-        It asks again after a short answer, and after a full one whose count it clipped to msize - 24: that may have been
-        all of a message, or a part whose rest is there. A full answer to a smaller count filled the caller's buffer.
+        It asks again after a short answer, and after a full one whose count it clipped to msize - 24: that may have
+        been all of a message, or a part whose rest is there. A full answer to a smaller count filled its caller's
+        buffer.
         """
         if length and (length < count or count == self.msize - IO_OVERHEAD):
             fid.rest, fid.clipped = offset + length, length == count
