@@ -85,7 +85,7 @@ def run(shell: pexpect.spawn, example: Example) -> None:
     prompted = False
     while len(shown) < len(wanted) or not (prompted or interrupted):
         which = shell.expect_exact([PROMPT, "\r\n"])
-        line = shell.before
+        line = shell.before.strip("\r")
         prompted = prompted or which == 0
         if line and not re.match(r"\[\d+\]", line):
             shown.append(line)
