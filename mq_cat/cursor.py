@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from mq_cat.problem import Problem, reason
+from mq_cat.problem import Problem, close, reason
 
 READ_BYTES = 1 << 20  # holds the largest message with its header, and many small ones
 _HEADER = struct.Struct("<IIQqIBBH")  # size, checksum, sequence, time, stream, kind, flags, header bytes
@@ -112,4 +112,4 @@ class Cursor:
         return messages
 
     def close(self) -> None:
-        os.close(self.fd)
+        close(self.fd)

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import NoReturn
 
 from mq_cat.cursor import READ_BYTES, Message
-from mq_cat.problem import Problem, reason
+from mq_cat.problem import Problem, close, reason
 
 HELD_BYTES = 64 << 20  # messages held while their place is not yet known
 HELD_NAMES = 1 << 20  # names held meanwhile
@@ -52,7 +52,7 @@ class Tap:
         raise EOFError
 
     def close(self) -> None:
-        os.close(self.fd)
+        close(self.fd)
 
 
 class InOrder:
@@ -231,7 +231,7 @@ class InOrder:
         raise Problem(f"{self.group}: written faster than its order can be found out; try again")
 
     def close(self) -> None:
-        os.close(self.fd)
+        close(self.fd)
         for tap in self._taps.values():
             tap.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 USAGE = 2
 TIMED_OUT = 124  # as timeout(1) has it
@@ -31,3 +32,9 @@ def note(program: str, text: str) -> None:
         sys.stderr.flush()
     except OSError:
         pass
+
+
+def close(fd: int) -> None:
+    """Close a file for reading, which is closed even where its server cannot be told any more."""
+    with suppress(OSError):
+        os.close(fd)

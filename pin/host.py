@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from mq_cat.cursor import Cursor, Message
-from mq_cat.problem import Problem, reason
+from mq_cat.problem import Problem, close, reason
 from pin.session import Session, write_once
 
 READ_BYTES = 65536
@@ -256,11 +256,8 @@ class Link:
             raise
 
     def close(self) -> None:
-        for close in (self.cursor.close, lambda: os.close(self.out)):
-            try:
-                close()
-            except OSError:
-                pass
+        self.cursor.close()
+        close(self.out)
 
 
 def run_on_terminal(command: Sequence[str], size: tuple[int, int], session: Session) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 
-from mq_cat.problem import Problem, reason
+from mq_cat.problem import Problem, close, reason
 
 STREAMS = ("in", "out", "size", "status")
 CONFIGURATION = b"replay all\ndepth 4M\nsync 1s\n"
@@ -110,7 +110,7 @@ class Session:
         except OSError:
             pass
         finally:
-            os.close(fd)
+            close(fd)
         return None
 
     def hosted(self, within_s: float = 0.0) -> bool:
