@@ -206,7 +206,7 @@ class FuseMount:
         self.device = -1
         self.lane: Lane | None = None
         self._scope = trio.CancelScope()
-        self._ended = trio.Event()
+        self.ended = trio.Event()
 
     async def attach(self) -> None:
         """Check and mount. Raises MountError, one line, and has changed nothing then."""
@@ -247,11 +247,11 @@ class FuseMount:
         os.close(self.device)
         ours.close()
         pyfuse3.close(unmount=False)
-        self._ended.set()
+        self.ended.set()
 
     async def stop(self) -> None:
         """Unmount. To be called when the tree was closed: whoever waited has been answered."""
-        if self.lane is None or self._ended.is_set():
+        if self.lane is None or self.ended.is_set():
             return
         self.lane.close()
         with trio.CancelScope(shield=True):
@@ -259,7 +259,7 @@ class FuseMount:
                 await self._unmount()
             finally:
                 self._scope.cancel()
-                await self._ended.wait()
+                await self.ended.wait()
 
     async def _unmount(self) -> None:
         """In peace while those who were answered close their files, then without asking."""

@@ -1,0 +1,79 @@
+"""A server of nothing but a mount, for tests: `python -m tests.fuse.served MOUNTPOINT [STORE]`.
+
+Prints a line when it is ready, and on SIGUSR1 one with the sizes of its tables. SIGTERM ends it, cleanly.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+
+import trio
+
+from mqfs.clock import SystemClock
+from mqfs.engine.tree import Tree
+from mqfs.errors import MountError
+from mqfs.fuse.mount import FuseMount
+from mqfs.store.memory import MemoryStore
+from mqfs.store.store import DiskStore
+from mqfs.types import User
+
+
+def sizes(tree: Tree, mount: FuseMount) -> str:
+    assert mount.lane is not None
+    return json.dumps(
+        {
+            "nodes": len(mount.nodes),
+            "files": len(mount.files.open),
+            "listings": len(mount.files.listings),
+            "waiting": len(mount.lane.waiting),
+            "passed": len(mount.lane.passed),
+            "early": len(mount.lane.early),
+            "locks": len(mount.lane.locks),
+            "handles": tree.handles,
+            "parked": tree.parked,
+        }
+    )
+
+
+async def house(tree: Tree) -> None:
+    while True:
+        await trio.sleep(1)
+        tree.tick()
+
+
+async def run(mountpoint: str, path: str) -> None:
+    store = DiskStore(path, trio.lowlevel.current_trio_token().run_sync_soon) if path else MemoryStore()
+    tree = Tree(store, SystemClock(), owner=User(os.geteuid(), os.getegid()))
+    mount = FuseMount(tree, mountpoint)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1) as signals:
+        await mount.attach()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(mount.run)
+            nursery.start_soon(house, tree)
+            print("ready", flush=True)
+            nursery.start_soon(until_unmounted, mount, nursery.cancel_scope)
+            async for number in signals:
+                if number == signal.SIGTERM:
+                    break
+                print(sizes(tree, mount), flush=True)
+            tree.close()
+            await mount.stop()
+            nursery.cancel_scope.cancel()
+    store.close()
+
+
+async def until_unmounted(mount: FuseMount, scope: trio.CancelScope) -> None:
+    await mount.ended.wait()
+    scope.cancel()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        trio.run(run, sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "")
+    except MountError as error:
+        sys.exit(str(error))

@@ -1,0 +1,270 @@
+"""Messages through a real mount, written and read by real programs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from mqfs import limits
+from tests.fuse.served_by import Served, until
+
+RDWR_NB = os.O_RDWR | os.O_NONBLOCK
+
+
+def sh(script: str, cwd: Path, timeout: float = 20) -> str:
+    """What a shell script prints."""
+    done = subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, timeout=timeout)
+    return done.stdout + done.stderr
+
+
+def drain(path: Path) -> list[bytes]:
+    """All that is kept of a stream, message by message."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    found = []
+    try:
+        while True:
+            found.append(os.read(fd, limits.MESSAGE_BYTES))
+    except BlockingIOError:
+        return found
+    finally:
+        os.close(fd)
+
+
+def test_echo_overwriting_and_appending_are_the_same(mq: Path) -> None:
+    assert sh("echo one >s; echo two >>s; echo three >s", mq) == ""
+    assert drain(mq / "s") == [b"one\n", b"two\n", b"three\n"]
+
+
+def test_touch_makes_a_stream_and_keeps_it(mq: Path) -> None:
+    assert sh("touch s; echo x >s; touch s; touch -d 2001-01-01 s; truncate -s 0 s; truncate -s 99 s", mq) == ""
+    assert drain(mq / "s") == [b"x\n"]
+    assert (mq / "s").stat().st_size == 0
+
+
+def test_cat_prints_what_is_kept_and_waits(mq: Path) -> None:
+    sh("echo hi >s", mq)
+    shell = pexpect.spawn("bash", ["--norc", "--noprofile"], cwd=str(mq), encoding="utf-8", timeout=10)
+    shell.sendline("PS1='$ '; cat s")
+    shell.expect("hi\r\n")
+    sh("echo again >s", mq)
+    shell.expect("again\r\n")
+    shell.sendintr()
+    shell.sendline("echo $?-ended")
+    shell.expect("130-ended")
+    shell.close(force=True)
+
+
+def test_head_and_bash_read_go_back_to_what_they_did_not_use(mq: Path) -> None:
+    for body in (b"1\n2\n3\n", b"4\n"):
+        (mq / "u").write_bytes(body)
+    assert sh("{ read a; read b; read c; read d; echo $a$b$c$d; } <u", mq) == "1234\n"
+    assert sh("{ head -n1; head -n1; head -n2; } <u", mq) == "1\n2\n3\n4\n"
+
+
+@pytest.mark.parametrize("size", [1, 4096, 65_537, limits.MESSAGE_BYTES])
+def test_a_message_is_whole_whatever_its_size(mq: Path, size: int) -> None:
+    body = os.urandom(size)
+    buffer = bytearray(size + 7)
+    buffer[7:] = body  # at an address that is not aligned
+    fd = os.open(mq / "s", os.O_WRONLY | os.O_CREAT)
+    assert os.write(fd, memoryview(buffer)[7:]) == size
+    assert os.writev(fd, [b"in ", b"pieces"]) == 9
+    os.close(fd)
+    assert drain(mq / "s") == [body, b"in pieces"]
+
+
+@pytest.mark.parametrize("size", [limits.MESSAGE_BYTES + 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+@pytest.mark.parametrize("shift", [0, 1, 4095])
+def test_above_the_limit_nothing_is_stored(mq: Path, size: int, shift: int) -> None:
+    fd = os.open(mq / "s", os.O_WRONLY | os.O_CREAT)
+    with pytest.raises(OSError) as caught:
+        os.write(fd, memoryview(bytes(size + shift))[shift:])
+    os.close(fd)
+    assert caught.value.errno == errno.EMSGSIZE
+    assert drain(mq / "s") == []
+
+
+def test_a_small_buffer_gets_the_rest_next(mq: Path) -> None:
+    sh("printf abcdefgh >s; printf ij >s", mq)
+    fd = os.open(mq / "s", os.O_RDONLY)
+    assert [os.read(fd, 3) for _ in range(4)] == [b"abc", b"def", b"gh", b"ij"]
+    os.close(fd)
+
+
+def test_dd_takes_large_messages_and_a_read_larger_than_a_request_ends(mq: Path) -> None:
+    body = os.urandom(limits.MESSAGE_BYTES)
+    fd = os.open(mq / "s", os.O_RDWR | os.O_CREAT)
+    os.write(fd, body)
+    os.close(fd)
+    done = subprocess.run(["dd", "if=s", "bs=1M", "count=1", "status=none"], cwd=mq, capture_output=True, timeout=20)
+    assert done.stdout == body
+    (mq / "ctl").write_text("data coalesce\n")
+    fd = os.open(mq / "s", os.O_RDONLY)
+    for piece in (b"x" * limits.MESSAGE_BYTES, b"y"):
+        other = os.open(mq / "s", os.O_WRONLY)
+        os.write(other, piece)
+        os.close(other)
+    found = b""
+    while len(found) < 2 * limits.MESSAGE_BYTES + 1:
+        found += os.read(fd, 8 << 20)
+    assert found == body + b"x" * limits.MESSAGE_BYTES + b"y"
+    os.close(fd)
+
+
+def test_nonblocking_reads_by_flag_and_by_fcntl(mq: Path) -> None:
+    sh("touch s", mq)
+    fd = os.open(mq / "s", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(BlockingIOError):
+        os.read(fd, 100)
+    os.set_blocking(fd, True)
+    answers: list[bytes] = []
+    reader = threading.Thread(target=lambda: answers.append(os.read(fd, 100)))
+    reader.start()
+    sh("echo now >s", mq)
+    reader.join(10)
+    assert answers == [b"now\n"]
+    os.set_blocking(fd, False)
+    with pytest.raises(BlockingIOError):
+        os.read(fd, 100)
+    os.close(fd)
+
+
+def test_a_write_without_room_waits_or_says_again(mq: Path) -> None:
+    (mq / "ctl").write_text("depth 1\nfull block\n")
+    fd = os.open(mq / "s", RDWR_NB | os.O_CREAT)
+    assert os.write(fd, b"1") == 1
+    with pytest.raises(BlockingIOError):
+        os.write(fd, b"2")
+    os.close(fd)
+    assert drain(mq / "s") == [b"1"]
+
+
+def test_poll_select_and_epoll(mq: Path) -> None:
+    sh("touch s", mq)
+    fd = os.open(mq / "s", RDWR_NB)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    assert poll.poll(0) == []
+    assert select.select([fd], [fd], [], 0) == ([], [fd], [])
+    for ask in (lambda: poll.poll(10_000), lambda: select.select([fd], [], [], 10)[0]):
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(ask)
+            sh("sleep .1; echo x >s", mq)
+            assert answer.result(10) in ([(fd, select.POLLIN)], [fd])
+        assert os.read(fd, 10) == b"x\n"
+        assert poll.poll(0) == []
+    edge = select.epoll()
+    edge.register(fd, select.EPOLLIN | select.EPOLLET)
+    for i in range(5):
+        sh(f"echo {i} >s", mq)
+        assert edge.poll(10) == [(fd, select.EPOLLIN)]
+        assert os.read(fd, 10) == b"%d\n" % i
+    edge.close()
+    os.close(fd)
+
+
+def test_poll_for_room(mq: Path) -> None:
+    (mq / "ctl").write_text("replay off\ndepth 1\nfull block\n")
+    reader = os.open(mq / "s", os.O_RDONLY | os.O_CREAT)
+    writer = os.open(mq / "s", os.O_WRONLY)
+    os.write(writer, b"1")
+    thread = threading.Thread(target=lambda: os.write(writer, b"2"))
+    thread.start()
+    other = os.open(mq / "s", os.O_WRONLY)
+    until(lambda: select.select([], [other], [], 0)[1] == [])
+    assert os.read(reader, 10) == b"1"
+    assert select.select([], [other], [], 10)[1] == [other]
+    assert os.read(reader, 10) == b"2"
+    thread.join(10)
+    for fd in (reader, writer, other):
+        os.close(fd)
+
+
+def test_two_threads_read_and_write_one_descriptor(mq: Path) -> None:
+    fd = os.open(mq / "s", os.O_RDWR | os.O_CREAT)
+    answers: list[bytes] = []
+    reader = threading.Thread(target=lambda: answers.append(os.read(fd, 100)))
+    reader.start()
+    until(lambda: "parked" and thread_sleeps(reader))
+    assert os.write(fd, b"to myself") == 9
+    reader.join(10)
+    assert answers == [b"to myself"]
+    os.close(fd)
+
+
+def thread_sleeps(thread: threading.Thread) -> bool:
+    with open(f"/proc/self/task/{thread.native_id}/syscall") as file:
+        return file.read().split()[0] == "0"  # read(2)
+
+
+def test_a_writer_that_waits_holds_up_nobody_who_opened_the_file_himself(mq: Path, served: Served) -> None:
+    (mq / "ctl").write_text("depth 1\nfull block\n")
+    first = os.open(mq / "s", os.O_WRONLY | os.O_CREAT)
+    second = os.open(mq / "s", os.O_WRONLY | os.O_NONBLOCK)
+    os.write(first, b"1")
+    thread = threading.Thread(target=lambda: os.write(first, b"2"))
+    thread.start()
+    until(lambda: served.sizes()["waiting"] == 1)
+    with pytest.raises(BlockingIOError):
+        os.write(second, b"3")
+    (mq / "ctl").write_text("clear s\n")
+    thread.join(10)
+    for fd in (first, second):
+        os.close(fd)
+    assert drain(mq / "s") == [b"2"]
+
+
+def test_removing_a_stream_ends_its_readers(mq: Path) -> None:
+    sh("touch s", mq)
+    assert sh("cat s & until grep -q '^0 ' /proc/$!/syscall; do :; done; rm s; wait $!; echo $?", mq) == "0\n"
+
+
+def test_eof_mark(mq: Path) -> None:
+    assert sh("echo a >s; echo eof s >ctl; echo b >s; cat s", mq) == "a\n"
+
+
+def test_order_and_cursor(mq: Path) -> None:
+    sh("echo 1 >b; echo 2 >a; echo 3 >b", mq)
+    assert drain(mq / "order") == [b"b\0", b"a\0", b"b\0"]
+    shown = sh("exec 3<>.cursor; echo 'format line' >&3; echo 'seek first' >&3; echo 'until end' >&3; cat <&3", mq)
+    assert shown == "1\n2\n3\n"
+
+
+def test_refusals_have_their_errno_and_the_text_can_be_read(mq: Path) -> None:
+    assert "Invalid argument" in sh("echo 'replay sideways' >ctl", mq)
+    assert "sideways" in (mq / ".errors").read_text()
+    with pytest.raises(PermissionError):
+        os.open(mq / "order", os.O_WRONLY)
+
+
+def test_copying_one_stream_into_another(mq: Path) -> None:
+    sh("echo 1 >s; echo 2 >s; echo eof s >ctl; cat s >t; cp s u", mq)
+    assert drain(mq / "t") == [b"1\n", b"2\n"]
+
+
+def test_asynchronous_reads_wait_without_standing_in_the_way(mq: Path, served: Served) -> None:
+    """More waiting readers than libfuse and the kernel take by default."""
+    sh("touch s", mq)
+    program = f"""
+import os, sys, threading
+threading.stack_size(65536)
+fds = [os.open({str(mq / "s")!r}, os.O_RDONLY) for _ in range(300)]
+threads = [threading.Thread(target=os.read, args=(fd, 10)) for fd in fds]
+for t in threads: t.start()
+for t in threads: t.join()
+print("all")
+"""
+    readers = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    until(lambda: served.sizes()["waiting"] == 300)
+    sh("echo x >s", mq)
+    assert readers.communicate(timeout=20)[0] == "all\n"
+    assert until(lambda: served.sizes()["files"] == 0)
