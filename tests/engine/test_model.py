@@ -1,4 +1,4 @@
-"""The model against the engine over a memory store and over a disk store."""
+"""The model against the engine over a memory store, over a disk store, and through a 9P connection."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from tests import campaign
 from tests.engine.machine import Machine
+from tests.engine.nine import NineSubject
 from tests.engine.subject import TreeSubject
 
 
 class OverMemory(Machine):
     def make(self) -> Any:
         return TreeSubject(MemoryStore())
+
+
+class OverNine(Machine):
+    def make(self) -> Any:
+        return NineSubject()
 
 
 class OverDisk(Machine):
@@ -60,4 +66,5 @@ def run(machine: type[Machine], examples: int) -> Any:
 
 
 TestOverMemory = pytest.mark.timeout(1800)(run(OverMemory, 10_000))
+TestOverNine = pytest.mark.timeout(1800)(run(OverNine, 2_000))
 TestOverDisk = pytest.mark.timeout(1800)(run(OverDisk, 2_000))
