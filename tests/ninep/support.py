@@ -25,8 +25,8 @@ from mqfs.ninep.people import Peer
 from mqfs.ninep.server import Server, listen
 from mqfs.ninep.session import Session
 from mqfs.ninep.wire import Framer, decode, encode, layout
-from mqfs.store.memory import MemoryStore
-from mqfs.types import Qid, User
+from mqfs.store.memory import MemoryBucket, MemoryStore
+from mqfs.types import Committed, Qid, User
 
 DEADLINE_S = 10.0
 ME = User(os.getuid(), os.getgid())
@@ -45,7 +45,7 @@ def eventually(condition: Callable[[], Any], seconds: float = DEADLINE_S) -> Non
 
 
 def open_handles(tree: Tree) -> int:
-    return len(tree._handles)
+    return tree.handles
 
 
 class Line:
@@ -54,7 +54,7 @@ class Line:
     def __init__(self, tree: Tree, locks: Locks | None = None, uid: int | None = None, version: str = "") -> None:
         self.wakes = 0
         peer = Peer("test", ME.uid if uid is None else uid, ME.gid)
-        self.session = Session(tree, peer, locks or Locks(), self._wake)
+        self.session = Session(tree, peer, Locks() if locks is None else locks, self._wake)
         self._framer = Framer(1 << 30)
         if version:
             self.ask(f"Tversion tag NOTAG msize 8192 version {version}")
@@ -252,3 +252,37 @@ def broken(session: Session, data: bytes) -> bool:
     except BadFrame:
         return True
     return False
+
+
+class SlowStore(MemoryStore):
+    """A store whose disk can be slow: then nothing counts as being on it until `release`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = False
+        self.owed: list[Committed] = []
+
+    def make(self, number: int, state: bytes) -> MemoryBucket:
+        bucket = self._buckets[number] = SlowBucket(self, number, state)
+        return bucket
+
+    def release(self) -> None:
+        """The disk has everything."""
+        owed = self.owed[:]
+        self.owed.clear()
+        for then in owed:
+            then(None)
+
+
+class SlowBucket(MemoryBucket):
+    """A log of such a store."""
+
+    def __init__(self, store: SlowStore, number: int, state: bytes) -> None:
+        super().__init__(number, state)
+        self.store = store
+
+    def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
+        if then is not None and self.store.slow:
+            self.store.owed.append(then)
+        else:
+            super().sync(then, within_s)

@@ -1,0 +1,396 @@
+"""The session where dialogues do not reach: waiting for the disk, limits, directories, other users, the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mqfs import limits
+from mqfs.clock import SystemClock
+from mqfs.engine.tree import Tree
+from mqfs.errors import BadFrame
+from mqfs.ninep.locks import Locks
+from mqfs.ninep.messages import Dir, Rread, Rreaddir, Twrite
+from mqfs.ninep.wire import Reader, encode
+from mqfs.types import User
+from tests.ninep.support import ME, Line, SlowStore, make_tree, open_handles
+
+FOR_ALL = (
+    "Twstat tag 1 fid 0 stat {type ~ dev ~ qid 0.0.f mode 020000000777 "
+    'atime ~ mtime ~ length ~ name "" uid "" gid "" muid ""}'
+)
+
+
+@pytest.fixture
+def tree() -> Tree:
+    return make_tree()
+
+
+@pytest.fixture
+def line(tree: Tree) -> Line:
+    return Line(tree, version="9P2000")
+
+
+@pytest.fixture(autouse=True)
+def quiet_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A bug is logged with its traceback: no test may have seen one."""
+    yield
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def make(line: Line, fid: int, name: str, mode: int = 2, perm: str = "0666") -> None:
+    line.send(
+        f"Twalk tag 1 fid 0 newfid {fid} names []", f"Tcreate tag 1 fid {fid} name {name} perm {perm} mode {mode}"
+    )
+
+
+def open_(line: Line, fid: int, names: str, mode: int = 0) -> None:
+    line.send(f"Twalk tag 1 fid 0 newfid {fid} names [{names}]", f"Topen tag 1 fid {fid} mode {mode}")
+
+
+def ctl(line: Line, text: str) -> None:
+    open_(line, 999, "ctl", 1)
+    data = text.replace("\n", "\\n")
+    line.send(f'Twrite tag 1 fid 999 offset 0 data "{data}"', "Tclunk tag 1 fid 999")
+    assert line.replies()[2:] == [f"Rwrite tag 1 count {len(text)}", "Rclunk tag 1"]
+
+
+# ---------------------------------------------------------------- what is appended is answered
+
+
+class Slow:
+    """A connection to a tree on a slow disk, with a stream open as fid 1 (written) and 2 (read)."""
+
+    def __init__(self) -> None:
+        self.store = SlowStore()
+        self.tree = Tree(self.store, SystemClock(), owner=ME)
+        self.line = Line(self.tree, version="9P2000")
+        ctl(self.line, "replay all\n")
+        make(self.line, 1, "s", 1)
+        open_(self.line, 2, "s")
+        assert "Ropen" in self.line.replies()[-1]
+        self.store.slow = True
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+def test_write_is_answered_when_it_is_on_disk(slow: Slow) -> None:
+    assert slow.line.ask('Twrite tag 5 fid 1 offset 0 data "x"') == []
+    wakes = slow.line.wakes
+    slow.store.release()
+    assert slow.line.wakes > wakes
+    assert slow.line.replies() == ["Rwrite tag 5 count 1"]
+
+
+def test_appended_write_is_answered_before_its_flush(slow: Slow) -> None:
+    slow.line.send('Twrite tag 5 fid 1 offset 0 data "x"', "Tflush tag 6 oldtag 5", "Tflush tag 7 oldtag 5")
+    assert slow.line.ask("Tflush tag 8 oldtag 6") == []
+    assert slow.line.ask("Tclunk tag 6 fid 2") == ['Rerror tag 6 ename "bad request: tag 6 is in use"']
+    slow.store.release()
+    assert slow.line.replies() == ["Rwrite tag 5 count 1", "Rflush tag 6", "Rflush tag 7", "Rflush tag 8"]
+    assert slow.line.session.waiting == 0
+    assert slow.line.one("Tread tag 5 fid 2 offset 0 count 9") == 'Rread tag 5 data "x"'
+
+
+def test_create_opens_when_it_is_on_disk(slow: Slow) -> None:
+    make(slow.line, 3, "t")
+    assert len(slow.line.replies()) == 1
+    slow.store.release()
+    assert slow.line.replies()[0].startswith("Rcreate tag 1 qid")
+    assert slow.line.ask('Twrite tag 1 fid 3 offset 0 data "x"') == []
+
+
+def test_create_whose_fid_is_clunked_meanwhile(slow: Slow) -> None:
+    make(slow.line, 3, "t")
+    slow.line.replies()
+    assert slow.line.one("Tclunk tag 2 fid 3") == "Rclunk tag 2"
+    slow.store.release()
+    assert slow.line.replies() == ['Rerror tag 1 ename "bad use of a fid: fid 3 was clunked meanwhile"']
+    assert open_handles(slow.tree) == 2
+
+
+def test_clunk_does_not_hide_a_write_from_its_writer(slow: Slow) -> None:
+    slow.line.send('Twrite tag 5 fid 1 offset 0 data "x"')
+    assert slow.line.one("Tclunk tag 6 fid 1") == "Rclunk tag 6"
+    slow.store.release()
+    assert slow.line.replies() == ["Rwrite tag 5 count 1"]
+
+
+@pytest.mark.parametrize("how", ["close", "version"])
+def test_what_was_appended_stays_though_nobody_hears_of_it(slow: Slow, how: str) -> None:
+    slow.line.send('Twrite tag 5 fid 1 offset 0 data "x"', "Tread tag 6 fid 2 offset 0 count 9")
+    assert slow.line.replies() == ['Rread tag 6 data "x"']
+    slow.line.send("Tread tag 6 fid 2 offset 1 count 9")
+    if how == "close":
+        slow.line.session.close()
+    else:
+        assert slow.line.one("Tversion tag NOTAG msize 8192 version 9P2000").startswith("Rversion")
+    assert open_handles(slow.tree) == 0
+    assert slow.tree.parked == 0
+    slow.store.release()
+    assert slow.line.replies() == []
+    other = Line(slow.tree, version="9P2000")
+    open_(other, 1, "s")
+    other.replies()
+    assert other.one("Tread tag 1 fid 1 offset 0 count 9") == 'Rread tag 1 data "x"'
+
+
+def test_rename_and_chmod_in_one_are_answered_once(slow: Slow) -> None:
+    slow.line.send("Twalk tag 1 fid 0 newfid 3 names [s]")
+    slow.line.replies()
+    both = "type ~ dev ~ qid 0.0.f mode 0600 atime ~ mtime ~ length ~ name t"
+    assert slow.line.ask(f'Twstat tag 1 fid 3 stat {{{both} uid "" gid "" muid ""}}') == []
+    slow.store.release()
+    assert slow.line.replies() == ["Rwstat tag 1"]
+    assert " mode 0600 " in slow.line.one("Tstat tag 1 fid 3")
+    assert " name t " in slow.line.one("Tstat tag 1 fid 3")
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_reads_above_the_limit_are_refused_and_the_connection_goes_on(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TAGS", 3)
+    make(line, 1, "s")
+    line.replies()
+    line.send(*(f"Tread tag {tag} fid 1 offset 0 count 9" for tag in (10, 11, 12)))
+    assert line.ask("Tread tag 13 fid 1 offset 0 count 9") == [
+        'Rerror tag 13 ename "limit reached: 3 requests of this connection wait"'
+    ]
+    assert line.ask("Tflush tag 13 oldtag 11") == ["Rflush tag 13"]
+
+
+def test_writes_above_the_limit_hold_the_connection_up(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TAGS", 3)
+    session = slow.line.session
+    frames = b"".join(encode(Twrite(tag, 1, 0, b"x"), False) for tag in range(10, 16))
+    assert session.receive(frames) is False
+    assert session.congested
+    assert session.waiting == 4
+    slow.store.release()
+    assert session.receive() is True
+    slow.store.release()
+    assert slow.line.replies() == [f"Rwrite tag {tag} count 1" for tag in range(10, 16)]
+
+
+def test_replies_not_taken_hold_the_connection_up(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REPLY_BYTES", 1000)
+    make(line, 1, "s")
+    line.send(f'Twrite tag 1 fid 1 offset 0 data "{"x" * 300}"')
+    line.replies()
+    frames = b"".join(encode(Twrite(tag, 1, 0, b"y" * 300), False) for tag in range(200))
+    sent = 0
+    assert line.session.receive(frames) is False
+    while line.session.congested:
+        sent += len(line.replies())
+        line.session.receive()
+    assert sent + len(line.replies()) == 200
+
+
+def test_fids_are_bounded(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FIDS", 3)
+    walks = [line.one(f"Twalk tag 1 fid 0 newfid {fid} names []") for fid in (1, 2, 3)]
+    assert walks[:2] == ["Rwalk tag 1 qids []"] * 2
+    assert walks[2] == 'Rerror tag 1 ename "limit reached: 3 fids of this connection are in use"'
+    assert "limit reached" in line.one('Tattach tag 1 fid 9 afid NOFID uname "" aname ""')
+
+
+def test_open_directories_are_bounded(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LISTED", 10)
+    for fid in (1, 2):
+        open_(line, fid, "")
+    line.replies()
+    assert line.one("Tread tag 1 fid 1 offset 0 count 8000").startswith("Rread")
+    assert "limit reached" in line.one("Tread tag 1 fid 2 offset 0 count 8000")
+    assert line.one("Tread tag 1 fid 1 offset 0 count 8000").startswith("Rread")
+
+
+def test_no_reply_is_larger_than_was_agreed(tree: Tree) -> None:
+    line = Line(tree, version="9P2000")
+    ctl(line, "replay all\n")
+    make(line, 1, "s", 1)
+    body = "x" * (8192 - 24)
+    line.send(f'Twrite tag 1 fid 1 offset 0 data "{body}"')
+    assert line.replies()[-1] == f"Rwrite tag 1 count {8192 - 24}"
+    assert line.one(f'Twrite tag 1 fid 1 offset 0 data "{body}y"').startswith('Rerror tag 1 ename "message too long')
+    with pytest.raises(BadFrame):
+        line.send(f'Twrite tag 1 fid 1 offset 0 data "{body}yz"')
+    other = Line(tree, version="9P2000")
+    open_(other, 1, "s")
+    other.replies()
+    reply = other.value("Tread tag 1 fid 1 offset 0 count 4294967295")
+    assert isinstance(reply, Rread)
+    assert len(reply.data) == 8192 - 24
+
+
+def test_large_messages_are_cut_to_the_msize(tree: Tree) -> None:
+    line = Line(tree, version="9P2000")
+    ctl(line, "replay all\n")
+    make(line, 1, "s", 1)
+    line.replies()
+    stream: Any = tree.find(ME, "s")
+    tree.open(ME, stream, os.O_WRONLY).write(bytes(range(256)) * 100)
+    other = Line(tree, version="9P2000")
+    open_(other, 1, "s")
+    other.replies()
+    found, offset = b"", 0
+    while len(found) < 25_600:
+        reply = other.value(f"Tread tag 1 fid 1 offset {offset} count 1000000")
+        assert 0 < len(reply.data) <= 8192 - 11
+        found += reply.data
+        offset += len(reply.data)
+    assert found == bytes(range(256)) * 100
+
+
+# ---------------------------------------------------------------- directories
+
+
+def entries(data: bytes) -> list[Dir]:
+    reader, found = Reader(data, 0, len(data), False), []
+    while reader.position < reader.end:
+        found.append(reader.entry())
+    return found
+
+
+def test_directory_in_pieces(line: Line) -> None:
+    for number in range(50):
+        make(line, number + 10, f"s{number:02}")
+    line.replies()
+    open_(line, 1, "")
+    line.replies()
+    names: list[str] = []
+    offset = 0
+    while data := line.value(f"Tread tag 1 fid 1 offset {offset} count 200").data:
+        assert len(data) <= 200
+        names += [stat.name for stat in entries(data)]
+        offset += len(data)
+    assert names == sorted([".cursor", ".errors", ".stats", ".who", "ctl", "order", *(f"s{n:02}" for n in range(50))])
+    (first, *_) = entries(line.value("Tread tag 1 fid 1 offset 0 count 200").data)
+    assert first.name == ".cursor"
+
+
+def test_removing_while_reading_skips_none(tree: Tree) -> None:
+    line = Line(tree, version="9P2000.L")
+    for number in range(20):
+        line.send(f"Tmknod tag 1 fid 0 name s{number:02} mode 0100666 major 0 minor 0 gid 0")
+    line.send("Twalk tag 1 fid 0 newfid 1 names []", "Tlopen tag 1 fid 1 flags 0")
+    line.replies()
+    seen: list[str] = []
+    offset = 0
+    while True:
+        reply = line.value(f"Treaddir tag 1 fid 1 offset {offset} count 90")
+        assert isinstance(reply, Rreaddir)
+        if not reply.entries:
+            break
+        for entry in reply.entries:
+            seen.append(entry.name)
+            if entry.name.startswith("s"):
+                assert line.one(f"Tunlinkat tag 1 dirfd 0 name {entry.name} flags 0") == "Runlinkat tag 1"
+        offset = reply.entries[-1].offset
+    assert seen == [".", "..", ".cursor", ".errors", ".stats", ".who", "ctl", "order", *(f"s{n:02}" for n in range(20))]
+    again = line.value("Treaddir tag 1 fid 1 offset 0 count 8000")
+    assert [entry.name for entry in again.entries][-1] == "order"
+
+
+def test_what_is_attached_is_the_root(line: Line, tree: Tree) -> None:
+    make(line, 1, "a", 0, "020000000777")
+    line.send("Tclunk tag 1 fid 1", "Twalk tag 1 fid 0 newfid 1 names [a]")
+    make_in = "Tcreate tag 1 fid 1 name b perm 020000000777 mode 0"
+    line.send(make_in)
+    line.replies()
+    other = Line(tree, version="9P2000.L")
+    other.ask('Tattach tag 1 fid 1 afid NOFID uname "" aname /a/b')
+    qid = other.one("Twalk tag 1 fid 1 newfid 2 names [.. ..]")
+    own = other.one("Tgetattr tag 1 fid 1 mask 2047").split()[6]
+    assert qid == f"Rwalk tag 1 qids [{own} {own}]"
+    other.ask("Tlopen tag 1 fid 2 flags 0")
+    listed = other.value("Treaddir tag 1 fid 2 offset 0 count 100")
+    assert listed.entries[0].qid == listed.entries[1].qid
+
+
+# ---------------------------------------------------------------- other users
+
+
+def test_another_user_is_refused_what_the_modes_say(tree: Tree) -> None:
+    line = Line(tree, version="9P2000")
+    make(line, 1, "s", 2, "0600")
+    line.replies()
+    stranger = Line(tree, uid=54_321, version="9P2000")
+    assert stranger.ask("Twalk tag 1 fid 0 newfid 1 names [s]")[0].startswith("Rwalk")
+    for mode in (0, 1, 2, 3):
+        assert stranger.one(f"Topen tag 1 fid 1 mode {mode}").startswith('Rerror tag 1 ename "permission denied')
+    stranger.ask("Twalk tag 1 fid 0 newfid 2 names []")
+    assert "permission denied" in stranger.one("Tcreate tag 1 fid 2 name t perm 0666 mode 1")
+    assert "permission denied" in stranger.one("Tremove tag 1 fid 1")
+    stranger.ask("Twalk tag 1 fid 0 newfid 1 names [ctl]")
+    assert "permission denied" in stranger.one("Topen tag 1 fid 1 mode 1")
+    assert "permission denied" in stranger.one("Topen tag 1 fid 1 mode 64")  # ORCLOSE needs w on the group
+    assert stranger.one("Topen tag 1 fid 1 mode 0").startswith("Ropen")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of another owner")
+def test_wstat_is_all_or_nothing(tree: Tree) -> None:
+    """Who may rename, but not change the mode, does neither in one Twstat."""
+    root = Line(tree, version="9P2000")
+    root.ask(FOR_ALL)
+    make(root, 1, "s")
+    root.replies()
+    stranger = Line(tree, uid=54_321, version="9P2000")
+    stranger.ask("Twalk tag 1 fid 0 newfid 1 names [s]")
+    both = 'type ~ dev ~ qid 0.0.f mode 0600 atime ~ mtime ~ length ~ name t uid "" gid "" muid ""'
+    assert stranger.one(f"Twstat tag 1 fid 1 stat {{{both}}}").startswith("Rerror")
+    assert " name s " in stranger.one("Tstat tag 1 fid 1")
+    only = both.replace("mode 0600", "mode ~")
+    assert stranger.one(f"Twstat tag 1 fid 1 stat {{{only}}}") == "Rwstat tag 1"
+    assert " name t " in stranger.one("Tstat tag 1 fid 1")
+
+
+def test_new_files_belong_to_who_made_them(tree: Tree) -> None:
+    Line(tree, version="9P2000").ask(FOR_ALL)
+    stranger = Line(tree, uid=54_321, version="9P2000.u")
+    make(stranger, 1, "s")
+    stranger.replies()
+    assert stranger.value("Tstat tag 1 fid 1").stat.n_uid == 54_321
+    assert isinstance(tree.find(User(54_321, 0), "s").state.uid, int)  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_end_of_a_connection_leaves_nothing(tree: Tree) -> None:
+    locks = Locks()
+    line = Line(tree, locks, version="9P2000.L")
+    line.send("Twalk tag 1 fid 0 newfid 1 names []", "Tlcreate tag 1 fid 1 name s flags 0302 mode 0666 gid 0")
+    line.send("Tlock tag 1 fid 1 type 1 flags 0 start 0 length 0 proc_id 1 client_id x")
+    line.send("Tread tag 5 fid 1 offset 0 count 9", "Tread tag 6 fid 1 offset 0 count 9")
+    assert line.replies()[-1] == "Rlock tag 1 status 0"
+    assert (len(locks), tree.parked, open_handles(tree)) == (1, 2, 1)
+    line.session.close()
+    assert (len(locks), tree.parked, open_handles(tree)) == (0, 0, 0)
+
+
+def test_end_of_the_tree_answers_who_waits(tree: Tree, line: Line) -> None:
+    make(line, 1, "s")
+    line.replies()
+    line.send("Tread tag 5 fid 1 offset 0 count 9")
+    tree.close()
+    assert line.replies() == ['Rread tag 5 data ""']
+    line.session.close()
+
+
+def test_stream_removed_at_close_goes_with_the_connection(tree: Tree) -> None:
+    line = Line(tree, version="9P2000")
+    make(line, 1, "s", 66)
+    line.replies()
+    line.session.close()
+    other = Line(tree, version="9P2000")
+    assert "does not exist" in other.one("Twalk tag 1 fid 0 newfid 1 names [s]")
