@@ -133,6 +133,7 @@ class Lane:
             wire.RELEASE: self._release,
             wire.FSYNC: self._fsync,
             wire.FSYNCDIR: self._fsync,
+            wire.FALLOCATE: self._fallocate,
             wire.OPENDIR: self._opendir,
             wire.READDIR: self._readdir,
             wire.RELEASEDIR: self._releasedir,
@@ -291,6 +292,11 @@ class Lane:
             Waiting(self, unique, step)
         else:
             self.refuse(unique, 0)
+
+    def _fallocate(self, unique: int) -> None:
+        """Succeeds and does nothing, as setting the size: else the C library would write a byte, a message, instead."""
+        mode = wire.U32.unpack_from(self._buffer, wire.IN_HEADER + 24)[0]
+        self.refuse(unique, errno.EOPNOTSUPP if mode & ~wire.FALLOC_FL_KEEP_SIZE else 0)
 
     # ------------------------------------------------------------ interrupts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -47,7 +48,8 @@ class Served:
 
     def __init__(self, path: Path, store: Path | None = None, command: list[str] | None = None) -> None:
         self.path = path
-        path.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # it is there, perhaps under a dead mount
+            path.mkdir()
         words = command or [sys.executable, "-m", "tests.fuse.served", str(path), *([str(store)] if store else [])]
         self.log = path.with_suffix(".log")
         with open(self.log, "ab") as log:

@@ -1,0 +1,218 @@
+"""Who waits can be interrupted, and then nothing is lost and nothing is there twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.campaign import size
+from tests.fuse.served_by import READ, WRITE, Child, Served, calls, libc, until
+from tests.fuse.test_data import drain
+
+READER = """
+fd = os.open(mq + "/s", os.O_RDONLY)
+print("open")
+print(os.read(fd, 100))
+"""
+
+# Writes through libc, because Python repeats an interrupted write itself.
+WRITER = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+fd = os.open(mq + "/s", os.O_WRONLY)
+def write(data):
+    done = libc.write(fd, data, len(data))
+    return done if done >= 0 else -ctypes.get_errno()
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.siginterrupt(signal.SIGALRM, True)
+"""
+
+
+def reader(mq: Path) -> Child:
+    child = Child(mq, READER)
+    assert child.line() == "open"
+    until(lambda: calls(child.process.pid, READ))
+    return child
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGALRM])
+def test_a_killed_reader_consumes_nothing(mq: Path, served: Served, number: signal.Signals) -> None:
+    (mq / "ctl").write_text("replay off\n")
+    (mq / "s").touch()
+    with reader(mq) as first, reader(mq) as second:
+        until(lambda: served.sizes()["waiting"] == 2)
+        first.process.send_signal(number)
+        first.process.wait(10)
+        until(lambda: served.sizes()["waiting"] == 1)
+        (mq / "s").write_text("for the living")
+        assert second.line() == "b'for the living'"
+
+
+def test_a_stopped_reader_goes_on(mq: Path, served: Served) -> None:
+    (mq / "s").touch()
+    with reader(mq) as child:
+        child.process.send_signal(signal.SIGSTOP)
+        until(lambda: served.sizes()["waiting"] == 0)
+        child.process.send_signal(signal.SIGCONT)
+        until(lambda: served.sizes()["waiting"] == 1)
+        (mq / "s").write_text("x")
+        assert child.line() == "b'x'"
+
+
+def test_an_alarm_ends_a_read_with_eintr(mq: Path, served: Served) -> None:
+    (mq / "s").touch()
+    program = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+signal.signal(signal.SIGALRM, lambda *_: print("alarm"))
+signal.siginterrupt(signal.SIGALRM, True)
+fd = os.open(mq + "/s", os.O_RDONLY)
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+print(libc.read(fd, ctypes.create_string_buffer(10), 10) < 0 and errno.errorcode[ctypes.get_errno()])
+print(os.read(fd, 10))
+"""
+    with Child(mq, program) as child:
+        assert sorted([child.line(), child.line()]) == ["EINTR", "alarm"]
+        (mq / "s").write_text("x")
+        assert child.line() == "b'x'"
+
+
+def test_a_writer_without_room_can_be_interrupted_and_has_written_nothing(mq: Path, served: Served) -> None:
+    (mq / "ctl").write_text("depth 1\nfull block\n")
+    (mq / "s").write_text("1")
+    program = WRITER + 'signal.setitimer(signal.ITIMER_REAL, 0.1)\nprint(-write(b"2") == errno.EINTR)\n'
+    program += 'print(write(b"3"))'
+    with Child(mq, program) as child:
+        assert child.line() == "True"
+        until(lambda: calls(child.process.pid, WRITE))
+        (mq / "ctl").write_text("clear s\n")
+        assert child.line() == "1"
+    assert drain(mq / "s") == [b"3"]
+    with Child(mq, WRITER + 'write(b"4")') as child:
+        until(lambda: served.sizes()["waiting"] == 1)
+        child.process.kill()
+        child.process.wait(10)
+        until(lambda: served.sizes()["waiting"] == 0)
+    assert drain(mq / "s") == [b"3"]
+
+
+def test_an_interrupted_writer_in_a_group_commit_leaves_no_second_copy(serve: Callable[..., Served]) -> None:
+    """Writers that repeat what was interrupted, as they must: each message is there exactly once."""
+    served = serve()
+    group, count = served.path / "g", size(1000)
+    group.mkdir()
+    (group / "ctl").write_text("replay all\nsync always\n")
+    (group / "s").touch()
+    program = WRITER + f"""
+name, interrupted = os.getpid(), 0
+signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+for i in range({count}):
+    while True:
+        done = write(b"%d %d" % (name, i))
+        if done > 0: break
+        assert -done == errno.EINTR, done
+        interrupted += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+print("done", interrupted)
+"""
+    writers = [Child(group, program) for _ in range(4)]
+    try:
+        for writer in writers:
+            assert writer.line().startswith("done")
+        found = [tuple(map(int, body.split())) for body in drain(group / "s")]
+        assert sorted(found) == sorted((writer.process.pid, i) for writer in writers for i in range(count))
+    finally:
+        for writer in writers:
+            writer.end()
+
+
+def test_messages_to_readers_that_are_killed_are_never_lost(mq: Path, served: Served) -> None:
+    """A reader's descriptor outlives its killed thread of reads: whatever it did not get, the next read does."""
+    (mq / "s").touch()
+    program = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.siginterrupt(signal.SIGALRM, True)
+fd = os.open(mq + "/s", os.O_RDONLY)
+print("open")
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+buffer, got = ctypes.create_string_buffer(100), []
+while not got or got[-1] != b"end":
+    n = libc.read(fd, buffer, 100)
+    if n > 0: got.append(buffer.raw[:n])
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(got == [b"%d" % i for i in range(len(got) - 1)] + [b"end"], len(got))
+"""
+    count = size(5000)
+    with Child(mq, program) as child:
+        assert child.line() == "open"
+        fd = os.open(mq / "s", os.O_WRONLY)
+        for i in range(count):
+            os.write(fd, b"%d" % i)
+        os.write(fd, b"end")
+        os.close(fd)
+        assert child.line() == f"True {count + 1}"
+
+
+def test_sigterm_answers_all_who_wait_unmounts_and_exits_0(serve: Callable[..., Served], tmp_path: Path) -> None:
+    served = serve()
+    group = served.path / "g"
+    group.mkdir()
+    (group / "s").touch()
+    with reader(group) as child:
+        begun = time.monotonic()
+        assert served.stop() == 0
+        assert child.line() == "b''"
+        assert time.monotonic() - begun < 5
+    assert list(served.path.iterdir()) == []
+
+
+def test_sigterm_ends_a_mount_in_which_somebody_stays(serve: Callable[..., Served]) -> None:
+    served = serve()
+    (served.path / "g").mkdir()
+    with Child(served.path, "os.chdir(mq + '/g'); print('in'); input(); print(os.path.exists('ctl'))") as child:
+        assert child.line() == "in"
+        assert served.stop() == 0
+        assert list(served.path.iterdir()) == []
+        child.tell()
+        assert child.line() == "False"
+
+
+def test_unmounting_from_outside_ends_the_server_even_while_somebody_reads(serve: Callable[..., Served]) -> None:
+    served = serve()
+    (served.path / "s").touch()
+    with reader(served.path) as child:
+        if os.geteuid() == 0:
+            assert libc.umount2(os.fsencode(served.path), 0) == -1  # busy, says umount
+            assert libc.umount2(os.fsencode(served.path), 2) == 0
+        else:
+            assert subprocess.run(["fusermount3", "-uz", served.path], check=False).returncode == 0
+        child.process.kill()
+        child.process.wait(10)
+        assert served.process.wait(10) == 0
+
+
+def test_a_killed_server_frees_its_readers_and_the_next_one_cleans_up(serve: Callable[..., Served]) -> None:
+    served = serve()
+    group = served.path / "g"
+    group.mkdir()
+    (group / "ctl").write_text("replay all\n")
+    (group / "s").write_text("kept")
+    (group / "t").touch()
+    with Child(group, READER.replace("/s", "/t")) as child:
+        assert child.line() == "open"
+        until(lambda: calls(child.process.pid, READ))
+        served.process.kill()
+        served.process.wait(10)
+        child.process.wait(10)
+    with pytest.raises(OSError, match="Transport endpoint"):
+        os.stat(served.path)
+    serve()
+    assert drain(group / "s") == [b"kept"]
