@@ -1,0 +1,128 @@
+"""What stands in the way of a mount is said in one line, and nothing is changed then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqfs.errors import MountError
+from mqfs.fuse import mount
+from tests.fuse.served_by import ROOT, Served
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(MountError) as caught:
+        mount.check_mountpoint(str(path))
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_a_mount_point_is_an_empty_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "empty").mkdir()
+    assert "make the directory first" in complaint(tmp_path / "missing")
+    assert "not a directory" in complaint(tmp_path / "file")
+    assert "not empty" in complaint(tmp_path / "full")
+    assert mount.check_mountpoint(str(tmp_path / "empty")) == str(tmp_path / "empty")
+
+
+def test_a_live_mount_is_left_alone(serve: Callable[..., Served]) -> None:
+    served = serve()
+    assert "in use: fuse.mqfs is mounted there" in complaint(served.path)
+    assert (served.path / "ctl").exists()
+
+
+def test_no_fuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mount, "DEVICE", str(tmp_path / "fuse"))
+    with pytest.raises(MountError, match="there is no"):
+        mount.check_device()
+
+
+def test_who_may_allow_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = tmp_path / "fuse.conf"
+    monkeypatch.setattr(mount, "CONFIG", str(config))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert mount.others_allowed(None) is False
+    config.write_text("#user_allow_other\n")
+    with pytest.raises(MountError, match="user_allow_other"):
+        mount.others_allowed(True)
+    config.write_text("mount_max = 3\nuser_allow_other\n")
+    assert mount.others_allowed(True) is True
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert [mount.others_allowed(wanted) for wanted in (None, True, False)] == [True, True, False]
+
+
+def test_a_user_without_fusermount3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MountError, match="apt install fuse3"):
+        mount.mount_as_user(str(tmp_path), allow_other=False)
+
+
+def test_a_name_with_blanks(tmp_path: Path) -> None:
+    served = Served(tmp_path / "a b\\c")
+    try:
+        assert (served.path / "ctl").exists()
+        assert mount.mounted(str(served.path)) == "fuse.mqfs"
+    finally:
+        assert served.stop() == 0
+    assert mount.mounted(str(served.path)) == ""
+
+
+@pytest.fixture
+def open_device() -> Iterator[None]:
+    """The device as most systems have it: open to everyone."""
+    if shutil.which("fusermount3") is None:
+        pytest.skip("fusermount3 is missing: apt install fuse3")
+    before = stat.S_IMODE(os.stat("/dev/fuse").st_mode)
+    os.chmod("/dev/fuse", 0o666)
+    yield
+    os.chmod("/dev/fuse", before)
+
+
+@needs_root
+def test_an_ordinary_user_mounts_and_unmounts(open_device: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Also: what the user's dead server leaves, his next one cleans."""
+    base = tmp_path_factory.mktemp("user")
+    for path in (base, *base.parents[:2]):
+        path.chmod(path.stat().st_mode | 0o011)  # so that nobody can come here
+    home = base / "home"
+    home.mkdir()
+    (home / "mq").mkdir()
+    for path in (home, home / "mq"):
+        os.chown(path, 65534, 65534)
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    if subprocess.run([*user, sys.executable, "-c", "import trio, pyfuse3"], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("the user nobody may not read this virtual environment")
+    command = [*user, sys.executable, "-m", "tests.fuse.served", str(home / "mq")]
+    shell = [*user, "bash", "-c"]
+    dead = Served(home / "mq", command=command)
+    dead.process.kill()
+    dead.process.wait(10)
+    served = Served(home / "mq", command=command)
+    try:
+        done = subprocess.run(
+            [*shell, "echo 'replay all' >ctl; echo hi >s; head -n1 s"], cwd=home / "mq", capture_output=True, timeout=10
+        )
+        assert (done.stdout, done.stderr) == (b"hi\n", b"")
+    except PermissionError:  # root itself may not enter a user's mount
+        done = subprocess.run(
+            [*shell, f"cd {home}/mq; echo 'replay all' >ctl; echo hi >s; head -n1 s"], capture_output=True, timeout=10
+        )
+        assert (done.stdout, done.stderr) == (b"hi\n", b"")
+    with pytest.raises(PermissionError):
+        os.listdir(home / "mq")
+    assert served.stop() == 0
+    assert mount.mounted(str(home / "mq")) == ""
+    dead.close()
