@@ -1,0 +1,345 @@
+"""Both clients against a real server, in all three dialects: what they do, what they keep, what they raise."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mqfs import errors, limits
+from mqfs.engine.tree import Tree
+from mqfs.ninep import blocking, client
+from mqfs.ninep.caller import Caller
+from mqfs.ninep.dialect import Dialect
+from mqfs.ninep.messages import Rclunk, Rread, Tclunk, Tread
+from mqfs.ninep.wire import encode
+from tests.ninep.support import DEADLINE_S, Running, eventually, make_tree, open_handles, running
+
+
+@pytest.fixture
+def tree() -> Tree:
+    return make_tree()
+
+
+@pytest.fixture
+def server(tree: Tree, tmp_path: Path) -> Iterator[Running]:
+    with running(tree, tmp_path) as started:
+        yield started
+    assert open_handles(tree) == 0
+
+
+@pytest.fixture(params=list(Dialect), ids=lambda dialect: dialect.version)
+def dialect(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def with_client(server: Running, work: Callable[[client.Client], Awaitable[None]], **options: Any) -> None:
+    """Do something with a trio client."""
+
+    async def main() -> None:
+        with trio.fail_after(DEADLINE_S):
+            async with client.connect(server.address, **options) as connected:
+                await work(connected)
+
+    trio.run(main)
+
+
+def replay_all(one: blocking.Client, group: str) -> None:
+    one.mkdir(group)
+    with one.open(f"{group}/ctl", "w") as ctl:
+        ctl.write(b"replay all\n")
+
+
+# ---------------------------------------------------------------- the blocking client
+
+
+def test_blocking(server: Running, tree: Tree, dialect: Dialect) -> None:
+    with server.connect(dialect=dialect) as one, server.connect(dialect=dialect) as two:
+        replay_all(one, "a")
+        with one.open("a/ctl") as ctl:
+            assert "replay all" in ctl.read(4096).decode()
+        writer = one.create("a/s")
+        assert writer.write(b"hi\n") == 3
+        reader = two.open("a/s", "rb")
+        assert reader.receive() == b"hi\n"
+        answers: list[bytes] = []
+        waiting = threading.Thread(target=lambda: answers.append(reader.receive()))
+        waiting.start()
+        eventually(lambda: tree.parked == 1)
+        writer.write(b"more")
+        waiting.join(DEADLINE_S)
+        assert answers == [b"more"]
+        assert one.list("a") == [".cursor", ".errors", ".stats", ".who", "ctl", "order", "s"]
+        found = one.stat("a/s")
+        assert (found.name, stat.S_ISREG(found.mode), found.uid) == ("s", True, os.getuid())
+        assert stat.S_ISDIR(one.stat("a").mode)
+        assert stat.S_ISDIR(one.stat("").mode)
+        one.chmod("a/s", 0o600)
+        one.rename("a/s", "t")
+        assert stat.S_IMODE(one.stat("a/t").mode) == 0o600
+        one.remove("a/t")
+        assert reader.receive() == b""
+        reader.close()
+        writer.close()
+        one.remove("a")
+        assert "a" not in two.list()
+
+
+def test_blocking_errors(server: Running, dialect: Dialect) -> None:
+    with server.connect(dialect=dialect) as one:
+        one.mkdir("a")
+        for wrong, kind in (
+            (lambda: one.open("none"), errors.NotFound),
+            (lambda: one.open("a/none/x"), errors.NotFound),
+            (lambda: one.mkdir("a"), errors.Exists),
+            (lambda: one.open("a", "w"), errors.IsDirectory),
+            (lambda: one.open("a/order", "w"), errors.Denied),
+            (lambda: one.rename("a", "ctl"), errors.MqfsError),
+            (lambda: one.open("a", "rw+"), errors.BadRequest),
+        ):
+            with pytest.raises(kind):
+                wrong()
+        one.create("a/s").close()
+        with pytest.raises(errors.NotEmpty):
+            one.remove("a")
+        with one.open("a/s", "w") as stream, pytest.raises(errors.TooLong):
+            stream.write(bytes(limits.MSIZE_DEFAULT))
+        assert len(server.server.connections) == 1
+        (connection,) = server.server.connections
+        assert list(connection.session.fids) == [0]
+
+
+def test_time_out_keeps_what_came(server: Running, tree: Tree, dialect: Dialect) -> None:
+    with server.connect(dialect=dialect) as one, server.connect(dialect=dialect) as two:
+        writer, reader = one.create("s"), two.open("s")
+        with pytest.raises(TimeoutError):
+            reader.receive(timeout=0.05)
+        assert tree.parked == 0
+        writer.write(b"later")
+        assert reader.receive(timeout=DEADLINE_S) == b"later"
+        reader.close()
+        writer.close()
+
+
+def test_message_that_overtakes_its_flush_is_kept(server: Running) -> None:
+    """Give up a read whose message is already on its way, as often as it takes to be too late."""
+    with server.connect() as one, server.connect() as two:
+        writer, reader = one.create("s"), two.open("s")
+        kept = 0
+        for number in range(20):
+            tag = two._send(Tread(0, reader.channel.fid, reader.channel.offset, 100))
+            writer.write(f"{number}".encode())
+            two._flush(reader.channel, tag)
+            kept += reader.channel.kept is not None
+            assert reader.receive(timeout=DEADLINE_S) == f"{number}".encode()
+        assert kept == 20
+        reader.close()
+        writer.close()
+
+
+def test_small_buffers_get_a_kept_message_in_parts(server: Running) -> None:
+    with server.connect() as one:
+        reader = one.create("s", "r+")
+        reader.channel.kept = b"abcdef"
+        assert [reader.receive(4), reader.receive(4)] == [b"abcd", b"ef"]
+        reader.close()
+
+
+def test_file_like(server: Running) -> None:
+    import io
+
+    with server.connect() as one:
+        replay_all(one, "a")
+        with one.create("a/s") as stream:
+            for line in ("one\n", "two\n"):
+                stream.write(line.encode())
+        with one.open("a/ctl", "w") as ctl:
+            ctl.write(b"eof s\n")
+        with one.open("a/s") as raw:
+            assert raw.readable()
+            assert not raw.writable()
+            assert io.BufferedReader(raw).read() == b"one\ntwo\n"
+
+
+def test_nonblocking(server: Running, dialect: Dialect) -> None:
+    with server.connect(dialect=dialect) as one:
+        one.create("s").close()
+        if not dialect.linux:
+            with pytest.raises(errors.Unsupported):
+                one.open("s", nonblocking=True)
+            return
+        with one.open("s", nonblocking=True) as stream, pytest.raises(errors.Again):
+            stream.receive()
+
+
+def test_server_that_goes(tree: Tree, tmp_path: Path) -> None:
+    server = Running(tree, tmp_path)
+    one = server.connect()
+    server.stop()
+    with pytest.raises(ConnectionError):
+        one.list()
+    one.close()
+    with pytest.raises(errors.BadAddress, match="not there"):
+        server.connect()
+
+
+@pytest.mark.parametrize("address", ["unix!/none/9p", "tcp!127.0.0.1!1", "nonsense"])
+def test_address_nobody_serves(address: str) -> None:
+    with pytest.raises(errors.BadAddress, match=r"is right|does not exist|served by nobody"):
+        blocking.connect(address)
+
+    async def main() -> None:
+        async with client.connect(address):
+            pass
+
+    with pytest.raises(errors.BadAddress):
+        trio.run(main)
+
+
+# ---------------------------------------------------------------- the trio client
+
+
+def test_trio(server: Running, dialect: Dialect) -> None:
+    async def work(one: client.Client) -> None:
+        await one.mkdir("a")
+        async with await one.open("a/ctl", "w") as ctl:
+            await ctl.write(b"replay all\n")
+        async with await one.create("a/s") as writer, await one.open("a/s") as reader:
+            assert await writer.write(b"hi\n") == 3
+            assert await reader.read() == b"hi\n"
+            with trio.move_on_after(0.05) as scope:
+                await reader.read()
+            assert scope.cancelled_caught
+            got: list[bytes] = []
+
+            async def read() -> None:
+                got.append(await reader.read())
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await writer.write(b"more")
+            assert got == [b"more"]
+        assert "s" in await one.list("a")
+        await one.rename("a/s", "t")
+        await one.chmod("a/t", 0o600)
+        assert stat.S_IMODE((await one.stat("a/t")).mode) == 0o600
+        await one.remove("a/t")
+        with pytest.raises(errors.NotFound):
+            await one.stat("a/t")
+
+    with_client(server, work, dialect=dialect)
+
+
+def test_cancelled_reads_lose_nothing(server: Running) -> None:
+    """Reads cancelled at every moment around the coming of a message: all are seen, once, in order."""
+
+    async def work(one: client.Client) -> None:
+        async with await one.create("s") as writer, await one.open("s") as reader:
+            seen: list[bytes] = []
+
+            async def write() -> None:
+                for number in range(200):
+                    await writer.write(str(number).encode())
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write)
+                steps = 0
+                while len(seen) < 200:
+                    with trio.CancelScope() as scope:
+                        async with trio.open_nursery() as inner:
+                            inner.start_soon(cancel_soon, scope, steps % 7)
+                            seen.append(await reader.read())
+                            inner.cancel_scope.cancel()
+                    steps += 1
+            assert seen == [str(number).encode() for number in range(200)]
+
+    async def cancel_soon(scope: trio.CancelScope, turns: int) -> None:
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
+        scope.cancel()
+
+    with_client(server, work)
+
+
+def test_many_tasks_share_a_client(server: Running) -> None:
+    async def work(one: client.Client) -> None:
+        await one.create("s")
+        found: list[bytes] = []
+
+        async def read(file: client.File) -> None:
+            found.append(await file.read())
+
+        readers = [await one.open("s") for _ in range(50)]
+        async with trio.open_nursery() as nursery:
+            for file in readers:
+                nursery.start_soon(read, file)
+            while server.tree.parked < 50:
+                await trio.sleep(0.001)
+            async with await one.open("s", "w") as writer:
+                await writer.write(b"all")
+        assert found == [b"all"] * 50
+
+    with_client(server, work)
+
+
+async def read_for_ever(file: client.File) -> None:
+    while True:
+        await file.read()
+
+
+def test_trio_server_that_goes(tree: Tree, tmp_path: Path) -> None:
+    server = Running(tree, tmp_path)
+
+    async def work(one: client.Client) -> None:
+        async with await one.create("s", "r+") as stream:
+            stopping = threading.Thread(target=server.stop)
+            stopping.start()
+            assert await stream.read() == b""  # the tree ends first, and answers who waits
+            with pytest.raises(ConnectionError):
+                await read_for_ever(stream)
+            await trio.to_thread.run_sync(stopping.join)
+        with pytest.raises(ConnectionError):
+            await one.list()
+
+    with_client(server, work)
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def test_tag_of_a_flushed_request_is_not_used_before_its_rflush() -> None:
+    caller = Caller()
+    first = caller.call(Tread(0, 1, 0, 10))
+    flush = caller.flush(first)
+    assert len({first, flush, caller.call(Tclunk(0, 1))}) == 3
+    caller.receive(encode(Rread(first, b"x"), False))
+    assert caller.call(Tclunk(0, 1)) not in (first, flush)
+    caller.receive(b"\x07\0\0\0\x6d" + flush.to_bytes(2, "little"))
+    assert {caller.call(Tclunk(0, 1)), caller.call(Tclunk(0, 1))} == {first, flush}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [encode(Rclunk(9), False), encode(Tclunk(0, 1), False), b"\xff\xff\xff\xff", b"\x0b\0\0\0\x75\0\0\xff\xff\xff\xff"],
+    ids=["tag nobody used", "request from a server", "too large", "count too large"],
+)
+def test_server_that_breaks_the_protocol(reply: bytes) -> None:
+    caller = Caller()
+    caller.call(Tread(0, 1, 0, 10))
+    with pytest.raises(errors.BadFrame):
+        caller.receive(reply)
+
+
+def test_tags_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TAGS", 2)
+    caller = Caller()
+    for _ in range(2):
+        caller.call(Tclunk(0, 1))
+    with pytest.raises(errors.OverLimit):
+        caller.call(Tclunk(0, 1))

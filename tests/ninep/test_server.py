@@ -1,0 +1,343 @@
+"""The server on real sockets: listening, identity, back-pressure, batches, standard input and output, the end."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from mqfs import limits
+from mqfs.engine.tree import Tree
+from mqfs.errors import BadAddress, Denied
+from mqfs.ninep import blocking, people
+from mqfs.ninep.messages import Tread, Tversion, Twrite
+from mqfs.ninep.server import Server, listen
+from mqfs.ninep.wire import encode
+from tests.ninep.support import DEADLINE_S, Raw, Running, eventually, make_tree, open_handles, running
+
+NOT_ROOT = 65_534
+
+
+@pytest.fixture
+def tree() -> Tree:
+    return make_tree()
+
+
+@pytest.fixture
+def server(tree: Tree, tmp_path: Path) -> Iterator[Running]:
+    with running(tree, tmp_path) as started:
+        yield started
+
+
+# ---------------------------------------------------------------- listening
+
+
+def test_socket_file(tmp_path: Path) -> None:
+    listener = listen(f"unix!{tmp_path}/s", mode=0o640)
+    assert stat.S_IMODE(os.stat(tmp_path / "s").st_mode) == 0o640
+    with pytest.raises(BadAddress, match="is in use by another server"):
+        listen(f"unix!{tmp_path}/s")
+    listener.close()
+    assert not (tmp_path / "s").exists()
+    listener.close()
+
+
+def test_stale_socket_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "s"))
+    listen(f"unix!{tmp_path}/s").close()
+
+
+def test_socket_of_a_successor_is_left_alone(tmp_path: Path) -> None:
+    first = listen(f"unix!{tmp_path}/s")
+    os.unlink(tmp_path / "s")
+    second = listen(f"unix!{tmp_path}/s")
+    first.close()
+    assert (tmp_path / "s").exists()
+    second.close()
+
+
+def test_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("precious")
+    with pytest.raises(BadAddress, match="not a socket"):
+        listen(f"unix!{tmp_path}/s")
+    assert (tmp_path / "s").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("unix!{}/none/s", "in a directory that does not exist"),
+        ("tcp!0.0.0.0!0", "off loopback"),
+        ("tcp!::!0", "off loopback"),
+        ("tcp!no-such-host.invalid!0", "off loopback"),
+        ("unix!", "has no path"),
+        ("udp!x!1", "is right"),
+    ],
+)
+def test_address_that_is_refused(tmp_path: Path, address: str, why: str) -> None:
+    with pytest.raises(BadAddress, match=why):
+        listen(address.format(tmp_path))
+
+
+def test_off_loopback_if_told(tmp_path: Path) -> None:
+    listen("tcp!0.0.0.0!0", insecure=True).close()
+
+
+def test_port_in_use() -> None:
+    first = listen("tcp!127.0.0.1!0")
+    with pytest.raises(BadAddress, match="is in use"):
+        listen(str(first.address))
+    first.close()
+
+
+def test_tcp_user_that_does_not_exist(tree: Tree) -> None:
+    with pytest.raises(BadAddress, match="no user is called"):
+        Server(tree, tcp_user="nobody-of-that-name")
+
+
+# ---------------------------------------------------------------- identity
+
+
+def in_a_child(uid: int, work: Callable[[], None]) -> int:
+    """Do something as another user, in a process of its own; its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setgid(uid)
+            os.setuid(uid)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_peer_is_who_the_socket_says(server: Running) -> None:
+    os.chmod(server.address.removeprefix("unix!"), 0o666)
+    for folder in Path(server.address.removeprefix("unix!")).parents:
+        if folder.stat().st_uid == 0 and not folder.stat().st_mode & 1:
+            folder.chmod(folder.stat().st_mode | 0o11)
+
+    def attach(user: str) -> Callable[[], None]:
+        return lambda: server.connect(user=user).close()
+
+    assert in_a_child(NOT_ROOT, attach("")) == 0
+    assert in_a_child(NOT_ROOT, attach(people.user_name(NOT_ROOT))) == 0
+    assert in_a_child(NOT_ROOT, attach("root")) != 0
+    assert in_a_child(NOT_ROOT, attach("daemon")) != 0
+
+    def make() -> None:
+        with server.connect() as client, pytest.raises(Denied):
+            client.mkdir("a")
+
+    assert in_a_child(NOT_ROOT, make) == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may attach as another user")
+def test_root_attaches_as_anyone(server: Running) -> None:
+    with server.connect(user="daemon") as client, pytest.raises(Denied):
+        client.mkdir("a")
+    with server.connect() as client:
+        client.mkdir("a")
+
+
+def test_nobody_attaches_as_somebody_else(server: Running) -> None:
+    if os.getuid() == 0:
+        pytest.skip("root attaches as anyone")
+    with pytest.raises(Denied):
+        server.connect(user="root")
+
+
+def test_tcp_acts_as_its_user(tree: Tree, tmp_path: Path) -> None:
+    with (
+        running(tree, tmp_path, tcp=True) as server,
+        blocking.connect(f"tcp!127.0.0.1!{server.port}", user="root", timeout=DEADLINE_S) as client,
+    ):
+        with pytest.raises(Denied):
+            client.mkdir("a")
+        assert "ctl" in client.list()
+
+
+# ---------------------------------------------------------------- connections
+
+
+def test_pipelined_writes_keep_their_order_and_leave_at_once(server: Running) -> None:
+    with server.connect() as client:
+        with client.open("ctl", "w") as ctl:
+            ctl.write(b"replay all\n")
+        client.create("s").close()
+    sock = server.socket()
+    raw = Raw(sock, "9P2000")
+    raw.ask("Twalk tag 1 fid 0 newfid 1 names [s]")
+    raw.ask("Topen tag 1 fid 1 mode 1")
+    raw.send(*(f'Twrite tag {tag} fid 1 offset 0 data "{tag}"' for tag in range(100)))
+    data = sock.recv(1 << 20)
+    assert len(data) == 100 * 11
+    with server.connect() as client, client.open("s") as stream:
+        assert [stream.receive(100) for _ in range(100)] == [str(tag).encode() for tag in range(100)]
+    raw.close()
+
+
+def test_bad_frame_ends_one_connection_only(server: Running) -> None:
+    good, bad = Raw(server.socket(), "9P2000"), Raw(server.socket(), "9P2000")
+    bad.socket.sendall(b"\xff" * 20)
+    assert bad.reply() == "EOF"
+    assert good.ask("Twalk tag 1 fid 0 newfid 1 names []") == "Rwalk tag 1 qids []"
+    good.close()
+    bad.close()
+
+
+def test_client_that_goes_leaves_nothing(server: Running, tree: Tree) -> None:
+    raw = Raw(server.socket(), "9P2000")
+    raw.ask("Twalk tag 1 fid 0 newfid 1 names []")
+    raw.ask("Tcreate tag 1 fid 1 name s perm 0666 mode 2")
+    raw.send("Tread tag 5 fid 1 offset 0 count 10")
+    eventually(lambda: tree.parked == 1)
+    raw.close()
+    eventually(lambda: (tree.parked, open_handles(tree), len(server.server.connections)) == (0, 0, 0))
+
+
+def test_client_that_does_not_read_is_held_up_and_nobody_else(server: Running, tree: Tree) -> None:
+    body = 50_000
+    with server.connect() as client:
+        with client.open("ctl", "w") as ctl:
+            ctl.write(b"replay all\nsync off\n")
+        with client.create("s", "r+") as stream:
+            stream.write(b"x" * body)
+    sock = server.socket()
+    sock.sendall(encode(Tversion(0xFFFF, limits.MSIZE_DEFAULT, "9P2000"), False))
+    raw = Raw(sock)
+    raw.reply()
+    raw.ask('Tattach tag 0 fid 0 afid NOFID uname "" aname ""')
+    raw.ask("Twalk tag 1 fid 0 newfid 1 names [s]")
+    raw.ask("Topen tag 1 fid 1 mode 0")
+    asked = 400  # 20 MB of replies
+    sock.settimeout(0.2)
+    sent = b"".join(encode(Tread(tag, 1, 0, body), False) for tag in range(asked))
+    sock.sendall(sent)
+    with server.connect() as client:
+        assert "s" in client.list()
+        (held,) = (c for c in server.server.connections if c.session.fids.get(1) is not None)
+        eventually(lambda: held.session.congested)
+        waiting = server.call(lambda: held.session._out_bytes + sum(map(len, held._unsent)))
+        assert waiting < 3 * limits.REPLY_BYTES
+        sock.settimeout(DEADLINE_S)
+        for tag in range(asked):
+            reply = raw.reply()
+            assert reply.startswith(f"Rread tag {tag} data")
+        assert "s" in client.list()
+    raw.close()
+
+
+def test_connections_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS", 2)
+    one, two = Raw(server.socket(), "9P2000"), Raw(server.socket(), "9P2000")
+    three = Raw(server.socket())
+    assert three.reply() == "EOF"
+    two.close()
+    eventually(lambda: len(server.server.connections) == 1)
+    four = Raw(server.socket(), "9P2000")
+    assert four.ask("Tclunk tag 1 fid 0") == "Rclunk tag 1"
+    for raw in (one, three, four):
+        raw.close()
+
+
+def test_large_replies_whole(server: Running, tree: Tree) -> None:
+    """More than a socket takes at once, in pieces of every size."""
+    body = os.urandom(limits.MESSAGE_BYTES)
+    with server.connect(msize=limits.MSIZE_MOST) as writer, server.connect(msize=limits.MSIZE_MOST) as reader:
+        with writer.open("ctl", "w") as ctl:
+            ctl.write(b"replay all\n")
+        with writer.create("s") as stream:
+            for _ in range(5):
+                stream.write(body)
+        with reader.open("s") as stream:
+            for _ in range(5):
+                assert stream.receive() == body
+
+
+def test_trace(tree: Tree, tmp_path: Path) -> None:
+    trace = io.StringIO()
+    with running(tree, tmp_path, trace=trace) as server, server.connect() as client:
+        assert "ctl" in client.list()
+    lines = trace.getvalue().splitlines()
+    assert lines[0].endswith("-> Tversion tag NOTAG msize 131096 version 9P2000")
+    assert lines[1].endswith("<- Rversion tag NOTAG msize 131096 version 9P2000")
+    assert any(" <- Rwalk " in line for line in lines)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_stop_answers_who_waits(tree: Tree, tmp_path: Path) -> None:
+    server = Running(tree, tmp_path)
+    raw = Raw(server.socket(), "9P2000")
+    raw.ask("Twalk tag 1 fid 0 newfid 1 names []")
+    raw.ask("Tcreate tag 1 fid 1 name s perm 0666 mode 2")
+    raw.send("Tread tag 5 fid 1 offset 0 count 10")
+    eventually(lambda: tree.parked == 1)
+    server.stop()
+    assert raw.reply() == 'Rread tag 5 data ""'
+    assert raw.reply() == "EOF"
+    assert open_handles(tree) == 0
+    assert not os.path.exists(server.address.removeprefix("unix!"))
+    raw.close()
+
+
+def send_for_ever(sock: socket.socket, data: bytes) -> None:
+    while True:
+        sock.sendall(data)
+
+
+def test_stop_does_not_wait_for_a_client_that_does_not_read(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SHUTDOWN_S", 0.2)
+    server = Running(tree, tmp_path)
+    raw = Raw(server.socket(), "9P2000")
+    raw.ask("Twalk tag 1 fid 0 newfid 1 names []")
+    raw.ask("Tcreate tag 1 fid 1 name s perm 0666 mode 2")
+    frames = [encode(Twrite(1, 1, 0, b"x" * 8000), False), encode(Tread(2, 1, 0, 8000), False)]
+    raw.socket.settimeout(1.0)
+    with pytest.raises(TimeoutError):
+        send_for_ever(raw.socket, b"".join(frames))
+    server.stop()
+    raw.close()
+
+
+def over_pipes(requests: bytes) -> bytes:
+    """Serve one connection over two pipes until the client closes its end; what was answered."""
+    tree = make_tree()
+
+    async def serve() -> bytes:
+        into, out = os.pipe(), os.pipe()
+        server = Server(tree)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run)
+            os.write(into[1], requests)
+            os.close(into[1])
+            await server.serve_descriptors(into[0], out[1])
+            assert os.get_blocking(into[0])
+            await server.stop()
+        os.close(out[1])
+        answered = os.read(out[0], 1 << 16)
+        for descriptor in (into[0], out[0]):
+            os.close(descriptor)
+        return answered
+
+    return trio.run(serve)
+
+
+def test_over_pipes() -> None:
+    asked = encode(Tversion(0xFFFF, 8192, "9P2000"), False)
+    assert over_pipes(asked) == b"\x13\0\0\0\x65\xff\xff\0\x20\0\0\x06\x009P2000"
+    assert over_pipes(b"") == b""
