@@ -38,6 +38,7 @@ def run(options: Options) -> int:
     """Serve until told to stop; the exit code. Raises MqfsError or OSError where it could not start."""
     set_up_logging()
     check_words(options)
+    check_standard_files(options)
     raise_file_limit()
     return trio.run(Server(options).run)
 
@@ -53,6 +54,10 @@ def set_up_logging() -> None:
 
 def check_words(options: Options) -> None:
     """Refuse, before anything is opened, what means nothing on any machine. Raises BadConfig."""
+    for name in ("store", "mount", "service"):
+        value = getattr(options, name)
+        if value is not None and (not value or "\0" in value):
+            raise BadConfig(f"--{name} {value!r}; a name that is not empty is right")
     try:
         for text in options.listen:
             dial.parse(text)
@@ -64,6 +69,17 @@ def check_words(options: Options) -> None:
         raise BadConfig(f"--default {error.detail}") from None
     if people.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: no user is called so; name one that getent passwd lists")
+
+
+def check_standard_files(options: Options) -> None:
+    """Where 9P is to be spoken on standard input and output, they must be there. Raises BadConfig."""
+    if options.mount is None and options.service is None and not options.listen:
+        try:
+            os.fstat(0)
+            os.fstat(1)
+        except OSError:
+            text = "standard input or output is closed, and neither --mount nor --listen says where else to serve"
+            raise BadConfig(text) from None
 
 
 def raise_file_limit() -> None:
@@ -196,7 +212,7 @@ class Server:
         if options.mount is not None:
             await self.start_mount(tree, nursery, ends, options.mount, only=not listeners)
         elif not listeners:
-            log.info("9P on standard input and output")
+            log.info("9P on standard input and output; --mount DIR and --listen DIAL serve elsewhere")
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
 
     async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str, only: bool) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.server.process import Running, mounted, mqfs, serving, unmount
+from tests.server.process import COMMAND, Running, environment, mounted, mqfs, serving, unmount
 
 USAGE, FAILED = 2, 1
 
@@ -46,6 +48,8 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
         (["serve", "--default", "eof s"], "a default is a setting"),
         (["serve", "--tcp-user", "no such user"], "no such user"),
         (["serve", "--config", "absent.toml"], "absent.toml: No such file"),
+        (["serve", "--mount", ""], "--mount ''"),
+        (["serve", "--store", ""], "--store ''"),
     ],
 )
 def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
@@ -63,6 +67,7 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
         ("store", "TOML"),
         ("[serve]\nstore = 'x'", "unknown key 'serve'"),
         ("\x80", "KEY = VALUE"),
+        ('store = "a\\u0000b"', "--store"),
         ("default = 'replay nothing'", "off or last or all"),
         ("listen = 'udp!x'", "unix!PATH or tcp!HOST!PORT"),
     ],
@@ -70,6 +75,14 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
 def test_config(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "mqfs.toml").write_bytes(text.encode("latin-1"))
     assert says in refused(tmp_path, USAGE, "serve", "--config", "mqfs.toml")
+
+
+def test_standard_input_closed(tmp_path: Path) -> None:
+    line = f"exec {shlex.join(COMMAND)} serve <&- >&-"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert done.returncode == USAGE
+    assert "standard input or output is closed" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def not_empty(path: Path) -> None:

@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,6 +210,23 @@ def test_open_file_limit_is_raised(tmp_path: Path) -> None:
         assert line.split()[3:5] == [str(hard), str(hard)]
 
 
+def test_a_bug_ends_it_in_order(tmp_path: Path) -> None:
+    """Logged with its traceback, exit code 1, and nothing that was acknowledged is lost."""
+    bug = "from mqfs.engine.tree import Tree; Tree.tick = lambda tree: tree.handles and tree.no_such_thing"
+    program = [sys.executable, "-c", f"{bug}; from mqfs.cli import main; main()", "serve"]
+    server = Running("--store", "store", "--listen", "unix!s", cwd=tmp_path, program=program)
+    with connect(dial(tmp_path)) as client:
+        keep(client, "a", b"hello")
+        stream = client.open("a/s")
+        assert stream.receive() == b"hello"
+        assert stream.receive() == b""
+        assert server.process.wait(30) == 1
+    assert "AttributeError" in server.text()
+    server.log.unlink()
+    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path), connect(dial(tmp_path)) as client:
+        assert client.open("a/s").receive() == b"hello"
+
+
 # ---------------------------------------------------------------- the mount
 
 
@@ -226,6 +244,7 @@ def test_a_signal_unmounts(tmp_path: Path, mount: Path, number: int) -> None:
     with serving("--store", "store", cwd=tmp_path, mount=mount) as server:
         (mount / "a").mkdir()
         (mount / "a" / "s").touch()
+        standing = subprocess.Popen(["sleep", "600"], cwd=mount / "a")
         readers = [subprocess.Popen(["cat", str(mount / "a" / "s")], stdout=subprocess.PIPE) for _ in range(3)]
         stats = mount / "a" / ".stats"
         until(lambda: '"waiting": 3' in stats.read_text(), "three readers wait")
@@ -234,6 +253,9 @@ def test_a_signal_unmounts(tmp_path: Path, mount: Path, number: int) -> None:
             assert reader.communicate(timeout=20)[0] == b""
         assert not mounted(mount)
         assert os.listdir(mount) == []
+        assert standing.poll() is None
+        standing.kill()
+        standing.wait()
 
 
 def test_mq_flags(tmp_path: Path, mount: Path) -> None:
