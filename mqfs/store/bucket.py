@@ -150,14 +150,11 @@ class DiskBucket:
         self._unsynced = [segment]
         clean = segment.parts and segment.parts[-1].flags & idx.CLEAN and segment.covered == segment.used
         if not clean:
-            # What a killed server left in the page cache was served by it and is ours to sync.
-            self._written, self._entries = 1, 1
-            self._unsynced = [s for s in self._segments if s is not segment and not self._has_index(s)] + [segment]
-            for older in self._unsynced:
-                older.quiet = self._quiet
-
-    def _has_index(self, segment: Segment) -> bool:
-        return self._disk.exists(segment.idx_path)
+            self._written = self._entries = 1
+            self._unsynced = [s for s in self._segments[:-1] if not s.looks_sealed()] + [segment]
+            for unsure in self._unsynced:
+                unsure.quiet = self._quiet
+                unsure.write_again()
 
     def _segment(self, first: int) -> Segment:
         home = self._home
@@ -781,16 +778,16 @@ class DiskBucket:
         ends = [*self._firsts[1:], self.next]
         return [(s, end) for s, end in zip(self._segments, ends, strict=True) if s.sealed and s is not self._open]
 
-    def replace(self, run: list[Segment], put_in_place: Callable[[], None]) -> None:
-        """One segment, of the first one's name, comes in the place of a run of them."""
+    def replace(self, run: list[Segment], used: int, put_in_place: Callable[[], None]) -> None:
+        """One segment of that length, of the first one's name, comes in the place of a run of them."""
         at = self._segments.index(run[0])
+        put_in_place()
         for segment in run:
             segment.index = None
             segment.rest()
-        put_in_place()
         made = self._segment(run[0].first)
-        made.start(newest=False)
-        self._sealed_bytes += made.used - sum(segment.used for segment in run)
+        made.used = used
+        self._sealed_bytes += used - sum(segment.used for segment in run)
         self._segments[at : at + len(run)] = [made]
         self._firsts[at : at + len(run)] = [made.first]
         self._first = None

@@ -6,6 +6,7 @@ that is appended to.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -101,7 +102,7 @@ class _Rewrite:
         try:
             yield from self._copy()
             yield from self._sync()
-            self.bucket.replace(self.run, self._put_in_place)
+            self.bucket.replace(self.run, self.written, self._put_in_place)
         except OSError:
             self._give_up()
             raise
@@ -191,7 +192,8 @@ class _Rewrite:
     def _put_in_place(self) -> None:
         first = self.run[0]
         self.disk.rename(self.staged, first.path)
-        self.disk.rename(self.staged + ".idx", first.idx_path)
+        with contextlib.suppress(OSError):
+            self.disk.rename(self.staged + ".idx", first.idx_path)  # else the old one, which does not fit, is replaced
 
     def _give_up(self) -> None:
         for path in (self.staged, self.staged + ".idx"):

@@ -271,7 +271,7 @@ class Segment:
             self._adopt(self.parts[0], size)
             return True
         if not newest:
-            self._rebuild()
+            self._rebuild(save=self._is_synced(fd))
             return True
         others = [row for part in self.parts for row in part.rows]
         data = read_all(self.disk, fd, size - self.covered, self.covered)
@@ -283,6 +283,21 @@ class Segment:
         self.others = others
         self._set_head()
         return True
+
+    def looks_sealed(self) -> bool:
+        """Whether it has a whole index, which is written when it is synced."""
+        if self.others is None:
+            self.parts = self._read_parts(self.disk.size(self.open()))
+        return bool(self.parts and self.parts[0].flags & idx.SEALED)
+
+    def write_again(self) -> None:
+        """What a killed server left in the page cache is ours to sync; and where its sync failed, the system holds
+        those pages for clean, so that no sync of ours would reach them."""
+        start = 0 if self.others is None else self.covered
+        fd = self.open()
+        data = read_all(self.disk, fd, self.used - start, start)
+        if data:
+            write_all(self.disk, fd, data, start)
 
     def _adopt(self, part: Part, size: int) -> None:
         """It is sealed and its index fits."""
@@ -362,7 +377,16 @@ class Segment:
     def _identity(self) -> int:
         return int.from_bytes(self.disk.pread(self.open(), 8, 0)[4:], "little")
 
-    def _rebuild(self) -> Index:
+    def _is_synced(self, fd: int) -> bool:
+        """A whole index says that its log is on disk: so it is had there first."""
+        try:
+            self.disk.fdatasync(fd)
+        except OSError as error:
+            log.warning("group %d: %s was not synced: %s", self.group, self.path, error)
+            return False
+        return True
+
+    def _rebuild(self, *, save: bool = True) -> Index:
         """Index a log that is not appended to, from its records."""
         fd = self.open()
         size = self.disk.size(fd)
@@ -374,7 +398,7 @@ class Segment:
             self.rot(found.end, data[found.end : found.written])  # a unit without its end
         index.collect()
         self.used, self.others = size, others
-        self.finish(index)
+        self.finish(index, save=save)
         return self.index if self.index is not None else index
 
     # ------------------------------------------------------------ writing
@@ -425,7 +449,7 @@ class Segment:
         self.parts.append(part)
         self.idx_size += len(data)
 
-    def finish(self, index: OpenIndex | None = None) -> None:
+    def finish(self, index: OpenIndex | None = None, *, save: bool = True) -> None:
         """It is sealed and on disk: write the whole index, and use that from now on."""
         if index is None:
             loaded = self.load()
@@ -440,13 +464,16 @@ class Segment:
         self.sealed, self.parts, self.checked = True, [part], True
         self.cursor = 0
         self._set_head()
+        self.index = index
+        if not save:
+            return
         try:
             made = f"{self.staging}/{self.group}-{self.first:020d}.idx"
             write_file(self.disk, made, data, sync=False)
             self.disk.rename(made, self.idx_path)
             self.index = None
         except OSError:
-            self.index = index  # as good, only larger and made again at the next start
+            pass  # the one in memory is as good, only larger, and made again at the next start
 
     def counts(self) -> tuple[int, int, int]:
         """Messages, and the sequences of the first and the last; (0, 0, 0) if there are none."""

@@ -92,7 +92,13 @@ class DiskStore:
     # ------------------------------------------------------------ the seam
 
     def groups(self) -> Sequence[int]:
-        return sorted(number for number, _ in group_folders(self.disk, self.path))
+        numbers = []
+        for number, folder in group_folders(self.disk, self.path):
+            if any(name.endswith(".log") for name in self.disk.listdir(folder)):
+                numbers.append(number)
+            else:
+                log.warning("group %d has no log: it was not made to the end, or not removed to the end", number)
+        return sorted(numbers)
 
     def number(self) -> int:
         if self._next_number >= self._reserved:

@@ -35,13 +35,24 @@ class File:
         self.pending.append((-1 - size, b""))
 
     def sync(self) -> None:
-        self.durable = bytes(self.data)
+        disk = bytearray(self.durable)
+        for position, data in self.pending:
+            size = max(len(disk), position + len(data)) if position >= 0 else -1 - position
+            del disk[size:]
+            disk.extend(bytes(size - len(disk)))
+            if data:
+                disk[position : position + len(data)] = data
+        self.durable = bytes(disk)
+        self.pending.clear()
+
+    def fail(self) -> None:
+        """As Linux does: what could not be written is clean from now on, and no later sync writes it."""
         self.pending.clear()
 
     def survivor(self, luck: random.Random | None) -> File:
         """Nothing of what is pending, or any sectors of it."""
         file = File()
-        file.data = bytearray(self.durable)
+        file.write(0, self.durable)
         for position, data in self.pending if luck is not None else ():
             assert luck is not None
             if position < 0:
@@ -166,7 +177,11 @@ class LyingDisk(Disk):
         return bytes(self._files[fd].data[position : position + count])
 
     def fdatasync(self, fd: int) -> None:  # type: ignore[override]
-        self._count("fdatasync")
+        try:
+            self._count("fdatasync")
+        except OSError:
+            self._files[fd].fail()
+            raise
         self._files[fd].sync()
 
     def truncate(self, fd: int, size: int) -> None:
