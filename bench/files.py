@@ -1,0 +1,230 @@
+"""Writes and reads a second through the mount, beside what bounds them, in one run.
+
+    python bench/files.py [--quick]
+
+Beside the tree (`replay off`, `replay all`; `sync off`): (a) a file system in plain pyfuse3 that does nothing, (b) the
+lane with handles that do nothing. Then `sync always`: writers of one stream beside a bare append + fdatasync. Server
+and clients are pinned to one CPU: unpinned, it is the scheduler that is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import shutil
+import stat
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import pyfuse3  # noqa: E402
+import trio  # noqa: E402
+
+from mqfs.clock import SystemClock  # noqa: E402
+from mqfs.engine.tree import Tree  # noqa: E402
+from mqfs.fuse.mount import FuseMount, mounted, unmount  # noqa: E402
+from mqfs.store.memory import MemoryStore  # noqa: E402
+from mqfs.store.store import DiskStore  # noqa: E402
+from mqfs.types import User  # noqa: E402
+
+CPU = max(os.sched_getaffinity(0))
+
+# ---------------------------------------------------------------- servers
+
+
+class Nothing(pyfuse3.Operations):
+    """(a): any file exists, takes everything and gives zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[bytes, int] = {}
+
+    async def getattr(self, inode: int, ctx: Any = None) -> pyfuse3.EntryAttributes:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino, entry.st_nlink = inode, 1
+        entry.attr_timeout = entry.entry_timeout = 0
+        entry.st_mode = (stat.S_IFDIR | 0o755) if inode == pyfuse3.ROOT_INODE else (stat.S_IFREG | 0o666)
+        return entry
+
+    async def lookup(self, parent_inode: int, name: bytes, ctx: Any = None) -> pyfuse3.EntryAttributes:
+        if not name.startswith(b"s"):
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        return await self.getattr(self.names.setdefault(name, len(self.names) + 2))
+
+    async def setattr(self, inode: int, attr: Any, fields: Any, fh: Any, ctx: Any) -> pyfuse3.EntryAttributes:
+        return await self.getattr(inode)
+
+    async def open(self, inode: int, flags: int, ctx: Any) -> pyfuse3.FileInfo:
+        return pyfuse3.FileInfo(fh=inode, direct_io=True)
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        return bytes(size)
+
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        return len(buf)
+
+
+async def serve_nothing(path: str) -> None:
+    pyfuse3.init(Nothing(), path, {"fsname=nothing"})
+    print("ready", flush=True)
+    await pyfuse3.main()
+
+
+class NoHandle:
+    """(b): what the lane asks, and nothing behind it."""
+
+    sequential = parkable = readable = writable = True
+
+    def read(self, count: int, offset: int = 0) -> bytes:
+        return bytes(count)
+
+    def write(self, data: bytes, offset: int = 0) -> int:
+        return len(data)
+
+    def unread(self, data: bytes) -> None: ...
+
+    def watch(self, then: Callable[[], None] | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def serve_tree(path: str, store_path: str = "") -> None:
+    """The tree; without a store (b)."""
+    store: Any = MemoryStore()
+    if store_path:
+        store = DiskStore(store_path, trio.lowlevel.current_trio_token().run_sync_soon)
+    tree: Any = Tree(store, SystemClock(), owner=User(os.geteuid(), os.getegid()))
+    if not store_path:
+        tree.open = lambda user, node, flags: NoHandle()
+    mount = FuseMount(tree, path)
+    await mount.attach()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(mount.run)
+        print("ready", flush=True)
+        while not mount.ended.is_set():
+            with trio.move_on_after(1):
+                await mount.ended.wait()
+            tree.tick()
+        tree.close()
+    store.close()
+
+
+# ---------------------------------------------------------------- measuring
+
+
+@contextmanager
+def server(kind: str, base: Path) -> Iterator[Path]:
+    path = base / kind
+    path.mkdir()
+    words = ["taskset", "-c", str(CPU), sys.executable, __file__, "--serve", kind, str(path)]
+    process = subprocess.Popen([*words, str(base / "store")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield path
+    finally:
+        if mounted(str(path)):
+            unmount(str(path), lazily=True)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def rates(program: Path, *words: object) -> list[float]:
+    """Operations a second, as the client says."""
+    command = ["taskset", "-c", str(CPU), str(program), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return [float(line) for line in done.stdout.split()]
+
+
+def median(program: Path, rounds: int, *words: object) -> list[float]:
+    found = [rates(program, *words) for _ in range(rounds)]
+    return [statistics.median(column) for column in zip(*found, strict=True)]
+
+
+def group(path: Path, name: str, *lines: str) -> Path:
+    made = path / name
+    made.mkdir()
+    (made / "ctl").write_text("".join(f"{line}\n" for line in lines))
+    return made
+
+
+def plain(program: Path, base: Path, scale: float) -> None:
+    print(f"{'operations a second':34}{'(a) pyfuse3':>13}{'(b) lane':>13}{'replay off':>13}{'replay all':>13}")
+    found: dict[tuple[str, int, int], list[float]] = {}
+    shapes = [(64, 1, 20_000), (64, 16, 2_000), (65_536, 1, 2_000), (65_536, 16, 120)]
+    for kind in ("nothing", "lane", "tree"):
+        with server(kind, base) as path:
+            places = {kind: path}
+            if kind == "tree":
+                places = {}
+                for replay in ("off", "all"):
+                    places[replay] = group(path, replay, f"replay {replay}", "sync off")
+            for name, place in places.items():
+                for size, clients, count in shapes:
+                    count = max(int(count * scale), 20)
+                    rates(program, place, clients, max(count // 10, 10), size)  # warm
+                    found[name, size, clients] = median(program, 3, place, clients, count, size)
+    for size, clients, _ in shapes:
+        for i, verb in enumerate(("write", "read")):
+            row = [found[name, size, clients][i] for name in ("nothing", "lane", "off", "all")]
+            what = f"{verb} {size} B, {clients} client{'s' if clients > 1 else ''}"
+            print(f"{what:34}" + "".join(f"{rate:13,.0f}" for rate in row), end="")
+            a, b = ([rate / row[base] for rate in row[2:]] for base in (0, 1))
+            print(f"   /(a) {a[0]:.2f} {a[1]:.2f}   /(b) {b[0]:.2f} {b[1]:.2f}")
+
+
+def synced(program: Path, base: Path, scale: float) -> None:
+    """`sync always`: group commit."""
+    count = max(int(1_000 * scale), 50)
+    with server("tree", base) as path:
+        place = group(path, "synced", "replay all", "sync always")
+        (place / "s").touch()
+        one, sixteen, bare = [], [], []
+        for _ in range(3):
+            bare += rates(program, "-b", base / "bare", 1, count, 64)
+            one += rates(program, "-w", place, 1, count, 64)
+            sixteen += rates(program, "-w", place, 16, count // 4, 64)
+    least, single, many = (statistics.median(column) for column in (bare, one, sixteen))
+    bound = 1.5e6 / least + 100
+    print(f"sync always, 64 B: bare append + fdatasync {1e6 / least:.0f} us; one writer {1e6 / single:.0f} us", end="")
+    print(f" (aim: at most {bound:.0f}); 16 writers {many:,.0f}/s = {many / single:.1f} x one ({single:,.0f}/s)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of it")
+    parser.add_argument("--serve", nargs=3, metavar=("KIND", "MOUNT", "STORE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        kind, path, store = arguments.serve
+        if kind == "nothing":
+            trio.run(serve_nothing, path)
+        else:
+            trio.run(serve_tree, path, store if kind == "tree" else "")
+        return
+    base = Path(tempfile.mkdtemp(prefix="mqfs-bench-", dir="/var/tmp"))
+    try:
+        program = base / "rate"
+        subprocess.run(["cc", "-O2", "-o", program, HERE / "rate.c"], check=True)
+        scale = 0.1 if arguments.quick else 1.0
+        plain(program, base, scale)
+        (base / "tree").rmdir()
+        synced(program, base, scale)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
