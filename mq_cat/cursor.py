@@ -32,6 +32,17 @@ class Message(NamedTuple):
     body: bytes
 
 
+_buffer = memoryview(bytearray(READ_BYTES))  # one for all: a fresh MiB a read would cost more than the read
+
+
+def read_all(fd: int) -> bytes | None:
+    """One read of as much as a message can be; None where it would wait."""
+    try:
+        return bytes(_buffer[: os.readv(fd, [_buffer])])
+    except BlockingIOError:
+        return None
+
+
 def quote(name: str) -> str:
     """A name as one word of a command, quoted as in rc(1)."""
     return name if _PLAIN.fullmatch(name) else "'" + name.replace("'", "''") + "'"
@@ -87,9 +98,8 @@ class Cursor:
 
     def take(self) -> list[Message] | None:
         """The next messages; None where there is nothing yet. Raises EOFError at the end, OSError."""
-        try:
-            data = os.read(self.fd, READ_BYTES)
-        except BlockingIOError:
+        data = read_all(self.fd)
+        if data is None:
             return None
         if not data:
             raise EOFError

@@ -23,12 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from mq_cat.cursor import READ_BYTES, Message
+from mq_cat.cursor import READ_BYTES, Message, read_all
 from mq_cat.problem import Problem, close, reason
 
 HELD_BYTES = 64 << 20  # messages held while their place is not yet known
 HELD_NAMES = 1 << 20  # names held meanwhile
 NAMES_AT_ONCE = 4096  # names read before messages are printed
+_NAME_BYTES = 4096  # more than any name
 _ANSWER_S = 5  # a read with O_NONBLOCK that has not come back by then is waiting
 
 
@@ -43,11 +44,8 @@ class Tap:
     def take(self) -> bytes | None:
         """The next message; None where there is nothing. End marks are passed over: `order` does not name them."""
         for _ in range(1000):
-            try:
-                data = os.read(self.fd, READ_BYTES)
-            except BlockingIOError:
-                return None
-            if data:
+            data = read_all(self.fd)
+            if data is None or data:
                 return data
         raise EOFError
 
@@ -93,7 +91,7 @@ class InOrder:
         """The names there are now, so many at most; whether there are no more."""
         for _ in range(count):
             try:
-                data = os.read(self.fd, READ_BYTES)
+                data = os.read(self.fd, _NAME_BYTES)
             except BlockingIOError:
                 return True
             except OSError as error:
@@ -136,9 +134,12 @@ class InOrder:
         tap = self._taps[name]
         before = self._count[name]
         try:
+            size = sum(len(body) for other in self._taps.values() for body in other.held)
             while (body := tap.take()) is not None:
                 tap.held.append(body)
-                self._bound()
+                size += len(body)
+                if size > HELD_BYTES:
+                    self._too_fast()
         except EOFError:
             self._gone(name)
             return
@@ -222,10 +223,6 @@ class InOrder:
         """The stream was removed; there may be another of the same name by now."""
         self._taps.pop(name).close()
         self._tap(name)
-
-    def _bound(self) -> None:
-        if sum(len(body) for tap in self._taps.values() for body in tap.held) > HELD_BYTES:
-            self._too_fast()
 
     def _too_fast(self) -> NoReturn:
         raise Problem(f"{self.group}: written faster than its order can be found out; try again")
