@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mqfs import __version__
+from mqfs import __version__, limits
 from mqfs.config import KEYS
 from mqfs.ninep.blocking import Client, connect
-from mqfs.ninep.messages import Rversion, Tversion
+from mqfs.ninep.messages import Rversion, Tread, Tversion
 from mqfs.ninep.wire import decode, encode
 from tests.server.process import (
     COMMAND,
@@ -208,6 +212,28 @@ def test_open_file_limit_is_raised(tmp_path: Path) -> None:
         limits = Path(f"/proc/{server.pid}/limits").read_text()
         (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
         assert line.split()[3:5] == [str(hard), str(hard)]
+
+
+def test_a_client_that_takes_nothing_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with (
+        serving("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server,
+        connect(dial(tmp_path)) as client,
+    ):
+        keep(client, "a", *[bytes(100_000)] * 40)
+        stream = client.open("a/s")
+        for tag in range(40):
+            client.socket.sendall(encode(Tread(tag, stream.channel.fid, 0, 100_000), False))
+        until(lambda: queued(client.socket) > 100_000, "replies that nobody takes")
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < limits.SHUTDOWN_S + 3
+
+
+def queued(sock: socket.socket) -> int:
+    """Bytes that wait in a socket to be received."""
+    number = array.array("i", [0])
+    fcntl.ioctl(sock, termios.FIONREAD, number)
+    return number[0]
 
 
 def test_a_bug_ends_it_in_order(tmp_path: Path) -> None:
