@@ -197,7 +197,7 @@ class Model:
 
     # -------------------------------------------------------- reading
 
-    def open(self, key, of):
+    def open(self, key, of, reads=True):
         """`of`: a stream's name, "order" or "cursor"."""
         if of not in ("order", "cursor") and of not in self.names:
             return "NotFound"
@@ -209,7 +209,7 @@ class Model:
         if self.set["replay"] == "last" and (told := [m for m in mine if not m["end"]]):
             pos = told[-1]["seq"]
         self.handles[key] = {
-            "of": of, "pos": pos, "rest": b"", "partial": b"",
+            "of": of, "pos": pos if reads else self.next + 10**9, "rest": b"", "partial": b"",
             "told": {m["seq"] for m in self.log if m["why"] == "cut"},
             "select": None, "until": None, "format": "raw", "due": False, "text": None, "shown": None,
         }  # fmt: skip

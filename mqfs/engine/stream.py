@@ -119,12 +119,12 @@ class Stream:
         return [s for s, number in dropped.items() if number == self.number and s >= floor] if dropped else []
 
     def newest_kept(self) -> int:
-        """Sequence of the newest message that was not dropped; 0 where there is none."""
+        """Sequence of the newest message at or above the floor that was not dropped; 0 where there is none."""
         if self.newest < 0:
             self._look_up_newest()
         while self.newest and self.newest in self.group.state.dropped:
             self.newest = self.group.bucket.before(self.newest, self.number) or 0
-        return self.newest
+        return self.newest if self.newest >= self.state.floor else 0
 
     def _look_up_newest(self) -> None:
         bucket = self.group.bucket
