@@ -103,6 +103,7 @@ class DiskBucket:
         self._reserved = self._refill = 1  # what the newest reserve record says; from when on a new one is wanted
         self._written = self._synced = 0  # bytes appended since the start, and how many of them are on disk
         self._unsynced: list[Segment] = []  # in their order; the open one is always the last
+        self._unsure = 0  # where a segment was that is not whole
         self._seen = 0  # bytes appended at the last tick
         self._entries = 0  # changes of the folder not synced
         self._waiting: deque[_Waiting] = deque()
@@ -162,6 +163,7 @@ class DiskBucket:
 
     def _set_whole_aside(self, segment: Segment) -> None:
         segment.rest()
+        self._unsure = segment.first
         self._home.move_aside(self.id, segment.first, segment.path, "a segment without a whole state")
 
     def _bound(self) -> int:
@@ -169,8 +171,8 @@ class DiskBucket:
         bound = 1
         for segment in reversed(self._segments):
             found = [bound for bound in map(reserved_by, self._changes(segment)) if bound]
-            bound = max(bound, segment.counts()[2] + 1)
-            if found and not self.damaged:
+            bound = max(bound, segment.counts()[2] + 1, self._unsure)
+            if found and not self.damaged and not self._unsure:
                 return max(bound, found[-1])
             if found:
                 # Damage may have hidden the record that counts.
@@ -804,6 +806,12 @@ class DiskBucket:
         if why != "a torn tail":
             self.damaged += 1
         self._home.set_aside(self.id, segment.first, position, data, why)
+
+    def rebuild(self) -> None:
+        """Look into every segment, so that each has its index."""
+        for segment in self._segments:
+            segment.rows()
+            segment.load()
 
     def close(self) -> None:
         if self._closed:

@@ -461,7 +461,7 @@ class Segment:
         data = idx.encode_part(index, others, 0, len(index), 0, self.used, self._identity(), idx.SEALED, self.last_ns())
         part = idx.decode_part(data)
         assert part is not None
-        self.sealed, self.parts, self.checked = True, [part], True
+        self.sealed, self.parts, self.checked = True, [part], False
         self.cursor = 0
         self._set_head()
         self.index = index
@@ -471,7 +471,7 @@ class Segment:
             made = f"{self.staging}/{self.group}-{self.first:020d}.idx"
             write_file(self.disk, made, data, sync=False)
             self.disk.rename(made, self.idx_path)
-            self.index = None
+            self.index, self.checked = None, True
         except OSError:
             pass  # the one in memory is as good, only larger, and made again at the next start
 

@@ -241,4 +241,4 @@ class Stores(RuleBasedStateMachine):
 
 
 TestStores = Stores.TestCase
-TestStores.settings = settings(max_examples=size(1_000), stateful_step_count=60, deadline=None, derandomize=True)
+TestStores.settings = settings(max_examples=size(500), stateful_step_count=60, deadline=None, derandomize=True)

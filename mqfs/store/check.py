@@ -1,0 +1,311 @@
+"""Reading a whole store for what is wrong, and repairing aside.
+
+Owns what `mqfs check` finds: every record, index, state and name. Never deletes what failed a check: damaged segments
+are moved to quarantine/ whole, and what is good in them is written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+
+from mqfs import errors, limits
+from mqfs.state import Attributes, State, StreamState
+from mqfs.store import index as idx
+from mqfs.store.bucket import reserve_body, reserved_by
+from mqfs.store.disk import Disk, read_file, write_file
+from mqfs.store.index import OpenIndex
+from mqfs.store.record import INNER, MORE, Row, encode
+from mqfs.store.segment import Survey, survey
+from mqfs.store.store import FOLDERS, DiskStore, group_folders, read_label, take_lock
+from mqfs.types import Kind
+
+Report = Callable[[str], None]
+
+
+def check(path: str, fix: bool = False, report: Report = print) -> int:
+    """Report each thing that is wrong in one line; the number of them. Raises BadStore where it is no store or in use.
+
+    Lines that begin with "note: " are no damage: what an unclean stop leaves, and what the next start puts right.
+    """
+    path = os.path.abspath(path)
+    disk = Disk()
+    _, reserved = read_label(disk, path)
+    lock = take_lock(disk, path)
+    try:
+        checker = Checker(disk, path, fix, report)
+        checker.names(reserved)
+        for number, folder in sorted(group_folders(disk, path)):
+            checker.group(number, folder)
+    finally:
+        disk.close(lock)
+    if fix:
+        _start_once(path, report)
+    return checker.problems
+
+
+def _start_once(path: str, report: Report) -> None:
+    """A start and a clean stop: cuts torn tails and writes the indexes."""
+    store = DiskStore(path)
+    try:
+        for number in store.groups():
+            try:
+                store.open(number).rebuild()
+            except errors.MqfsError as error:
+                report(f"group {number}: {error}")
+    finally:
+        store.close()
+
+
+class Log:
+    """One segment's log, read whole."""
+
+    def __init__(self, disk: Disk, folder: str, name: str, *, newest: bool) -> None:
+        self.folder, self.name, self.newest = folder, name, newest
+        self.path = f"{folder}/{name}"
+        self.first = int(name[:-4])
+        self.data = read_file(disk, self.path)
+        self.index, self.others = OpenIndex(), list[Row]()
+        covered = self._covered(disk) if newest else len(self.data)
+        self.found: Survey = survey(self.data[:covered], 0, self.index, self.others, tail=False)
+        if covered < len(self.data):
+            self._tail(covered)
+
+    def _covered(self, disk: Disk) -> int:
+        """How far its index says that it is on disk: damage before that is no torn tail."""
+        path, covered, at = f"{self.path[:-4]}.idx", 0, 0
+        data = read_file(disk, path) if disk.exists(path) else b""
+        while (part := idx.decode_part(data, at, at)) is not None and part.start == covered:
+            if part.to > len(self.data):
+                break
+            at, covered = at + part.size, part.to
+        return covered
+
+    def _tail(self, covered: int) -> None:
+        behind = survey(self.data[covered:], covered, self.index, self.others, tail=True)
+        self.found.bad += behind.bad
+        self.found.end = max(self.found.end, behind.end)
+        self.found.written = max(self.found.written, behind.written)
+
+    def body(self, row: Row) -> bytes:
+        return self.data[row.position + row.size - row.body : row.position + row.size]
+
+    def units(self) -> list[tuple[int, int]]:
+        """Stretches of the log that hold the records that are good, in order."""
+        index = self.index
+        spans = [(position, idx.size_of(index, n)) for n, position in enumerate(index.positions)]
+        spans += [(row.position, row.size) for row in self.others]
+        return sorted(spans)
+
+    def state(self) -> bytes | None:
+        """The body of its newest whole state."""
+        state, parts = None, list[bytes]()
+        for row in self.others:
+            if row.kind == Kind.STATE:
+                parts = [*parts, self.body(row)] if row.flags & INNER else [self.body(row)]
+            elif parts:
+                state, parts = b"".join(parts), []
+        return b"".join(parts) if parts else state
+
+
+class Checker:
+    def __init__(self, disk: Disk, path: str, fix: bool, report: Report) -> None:
+        self.disk, self.path, self.fix, self.report = disk, path, fix, report
+        self.problems = 0
+        self.reserved = 0
+
+    def problem(self, text: str) -> None:
+        self.problems += 1
+        self.report(text)
+
+    # ------------------------------------------------------------ the folder
+
+    def names(self, reserved: int) -> None:
+        """What lies beside the buckets."""
+        self.reserved = reserved
+        for name in sorted(set(self.disk.listdir(self.path)) - {"mqfs", "lock", "lost+found", *FOLDERS}):
+            self.report(f"note: {name}: not a part of a store")
+        for name in FOLDERS:
+            if not self.disk.is_folder(f"{self.path}/{name}"):
+                self.problem(f"{name}/ is missing")
+                if self.fix:
+                    self.disk.mkdir(f"{self.path}/{name}")
+        for name, text in (
+            ("staging", "left by an unclean stop; removed at the next start"),
+            ("quarantine", "kept aside"),
+        ):
+            count = len(self.disk.listdir(f"{self.path}/{name}")) if self.disk.is_folder(f"{self.path}/{name}") else 0
+            if count:
+                self.report(f"note: {name}/: {count} {text}")
+
+    def group(self, number: int, folder: str) -> None:
+        if number >= self.reserved:
+            self.problem(f"group {number}: its number is not below `groups {self.reserved}` of the store's mqfs file")
+        if os.path.basename(os.path.dirname(folder)) != f"{number & 255:02x}":
+            self.problem(f"group {number}: in the wrong folder, {folder}")
+        names = sorted(self.disk.listdir(folder))
+        logs = [name for name in names if name.endswith(".log") and name[:-4].isdecimal()]
+        for name in names:
+            if name not in logs and f"{name[:-4]}.log" not in logs:
+                self.report(f"note: group {number}: {name} belongs to no segment")
+        if not logs:
+            self.report(f"note: group {number}: no log; it was not made to the end")
+            return
+        self._segments(number, folder, logs)
+
+    # ------------------------------------------------------------ one bucket
+
+    def _segments(self, number: int, folder: str, names: list[str]) -> None:
+        last, bound, bad, has_state = 0, 0, False, False
+        newest: Log | None = None
+        for name in names:
+            log = newest = Log(self.disk, folder, name, newest=name == names[-1])
+            before = self.problems
+            self._records(number, log)
+            last = self._order(number, log, last)
+            has_state = self._bodies(number, log) or has_state
+            damaged = self.problems > before
+            bad = bad or damaged
+            bound = max([bound, last + 1, *(reserved_by(log.body(r)) for r in log.others if r.kind == Kind.CHANGE)])
+            self._index(number, log)
+            if damaged and self.fix and not log.newest:
+                self._write_anew(number, log, [])
+        assert newest is not None
+        if not has_state:
+            self.problem(f"group {number}: no state is whole: its names and settings are lost")
+        if self.fix and (bad or not has_state):
+            self._write_newest(number, newest, bound, names, has_state)
+
+    def _records(self, number: int, log: Log) -> None:
+        for start, end in log.found.bad:
+            self.problem(f"group {number}: {log.name}: bytes {start} to {end} do not pass their check")
+        if log.found.written > log.found.end and not log.found.bad:
+            count = log.found.written - log.found.end
+            if log.newest:
+                self.report(f"note: group {number}: {log.name}: a torn tail of {count} bytes; cut at the next start")
+            else:
+                self.problem(f"group {number}: {log.name}: {count} bytes behind the last whole unit")
+        head = min((row.position for row in log.others if row.kind == Kind.STATE), default=-1)
+        if head != 0 and log.found.end:
+            self.report(f"note: group {number}: {log.name} does not begin with a state")
+
+    def _order(self, number: int, log: Log, last: int) -> int:
+        """Sequences grow, and times do not go back."""
+        time_ns = 0
+        for sequence, when in zip(log.index.sequences, log.index.times, strict=True):
+            if sequence <= last and sequence >= log.first:
+                self.problem(f"group {number}: {log.name}: message {sequence} comes after {last}")
+            if when < time_ns:
+                self.problem(f"group {number}: {log.name}: the time of message {sequence} goes back")
+            last, time_ns = max(last, sequence), max(time_ns, when)
+        return last
+
+    def _bodies(self, number: int, log: Log) -> bool:
+        """States and changes are JSON; whether there is a state."""
+        for row in log.others:
+            if row.kind in (Kind.CHANGE, Kind.CLOCK) and not _is_json(log.body(row)):
+                self.problem(f"group {number}: {log.name}: the change at {row.position} is not JSON")
+        state = log.state()
+        if state is None:
+            return False
+        if not _is_json(state):
+            self.problem(f"group {number}: {log.name}: its state is not JSON")
+            return False
+        return True
+
+    def _index(self, number: int, log: Log) -> None:
+        """That the index, if there is one, says what the log says."""
+        path = f"{log.path[:-4]}.idx"
+        if not self.disk.exists(path):
+            if not log.newest:
+                self.report(f"note: group {number}: {log.name} has no index; it is made when it is read")
+            return
+        wrong = _index_fault(log, read_file(self.disk, path))
+        if wrong:
+            self.problem(f"group {number}: {log.name[:-4]}.idx {wrong}")
+            if self.fix:
+                self.disk.unlink(path)  # derived from the log: made again
+
+    # ------------------------------------------------------------ repair
+
+    def _write_newest(self, number: int, log: Log, bound: int, names: list[str], has_state: bool) -> None:
+        """The newest segment anew, with numbers reserved past all that the damage may have hidden."""
+        extra = [encode(bound - 1, 0, 0, Kind.CHANGE, 0, b"", reserve_body(bound + 2 * limits.SEQUENCE_BLOCK))]
+        if has_state:
+            self._write_anew(number, log, extra)
+            return
+        streams = {stream for name in names for stream in Log(self.disk, log.folder, name, newest=False).index.streams}
+        state = _salvaged(number, streams).encode()
+        head = [encode(log.first - 1, 0, 0, Kind.STATE, MORE, b"", state)]
+        head.append(encode(log.first - 1, 0, 0, Kind.CHANGE, INNER, b"", reserve_body(bound)))
+        self._write_anew(number, log, extra, head)
+        self.report(f"note: group {number}: its streams are kept under the names recovered-NUMBER")
+
+    def _write_anew(self, number: int, log: Log, extra: list[bytes], head: list[bytes] | None = None) -> None:
+        """A log of what is good; the old file goes to quarantine/ whole."""
+        good = [*(head or []), *(log.data[at : at + (size + 7 & ~7)] for at, size in log.units()), *extra]
+        made = f"{self.path}/staging/{number}-{log.name}"
+        write_file(self.disk, made, b"".join(good))
+        aside = next(_free_names(f"{self.path}/quarantine/{number}-{log.name[:-4]}-0", self.disk))
+        write_file(self.disk, aside, log.data)
+        self.disk.sync_folder(f"{self.path}/quarantine")
+        self.disk.rename(made, log.path)
+        if self.disk.exists(f"{log.path[:-4]}.idx"):
+            self.disk.unlink(f"{log.path[:-4]}.idx")
+        self.disk.sync_folder(log.folder)
+        self.report(f"note: group {number}: {log.name} was written anew; the old one is {aside}")
+
+
+def _index_fault(log: Log, data: bytes) -> str:
+    """What is wrong with an index, or nothing."""
+    at = messages = 0
+    to = 0
+    index, others = OpenIndex(), list[Row]()
+    while at < len(data):
+        part = idx.decode_part(data, at, at)
+        if part is None:
+            return "has a part that does not pass its check"
+        if part.start != to or part.to > len(log.data) or not idx.columns_pass(data, part):
+            return "does not fit its log"
+        if part.flags & idx.SEALED and part.to != len(log.data):
+            return "is of another log"
+        idx.load_part(index, data, part)
+        others += part.rows
+        at, to, messages = at + part.size, part.to, messages + part.messages
+    if log.found.bad:
+        return ""  # the log's own fault
+    for name in ("sequences", "times", "positions", "bodies", "streams", "headers", "kinds"):
+        if getattr(index, name) != getattr(log.index, name)[:messages]:
+            return f"has other {name} than its log"
+    if [row.position for row in others] != [row.position for row in log.others][: len(others)]:
+        return "has other changes than its log"
+    return ""
+
+
+def _salvaged(number: int, streams: set[int]) -> State:
+    """A state for messages that lost theirs; nobody but the owner of the server may read them."""
+    owner = Attributes(0o700, os.geteuid(), os.getegid())
+    made = {n: StreamState(0o600, owner.uid, owner.gid, n, f"recovered-{n}", 0) for n in sorted(streams)}
+    name = f"recovered-{number}" if number > 1 else ""
+    mode = owner.mode if number > 1 else 0o755
+    return State(mode, owner.uid, owner.gid, number, 1, name, 0, ["replay all"], made, max([15, *streams]) + 1)
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        return isinstance(json.loads(body), dict)
+    except ValueError:
+        return False
+
+
+def _free_names(path: str, disk: Disk) -> Iterator[str]:
+    number = 0
+    while True:
+        name = f"{path}.{number}" if number else path
+        if not disk.exists(name):
+            yield name
+        number += 1
+
+
+__all__ = ["check"]

@@ -1,0 +1,185 @@
+"""Bytes that are gone or changed: never wrong data, and no more is missing than was hit."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from mqfs.errors import Damaged
+from mqfs.store.store import DiskStore
+from mqfs.types import Bucket, Draft, Kind, Record
+from tests.campaign import seed, size
+from tests.crash.liar import File, LyingDisk
+from tests.store.small import SMALL, lowered
+
+PATH = "/s/store"
+FOLDER = f"{PATH}/buckets/01/1"
+
+
+@pytest.fixture(autouse=True)
+def _small() -> Iterator[None]:
+    logging.getLogger("mqfs.store").setLevel(logging.CRITICAL)
+    with lowered(**SMALL):
+        yield
+    logging.getLogger("mqfs.store").setLevel(logging.NOTSET)
+
+
+class Written:
+    """A bucket of a few segments, with what was put into it."""
+
+    def __init__(self, *, clean: bool) -> None:
+        luck = random.Random(seed())
+        self.disk = LyingDisk()
+        self.units: list[list[int]] = []
+        self.changes = 0
+        store = DiskStore(PATH, disk=self.disk)
+        bucket = store.make(store.number(), b"0")
+        bucket.state = lambda: b"%d" % self.changes + b" " * 90
+        while len(bucket._segments) < 3 or bucket._segments[-1].used < 1_500:
+            self._step(bucket, luck)
+        self.records = {r.sequence: r for r in read(bucket)[0]}
+        if clean:
+            store.close()
+
+    def _step(self, bucket: Bucket, luck: random.Random) -> None:
+        choice, body = luck.random(), luck.randbytes(luck.choice([0, 5, 60, 300]))
+        if choice < 0.6:
+            self.units.append([bucket.append(Kind.MESSAGE, luck.randint(16, 18), 0, body)])
+        elif choice < 0.8:
+            first = bucket.append_unit([Draft(Kind.MESSAGE, 16, body), Draft(Kind.END, 17, b""), Draft(1, 18, body)], 0)
+            self.units.append([first, first + 1, first + 2])
+        else:
+            bucket.append(Kind.CHANGE, 0, 0, b"%d" % self.changes)
+            self.changes += 1
+        if choice < 0.3:
+            bucket.sync()
+
+    def copy(self) -> LyingDisk:
+        for name in self.files():
+            self.disk._find(f"{FOLDER}/{name}").durable = bytes(self.disk._find(f"{FOLDER}/{name}").data)
+        self.disk._find(FOLDER).sync()
+        return self.disk.after_power_loss(None)
+
+    def files(self) -> list[str]:
+        return sorted(self.disk.listdir(FOLDER))
+
+    def check(self, disk: LyingDisk) -> set[int]:
+        """Only what was written is there, units whole; returns the sequences that are missing."""
+        store = DiskStore(PATH, disk=disk)
+        bucket = store.open(1)
+        found, damaged = read(bucket)
+        for record in found:
+            assert record == self.records[record.sequence], "wrong data"
+        seen = {record.sequence for record in found}
+        for unit in self.units:
+            assert not seen & set(unit) or seen | damaged >= set(unit), "half a unit"
+        state, behind = bucket.history()
+        changes = [int(state), *(int(record.body) for record in behind)]
+        assert changes[1:] == sorted(set(changes[1:]))
+        assert max(changes) <= self.changes
+        assert bucket.next > max(self.records)
+        missing = set(self.records) - seen
+        self.told = bool(bucket.damaged or disk.listdir(f"{PATH}/quarantine"))
+        return missing
+
+
+def read(bucket: Bucket) -> tuple[list[Record], set[int]]:
+    found: list[Record] = []
+    damaged: set[int] = set()
+    sequence = 0
+    while True:
+        try:
+            record = bucket.scan(sequence)
+        except Damaged as error:
+            damaged.add(error.sequence)
+            sequence = error.sequence + 1
+            continue
+        if record is None:
+            return found, damaged
+        found.append(record)
+        sequence = record.sequence + 1
+
+
+def file_of(disk: LyingDisk, name: str) -> File:
+    file = disk._find(f"{FOLDER}/{name}")
+    assert isinstance(file, File)
+    return file
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_the_last_segment_cut_at_every_byte(index: bool) -> None:
+    """What was synced is on disk, so this is no power loss: the file is shorter than any start expects."""
+    written = Written(clean=False)
+    last = [name for name in written.files() if name.endswith(".log")][-1]
+    used = len(bytes(file_of(written.disk, last).data).rstrip(b"\0"))
+    for length in range(used + 1):
+        disk = written.copy()
+        file_of(disk, last).resize(length)
+        if not index and disk.exists(f"{FOLDER}/{last[:-4]}.idx"):
+            disk.unlink(f"{FOLDER}/{last[:-4]}.idx")
+        missing = written.check(disk)
+        whole = [not missing & set(unit) for unit in written.units]
+        assert whole == sorted(whole, reverse=True), "not a prefix"
+        assert not missing or min(missing) >= int(last[:-4])
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_one_bit(clean: bool) -> None:
+    """After a clean stop one unit may be missing, and damage to an index costs nothing."""
+    written = Written(clean=clean)
+    luck = random.Random(seed())
+    for _ in range(size(3_000)):
+        disk = written.copy()
+        name = luck.choice(written.files())
+        file = file_of(disk, name)
+        at = luck.randrange(len(file.data))
+        file.write(at, bytes([file.data[at] ^ 1 << luck.randrange(8)]))
+        missing = written.check(disk)
+        if name.endswith(".idx"):
+            assert not missing
+        if missing:
+            assert written.told, "damage that nobody was told of"
+            if clean:
+                assert any(missing <= set(unit) for unit in written.units), "more is missing than was hit"
+
+
+def test_rot_is_kept_aside_and_told_each_time() -> None:
+    written = Written(clean=True)
+    disk = written.copy()
+    first = written.files()[1]
+    assert first.endswith(".log")
+    file = file_of(disk, first)
+    body = written.records[1].body or written.records[2].body
+    at = bytes(file.data).index(body)
+    file.write(at, b"!")
+    store = DiskStore(PATH, disk=disk)
+    bucket = store.open(1)
+    for _ in range(2):
+        with pytest.raises(Damaged) as caught:
+            read_to_end(bucket)
+        assert caught.value.sequence in (1, 2)
+    assert bucket.damaged == 1
+    kept = disk.listdir(f"{PATH}/quarantine")
+    assert len(kept) == 1
+    assert bytes(disk._find(f"{PATH}/quarantine/{kept[0]}").data).find(b"!" + body[1:]) >= 0
+
+
+def read_to_end(bucket: Bucket) -> None:
+    sequence = 0
+    while (record := bucket.scan(sequence)) is not None:
+        sequence = record.sequence + 1
+
+
+def test_all_bytes_of_a_new_head_are_zeros() -> None:
+    """A segment was begun just before the power went: its name is there, its bytes are not."""
+    written = Written(clean=True)
+    disk = written.copy()
+    name = f"{max(written.records) + 1:020d}.log"
+    disk.close(disk.open(f"{FOLDER}/{name}", 0o102))
+    file_of(disk, name).resize(4_096)
+    assert written.check(disk) == set()
+    assert not disk.exists(f"{FOLDER}/{name}")
+    assert disk.listdir(f"{PATH}/quarantine") == []
