@@ -449,6 +449,22 @@ while read -r line; do echo "got $line"; [ "$line" = quit ] && exit 9; done
 """
 
 
+def test_output_goes_on_over_kills_of_the_server(tmp_path: Path) -> None:
+    count = size(3000)
+    program = f"i=0; while [ $i -lt {count} ]; do echo n$i; i=$((i + 1)); sleep 0.005; done; exit 3"
+    with serving(tmp_path) as server:
+        session = create(server.mount, "counting", "sh", "-c", program)
+        for part in (1, 2):
+            until(shows(session, b"\r\nn%d\r\n" % (count * part // 4)))
+            server.stop(signal.SIGKILL)
+            server.start()
+        assert pin("-a", "-m", server.mount, "counting", stdin=subprocess.DEVNULL).returncode == 3
+        numbers = [int(row[1:]) for row in history(session).split(b"\r\n")[:-1]]
+        assert list(dict.fromkeys(numbers)) == list(range(count))  # what was under way at a kill may be there twice
+        assert len(numbers) <= count + 10
+        remove_sessions(server.mount)
+
+
 # ---------------------------------------------------------------- what is refused
 
 
