@@ -158,7 +158,6 @@ class Connection:
             self.flush()
             self.ended = True
             self.session.close()
-            self.server.flush_woken()
 
     async def _sent(self) -> None:
         """The client sends no more, but may still read: wait until it has what was answered."""

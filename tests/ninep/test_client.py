@@ -240,7 +240,8 @@ def test_cancelled_reads_lose_nothing(server: Running) -> None:
     """Reads cancelled at every moment around the coming of a message: all are seen, once, in order."""
 
     async def work(one: client.Client) -> None:
-        async with await one.create("s") as writer, await one.open("s") as reader:
+        # Opened for writing too, offsets mean nothing: what is lost cannot be asked for again.
+        async with await one.create("s") as writer, await one.open("s", "r+") as reader:
             seen: list[bytes] = []
 
             async def write() -> None:
@@ -300,7 +301,6 @@ def test_trio_server_that_goes(tree: Tree, tmp_path: Path) -> None:
         async with await one.create("s", "r+") as stream:
             stopping = threading.Thread(target=server.stop)
             stopping.start()
-            assert await stream.read() == b""  # the tree ends first, and answers who waits
             with pytest.raises(ConnectionError):
                 await read_for_ever(stream)
             await trio.to_thread.run_sync(stopping.join)

@@ -12,11 +12,12 @@ import pytest
 from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
-from mqfs.errors import BadFrame
+from mqfs.errors import BadFrame, DiskFailed
 from mqfs.ninep.locks import Locks
 from mqfs.ninep.messages import Dir, Rread, Rreaddir, Twrite
+from mqfs.ninep.pending import both
 from mqfs.ninep.wire import Reader, encode
-from mqfs.types import User
+from mqfs.types import User, Wait
 from tests.ninep.support import ME, Line, SlowStore, make_tree, open_handles
 
 FOR_ALL = (
@@ -103,7 +104,9 @@ def test_create_opens_when_it_is_on_disk(slow: Slow) -> None:
     make(slow.line, 3, "t")
     assert len(slow.line.replies()) == 1
     slow.store.release()
+    assert open_handles(slow.tree) == 2  # from inside the engine nothing is opened
     assert slow.line.replies()[0].startswith("Rcreate tag 1 qid")
+    assert open_handles(slow.tree) == 3
     assert slow.line.ask('Twrite tag 1 fid 3 offset 0 data "x"') == []
 
 
@@ -151,6 +154,73 @@ def test_rename_and_chmod_in_one_are_answered_once(slow: Slow) -> None:
     assert slow.line.replies() == ["Rwstat tag 1"]
     assert " mode 0600 " in slow.line.one("Tstat tag 1 fid 3")
     assert " name t " in slow.line.one("Tstat tag 1 fid 3")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_both(turned: bool, fails: bool) -> None:
+    """A step of two is done when both are, and fails when either does."""
+    first: Wait[None] = Wait()
+    second: Wait[None] = Wait()
+    whole = both(first, second)
+    assert isinstance(whole, Wait)
+    one, other = (second, first) if turned else (first, second)
+    one.settle(None)
+    assert not whole.settled
+    assert not whole.cancel()
+    if fails:
+        other.fail(DiskFailed())
+        with pytest.raises(DiskFailed):
+            whole.result()
+    else:
+        other.settle(None)
+        assert whole.settled
+    assert both(None, first) is first
+    assert both(None, None) is None
+
+
+def test_writer_without_room_that_goes_appends_nothing(tree: Tree) -> None:
+    line = Line(tree, version="9P2000")
+    ctl(line, "replay all\ndepth 1\nfull block\n")
+    make(line, 1, "s", 1)
+    line.send('Twrite tag 5 fid 1 offset 0 data "kept"', 'Twrite tag 6 fid 1 offset 0 data "waits"')
+    assert line.replies()[-1] == "Rwrite tag 5 count 4"
+    assert tree.parked == 1
+    line.session.close()
+    assert tree.parked == 0
+    other = Line(tree, version="9P2000")
+    ctl(other, "depth 0\n")
+    tree.tick()
+    open_(other, 1, "s")
+    other.replies()
+    assert other.one("Tread tag 1 fid 1 offset 0 count 9") == 'Rread tag 1 data "kept"'
+    assert other.ask("Tread tag 1 fid 1 offset 4 count 9") == []
+
+
+# ---------------------------------------------------------------- clients that read until their buffer is full
+
+
+@pytest.mark.parametrize(
+    ("length", "parts"), [(8168, [8168, 0]), (8168 * 2 + 5, [8168, 8168, 5, 0]), (8000, [8000, 0])]
+)
+def test_clipped_reads(tree: Tree, length: int, parts: list[int]) -> None:
+    """A large buffer over small messages: all of one, then the end, once."""
+    line = Line(tree, version="9P2000.L")
+    ctl_ = tree.open(ME, tree.find(ME, "ctl"), os.O_WRONLY)
+    ctl_.write(b"replay all\n")
+    ctl_.close()
+    line.send("Tmknod tag 1 fid 0 name s mode 0100666 major 0 minor 0 gid 0")
+    writer = tree.open(ME, tree.find(ME, "s"), os.O_WRONLY)
+    writer.write(bytes(length))
+    writer.close()
+    line.send("Twalk tag 1 fid 0 newfid 1 names [s]", "Tlopen tag 1 fid 1 flags 0")
+    line.replies()
+    offset, found = 0, []
+    for _ in parts:
+        found.append(len(line.value(f"Tread tag 1 fid 1 offset {offset} count 8168").data))
+        offset += found[-1]
+    assert found == parts
+    assert line.ask(f"Tread tag 1 fid 1 offset {offset} count 8168") == []
 
 
 # ---------------------------------------------------------------- limits
