@@ -145,12 +145,17 @@ class Lane:
         """Answer or pass on what the device has, until the mount ends."""
         device, buffer, vector, hot = self.device, self._buffer, [self._buffer], wire.HOT.unpack_from
         readv, waiting_room = os.readv, trio.lowlevel.wait_readable
+        yielded = False
         while True:
             for _ in range(BATCH):
                 try:
                     size = readv(device, vector)
                 except BlockingIOError:
-                    await waiting_room(device)
+                    if yielded:
+                        await waiting_room(device)
+                    else:  # a caller just answered, on this CPU, often has its next request at once: half the time saved
+                        os.sched_yield()
+                    yielded = not yielded
                     continue
                 except OSError as error:
                     if error.errno == errno.ENODEV:  # unmounted
@@ -158,6 +163,7 @@ class Lane:
                     if error.errno == errno.ENOENT:  # the caller was killed before we had its request
                         continue
                     raise
+                yielded = False
                 opcode, unique, fh, offset, count, flags = hot(buffer)
                 try:
                     if opcode == wire.WRITE:
