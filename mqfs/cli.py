@@ -50,10 +50,19 @@ def serve(file: str | None, foreground: bool, **said: Any) -> int:
 @click.argument("store")
 @click.option("--fix", is_flag=True, help="Repair what can be; what is bad is moved to quarantine.")
 def check(store: str, fix: bool) -> int:
-    """Verify every record of a store that no server has open."""
-    from mqfs.store.check import check_store
+    """Verify every record of a store that no server has open; each problem is one line."""
+    from mqfs.store import check as checks
 
-    return check_store(store, fix=fix)
+    found = checks.check(store, fix=fix, report=click.echo)
+    if not found:
+        click.echo(f"{store}: sound")
+        return 0
+    problems = f"{found} problem{'s' if found > 1 else ''}"
+    if fix and not checks.check(store, report=lambda line: None):
+        click.echo(f"{store}: {problems}, repaired; what was bad is in {store}/quarantine")
+        return 0
+    click.echo(f"{store}: {problems}" + (" could not all be repaired" if fix else "; --fix repairs what can be"))
+    return FAILED
 
 
 def main() -> NoReturn:

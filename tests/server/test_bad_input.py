@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mqfs.ninep.blocking import connect
 from tests.server.process import COMMAND, Running, environment, mounted, mqfs, serving, unmount
 
 USAGE, FAILED = 2, 1
@@ -142,6 +143,32 @@ def test_corrupt_store(tmp_path: Path) -> None:
     assert all(line.startswith("mqfs: ") for line in done.stderr.splitlines()), done.stderr
     kept = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.stat().st_size == size]
     assert kept, "what failed a check is never deleted"
+
+
+def test_check_finds_and_repairs(tmp_path: Path) -> None:
+    """Rot in the middle of a log: found, left alone without --fix, moved aside with it; the rest is there."""
+    with (
+        serving("--store", "store", "--listen", "unix!s", "--default", "replay all", cwd=tmp_path),
+        connect(f"unix!{tmp_path / 's'}") as client,
+    ):
+        client.mkdir("a")
+        with client.create("a/s") as stream:
+            for number in range(3):
+                stream.write(b"message %d" % number * 100)
+    assert mqfs("check", "store", cwd=tmp_path).stdout == "store: sound\n"
+    (log,) = [path for path in (tmp_path / "store").rglob("*.log") if b"message 1" in path.read_bytes()]
+    rotten = log.read_bytes().replace(b"message 1", b"MESSAGE 1", 1)
+    log.write_bytes(rotten)
+    check = mqfs("check", "store", cwd=tmp_path)
+    assert check.returncode == FAILED
+    assert "1 problem; --fix repairs" in check.stdout
+    assert log.read_bytes() == rotten
+    fixed = mqfs("check", "--fix", "store", cwd=tmp_path)
+    assert (fixed.returncode, fixed.stderr) == (0, ""), fixed.stdout
+    assert any(b"MESSAGE 1" in path.read_bytes() for path in (tmp_path / "store" / "quarantine").iterdir())
+    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path), connect(f"unix!{tmp_path / 's'}") as client:
+        stream = client.open("a/s")
+        assert [stream.receive()[:9], stream.receive()[:9]] == [b"message 0", b"message 2"]
 
 
 def test_check_of_what_is_no_store(tmp_path: Path) -> None:
