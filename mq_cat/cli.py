@@ -5,20 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import re
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 import attrs
 import click
 
+from mq_cat.command import guarded, parsed
 from mq_cat.cursor import Cursor, Message
 from mq_cat.group import check_group, check_streams, streams_of
 from mq_cat.order import InOrder
 from mq_cat.output import Format, Output, as_json, ended_by_newline, ended_by_nul, raw, timed
-from mq_cat.problem import INTERRUPTED, USAGE, Problem, note, reason
+from mq_cat.problem import USAGE, Problem, note, reason
 
 PROGRAM = "mq-cat"
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -94,16 +93,6 @@ class Start(click.ParamType[str]):
 def _command(**given: Any) -> Wish:
     """Print the messages of a GROUP's streams in the order they were written, and wait for more."""
     return Wish(**given)
-
-
-def wish(program: click.Command, arguments: Sequence[str]) -> Any:
-    """What click makes of the arguments. Raises Problem (usage) with one line; an int where it has answered itself."""
-    try:
-        return program.main(list(arguments), prog_name=program.name, standalone_mode=False)
-    except click.ClickException as error:
-        raise Problem(f"{error.format_message().rstrip('.')} (see {program.name} --help)", USAGE) from error
-    except click.Abort:
-        raise KeyboardInterrupt from None
 
 
 def source_of(wish: Wish) -> Source:
@@ -193,21 +182,8 @@ def _why_over(wish: Wish) -> str:
     return f"{wish.group}: the tree ended the reading"
 
 
-def guarded(program: str, run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
-    """Run a tool: its exit code, with one line on standard error where it could not do what was asked."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    try:
-        return run(sys.argv[1:] if arguments is None else arguments)
-    except Problem as problem:
-        if str(problem):
-            note(program, str(problem))
-        return problem.code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-
-
 def run(arguments: Sequence[str]) -> int:
-    wanted = wish(_command, arguments)
+    wanted = parsed(_command, arguments)
     if not isinstance(wanted, Wish):
         return int(wanted or 0)  # --help
     output = Output(format_of(wanted), wanted.count, wanted.idle_s)

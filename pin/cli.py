@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import click
 
-from mq_cat.cli import guarded, wish
+from mq_cat.command import guarded, parsed
 from mq_cat.problem import USAGE, Problem
 from pin.attach import PROGRAM, attach, write
 from pin.host import get_size, start
@@ -63,7 +63,7 @@ def create(session: Session, command: Sequence[str]) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    wanted = wish(_command, arguments)
+    wanted = parsed(_command, arguments)
     if not isinstance(wanted, Wish):
         return int(wanted or 0)  # --help
     if wanted.attach and wanted.write:
