@@ -721,6 +721,8 @@ class DiskBucket:
 
     def _drop(self, segments: list[Segment]) -> None:
         """Remove segments in which nothing is wanted, and everything that made it so is synced."""
+        if self._work is not None:
+            return  # it is rewriting some of them; the next trim asks again
         for segment in segments:
             if segment not in self._segments or segment in self._unsynced or self._closed:
                 continue

@@ -1,0 +1,147 @@
+"""The committer's thread: one sync for all who wait, deadlines, errors, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqfs.errors import ReadOnly
+from mqfs.store.committer import Thread
+from mqfs.store.disk import Disk
+from mqfs.store.store import DiskStore
+from mqfs.types import Bucket, Kind
+
+Calls = queue.SimpleQueue[Callable[[], None]]
+
+
+class SlowDisk(Disk):
+    """Counts syncs, and holds them while `gate` is closed. `broken`: they fail."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Semaphore(0)
+        self.syncs = 0
+        self.broken = False
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        self.syncs += 1
+        self.begun.release()
+        assert self.gate.wait(20)
+        if self.broken:
+            raise OSError(errno.EIO, "broken")
+        Disk.fdatasync(fd)
+
+
+def made(path: Path, disk: Disk) -> tuple[DiskStore, Bucket, Calls]:
+    calls: Calls = queue.SimpleQueue()
+    store = DiskStore(f"{path}/store", calls.put, disk)
+    bucket = store.make(store.number(), b"{}")
+    bucket.state = lambda: b"{}"
+    return store, bucket, calls
+
+
+def test_one_sync_serves_all_who_wait(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    store, bucket, calls = made(tmp_path, disk)
+    told: list[int] = []
+    disk.gate.clear()
+    before = disk.syncs
+    for number in range(50):
+        bucket.append(Kind.MESSAGE, 16, 0, b"x")
+        bucket.sync(lambda error, number=number: told.append(number))  # type: ignore[misc]
+        if number == 0:
+            while disk.syncs == before:
+                assert disk.begun.acquire(timeout=20)
+    disk.gate.set()
+    while len(told) < 50:
+        calls.get(timeout=20)()
+    assert told == list(range(50))
+    assert disk.syncs - before == 2  # the first one's, and one for the other 49
+    store.close()
+
+
+def test_a_deadline_is_kept_and_not_hurried(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    store, bucket, calls = made(tmp_path, disk)
+    begin, told = time.monotonic(), list[float]()
+    for _ in range(3):
+        bucket.append(Kind.MESSAGE, 16, 0, b"x")
+        bucket.sync(lambda error: told.append(time.monotonic() - begin), 0.3)
+    before = disk.syncs
+    while len(told) < 3:
+        calls.get(timeout=20)()
+    assert 0.25 < told[0] <= told[2] < 10
+    assert disk.syncs == before + 1
+    bucket.append(Kind.MESSAGE, 16, 0, b"x")
+    bucket.sync(lambda error: told.append(0), 3_600)
+    bucket.sync(lambda error: told.append(1))  # takes the other with it
+    while len(told) < 5:
+        calls.get(timeout=20)()
+    assert told[3:] == [0, 1]
+    store.close()
+
+
+def test_an_error_reaches_all_who_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = SlowDisk()
+    store, bucket, calls = made(tmp_path, disk)
+    told: list[OSError | None] = []
+    bucket.append(Kind.MESSAGE, 16, 0, b"x")
+    disk.broken = True
+    with caplog.at_level(logging.CRITICAL, "mqfs.store"):
+        bucket.sync(told.append)
+        bucket.sync(told.append, 100.0)
+        while len(told) < 2:
+            calls.get(timeout=20)()
+    assert [error and error.errno for error in told] == [errno.EIO, errno.EIO]
+    disk.broken = False
+    bucket.sync(told.append)
+    assert told[2] is bucket.failed is not None
+    with pytest.raises(ReadOnly):
+        bucket.append(Kind.MESSAGE, 16, 0, b"x")
+    assert bucket.scan(1) is not None
+    store.close()
+
+
+def test_closing_answers_those_who_wait(tmp_path: Path) -> None:
+    store, bucket, _ = made(tmp_path, Disk())
+    told: list[OSError | None] = []
+    bucket.append(Kind.MESSAGE, 16, 0, b"x")
+    bucket.sync(told.append, 3_600)
+    store.close()
+    assert told == [None]
+    again = DiskStore(f"{tmp_path}/store")
+    assert (again.open(1).next, again.open(1).damaged) == (2, 0)
+    again.close()
+
+
+def test_a_removed_bucket_answers_those_who_wait(tmp_path: Path) -> None:
+    store, bucket, _ = made(tmp_path, Disk())
+    told: list[OSError | None] = []
+    bucket.append(Kind.MESSAGE, 16, 0, b"x")
+    bucket.sync(told.append, 3_600)
+    store.remove(1)
+    assert told == [None]
+    assert list(store.groups()) == []
+    store.close()
+
+
+def test_a_loop_that_ended_is_no_error() -> None:
+    done = threading.Event()
+
+    def post(call: Callable[[], None]) -> None:
+        done.set()
+        raise RuntimeError("the loop ended")
+
+    thread = Thread(post)
+    thread.request("key", lambda: None, lambda error: None, 0.0)
+    assert done.wait(20)
+    thread.request("other", lambda: None, lambda error: None, 3_600)
+    thread.stop()
