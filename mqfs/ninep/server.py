@@ -150,8 +150,7 @@ class Connection:
             while data := await self._receive():
                 if not await self._perform(data):
                     break
-            with trio.move_on_after(limits.SHUTDOWN_S):
-                await self._sent()
+            await self._finish()
         except BadFrame as error:
             log.warning("%s: connection ended: %s", self.session.peer.where, error)
         finally:
@@ -159,11 +158,13 @@ class Connection:
             self.ended = True
             self.session.close()
 
-    async def _sent(self) -> None:
-        """The client sends no more, but may still read: wait until it has what was answered."""
-        while self._unsent and not self.ended:
-            self._moved = trio.Event()
-            await self._moved.wait()
+    async def _finish(self) -> None:
+        """The client sends no more, but may still read: what was done and is not answered yet goes to it."""
+        self.session.give_up()
+        with trio.move_on_after(limits.SHUTDOWN_S):
+            while (self._unsent or self.session.waiting) and not self.ended:
+                self._moved = trio.Event()
+                await self._moved.wait()
 
     async def _receive(self) -> bytes:
         """What is there to be read; b"" at the end."""
@@ -402,6 +403,7 @@ class Server:
         number = next(self._numbers)
         if isinstance(address, Tcp):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone lets go in the end
             return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True)
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
         pid, uid, gid = PEER_CREDENTIALS.unpack(raw)

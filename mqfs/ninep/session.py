@@ -134,6 +134,12 @@ class Session:
         out, self._out, self._out_bytes = self._out, [], 0
         return out
 
+    def give_up(self) -> None:
+        """The client asks for nothing more: only what is done and not yet answered still waits."""
+        for pending in set(self._pending.values()):
+            if pending.wait.cancel():
+                self._forget(pending)
+
     def close(self) -> None:
         """The connection ended: nothing waits any more, nothing stays open."""
         self._reset()

@@ -13,13 +13,14 @@ import pytest
 import trio
 
 from mqfs import limits
+from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, Denied
 from mqfs.ninep import blocking, people
 from mqfs.ninep.messages import Tread, Tversion, Twrite
 from mqfs.ninep.server import Server, listen
 from mqfs.ninep.wire import encode
-from tests.ninep.support import DEADLINE_S, Raw, Running, eventually, make_tree, open_handles, running
+from tests.ninep.support import DEADLINE_S, ME, Raw, Running, SlowStore, eventually, make_tree, open_handles, running
 
 NOT_ROOT = 65_534
 
@@ -150,11 +151,11 @@ def test_root_attaches_as_anyone(server: Running) -> None:
         client.mkdir("a")
 
 
-def test_nobody_attaches_as_somebody_else(server: Running) -> None:
-    if os.getuid() == 0:
-        pytest.skip("root attaches as anyone")
-    with pytest.raises(Denied):
-        server.connect(user="root")
+if os.getuid() != 0:  # the server's own user may act as anyone, as root may: but no more than the modes let it
+
+    def test_own_user_attaches_as_anyone(server: Running) -> None:
+        with server.connect(user="daemon") as client, pytest.raises(Denied):
+            client.mkdir("a")
 
 
 def test_tcp_acts_as_its_user(tree: Tree, tmp_path: Path) -> None:
@@ -248,6 +249,28 @@ def test_connections_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatc
     four = Raw(server.socket(), "9P2000")
     assert four.ask("Tclunk tag 1 fid 0") == "Rclunk tag 1"
     for raw in (one, three, four):
+        raw.close()
+
+
+def test_client_that_sends_no_more_hears_of_what_was_done(tmp_path: Path) -> None:
+    """It closes its sending side while its write waits for the disk, and a read waits for a message."""
+    store = SlowStore()
+    tree = Tree(store, SystemClock(), owner=ME)
+    with running(tree, tmp_path) as server:
+        raw = Raw(server.socket(), "9P2000")
+        raw.ask("Twalk tag 1 fid 0 newfid 1 names []")
+        raw.ask("Tcreate tag 1 fid 1 name s perm 0666 mode 2")
+        with server.connect() as other, other.open("ctl", "w") as ctl:
+            ctl.write(b"replay all\n")
+        store.slow = True
+        raw.send('Twrite tag 5 fid 1 offset 0 data "x"', "Tread tag 6 fid 1 offset 0 count 9")
+        raw.send("Tread tag 7 fid 1 offset 0 count 9")
+        raw.socket.shutdown(socket.SHUT_WR)
+        assert raw.reply() == 'Rread tag 6 data "x"'
+        eventually(lambda: store.owed and tree.parked == 0)
+        server.call(store.release)
+        assert raw.reply() == "Rwrite tag 5 count 1"
+        assert raw.reply() == "EOF"
         raw.close()
 
 

@@ -44,7 +44,7 @@ def test_pieces_make_no_difference(sent: tuple[bool, list[Any]], data: st.DataOb
 
 
 def test_byte_by_byte() -> None:
-    values = [m.Twrite(1, 2, 3, bytes(1000)), m.Tclunk(2, 2), m.Tversion(0xFFFF, 8192, "9P2000")]
+    values: list[Any] = [m.Twrite(1, 2, 3, bytes(1000)), m.Tclunk(2, 2), m.Tversion(0xFFFF, 8192, "9P2000")]
     framer = Framer(8192)
     found = []
     for byte in b"".join(encode(value, False) for value in values):
