@@ -257,6 +257,8 @@ class Model:
             if data is not None:
                 self.unblock()
                 return data
+        if not any(p[1] == key for p in self.parked):
+            h["place"] = wait
         self.parked.append((wait, key, count))
         self.have_had()
         return WAIT
@@ -264,7 +266,7 @@ class Model:
     def have_had(self):
         """Who waits has had everything there is."""
         for _, key, _ in self.parked:
-            self.handles[key]["pos"] = self.next
+            self.handles[key]["pos"] = max(self.handles[key]["pos"], self.next)
 
     def take(self, h, count):
         """The data of a read, or None: wait."""
@@ -300,10 +302,11 @@ class Model:
         return json.dumps({"sequence": m["seq"], "stream": name, "body": m["body"].decode("latin-1")}).encode()
 
     def hand_over(self):
-        """Answer the reads that wait, in their order: streams, then order, then cursors; one a handle and message."""
+        """Answer who waits, first come first served: streams, then order, then cursors; one read of each handle."""
         served = set()
         rank = {"order": 1, "cursor": 2}
-        for wait, key, count in sorted(self.parked, key=lambda p: rank.get(self.handles[p[1]]["of"], 0)):
+        kinds = [(rank.get(self.handles[p[1]]["of"], 0), self.handles[p[1]]["place"], p) for p in self.parked]
+        for _, _, (wait, key, count) in sorted(kinds):
             if key not in served:
                 self.settle_kept()
                 data = self.take(self.handles[key], count)

@@ -183,7 +183,7 @@ class Cursor(Commands):
     def _back(self, count: int) -> int:
         """The sequence of the count-th message before the end."""
         bucket, streams = self.group.bucket, self.streams()
-        position = bucket.next
+        position = found_at = bucket.next
         while count > 0:
             if len(streams) <= FEW:
                 candidates = [s for n in streams if (s := bucket.before(position, n)) is not None]
@@ -198,8 +198,8 @@ class Cursor(Commands):
             except errors.Damaged:
                 continue
             if record is not None and self._shows(record):
-                count -= 1
-        return position
+                count, found_at = count - 1, position
+        return found_at
 
     def _drop_rest(self) -> None:
         self.last = Given()
@@ -371,7 +371,7 @@ class Cursor(Commands):
         if self.watcher is not None:
             watcher, self.watcher = self.watcher, None
             watcher()
-        if not self.waits:
+        if not self.waits or record.sequence < self.position:
             return
         if self._done() or (self.until is not None and record.sequence >= self.until):
             self._settle(b"")

@@ -317,13 +317,13 @@ class Group:
                 sequence = self.bucket.append(kind, stream.number, time_ns, body)
             except OSError as error:
                 raise errors.DiskFailed(str(error)) from error
-            stream.appended(len(body))
+            stream.appended(sequence, kind, len(body))
         self._announce(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
 
     def _append_unit(self, stream: Stream, kind: int, bodies: Sequence[bytes], time_ns: int) -> None:
         first = self._append_drafts([Draft(kind, stream.number, body) for body in bodies], time_ns)
-        for body in bodies:
-            stream.appended(len(body))
+        for sequence, body in enumerate(bodies, first):
+            stream.appended(sequence, kind, len(body))
         for sequence, body in enumerate(bodies, first):
             self._announce(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
 
@@ -345,7 +345,7 @@ class Group:
         """Everyone who waits is answered before the write is."""
         counts = self.counts
         if record.kind == Kind.MESSAGE:
-            stream.newest, stream.mtime_ns = record.sequence, record.time_ns
+            stream.mtime_ns = record.time_ns
             stream.written += 1
             counts.written += 1
             counts.written_bytes += len(record.body)

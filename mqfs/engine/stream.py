@@ -222,8 +222,10 @@ class Stream:
 
     # ------------------------------------------------------------ readers and writers that wait
 
-    def appended(self, size: int) -> None:
+    def appended(self, sequence: int, kind: int, size: int) -> None:
         """Count a message that the log now holds."""
+        if kind == Kind.MESSAGE:
+            self.newest = sequence
         if self.count >= 0:
             self.count += 1
             self.size += size
