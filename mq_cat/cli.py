@@ -14,13 +14,14 @@ import click
 
 from mq_cat.command import guarded, parsed
 from mq_cat.cursor import Cursor, Message
-from mq_cat.group import check_group, check_streams, streams_of
+from mq_cat.group import check_group, check_streams, inodes, streams_of
 from mq_cat.order import InOrder
 from mq_cat.output import Format, Output, as_json, ended_by_newline, ended_by_nul, raw, timed
 from mq_cat.problem import USAGE, Problem, note, reason
 
 PROGRAM = "mq-cat"
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LOOK_S = 2.0  # how often a silent reader looks whether its streams are still there
 _DAMAGED_IN_A_ROW = 1000  # reads that fail one after the other, before the disk itself is taken to be gone
 
 
@@ -97,8 +98,6 @@ def _command(**given: Any) -> Wish:
 
 def source_of(wish: Wish) -> Source:
     """The open reader. Raises Problem."""
-    check_group(wish.group)
-    check_streams(wish.group, wish.streams)
     if wish.order or not os.path.lexists(os.path.join(wish.group, ".cursor")):
         return _in_order(wish)
     cursor = Cursor(wish.group)
@@ -139,7 +138,7 @@ def format_of(wish: Wish) -> Format:
     return ended_by_newline(body) if wish.json or wish.times else body
 
 
-def copy(source: Source, output: Output, wish: Wish) -> int:
+def copy(source: Source, output: Output, wish: Wish, wanted: frozenset[int]) -> int:
     """Write what comes, until one of the ends that were asked for."""
     failures = 0
     while not output.full:
@@ -164,8 +163,19 @@ def copy(source: Source, output: Output, wish: Wish) -> int:
         elif messages is None:
             if wish.end and isinstance(source, InOrder):
                 return 0
-            output.wait(source.fd)
+            if not output.wait(source.fd, LOOK_S) and wish.streams:
+                check_left(wish.group, wanted)
     return 0
+
+
+def check_left(group: str, wanted: frozenset[int]) -> None:
+    """Raises Problem where none of the streams is there any more, under whatever name: nothing would ever come."""
+    try:
+        left = inodes(group) & wanted
+    except OSError:
+        return  # the next read says why
+    if not left:
+        raise Problem(f"{group}: the streams were removed")
 
 
 def _there(group: str) -> bool:
@@ -183,16 +193,18 @@ def _why_over(wish: Wish) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    wanted = parsed(_command, arguments)
-    if not isinstance(wanted, Wish):
-        return int(wanted or 0)  # --help
-    output = Output(format_of(wanted), wanted.count, wanted.idle_s)
+    wish = parsed(_command, arguments)
+    if not isinstance(wish, Wish):
+        return int(wish or 0)  # --help
+    output = Output(format_of(wish), wish.count, wish.idle_s)
     try:
-        source = source_of(wanted)
+        check_group(wish.group)
+        wanted = check_streams(wish.group, wish.streams)
+        source = source_of(wish)
     except OSError as error:
-        raise Problem(f"{error.filename or wanted.group}: {reason(error)}") from error
+        raise Problem(f"{error.filename or wish.group}: {reason(error)}") from error
     try:
-        return copy(source, output, wanted)
+        return copy(source, output, wish, wanted)
     finally:
         source.close()
 

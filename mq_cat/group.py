@@ -33,12 +33,19 @@ def streams_of(group: str) -> list[str]:
     return sorted(names)
 
 
-def check_streams(group: str, wanted: Sequence[str]) -> None:
-    """Raises Problem, with what there is, where one of them is not there."""
+def inodes(group: str) -> frozenset[int]:
+    """What stands for its files whatever they are called."""
+    with os.scandir(group) as entries:
+        return frozenset(entry.inode() for entry in entries)
+
+
+def check_streams(group: str, wanted: Sequence[str]) -> frozenset[int]:
+    """The inodes of what is wanted. Raises Problem, with what there is, where one of them is not there."""
     if not wanted:
-        return
+        return frozenset()
     there = streams_of(group)
     for name in wanted:
         if name not in there:
             has = ", ".join(there) if there else "none"
             raise Problem(f"{group}: no stream {name!r}; its streams: {has}")
+    return frozenset(os.stat(os.path.join(group, name)).st_ino for name in wanted)

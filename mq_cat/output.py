@@ -101,31 +101,38 @@ class Output:
             except OSError as error:
                 raise Problem(f"standard output: {os.strerror(error.errno or 0).lower()}") from error
 
-    def wait(self, fd: int) -> None:
-        """Return when `fd` may be readable. Ends the program when nobody reads its output any more, or at time-out."""
-        left = None
+    def wait(self, fd: int, at_most_s: float) -> bool:
+        """Return when `fd` may be readable: True; or after that time: False.
+
+        Ends the program when nobody reads its output any more, or at the time-out of `--idle`.
+        """
+        left = at_most_s
         if self._idle_s is not None:
-            left = self._news + self._idle_s - time.monotonic()
+            left = min(left, self._news + self._idle_s - time.monotonic())
             if left <= 0:
                 raise Problem("", TIMED_OUT)
         if self._fruitless > 3:  # a file system without poll says "readable" at all times
-            pause = min(_LAZY_S, _LAZY_S if left is None else left)
+            pause = min(_LAZY_S, left)
             self._poll({}, pause)
-            left = 0.0 if left is None else max(0.0, left - pause)
+            left -= pause
         started = time.monotonic()
-        self._poll({fd: select.POLLIN}, left)
+        ready = self._poll({fd: select.POLLIN}, left)
         self._fruitless = self._fruitless + 1 if time.monotonic() - started < _AT_ONCE_S else 0
+        return ready
 
-    def _poll(self, fds: dict[int, int], seconds: float | None) -> None:
+    def _poll(self, fds: dict[int, int], seconds: float | None) -> bool:
+        """Whether one of them is ready. Ends the program when nobody reads its output any more."""
         poll = select.poll()
         poll.register(self._fd, fds.get(self._fd, 0))
         for fd, mask in fds.items():
             if fd != self._fd:
                 poll.register(fd, mask)
         timeout = None if seconds is None else max(0, int(seconds * 1000) + 1)
-        for fd, event in poll.poll(timeout):
+        ready = poll.poll(timeout)
+        for fd, event in ready:
             if fd == self._fd and event & _GONE:
                 die_of_sigpipe()
+        return bool(ready)
 
 
 def die_of_sigpipe() -> None:

@@ -275,6 +275,23 @@ def test_a_group_that_is_removed_ends_it(server: Server, order: list[str]) -> No
         assert process.stderr.read().decode() == f"mq-cat: {group}: no such group (any more)\n"
 
 
+@pytest.mark.parametrize("order", [[], ["--order"]])
+def test_streams_that_are_all_removed_end_it(server: Server, order: list[str]) -> None:
+    group = server.group("streams" + "".join(order), streams=["a", "b", "c"])
+    with running("mq-cat", *order, group, "a", "b") as process:
+        wait_until_waiting(process)
+        (group / "a").unlink()
+        (group / "b").rename(group / "renamed")
+        if not order:
+            still_runs(process, 2.5)
+            say(group / "renamed", "still b\n")
+            assert lines(process.stdout, 1) == [b"still b\n"]
+        (group / "renamed").unlink()
+        assert process.wait(DEADLINE_S) == 1
+        assert process.stderr is not None
+        assert process.stderr.read().decode() == f"mq-cat: {group}: the streams were removed\n"
+
+
 def test_a_reader_that_is_overtaken_says_so_and_goes_on(server: Server) -> None:
     group = server.group("behind", "replay all", "depth 10", "sync off", streams=["a"])
     with running("mq-cat", "-n", 11, group) as process:
