@@ -48,6 +48,7 @@ def bash(folder: Path) -> pexpect.spawn:
         echo=False,
         encoding="utf-8",
         timeout=20,
+        use_poll=True,
     )
 
 
