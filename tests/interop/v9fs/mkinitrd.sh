@@ -1,5 +1,5 @@
 #!/bin/bash
-# Make the guest: busybox, the 9P and network modules of the kernel, coreutils' cat and dd, and guest.sh.
+# Make the guest: busybox, the 9P and network modules of the kernel, coreutils' cat and dd, flock, and guest.sh.
 # usage: mkinitrd.sh KERNEL OUT PORT
 set -e
 kernel=$1 out=$2 port=$3
@@ -10,7 +10,7 @@ trap 'rm -rf "$root"' EXIT
 mkdir -p "$root"/{bin,dev,proc,sys,mnt,tmp,gnu,modules}
 cp "$(command -v busybox)" "$root/bin/busybox"
 ln -s busybox "$root/bin/sh"
-for tool in cat dd; do
+for tool in cat dd flock; do
   cp "$(command -v $tool)" "$root/gnu/"
   ldd "$(command -v $tool)" | grep -o '/[^ ]*' | while read -r library; do
     mkdir -p "$root$(dirname "$library")"
