@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 import time
 from array import array
 from bisect import bisect_left, bisect_right
@@ -21,7 +20,7 @@ from mqfs import errors, limits
 from mqfs.store import index as idx
 from mqfs.store.committer import Committer
 from mqfs.store.compact import compact
-from mqfs.store.disk import Disk, write_all
+from mqfs.store.disk import Disk, write_all, write_file
 from mqfs.store.index import Index, OpenIndex, seek, seek_before
 from mqfs.store.record import INNER, MORE, SETTLED, Row, decode, encode, padded
 from mqfs.store.segment import Files, Segment
@@ -30,6 +29,7 @@ from mqfs.types import Committed, Draft, Kind, Record
 log = logging.getLogger("mqfs.store")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOOKS = 4  # segments of which one trim reads the index
 _RESERVE = b'{"reserve":'
 
 
@@ -52,27 +52,24 @@ class _Waiting(NamedTuple):
     then: Committed | None
 
 
-def write_head(home: Home, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int) -> Row:
-    """Make the file of a new segment in `folder`, with its head; the name is not synced. Returns the row of the last
-    record of the head."""
-    parts = [state[at : at + limits.STATE_RECORD_BYTES] for at in range(0, len(state), limits.STATE_RECORD_BYTES)] or [
-        b""
-    ]
-    records = [
-        encode(first - 1, now_ns, 0, Kind.STATE, MORE | (INNER if number else 0), b"", part)
-        for number, part in enumerate(parts)
-    ]
-    body = reserve_body(reserve)
-    records.append(encode(first - 1, now_ns, 0, Kind.CHANGE, INNER, b"", body))
-    data = b"".join(records)
+def write_head(home: Home, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int) -> list[Row]:
+    """Make the file of a new segment in `folder`, with its head; the name is not synced. Returns the head's rows."""
+    step = limits.STATE_RECORD_BYTES
+    bodies = [state[at : at + step] for at in range(0, len(state), step)] or [b""]
+    bodies.append(reserve_body(reserve))
+    rows: list[Row] = []
+    records: list[bytes] = []
+    position = 0
+    for body in bodies:
+        ends = len(rows) == len(bodies) - 1
+        kind, flags = Kind.CHANGE if ends else Kind.STATE, (0 if ends else MORE) | (INNER if rows else 0)
+        rows.append(Row(first - 1, now_ns, position, len(body), 0, 0, kind, flags))
+        records.append(encode(first - 1, now_ns, 0, kind, flags, b"", body))
+        position += len(records[-1])
     made = f"{home.staging}/{group}-{first:020d}.log"
-    fd = home.disk.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        write_all(home.disk, fd, data, 0)
-    finally:
-        home.disk.close(fd)
+    write_file(home.disk, made, b"".join(records), sync=False)
     home.disk.rename(made, f"{folder}/{first:020d}.log")
-    return Row(first - 1, now_ns, len(data) - len(records[-1]), len(body), 0, 0, Kind.CHANGE, INNER)
+    return rows
 
 
 def reserve_body(bound: int) -> bytes:
@@ -110,7 +107,6 @@ class DiskBucket:
         self._asked: float | None = None  # when the sync that was asked for is due
         self._job: tuple[int, list[Segment], int] = (0, [], 0)
         self._first: int | None = None
-        self._touched = False  # something was appended since the start
         self._closed = False
         self._work: Generator[bool, None, None] | None = None  # a compaction under way
         self._floors: Mapping[int, int] = {}
@@ -413,7 +409,7 @@ class DiskBucket:
             first = old.first + 1  # only changes since: its name is taken, so that number is used up
             reserve = max(reserve, first)
         try:
-            row = write_head(self._home, self._folder, self.id, first, self.state(), reserve, self.last_ns)
+            rows = write_head(self._home, self._folder, self.id, first, self.state(), reserve, self.last_ns)
         except OSError as error:
             if error.errno in _FULL:
                 raise errors.DiskFull(f"group {self.id}") from error
@@ -422,8 +418,8 @@ class DiskBucket:
         segment = self._segment(first)
         segment.quiet = self._quiet
         segment.index = OpenIndex()
-        segment.used = segment.allocated = segment.head = row.position + padded(row.size)
-        segment.others = self._head_rows(segment, row)
+        segment.used = segment.allocated = segment.head = rows[-1].position + padded(rows[-1].size)
+        segment.others = rows
         segment.open()
         self.next = first
         if reserve > self._reserved:
@@ -438,23 +434,6 @@ class DiskBucket:
         self._open = segment
         self.sync()
         return segment
-
-    def _head_rows(self, segment: Segment, last: Row) -> list[Row]:
-        """The rows of a head that was just written: states of the greatest size, the rest, the reserve."""
-        rows: list[Row] = []
-        position = 0
-        while position < last.position:
-            body = min(limits.STATE_RECORD_BYTES, last.position - position - 32)
-            if last.position - position - padded(32 + body) < 32:
-                body = self._body_at(segment, position)
-            rows.append(
-                Row(last.sequence, last.time_ns, position, body, 0, 0, Kind.STATE, MORE | (INNER if rows else 0))
-            )
-            position += padded(32 + body)
-        return [*rows, last]
-
-    def _body_at(self, segment: Segment, position: int) -> int:
-        return int.from_bytes(segment.read(position, 4), "little") - 32
 
     # ------------------------------------------------------------ finding
 
@@ -682,7 +661,14 @@ class DiskBucket:
 
     def _trim(self) -> None:
         opened = self._open
-        unwanted = [s for s in self._segments if s is not opened and not self._wanted(s)]
+        looks = _LOOKS
+        unwanted = []
+        for segment in self._segments:
+            if segment is opened or self._has_witness(segment):
+                continue
+            looks -= 1
+            if looks >= 0 and not self._wanted(segment):
+                unwanted.append(segment)
         if opened is not None and opened.used - opened.head > limits.SEGMENT_FIRST_BYTES * 16 and self.failed is None:
             opened.cursor = 0
             if len(unwanted) == len(self._segments) - 1 and not self._wanted(opened):
@@ -693,11 +679,14 @@ class DiskBucket:
         if unwanted and self._work is None and self.failed is None:
             self.sync(lambda error: None if error else self._drop(unwanted))
 
-    def _wanted(self, segment: Segment) -> bool:
-        """Whether a message in it is wanted. Cheap: one that was wanted is looked at first, and what is unwanted once
-        is never looked at again."""
+    def _has_witness(self, segment: Segment) -> bool:
+        """Whether the message in it that was wanted when last looked still is."""
         stream, last = segment.witness
-        if self._floors.get(stream, last + 1) <= last and last not in self._dropped:
+        return self._floors.get(stream, last + 1) <= last and last not in self._dropped
+
+    def _wanted(self, segment: Segment) -> bool:
+        """Whether a message in it is wanted. What is unwanted once is never looked at again."""
+        if self._has_witness(segment):
             return True
         index = segment.load()
         present = index.present()
@@ -749,12 +738,14 @@ class DiskBucket:
         """A portion of compaction, until that moment of the monotonic clock."""
         if self.failed is not None or self._closed:
             return
-        self._index_when_idle()
+        self._rest_when_idle()
         if not self._told:
             return
         if self._work is None:
+            if len(self._segments) < 2:
+                return
             looked = (len(self._floors), sum(self._floors.values()), len(self._dropped), len(self._segments))
-            if looked == self._looked or len(self._segments) < 2:
+            if looked == self._looked:
                 return
             self._looked = looked
             self._work = compact(self)
@@ -763,14 +754,17 @@ class DiskBucket:
                 return
         self._work = None
 
-    def _index_when_idle(self) -> None:
-        """A bucket that is written rarely would else be scanned for a long stretch after a kill."""
+    def _rest_when_idle(self) -> None:
+        """A bucket that is not written: its index goes to the disk, and out of memory when it is not read either."""
         segment, seen = self._open, self._seen
         self._seen = self._written
         if segment is None or self._written != self._synced or seen != self._written:
             return
         if segment.used - segment.covered > limits.SEGMENT_FIRST_BYTES:
             segment.extend(segment.used, segment.counts()[0], len(segment.rows()), self.last_ns)
+        elif not segment.recent:
+            segment.fold()
+        segment.recent = False
 
     def wanted(self, stream: int, sequence: int) -> bool:
         """Whether that message is wanted, as `trim` was told last."""

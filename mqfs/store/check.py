@@ -159,11 +159,12 @@ class Checker:
     def _segments(self, number: int, folder: str, names: list[str]) -> None:
         last, bound, bad, has_state = 0, 0, False, False
         newest: Log | None = None
-        for name in names:
-            log = newest = Log(self.disk, folder, name, newest=name == names[-1])
+        for name, following in zip(names, [*names[1:], ""], strict=True):
+            log = newest = Log(self.disk, folder, name, newest=not following)
             before = self.problems
             self._records(number, log)
-            last = self._order(number, log, last)
+            end = int(following[:-4]) if following else 1 << 64
+            last = self._order(number, log, last, end)
             has_state = self._bodies(number, log) or has_state
             damaged = self.problems > before
             bad = bad or damaged
@@ -190,11 +191,13 @@ class Checker:
         if head != 0 and log.found.end:
             self.report(f"note: group {number}: {log.name} does not begin with a state")
 
-    def _order(self, number: int, log: Log, last: int) -> int:
+    def _order(self, number: int, log: Log, last: int, end: int) -> int:
         """Sequences grow, and times do not go back."""
         time_ns = 0
         for sequence, when in zip(log.index.sequences, log.index.times, strict=True):
-            if sequence <= last and sequence >= log.first:
+            if sequence >= end:
+                break  # it is in the next segment too: a compaction was interrupted
+            if sequence <= last:
                 self.problem(f"group {number}: {log.name}: message {sequence} comes after {last}")
             if when < time_ns:
                 self.problem(f"group {number}: {log.name}: the time of message {sequence} goes back")

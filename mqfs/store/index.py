@@ -127,6 +127,13 @@ class OpenIndex:
         for name, _ in _COLUMNS:
             getattr(self, name).extend(getattr(other, name))
 
+    def behind(self, count: int) -> OpenIndex:
+        """A copy without the first `count` messages, and without postings."""
+        rest = OpenIndex()
+        for name, _ in _COLUMNS:
+            getattr(rest, name).extend(getattr(self, name)[count:])
+        return rest
+
     def cut(self, count: int) -> None:
         """Keep the first `count` messages."""
         for name, _ in _COLUMNS:

@@ -199,12 +199,17 @@ class Segment:
             self.files.opened(self)
 
     def rest(self) -> None:
-        """Give up the descriptor and, where the file has it, the index."""
+        """Give up the descriptor and the index."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             self.disk.close(fd)
-        if self.index is not None and (self.sealed or self.covered == self.used):
-            self.index = None
+        self.fold()
+
+    def fold(self) -> None:
+        """Give up the index in memory, but for what is not on disk."""
+        if isinstance(self.index, OpenIndex) and not self.sealed:
+            self.tail = self.index.behind(sum(part.messages for part in self.parts))
+        self.index = None
 
     @property
     def covered(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from mqfs.errors import Damaged
 from mqfs.store.store import DiskStore
 from mqfs.types import Bucket, Draft, Kind, Record
 from tests.campaign import seed, size
-from tests.crash.liar import File, LyingDisk
+from tests.crash.liar import File, LyingDisk, Stopped
 from tests.store.small import SMALL, lowered
 
 PATH = "/s/store"
@@ -183,3 +184,71 @@ def test_all_bytes_of_a_new_head_are_zeros() -> None:
     assert written.check(disk) == set()
     assert not disk.exists(f"{FOLDER}/{name}")
     assert disk.listdir(f"{PATH}/quarantine") == []
+
+
+def opened(disk: LyingDisk) -> tuple[DiskStore, Bucket]:
+    store = DiskStore(PATH, disk=disk)
+    bucket = store.make(store.number(), b"0") if not store.groups() else store.open(1)
+    bucket.state = lambda: b"0"
+    return store, bucket
+
+
+def hit(disk: LyingDisk, body: bytes, *, zeros: bool = False) -> None:
+    """Damage the record in the last segment that holds that body."""
+    name = [name for name in sorted(disk.listdir(FOLDER)) if name.endswith(".log")][-1]
+    file = file_of(disk, name)
+    at = bytes(file.data).index(body)
+    file.write(at - 32 if zeros else at, bytes(32 + len(body)) if zeros else b"!")
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_behind_a_tear_nothing_is_served(zeros: bool) -> None:
+    """The page of an earlier record never reached the disk, those of later ones did: none was promised."""
+    disk = LyingDisk()
+    _, bucket = opened(disk)
+    for body in (b"sync'd", b"first", b"second", b"third"):
+        bucket.append(Kind.MESSAGE, 16, 0, body)
+        if body == b"sync'd":
+            bucket.sync()
+    disk = disk.after_kill()
+    hit(disk, b"second", zeros=zeros)
+    _, bucket = opened(disk)
+    records, damaged = read(bucket)
+    assert [record.body for record in records] == [b"sync'd", b"first"]
+    assert not damaged
+    (kept,) = disk.listdir(f"{PATH}/quarantine")
+    assert b"third" in bytes(disk._find(f"{PATH}/quarantine/{kept}").data)
+
+
+def test_behind_rot_all_is_served() -> None:
+    """A later record says that the damaged one had been on disk: so it is no tear. Of its unit nothing is served."""
+    disk = LyingDisk()
+    _, bucket = opened(disk)
+    bucket.append_unit([Draft(Kind.MESSAGE, 16, body) for body in (b"one", b"two", b"three")], 0)
+    bucket.sync()
+    bucket.append(Kind.MESSAGE, 16, 0, b"later")
+    disk = disk.after_kill()
+    hit(disk, b"two")
+    _, bucket = opened(disk)
+    assert [record.body for record in read(bucket)[0]] == [b"later"]
+    assert bucket.damaged == 1
+    assert bucket.next > 4
+
+
+def test_what_made_messages_unwanted_is_on_disk_before_they_go() -> None:
+    for stop in range(1, 60):
+        disk = LyingDisk()
+        _, bucket = opened(disk)
+        while len(bucket._segments) < 3:  # type: ignore[attr-defined]
+            bucket.append(Kind.MESSAGE, 16, 0, b"x" * 200)
+        bucket.sync()
+        bucket.append(Kind.CHANGE, 0, 0, b"cleared")
+        disk.stop_at = disk.calls + stop
+        with contextlib.suppress(Stopped):
+            bucket.trim({}, frozenset())
+        _, bucket = opened(disk.after_power_loss(random.Random(stop)))
+        if not any(record.sequence == 1 for record in read(bucket)[0]):
+            assert [record.body for record in bucket.history()[1]] == [b"cleared"]
+        if disk.calls < disk.stop_at:
+            break
+    assert disk.calls < disk.stop_at

@@ -118,6 +118,9 @@ def test_a_full_disk_is_not_for_good() -> None:
     assert bucket.next == 2
     assert bucket.append(Kind.MESSAGE, 16, 0, b"two") == 2
     assert bucket.find(16, 2) is not None
+    killed = DiskStore(PATH, disk=disk.after_kill().copy())
+    assert killed.open(1).find(17, 0) is None
+    assert killed.disk.listdir(f"{PATH}/quarantine") == [], "something was left of a refused write"
     store.close()
     again = DiskStore(PATH, disk=disk.after_kill()).open(1)
     assert (again.next, again.damaged) == (3, 0)
