@@ -46,7 +46,6 @@ class Cursor(Commands):
         self.overtaken = False  # held back more than the slack of a `replay off` group
         self.last = Given()
         self.waits: list[tuple[Wait[bytes], int]] = []
-        self.watcher: Callable[[], None] | None = None
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
         self.position = self.group.bucket.next
         replay = self.group.settings.replay
@@ -73,10 +72,6 @@ class Cursor(Commands):
             self.overtaken = True
             return slack
         return self.position
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self.waits)
 
     # ------------------------------------------------------------ commands
 
@@ -231,6 +226,7 @@ class Cursor(Commands):
         self.group.tree.park()
         wait: Wait[bytes] = Wait(self._unpark)
         self.waits.append((wait, count))
+        self.group.cursors_parked[self] = None
         return wait
 
     def _text(self, count: int) -> bytes | None:
@@ -368,10 +364,7 @@ class Cursor(Commands):
 
     def offer(self, record: Record) -> None:
         """A new message: for a read that waits, if it is one to be shown."""
-        if self.watcher is not None:
-            watcher, self.watcher = self.watcher, None
-            watcher()
-        if not self.waits or record.sequence < self.position:
+        if record.sequence < self.position:
             return
         if self._done() or (self.until is not None and record.sequence >= self.until):
             self._settle(b"")
@@ -388,14 +381,19 @@ class Cursor(Commands):
 
     def _settle(self, data: bytes) -> None:
         wait, _ = self.waits.pop(0)
-        self.group.tree.parked -= 1
+        self._unparked()
         wait.settle(data)
+
+    def _unparked(self) -> None:
+        self.group.tree.parked -= 1
+        if not self.waits:
+            del self.group.cursors_parked[self]
 
     def _unpark(self, wait: Wait[bytes]) -> bool:
         for i, (other, _) in enumerate(self.waits):
             if other is wait:
                 del self.waits[i]
-                self.group.tree.parked -= 1
+                self._unparked()
                 return True
         return False
 
@@ -412,18 +410,18 @@ class Cursor(Commands):
         return self.position < self.group.bucket.next and self._find() is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
-        self.watcher = then
+        if then is None:
+            self.group.cursor_watchers.pop(self, None)
+        else:
+            self.group.cursor_watchers[self] = then
 
     def end(self) -> None:
         """The group is gone or the server stops: end-of-file for reads that wait."""
         while self.waits:
             self._settle(b"")
-        if self.watcher is not None:
-            watcher, self.watcher = self.watcher, None
-            watcher()
 
     def _end(self) -> None:
-        self.watcher = None
+        self.group.cursor_watchers.pop(self, None)
         self.end()
         self.group.cursors.discard(self)
         self.group.unblock()

@@ -201,6 +201,8 @@ class Reader(Open):
                 if not waits:
                     del room[self]
                 self.group.tree.parked -= 1
+                # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
+                self.position = max(self.position, self.group.bucket.next)
                 return True
         return False
 

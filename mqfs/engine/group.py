@@ -110,6 +110,8 @@ class Group:
         self.order_parked: Parked = {}
         self.order_watchers: dict[object, Callable[[], None]] = {}
         self.cursors: set[Cursor] = set()
+        self.cursors_parked: dict[Cursor, None] = {}  # in the order in which they began to wait
+        self.cursor_watchers: dict[Cursor, Callable[[], None]] = {}
         self.blocking: set[Stream] = set()  # streams on which writers wait for room
         self.refusals: deque[Refused] = deque(maxlen=limits.ERRORS)
         self.counts = Counts()
@@ -338,7 +340,7 @@ class Group:
         return (
             len(stream.parked) == len(stream.readers)
             and len(self.order_parked) == len(self.order_readers)
-            and all(cursor.waiting for cursor in self.cursors)
+            and len(self.cursors_parked) == len(self.cursors)
         )
 
     def _announce(self, stream: Stream, record: Record) -> None:
@@ -356,13 +358,16 @@ class Group:
             stream.wake_watchers()
         if record.kind == Kind.MESSAGE and self.order_parked:
             serve_parked(self.order_parked, record)
-        if self.order_watchers:
-            watchers, self.order_watchers = self.order_watchers, {}
-            for then in watchers.values():
-                then()
-        if self.cursors:
-            for cursor in list(self.cursors):
-                cursor.offer(record)
+        for cursor in list(self.cursors_parked):
+            cursor.offer(record)
+        if self.order_watchers or self.cursor_watchers:
+            self._wake_watchers()
+
+    def _wake_watchers(self) -> None:
+        watchers = [*self.order_watchers.values(), *self.cursor_watchers.values()]
+        self.order_watchers, self.cursor_watchers = {}, {}
+        for then in watchers:
+            then()
 
     def _promise(self, value: T) -> Step[T]:
         """`value` at once, or when the log is on disk as `sync` says."""
@@ -477,6 +482,7 @@ class Group:
             then()
         for cursor in list(self.cursors):
             cursor.end()
+        self._wake_watchers()
 
 
 def read_settings(lines: Sequence[str]) -> Settings:

@@ -92,8 +92,8 @@ class Stream:
         if replay == "all":
             return floor
         live = group.live_floor(self)
-        if replay == "last":
-            live = min(live, self.newest_kept() or live)
+        if replay == "last" and (newest := self.newest_kept()) >= floor and newest:
+            live = min(live, newest)
         return max(floor, live)
 
     def advance(self) -> None:
