@@ -50,7 +50,7 @@ REPLY_BYTES = 4 << 20  # replies of one connection not yet taken by its client; 
 # FUSE
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
 LOCKS = 65_536  # flock and POSIX locks of the whole mount
-INTERRUPTS = 1_024  # remembered that came before their request
+INTERRUPTS = 1_024  # remembered that came before their request; and threads told to look a name up again
 LISTINGS = 65_536  # open directories
 
 # The server

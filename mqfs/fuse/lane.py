@@ -153,7 +153,7 @@ class Lane:
                 except BlockingIOError:
                     if yielded:
                         await waiting_room(device)
-                    else:  # a caller just answered, on this CPU, often has its next request at once: half the time saved
+                    else:  # the caller just answered may share this CPU and ask again at once: twice the speed
                         os.sched_yield()
                     yielded = not yielded
                     continue

@@ -1,8 +1,13 @@
 """What the numbers of the kernel mean: nodeids (files it knows) and file handles (files it has open).
 
 Owns both tables and nothing else. A nodeid lives until the kernel forgets it, a file handle until it is released.
-Every lookup of a file gives it a fresh nodeid, so that separate opens have kernel inodes of their own and a write that
-waits holds up nobody else; a directory keeps its nodeid, else getcwd would fail. Numbers are never given twice.
+Numbers are never given twice.
+
+The kernel keeps other writers of an inode out while one write waits. So each open for writing has a nodeid, and with it
+a kernel inode, of its own: once opened for writing, a nodeid is not given to further lookups. Who looked it up before,
+at the same time, is told ESTALE, at which the kernel looks again, and then gets one that nobody else gets. Readers
+share: a fresh nodeid for every lookup would have each of a thousand that open a file at once throw away what the kernel
+just found for the others. A directory always keeps its nodeid, else getcwd would fail.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.tree import Group, Node, Tree
 from mqfs.types import Handle, User
 
@@ -20,10 +25,11 @@ ROOT = 1  # the kernel's name for the root directory
 class Inode:
     """A file the kernel knows."""
 
-    __slots__ = ("ino", "lookups", "node")
+    __slots__ = ("ino", "lookups", "node", "taken")
 
     def __init__(self, node: Node, ino: int) -> None:
         self.node, self.ino, self.lookups = node, ino, 0
+        self.taken = False  # opened for writing
 
 
 class File:
@@ -50,8 +56,9 @@ class Nodes:
 
     def __init__(self, tree: Tree) -> None:
         self._inodes = {ROOT: Inode(tree.root, tree.root.qid.path)}
-        self._groups = {tree.root: ROOT}
-        self._fresh = itertools.count(ROOT + 1)
+        self._current: dict[Node, int] = {tree.root: ROOT}  # what a lookup gets
+        self._retrying: dict[int, None] = {}  # threads told to look again, the oldest first
+        self.given = ROOT  # the last nodeid
 
     def __len__(self) -> int:
         return len(self._inodes)
@@ -75,16 +82,32 @@ class Nodes:
         inode = self._inodes.get(nodeid)
         return inode.ino if inode else nodeid
 
-    def enter(self, node: Node) -> int:
-        """The nodeid for one reply that carries an entry."""
-        nodeid = self._groups.get(node) if isinstance(node, Group) else None
-        if nodeid is None:
-            nodeid = next(self._fresh)
+    def enter(self, node: Node, thread: int = 0, *, alone: bool = False) -> int:
+        """The nodeid for one reply that carries an entry; `alone`: one that nobody else gets."""
+        alone = (alone or thread in self._retrying) and not node.directory
+        nodeid = 0 if alone else self._current.get(node, 0)
+        if not nodeid:
+            self.given = nodeid = self.given + 1
             self._inodes[nodeid] = Inode(node, node.qid.path)
-            if isinstance(node, Group):
-                self._groups[node] = nodeid
+            if not alone:
+                self._current[node] = nodeid
         self._inodes[nodeid].lookups += 1
         return nodeid
+
+    def take(self, nodeid: int, thread: int) -> None:
+        """It is opened for writing. Raises Stale, once in a row for a thread, where another has done so before."""
+        inode = self._inodes.get(nodeid)
+        if inode is None:
+            raise errors.Stale(f"node {nodeid}")
+        if inode.taken and thread not in self._retrying:  # a second time: it was not looked up, but is /proc/self/fd/N
+            self._retrying[thread] = None
+            if len(self._retrying) > limits.INTERRUPTS:
+                del self._retrying[next(iter(self._retrying))]
+            raise errors.Stale(f"node {nodeid}")
+        self._retrying.pop(thread, None)
+        inode.taken = True
+        if self._current.get(inode.node) == nodeid:
+            del self._current[inode.node]
 
     def forget(self, nodeid: int, lookups: int) -> None:
         inode = self._inodes.get(nodeid)
@@ -93,8 +116,8 @@ class Nodes:
         inode.lookups -= lookups
         if inode.lookups <= 0:
             del self._inodes[nodeid]
-            if isinstance(inode.node, Group):
-                self._groups.pop(inode.node, None)
+            if self._current.get(inode.node) == nodeid:
+                del self._current[inode.node]
 
 
 class Files:

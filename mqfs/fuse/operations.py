@@ -95,8 +95,8 @@ class Operations(pyfuse3.Operations):
         entry.st_ctime_ns = found.ctime_ns
         return entry
 
-    def enter(self, node: Node) -> EntryAttributes:
-        return self.attributes(node, self.nodes.enter(node))
+    def enter(self, node: Node, ctx: RequestContext) -> EntryAttributes:
+        return self.attributes(node, self.nodes.enter(node, ctx.pid))
 
     def user(self, ctx: RequestContext, *, process: bool = False) -> User:
         return people.user(ctx.uid, ctx.gid, ctx.pid, process=process)
@@ -146,7 +146,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         node = self.tree.walk(self.user(ctx), self.nodes.node(parent_inode), known_name(name))
-        return self.enter(node)
+        return self.enter(node, ctx)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for nodeid, lookups in inode_list:
@@ -156,7 +156,7 @@ class Operations(pyfuse3.Operations):
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
         group = self.nodes.group(parent_inode)
         made = await settle(self.tree.mkdir(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
-        return self.enter(made)
+        return self.enter(made, ctx)
 
     @answering
     async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
@@ -164,7 +164,7 @@ class Operations(pyfuse3.Operations):
             raise errors.NotPermitted("only plain files and directories are made here")
         group = self.nodes.group(parent_inode)
         made = await settle(self.tree.create(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
-        return self.enter(made)
+        return self.enter(made, ctx)
 
     @answering
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
@@ -211,7 +211,10 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        return self.open_file(self.user(ctx, process=True), self.nodes.node(inode), flags)
+        node = self.nodes.node(inode)
+        if flags & os.O_ACCMODE:
+            self.nodes.take(inode, ctx.pid)
+        return self.open_file(self.user(ctx, process=True), node, flags)
 
     @answering
     async def create(
@@ -225,4 +228,5 @@ class Operations(pyfuse3.Operations):
             node = self.tree.walk(user, group, known_name(name))
             if flags & os.O_EXCL or isinstance(node, Group):
                 raise
-        return self.open_file(user, node, flags), self.enter(node)
+        info = self.open_file(user, node, flags)
+        return info, self.attributes(node, self.nodes.enter(node, alone=True))

@@ -27,6 +27,7 @@ def sizes(tree: Tree, mount: FuseMount) -> str:
     return json.dumps(
         {
             "nodes": len(mount.nodes),
+            "given": mount.nodes.given,
             "files": len(mount.files.open),
             "listings": len(mount.files.listings),
             "waiting": len(mount.lane.waiting),

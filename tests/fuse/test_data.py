@@ -223,6 +223,46 @@ def test_a_writer_that_waits_holds_up_nobody_who_opened_the_file_himself(mq: Pat
     assert drain(mq / "s") == [b"2"]
 
 
+def test_writers_that_open_a_file_at_the_same_moment_are_not_in_each_other_s_way(mq: Path, served: Served) -> None:
+    (mq / "ctl").write_text("depth 1\nfull block\n")
+    (mq / "s").write_text("full")
+    together = threading.Barrier(16)
+
+    def write(i: int) -> None:
+        together.wait(10)
+        fd = os.open(mq / "s", os.O_WRONLY)
+        os.write(fd, b"%d" % i)
+        os.close(fd)
+
+    with ThreadPoolExecutor(16) as threads:
+        done = [threads.submit(write, i) for i in range(16)]
+        try:
+            until(lambda: served.sizes()["waiting"] == 16)
+        finally:
+            (mq / "ctl").write_text("depth 0\n")
+    assert [each.result() for each in done] == [None] * 16
+    assert sorted(drain(mq / "s")) == sorted([b"full", *(b"%d" % i for i in range(16))])
+
+
+def test_many_who_open_a_file_at_once_look_it_up_a_few_times_each(mq: Path, served: Served) -> None:
+    (mq / "s").touch()
+    before = served.sizes()["given"]
+    together = threading.Barrier(200)
+
+    def read(_: int) -> None:
+        together.wait(10)
+        os.close(os.open(mq / "s", os.O_RDONLY))
+
+    with ThreadPoolExecutor(200) as threads:
+        list(threads.map(read, range(200)))
+    assert served.sizes()["given"] - before < 200
+
+
+def test_a_descriptor_opened_for_writing_can_be_opened_again(mq: Path) -> None:
+    assert sh("exec 3>s; echo a >/proc/self/fd/3; echo b >/dev/fd/3; echo c >&3; exec 4<>/proc/self/fd/3", mq) == ""
+    assert drain(mq / "s") == [b"a\n", b"b\n", b"c\n"]
+
+
 def test_removing_a_stream_ends_its_readers(mq: Path) -> None:
     sh("touch s", mq)
     assert sh("cat s & until grep -q '^0 ' /proc/$!/syscall; do :; done; rm s; wait $!; echo $?", mq) == "0\n"
