@@ -1,0 +1,138 @@
+"""The lane without a kernel: what the kernel rarely or never sends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from mqfs import limits
+from mqfs.clock import SystemClock
+from mqfs.engine.tree import Tree
+from mqfs.fuse import wire
+from mqfs.fuse.lane import Lane
+from mqfs.fuse.nodes import File, Files, Nodes
+from mqfs.store.memory import MemoryStore
+from mqfs.types import User
+
+USER = User(0, 0)
+
+
+class Bench:
+    """A lane whose device is a socket, and whose libfuse is another."""
+
+    def __init__(self) -> None:
+        self.tree = Tree(MemoryStore(), SystemClock(), owner=USER)
+        self.files = Files()
+        self.kernel, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.libfuse, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self.kernel, device, ours):
+            end.setblocking(False)
+        self.ends = (self.kernel, device, self.libfuse, ours)
+        self.lane = Lane(self.tree, Nodes(self.tree), self.files, device.fileno(), ours)
+        stream: Any = self.tree.create(USER, self.tree.root, "s", 0o644)
+        self.fh = self.files.add(stream, self.tree.open(USER, stream, os.O_RDWR), True, True)
+
+    def ask(self, opcode: int, unique: int, body: bytes) -> None:
+        size = wire.IN_HEADER + len(body)
+        self.kernel.send(wire.HEADER.pack(size, opcode, unique, 1, 0, 0, os.getpid()) + bytes(4) + body)
+
+    def read(self, unique: int, fh: int, flags: int = 0) -> None:
+        where = wire.U64.pack(fh) + bytes(8) + wire.U32.pack(100)
+        self.ask(wire.READ, unique, where + bytes(12) + wire.U64.pack(flags))
+
+    async def reply(self) -> tuple[int, int, bytes]:
+        """(unique, errno, the rest)"""
+        with trio.fail_after(5):
+            await trio.lowlevel.wait_readable(self.kernel)
+        reply = self.kernel.recv(1 << 20)
+        _, number, unique = wire.REPLY.unpack_from(reply)
+        return unique, -number, reply[wire.OUT_HEADER :]
+
+
+def with_bench(check: Callable[[Bench], Awaitable[None]]) -> None:
+    async def run() -> None:
+        bench = Bench()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.lane.requests)
+            await check(bench)
+            nursery.cancel_scope.cancel()
+        for end in bench.ends:
+            end.close()
+
+    trio.run(run)
+
+
+def test_an_interrupt_may_overtake_its_request() -> None:
+    async def check(bench: Bench) -> None:
+        bench.ask(wire.INTERRUPT, 7, wire.U64.pack(10))
+        bench.read(10, bench.fh)
+        assert await bench.reply() == (10, errno.EINTR, b"")
+        bench.read(12, bench.fh)
+        bench.ask(wire.INTERRUPT, 13, wire.U64.pack(12))
+        assert await bench.reply() == (12, errno.EINTR, b"")
+        assert (bench.tree.parked, len(bench.lane.early), len(bench.lane.waiting)) == (0, 0, 0)
+
+    with_bench(check)
+
+
+def test_remembered_interrupts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "INTERRUPTS", 10)
+
+    async def check(bench: Bench) -> None:
+        for i in range(100):
+            bench.ask(wire.INTERRUPT, 1, wire.U64.pack(1000 + i))
+            await trio.testing.wait_all_tasks_blocked()
+        assert list(bench.lane.early) == list(range(1090, 1100))
+
+    with_bench(check)
+
+
+def test_requests_that_mean_nothing_are_refused_and_the_lane_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def check(bench: Bench) -> None:
+        bench.ask(9999, 2, b"")
+        assert await bench.reply() == (2, errno.ENOSYS, b"")
+        bench.read(4, 12345)
+        assert await bench.reply() == (4, errno.ESTALE, b"")
+        bench.ask(wire.POLL, 6, wire.POLL_IN.pack(12345, 1, 0, 1))
+        assert await bench.reply() == (6, errno.ESTALE, b"")
+        bench.ask(wire.OPENDIR, 8, bytes(8))
+        assert (await bench.reply())[:2] == (8, 0)
+        assert caplog.records == []
+        node = bench.files.open[bench.fh].node
+        bench.files.open[99] = File(node, None, 1, True, True)  # what only a bug could bring about
+        bench.read(10, 99)
+        assert await bench.reply() == (10, errno.EIO, b"")
+        bench.read(12, bench.fh, os.O_NONBLOCK)
+        assert await bench.reply() == (12, errno.EAGAIN, b"")
+
+    with_bench(check)
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_an_open_whose_caller_is_gone_is_closed_again() -> None:
+    """The reply to it is not taken: nobody would ever release the handle."""
+
+    async def check(bench: Bench) -> None:
+        lane = bench.lane
+        lane.send = lambda reply: False  # type: ignore[method-assign, assignment]
+        bench.ask(wire.OPEN, 20, bytes(8))
+        with trio.fail_after(5):
+            while not lane.passed:
+                await trio.sleep(0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lane.replies)
+            bench.libfuse.send(wire.OPENED.pack(32, 0, 20, bench.fh, 0, 0))
+            with trio.fail_after(5):
+                while bench.files.open:
+                    await trio.sleep(0)
+            nursery.cancel_scope.cancel()
+        assert bench.tree.handles == 0
+
+    with_bench(check)
