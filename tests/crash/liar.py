@@ -84,10 +84,13 @@ class Folder:
         self.pending.clear()
 
     def survivor(self, luck: random.Random | None) -> Folder:
-        """Nothing of what is pending, or the first so many changes."""
+        """Nothing of what is pending, or the first so many changes, or any of them."""
         entries = dict(self.durable)
         count = luck.randint(0, len(self.pending)) if luck is not None else 0
-        for name, node in self.pending[:count]:
+        some = self.pending[:count]
+        if luck is not None and luck.random() < 0.5:
+            some = [change for change in self.pending if luck.random() < 0.5]
+        for name, node in some:
             if node is None:
                 entries.pop(name, None)
             else:
