@@ -1,55 +1,33 @@
-"""One group's log on disk: the segments as one, in the order of their sequences.
+"""One group's log on disk: the writing half.
 
-Owns appending, finding, reserving sequences, rolling to a new segment, and what is synced. Never waits for a sync
-except where a block of sequences must be on disk before its first number is given, once in limits.SEQUENCE_BLOCK.
+Owns its start and its end, appending, reserving sequences, rolling to a new segment and giving back room. Never waits
+for a sync except where a block of sequences must be on disk before its first number is given.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import time
 from array import array
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
-from typing import NamedTuple, Protocol
 
 from mqfs import errors, limits
 from mqfs.store import index as idx
-from mqfs.store.committer import Committer
 from mqfs.store.compact import compact
-from mqfs.store.disk import Disk, write_all, write_file
-from mqfs.store.index import Index, OpenIndex, seek, seek_before
-from mqfs.store.record import INNER, MORE, SETTLED, Row, decode, encode, padded
-from mqfs.store.segment import Files, Segment
-from mqfs.types import Committed, Draft, Kind, Record
+from mqfs.store.disk import write_all, write_file
+from mqfs.store.index import Index, OpenIndex
+from mqfs.store.reading import Home, reserve_body, reserved_by
+from mqfs.store.record import INNER, MORE, SETTLED, Row, encode, padded
+from mqfs.store.segment import Segment
+from mqfs.store.syncing import Syncing
+from mqfs.types import Draft, Kind
 
 log = logging.getLogger("mqfs.store")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOOKS = 4  # segments of which one trim reads the index
-_RESERVE = b'{"reserve":'
-
-
-class Home(Protocol):
-    """What a bucket needs of its store."""
-
-    disk: Disk
-    files: Files
-    committer: Committer
-    staging: str
-
-    def set_aside(self, group: int, first: int, position: int, data: bytes, why: str) -> None: ...
-
-    def move_aside(self, group: int, first: int, path: str, why: str) -> None: ...
-
-
-class _Waiting(NamedTuple):
-    mark: int
-    due: float
-    then: Committed | None
 
 
 def write_head(home: Home, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int) -> list[Row]:
@@ -72,42 +50,16 @@ def write_head(home: Home, folder: str, group: int, first: int, state: bytes, re
     return rows
 
 
-def reserve_body(bound: int) -> bytes:
-    return b'{"reserve":%d}' % bound
-
-
-def reserved_by(body: bytes) -> int:
-    """The bound that a CHANGE record's body reserves; 0 if it is another change."""
-    return int(json.loads(body)["reserve"]) if body.startswith(_RESERVE) else 0
-
-
-class DiskBucket:
+class DiskBucket(Syncing):
     """See `Bucket` in mqfs/types.py."""
 
     def __init__(self, home: Home, number: int, folder: str) -> None:
-        self.id = number
-        self.next = 1
-        self.last_ns = 0
-        self.failed: OSError | None = None
-        self.damaged = 0
+        super().__init__(home, number, folder)
         self.state: Callable[[], bytes] = self._no_state
-        self._home, self._disk, self._folder = home, home.disk, folder
-        self._pwrite, self._pread = home.disk.pwrite, home.disk.pread
-        self._segments: list[Segment] = []
-        self._firsts: list[int] = []
-        self._open: Segment | None = None
-        self._sealed_bytes = 0
+        self._pwrite = home.disk.pwrite
         self._reserved = self._refill = 1  # what the newest reserve record says; from when on a new one is wanted
-        self._written = self._synced = 0  # bytes appended since the start, and how many of them are on disk
-        self._unsynced: list[Segment] = []  # in their order; the open one is always the last
         self._unsure = 0  # where a segment was that is not whole
         self._seen = 0  # bytes appended at the last tick
-        self._entries = 0  # changes of the folder not synced
-        self._waiting: deque[_Waiting] = deque()
-        self._asked: float | None = None  # when the sync that was asked for is due
-        self._job: tuple[int, list[Segment], int] = (0, [], 0)
-        self._first: int | None = None
-        self._closed = False
         self._work: Generator[bool, None, None] | None = None  # a compaction under way
         self._floors: Mapping[int, int] = {}
         self._told = False  # what is wanted: nothing is given back before
@@ -153,10 +105,6 @@ class DiskBucket:
                 unsure.quiet = self._quiet
                 unsure.write_again()
 
-    def _segment(self, first: int) -> Segment:
-        home = self._home
-        return Segment(home.disk, home.files, self._folder, home.staging, self.id, first, self._aside)
-
     def _set_whole_aside(self, segment: Segment) -> None:
         segment.rest()
         self._unsure = segment.first
@@ -182,47 +130,9 @@ class DiskBucket:
                 if record is not None:
                     yield record.body
 
-    def _row(self, segment: Segment, row: Row) -> Record | None:
-        data = segment.read(row.position, row.size)
-        record = decode(data)
-        if record is None:
-            segment.rot(row.position, data)
-        return record
-
     @staticmethod
     def _no_state() -> bytes:
         raise AssertionError("Bucket.state was not set")
-
-    # ------------------------------------------------------------ history
-
-    def history(self) -> tuple[bytes, Sequence[Record]]:
-        """The newest state that passes and what is behind it."""
-        behind: list[Record] = []
-        for segment in reversed(self._segments):
-            state, records = self._history_of(segment)
-            behind = records + behind
-            if state is not None:
-                return state, behind
-        raise errors.DiskFailed(f"no state of group {self.id} is whole; see quarantine/")
-
-    def _history_of(self, segment: Segment) -> tuple[bytes | None, list[Record]]:
-        state: bytes | None = None
-        parts: list[bytes] | None = []
-        records: list[Record] = []
-        for row in segment.rows():
-            record = self._row(segment, row)
-            if row.kind == Kind.STATE:
-                if not row.flags & INNER:
-                    parts = []
-                parts = None if record is None or parts is None else [*parts, record.body]
-                continue
-            if parts:
-                state, parts, records = b"".join(parts), [], []
-            elif parts is None:
-                parts = []
-            if record is not None and not (row.kind == Kind.CHANGE and reserved_by(record.body)):
-                records.append(record)
-        return state, records
 
     # ------------------------------------------------------------ appending
 
@@ -435,221 +345,6 @@ class DiskBucket:
         self.sync()
         return segment
 
-    # ------------------------------------------------------------ finding
-
-    def _where(self, stream: int | None, sequence: int) -> tuple[Segment, Index, int] | None:
-        """The first message (of that stream) at or after `sequence`."""
-        segments = self._segments
-        last = len(segments) - 1
-        at = last if sequence >= self._firsts[-1] else max(0, bisect_right(self._firsts, sequence) - 1)
-        while at <= last:
-            segment = segments[at]
-            index = segment.index or segment.load()
-            ordinal = seek(index, stream, sequence)
-            if ordinal >= 0 and (at == last or index.sequences[ordinal] < self._firsts[at + 1]):
-                return segment, index, ordinal
-            at += 1
-        return None
-
-    def _get(self, segment: Segment, index: Index, ordinal: int) -> Record:
-        position = index.positions[ordinal]
-        sequence = index.sequences[ordinal]
-        size = 32 + index.headers[ordinal] + index.bodies[ordinal]
-        segment.recent = True
-        try:
-            data = self._pread(segment.fd if segment.fd >= 0 else segment.open(), size, position)
-        except OSError as error:
-            raise errors.Damaged(sequence, f"record {sequence} cannot be read: {error.strerror}") from error
-        record = decode(data)
-        if record is None or record.sequence != sequence or record.stream != index.streams[ordinal]:
-            segment.rot(position, data)
-            raise errors.Damaged(sequence)
-        return record
-
-    def find(self, stream: int, sequence: int) -> Record | None:
-        place = self._where(stream, sequence)
-        return None if place is None else self._get(*place)
-
-    def scan(self, sequence: int) -> Record | None:
-        place = self._where(None, sequence)
-        return None if place is None else self._get(*place)
-
-    def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
-        place = self._where(stream, sequence)
-        if place is None:
-            return None
-        _, index, ordinal = place
-        return index.sequences[ordinal], index.bodies[ordinal]
-
-    def before(self, sequence: int, stream: int | None = None) -> int | None:
-        at = min(len(self._segments), bisect_right(self._firsts, sequence))
-        while at > 0:
-            at -= 1
-            if at + 1 < len(self._firsts):
-                sequence = min(sequence, self._firsts[at + 1])
-            index = self._segments[at].load()
-            ordinal = seek_before(index, stream, sequence)
-            if ordinal >= 0:
-                return index.sequences[ordinal]
-        return None
-
-    def at(self, time_ns: int) -> int:
-        count = len(self._segments)
-        for number in range(bisect_left(range(count), time_ns, key=self._last_time), count):
-            index = self._segments[number].load()
-            ordinal = bisect_left(index.times, time_ns)
-            if ordinal < len(index.times):
-                sequence = index.sequences[ordinal]
-                if number + 1 == count or sequence < self._firsts[number + 1]:
-                    return sequence
-        return self.next
-
-    def _last_time(self, number: int) -> int:
-        """The time of the last message up to that segment."""
-        while number >= 0:
-            times = self._segments[number].load().times
-            if len(times):
-                return times[-1]
-            number -= 1
-        return -(1 << 63)
-
-    def tally(self, stream: int, sequence: int) -> tuple[int, int]:
-        messages = size = 0
-        at = max(0, bisect_right(self._firsts, sequence) - 1)
-        for number in range(at, len(self._segments)):
-            index = self._segments[number].load()
-            posting = index.posting(stream)
-            begin = bisect_left(posting, bisect_left(index.sequences, sequence))
-            end = len(posting)
-            if number + 1 < len(self._firsts):
-                end = bisect_left(posting, bisect_left(index.sequences, self._firsts[number + 1]))
-            messages += max(0, end - begin)
-            size += sum(index.bodies[posting[i]] for i in range(begin, end))
-        return messages, size
-
-    @property
-    def first(self) -> int:
-        if self._first is None:
-            self._first = self._find_first()
-        return self.next if self._first is None else self._first
-
-    def _find_first(self) -> int | None:
-        for segment in self._segments:
-            segment.rows()
-            messages, first, _ = segment.counts()
-            if messages:
-                return first
-        return None
-
-    # ------------------------------------------------------------ syncing
-
-    def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
-        if self.failed is not None or self._closed:
-            if then is not None:
-                then(self.failed)
-            return
-        if self._synced == self._written and not self._entries:
-            if then is not None:
-                then(None)
-            return
-        due = time.monotonic() + within_s
-        self._waiting.append(_Waiting(self._written, due, then))
-        self._ask(due)
-
-    def _ask(self, due: float) -> None:
-        if self._asked is None or due < self._asked:
-            for segment in self._unsynced:
-                segment.open()  # and it stays open until the answer: see _quiet
-            self._asked = due
-            self._home.committer.request(self, self._sync_job, self._committed, max(0.0, due - time.monotonic()))
-
-    def _sync_job(self) -> None:
-        """On the committer's thread. The mark is read first: what was written before it is in a segment of the list."""
-        mark = self._written
-        segments = list(self._unsynced)
-        entries = self._entries
-        for segment in segments:
-            self._disk.fdatasync(segment.fd)
-        if entries:
-            self._disk.sync_folder(self._folder)
-        self._job = (mark, segments, entries)
-
-    def _committed(self, error: OSError | None) -> None:
-        self._asked = None
-        if self._closed:
-            return
-        if error is not None:
-            self._break(error)
-            return
-        mark, segments, entries = self._job
-        self._settle(mark, segments, entries)
-        while self._waiting and self._waiting[0].mark <= mark:
-            then = self._waiting.popleft().then
-            if then is not None:
-                then(None)
-        if self._waiting and self.failed is None:
-            self._ask(min(waiting.due for waiting in self._waiting))
-
-    def _settle(self, mark: int, segments: list[Segment], entries: int) -> None:
-        """So much is on disk: segments that are not appended to any more are sealed."""
-        self._synced = max(self._synced, mark)
-        self._entries -= min(entries, self._entries)
-        for segment in segments:
-            if segment is not self._open and segment in self._unsynced:
-                self._unsynced.remove(segment)
-                self._seal(segment)
-
-    def _seal(self, segment: Segment) -> None:
-        try:
-            segment.rows()
-            if segment.sealed:
-                return
-            before = segment.used
-            segment.shrink()
-            segment.finish()
-            self._sealed_bytes += segment.used - before
-        except OSError as error:
-            log.warning("group %d: segment %d was not sealed: %s", self.id, segment.first, error)
-
-    def _sync_now(self) -> None:
-        """Sync on this thread, and have it or raise."""
-        try:
-            for segment in self._unsynced:
-                segment.open()
-            self._sync_job()
-        except OSError as error:
-            self._break(error)
-            raise errors.DiskFailed(str(error)) from error
-
-    def _break(self, error: OSError) -> None:
-        """The log failed to reach the disk: read-only from now on, and all who wait are told."""
-        if self.failed is None:
-            self.failed = error
-            log.error("group %d is read-only: %s", self.id, error)
-        waiting, self._waiting = self._waiting, deque()
-        for entry in waiting:
-            if entry.then is not None:
-                entry.then(self.failed)
-
-    def _quiet(self, segment: Segment) -> bool:
-        """Whether the descriptor may be closed: nobody syncs it, and nothing in it waits for that."""
-        if segment not in self._unsynced:
-            return True
-        if self._asked is not None or self.failed is not None:
-            return False
-        if self._synced != self._written:
-            try:
-                self._sync_now()
-            except errors.DiskFailed:
-                return False
-            self._synced = max(self._synced, self._job[0])
-        return True
-
-    def _ask_for_part(self, segment: Segment) -> None:
-        """Extend the index on disk when what is appended now is synced."""
-        to, messages, others, last_ns = segment.used, segment.counts()[0], len(segment.others or ()), self.last_ns
-        self.sync(lambda error: None if error else segment.extend(to, messages, others, last_ns), 1.0)
-
     # ------------------------------------------------------------ giving back
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
@@ -798,11 +493,6 @@ class DiskBucket:
 
     # ------------------------------------------------------------ the end
 
-    def _aside(self, segment: Segment, position: int, data: bytes, why: str) -> None:
-        if why != "a torn tail":
-            self.damaged += 1
-        self._home.set_aside(self.id, segment.first, position, data, why)
-
     def rebuild(self) -> None:
         """Look into every segment, so that each has its index."""
         for segment in self._segments:
@@ -823,15 +513,6 @@ class DiskBucket:
         for segment in self._segments:
             segment.index = None
             segment.rest()
-
-    def pause(self) -> None:
-        """Nothing of it is synced until `resume` or `give_up`: its folder is being moved."""
-        self._home.committer.cancel(self)
-        self._asked = None
-
-    def resume(self) -> None:
-        if self._waiting:
-            self._ask(time.monotonic())
 
     def give_up(self) -> None:
         """It was removed: nothing of it matters any more."""
@@ -882,7 +563,3 @@ class DiskBucket:
     @property
     def folder(self) -> str:
         return self._folder
-
-    @property
-    def size(self) -> int:
-        return self._sealed_bytes + (self._open.used if self._open is not None else 0)
