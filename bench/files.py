@@ -4,7 +4,8 @@
 
 Beside the tree (`replay off`, `replay all`; `sync off`): (a) a file system in plain pyfuse3 that does nothing, (b) the
 lane with handles that do nothing. Then `sync always`: writers of one stream beside a bare append + fdatasync. Server
-and clients are pinned to one CPU: unpinned, it is the scheduler that is measured.
+and clients are pinned to one CPU: unpinned, it is the scheduler that is measured. Without `sync`, the rates are by the
+CPU time of server and clients together: what the clock would show if nothing else used that CPU.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ async def serve_tree(path: str, store_path: str = "") -> None:
 
 
 @contextmanager
-def server(kind: str, base: Path) -> Iterator[Path]:
+def server(kind: str, base: Path) -> Iterator[tuple[Path, int]]:
     path = base / kind
     path.mkdir()
     words = ["taskset", "-c", str(CPU), sys.executable, __file__, "--serve", kind, str(path)]
@@ -130,7 +131,7 @@ def server(kind: str, base: Path) -> Iterator[Path]:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        yield path
+        yield path, process.pid
     finally:
         if mounted(str(path)):
             unmount(str(path), lazily=True)
@@ -141,15 +142,16 @@ def server(kind: str, base: Path) -> Iterator[Path]:
             process.wait()
 
 
-def rates(program: Path, *words: object) -> list[float]:
-    """Operations a second, as the client says."""
+def rates(program: Path, server: int, *words: object) -> list[float]:
+    """Operations a second, as the client says; by the clock where no server is named."""
     command = ["taskset", "-c", str(CPU), str(program), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    return [float(line) for line in done.stdout.split()]
+    environment = {**os.environ, "SERVER": str(server)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True, env=environment)
+    return [float(line.split()[1 if server else 0]) for line in done.stdout.splitlines()]
 
 
-def median(program: Path, rounds: int, *words: object) -> list[float]:
-    found = [rates(program, *words) for _ in range(rounds)]
+def median(program: Path, rounds: int, server: int, *words: object) -> list[float]:
+    found = [rates(program, server, *words) for _ in range(rounds)]
     return [statistics.median(column) for column in zip(*found, strict=True)]
 
 
@@ -165,7 +167,7 @@ def plain(program: Path, base: Path, scale: float) -> None:
     found: dict[tuple[str, int, int], list[float]] = {}
     shapes = [(64, 1, 20_000), (64, 16, 2_000), (65_536, 1, 2_000), (65_536, 16, 120)]
     for kind in ("nothing", "lane", "tree"):
-        with server(kind, base) as path:
+        with server(kind, base) as (path, pid):
             places = {kind: path}
             if kind == "tree":
                 places = {}
@@ -174,8 +176,8 @@ def plain(program: Path, base: Path, scale: float) -> None:
             for name, place in places.items():
                 for size, clients, count in shapes:
                     count = max(int(count * scale), 20)
-                    rates(program, place, clients, max(count // 10, 10), size)  # warm
-                    found[name, size, clients] = median(program, 3, place, clients, count, size)
+                    rates(program, pid, place, clients, max(count // 10, 10), size)  # warm
+                    found[name, size, clients] = median(program, 5, pid, place, clients, count, size)
     for size, clients, _ in shapes:
         for i, verb in enumerate(("write", "read")):
             row = [found[name, size, clients][i] for name in ("nothing", "lane", "off", "all")]
@@ -188,14 +190,14 @@ def plain(program: Path, base: Path, scale: float) -> None:
 def synced(program: Path, base: Path, scale: float) -> None:
     """`sync always`: group commit."""
     count = max(int(1_000 * scale), 50)
-    with server("tree", base) as path:
+    with server("tree", base) as (path, _):
         place = group(path, "synced", "replay all", "sync always")
         (place / "s").touch()
         one, sixteen, bare = [], [], []
         for _ in range(3):
-            bare += rates(program, "-b", base / "bare", 1, count, 64)
-            one += rates(program, "-w", place, 1, count, 64)
-            sixteen += rates(program, "-w", place, 16, count // 4, 64)
+            bare += rates(program, 0, "-b", base / "bare", 1, count, 64)
+            one += rates(program, 0, "-w", place, 1, count, 64)
+            sixteen += rates(program, 0, "-w", place, 16, count // 4, 64)
     least, single, many = (statistics.median(column) for column in (bare, one, sixteen))
     bound = 1.5e6 / least + 100
     print(f"sync always, 64 B: bare append + fdatasync {1e6 / least:.0f} us; one writer {1e6 / single:.0f} us", end="")

@@ -4,7 +4,9 @@
  *   rate -w DIRECTORY CLIENTS COUNT SIZE all clients one file s, an open each: COUNT writes
  *   rate -b FILE 1 COUNT SIZE            bare append + fdatasync, no server
  *
- * Prints operations a second, of writes and of reads. Clients begin together.
+ * Prints, of writes and of reads, operations a second by the clock, and operations a second of CPU time, the clients' and
+ * that of the process whose number is in $SERVER: on one CPU with nothing else on it the two are the same. Clients begin
+ * together.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -22,7 +24,23 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
-struct board { volatile int ready[2], go[2], done[2], failed; };
+static double cpu(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static double server_cpu(void) {
+    char path[64];
+    double ns = 0;
+    snprintf(path, sizeof path, "/proc/%s/schedstat", getenv("SERVER") ? getenv("SERVER") : "none");
+    FILE *file = fopen(path, "r");
+    if (file && fscanf(file, "%lf", &ns) != 1) ns = 0;
+    if (file) fclose(file);
+    return ns * 1e-9;
+}
+
+struct board { volatile int ready[2], go[2], done[2], failed; volatile long cpu_ns[2]; };
 
 static void fail(struct board *b, const char *what) { perror(what); b->failed = 1; exit(1); }
 
@@ -35,6 +53,7 @@ static void client(struct board *b, int mode, const char *path, int count, size_
     for (int turn = 0; turn < (mode ? 1 : 2); turn++) {
         __sync_fetch_and_add(&b->ready[turn], 1);
         while (!b->go[turn]) usleep(200);
+        double used = cpu();
         for (int i = 0; i < count; i++) {
             if (turn) {
                 if (read(fd, data, size) != (ssize_t)size) fail(b, "read");
@@ -43,6 +62,7 @@ static void client(struct board *b, int mode, const char *path, int count, size_
                 if (mode == 'b' && fdatasync(fd)) fail(b, "fdatasync");
             }
         }
+        __sync_fetch_and_add(&b->cpu_ns[turn], (long)((cpu() - used) * 1e9));
         __sync_fetch_and_add(&b->done[turn], 1);
     }
     exit(0);
@@ -64,10 +84,11 @@ int main(int argc, char **argv) {
     }
     for (int turn = 0; turn < (mode ? 1 : 2); turn++) {
         while (b->ready[turn] < clients) { if (b->failed) return 1; usleep(200); }
-        double begun = now();
+        double begun = now(), used = server_cpu();
         b->go[turn] = 1;
         while (b->done[turn] < clients) { if (b->failed) return 1; usleep(200); }
-        printf("%.1f\n", clients * (double)count / (now() - begun));
+        double all = clients * (double)count, took = now() - begun;
+        printf("%.1f %.1f\n", all / took, all / (server_cpu() - used + b->cpu_ns[turn] * 1e-9));
     }
     while (wait(0) > 0) {}
     return b->failed;
