@@ -233,7 +233,7 @@ class Connection:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self._lost(error)
+            self._broken(error)
             return
         if sent < len(whole):
             self._unsent = [memoryview(whole)[sent:]]
@@ -246,7 +246,7 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._lost(error)
+                self._broken(error)
                 return
             done = 0
             while done < len(self._unsent) and sent >= len(self._unsent[done]):
@@ -267,10 +267,13 @@ class Connection:
         if not self.ended:
             self.flush()
 
-    def _lost(self, error: OSError) -> None:
-        """Nothing can be sent any more: the reading side is told by its own descriptor, or here."""
+    def _broken(self, error: OSError) -> None:
         if error.errno not in _GONE:
             log.warning("%s: %s", self.session.peer.where, error)
+        self.lost()
+
+    def lost(self) -> None:
+        """Nothing can be sent any more: the reading side is told by its own descriptor, or here."""
         self._unsent, self.ended = [], True
         self._moved.set()
         with contextlib.suppress(OSError, ValueError):
@@ -360,8 +363,13 @@ class Server:
         while self._woken:
             woken, self._woken = self._woken, []
             for connection in woken:
-                if not connection.ended:
+                if connection.ended:
+                    continue
+                try:
                     connection.moved()
+                except Exception:
+                    log.exception("%s: connection ended", connection.session.peer.where)
+                    connection.lost()
 
     async def _flush_forever(self) -> None:
         while True:
@@ -383,16 +391,20 @@ class Server:
             except OSError as error:
                 if error.errno in (errno.EBADF, errno.EINVAL):
                     return
-                log.warning("%s: %s", listener.address, error)
+                self._refuse(f"{listener.address}: {error}")
                 await trio.sleep(0.1)  # out of descriptors, say: let some go first
             else:
                 self._begin(sock, listener)
 
+    def _refuse(self, why: str) -> None:
+        """Say once why connections are not accepted, until one is."""
+        if not self._full:
+            log.warning("%s", why)
+        self._full = True
+
     def _begin(self, sock: socket.socket, listener: Listener) -> None:
         if len(self.connections) >= limits.CONNECTIONS:
-            if not self._full:
-                log.warning("%s: refused, %d connections are open", listener.address, limits.CONNECTIONS)
-            self._full = True
+            self._refuse(f"{listener.address}: refused, {limits.CONNECTIONS} connections are open")
             sock.close()
             return
         self._full = False

@@ -28,7 +28,7 @@ from mqfs.ninep.wire import Framer, decode, encode, layout
 from mqfs.store.memory import MemoryBucket, MemoryStore
 from mqfs.types import Committed, Qid, User
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 ME = User(os.getuid(), os.getgid())
 
 
