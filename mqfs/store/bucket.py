@@ -351,7 +351,7 @@ class DiskBucket(Syncing):
         self._floors, self._dropped, self._told = floors, dropped, True
         try:
             self._trim()
-        except errors.MqfsError as error:
+        except (OSError, errors.MqfsError) as error:
             log.warning("group %d was not trimmed: %s", self.id, error)
 
     def _trim(self) -> None:
@@ -433,6 +433,13 @@ class DiskBucket(Syncing):
         """A portion of compaction, until that moment of the monotonic clock."""
         if self.failed is not None or self._closed:
             return
+        try:
+            self._tick(until)
+        except OSError as error:
+            self._work = None
+            log.warning("group %d: house-keeping failed: %s", self.id, error)
+
+    def _tick(self, until: float) -> None:
         self._rest_when_idle()
         if not self._told:
             return
