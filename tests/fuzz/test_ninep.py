@@ -14,6 +14,8 @@ import pytest
 
 from mqfs.errors import BadFrame
 from mqfs.ninep import messages as m
+from mqfs.ninep.caller import Caller
+from mqfs.ninep.dialect import Dialect
 from mqfs.ninep.locks import Locks
 from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
@@ -197,3 +199,26 @@ def test_random_bytes_at_the_socket(tmp_path: Path) -> None:
         eventually(lambda: open_handles(tree) == 1)
         good.close()
     assert open_handles(tree) == 0
+
+
+def test_client_machine() -> None:
+    """Whatever a server says, the client's machine understands it or says that it is broken."""
+    chance = random.Random(seed())
+    replies = [kind for number, kind in m.TYPES.items() if number & 1 and kind is not m.Rreaddir]
+    fuzzer = Fuzzer(chance)
+    understood = broken = 0
+    for _ in range(size(20_000)):
+        caller = Caller(chance.choice(list(Dialect)), 8192)
+        for _ in range(4):
+            caller.call(m.Tread(0, 1, 0, 100))
+        kind = chance.choice(replies)
+        fields = {name: () if form == "qids" else fuzzer.field(name, form) for name, form, _ in layout(kind)}
+        frame = encode(kind(tag=chance.randrange(5), **fields), caller.dialect.unix)
+        if chance.random() < 0.5:
+            frame = fuzzer.mutated(frame)
+        try:
+            understood += len(caller.receive(frame))
+        except BadFrame:
+            broken += 1
+    assert understood > 100
+    assert broken > 100
