@@ -105,7 +105,7 @@ async def serve_tree(path: str, store_path: str = "") -> None:
         store = DiskStore(store_path, trio.lowlevel.current_trio_token().run_sync_soon)
     tree: Any = Tree(store, SystemClock(), owner=User(os.geteuid(), os.getegid()))
     if not store_path:
-        tree.open = lambda user, node, flags: NoHandle()
+        tree.open = lambda user, node, flags, made=False: NoHandle()
     mount = FuseMount(tree, path)
     await mount.attach()
     async with trio.open_nursery() as nursery:

@@ -150,15 +150,19 @@ class Tree:
 
     # ------------------------------------------------------------ opening
 
-    def open(self, user: User, node: Node, flags: int) -> Open:
-        """A handle. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit."""
+    def open(self, user: User, node: Node, flags: int, *, made: bool = False) -> Open:
+        """A handle. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit.
+
+        `made`: the user has just made the file with this very call, so its mode does not bind it yet, as open(2) has it.
+        """
         if isinstance(node, Group):
             raise errors.IsDirectory(node.name)
         if node.removed:
             raise errors.NotFound(f"{node.name} was removed")
         access = flags & os.O_ACCMODE
         reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
-        require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
+        if not made:
+            require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
         if isinstance(node, Meta):
             if writes and node.name not in ("ctl", ".cursor"):
                 raise errors.Denied(f"{node.name} is read-only")

@@ -203,9 +203,9 @@ class Operations(pyfuse3.Operations):
 
     # ------------------------------------------------------------ opening
 
-    def open_file(self, user: User, node: Node, flags: int) -> FileInfo:
+    def open_file(self, user: User, node: Node, flags: int, *, made: bool = False) -> FileInfo:
         mode = flags & os.O_ACCMODE
-        handle = self.tree.open(user, node, mode)
+        handle = self.tree.open(user, node, mode, made=made)
         fh = self.files.add(node, handle, mode != os.O_WRONLY, mode != os.O_RDONLY)
         return FileInfo(fh=fh, direct_io=True, keep_cache=False)
 
@@ -222,11 +222,12 @@ class Operations(pyfuse3.Operations):
     ) -> tuple[FileInfo, EntryAttributes]:
         user, group = self.user(ctx, process=True), self.nodes.group(parent_inode)
         node: Node
+        made = True
         try:
             node = await settle(self.tree.create(user, group, new_name(name), stat.S_IMODE(mode)))
         except errors.Exists:  # made by another between the kernel's look and this
-            node = self.tree.walk(user, group, known_name(name))
+            node, made = self.tree.walk(user, group, known_name(name)), False
             if flags & os.O_EXCL or isinstance(node, Group):
                 raise
-        info = self.open_file(user, node, flags)
+        info = self.open_file(user, node, flags, made=made)
         return info, self.attributes(node, self.nodes.enter(node, alone=True))

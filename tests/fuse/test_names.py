@@ -203,9 +203,11 @@ def test_supplementary_groups_count(mq: Path) -> None:
 @needs_root
 def test_what_nobody_makes_is_his(mq: Path) -> None:
     mq.chmod(0o777)
-    done = subprocess.run([*AS_NOBODY, "bash", "-c", "echo hi >s; mkdir g"], cwd=mq, capture_output=True, timeout=10)
+    script = "echo hi >s; mkdir g; umask 777; echo secret >t"
+    done = subprocess.run([*AS_NOBODY, "bash", "-c", script], cwd=mq, capture_output=True, timeout=10)
     assert done.stderr == b""
-    assert [(mq / name).stat().st_uid for name in "sg"] == [65534, 65534]
+    assert [(mq / name).stat().st_uid for name in "sgt"] == [65534, 65534, 65534]
+    assert drain(mq / "t") == [b"secret\n"]  # its mode did not bind the one who made it
 
 
 def test_who_names_the_process(mq: Path) -> None:
