@@ -153,7 +153,7 @@ class Tree:
     def open(self, user: User, node: Node, flags: int, *, made: bool = False) -> Open:
         """A handle. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit.
 
-        `made`: the user has just made the file with this very call, so its mode does not bind it yet, as open(2) has it.
+        `made`: the user has just made the file with this very call, so its mode does not bind it, as open(2) has it.
         """
         if isinstance(node, Group):
             raise errors.IsDirectory(node.name)
