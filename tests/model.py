@@ -53,7 +53,7 @@ class Model:
         return any(h["pos"] <= m["seq"] and h["of"] in ("order", "cursor", m["stream"]) for h in self.handles.values())
 
     def cut(self, m):
-        m["why"] = "cut"
+        m["why"] = "had" if m["end"] else "cut"  # an end mark is no loss to anyone
 
     def behind(self, h):
         """Whether a reader has to be told now that messages before it were cut; then it is."""
@@ -314,6 +314,9 @@ class Model:
                     served.add(key)
                     self.answer(wait, data)
         self.have_had()
+        for wait, key, _ in list(self.parked):
+            if self.handles[key]["until"] is not None and not self.before_until(self.handles[key]):
+                self.answer(wait, b"")
 
     # -------------------------------------------------------- cursors
 

@@ -370,14 +370,15 @@ class Cursor(Commands):
             self._settle(b"")
             return
         self.position = record.sequence + 1
-        if record.stream not in self.streams() or (record.kind != Kind.MESSAGE and self.format != "record"):
-            return
-        _, count = self.waits[0]
-        if self.format == "record":
-            self.shown = record
-            self._settle(self.last.first(self._names(record) + encode(record), count, 0))
-        else:
-            self._settle(self._give(record, count))
+        if record.stream in self.streams() and (record.kind == Kind.MESSAGE or self.format == "record"):
+            _, count = self.waits[0]
+            if self.format == "record":
+                self.shown = record
+                self._settle(self.last.first(self._names(record) + encode(record), count, 0))
+            else:
+                self._settle(self._give(record, count))
+        while self.waits and self._done():
+            self._settle(b"")
 
     def _settle(self, data: bytes) -> None:
         wait, _ = self.waits.pop(0)

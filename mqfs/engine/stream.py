@@ -202,21 +202,22 @@ class Stream:
             self.count -= 1
             self.size -= size
             self.gone += 1
-            self.cut = sequence + 1
-            self.group.counts.cut += 1
-            self.group.cuts += 1
+            if size:  # an end mark is no loss to anyone
+                self.cut = sequence + 1
+                self.group.counts.cut += 1
+                self.group.cuts += 1
 
     def clear(self) -> int:
         """Take away all that is kept. Returns the new floor."""
         self.advance()
-        bucket, dropped = self.group.bucket, self.group.state.dropped
-        newest = bucket.before(bucket.next, self.number)
-        while newest is not None and newest in dropped:
-            newest = bucket.before(newest, self.number)
-        if self.count > 0 and newest is not None:
-            self.gone += self.count
-            self.state.floor = self.cut = newest + 1
+        bucket = self.group.bucket
+        newest, last = self.newest_kept(), bucket.before(bucket.next, self.number)
+        if newest:
+            self.cut = newest + 1
             self.group.cuts += 1
+        if last is not None:
+            self.state.floor = max(self.state.floor, last + 1)
+        self.gone += max(self.count, 0)
         self.count = self.size = 0
         return self.state.floor
 

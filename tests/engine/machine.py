@@ -37,6 +37,7 @@ class Machine(RuleBasedStateMachine):
         self.subject = self.make()
         self.keys: dict[str, str] = {}  # handle -> kind
         self.waits: set[int] = set()
+        self.by: dict[int, str] = {}  # wait -> handle
         self.count = 0
         self.broken = False  # a difference was found: what is left is not to be tidied up
 
@@ -135,7 +136,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.keys)))
-        for wait in [p[0] for p in self.model.parked if p[1] == key]:
+        for wait in sorted(wait for wait in self.waits if self.by[wait] == key):
             self.stop(wait)
         mine = self.model.close(key)
         self.same(mine, self.subject.close(key))
@@ -148,6 +149,7 @@ class Machine(RuleBasedStateMachine):
         if self.keys[key] in ("reader", "order") and any(p[1] == key for p in self.model.parked):
             return  # where offsets count, the next one is known only when the read before was answered
         wait = self.number()
+        self.by[wait] = key
         mine = self.model.read(wait, key, count)
         self.same(mine, self.subject.read(wait, key, count))
         if mine == WAIT:
@@ -158,6 +160,7 @@ class Machine(RuleBasedStateMachine):
         if key is None or len(self.waits) > 8:
             return
         wait = self.number()
+        self.by[wait] = key
         mine = self.model.write(wait, key, body)
         self.same(mine, self.subject.write(wait, key, body))
         if mine == WAIT:
