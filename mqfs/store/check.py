@@ -49,6 +49,8 @@ def _start_once(path: str, report: Report) -> None:
     """A start and a clean stop: cuts torn tails and writes the indexes."""
     store = DiskStore(path)
     try:
+        if max(store.groups(), default=0) >= read_label(store.disk, path)[1]:
+            store.number()  # writes a label that is above all groups
         for number in store.groups():
             try:
                 store.open(number).rebuild()

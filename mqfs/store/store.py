@@ -102,6 +102,8 @@ class DiskStore:
 
     def number(self) -> int:
         if self._next_number >= self._reserved:
+            # The label has no check of its own: a number that is in use is never given.
+            self._next_number = max([self._next_number, *(number + 1 for number in self.groups())])
             with _refusing("no group number"):
                 self._write_label(self.uuid, self._next_number + limits.GROUP_NUMBER_BLOCK)
             self._reserved = self._next_number + limits.GROUP_NUMBER_BLOCK

@@ -155,6 +155,19 @@ def test_messages_without_any_state_are_saved(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_label_below_a_group_is_mended(tmp_path: Path) -> None:
+    path = f"{tmp_path}/store"
+    fill(path)
+    label = Path(path, "mqfs")
+    label.write_text(label.read_text().replace("groups 3", "groups 2"))
+    assert run(path)[0] == 1
+    assert run(path, fix=True)[0] == 1
+    assert run(path)[0] == 0
+    store = DiskStore(path)
+    assert store.number() > 2
+    store.close()
+
+
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     path = f"{tmp_path}/store"
     fill(path)
