@@ -84,16 +84,17 @@ class Fid:
             return node
         return tree.walk(self.user, node, name)
 
-    def open_node(self, tree: Tree, flags: int, nonblocking: bool = False) -> None:
-        """Open what it stands for; `flags` are those of open(2)."""
+    def open_node(self, tree: Tree, flags: int, *, nonblocking: bool = False, made: bool = False) -> None:
+        """Open what it stands for; `flags` are those of open(2). `made`: by this very request, for this user."""
         mode = flags & os.O_ACCMODE
         if self.node.directory:
             if mode != os.O_RDONLY:
                 raise IsDirectory
-            tree.access(self.user, self.node, os.R_OK)
+            if not made:
+                tree.access(self.user, self.node, os.R_OK)
             self.listing = Listing()
             return
-        handle = tree.open(self.user, self.node, mode)
+        handle = tree.open(self.user, self.node, mode, made=made)
         self.handle = handle
         self.reader = None if mode == os.O_WRONLY else handle
         self.writer = None if mode == os.O_RDONLY else handle

@@ -43,7 +43,7 @@ def lopen(session: Session, request: m.Tlopen) -> Fcall:
     fid = session.fid(request.fid).closed()
     if request.flags & O_DIRECTORY and not fid.node.directory:
         raise NotDirectory
-    qid, iounit = opened(session, fid, request.flags & os.O_ACCMODE, bool(request.flags & O_NONBLOCK))
+    qid, iounit = opened(session, fid, request.flags & os.O_ACCMODE, nonblocking=bool(request.flags & O_NONBLOCK))
     return m.Rlopen(request.tag, qid, iounit)
 
 
@@ -55,17 +55,19 @@ def acting(user: User, gid: int) -> User:
 def lcreate(session: Session, request: m.Tlcreate) -> Fcall | Later:
     fid = session.fid(request.fid).closed()
     group = directory(fid)
-    nonblocking = bool(request.flags & O_NONBLOCK)
+    flags, nonblocking = request.flags & os.O_ACCMODE, bool(request.flags & O_NONBLOCK)
+    made = True
     step: Step[Any]
     try:
         step = session.tree.create(acting(fid.user, request.gid), group, request.name, request.mode & 0o777)
     except Exists:
         if request.flags & O_EXCL:
             raise
+        made = False
         step = session.tree.walk(fid.user, group, request.name)
 
     def then(node: Any) -> Fcall:
-        return m.Rlcreate(request.tag, *become(session, fid, node, request.flags & os.O_ACCMODE, nonblocking))
+        return m.Rlcreate(request.tag, *become(session, fid, node, flags, nonblocking=nonblocking, made=made))
 
     return later(step, then, calls=True)
 

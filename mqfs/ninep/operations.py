@@ -95,9 +95,9 @@ def _may_remove(session: Session, fid: Fid, node: Any) -> None:
     session.tree.access(fid.user, node.parent, os.W_OK)
 
 
-def opened(session: Session, fid: Fid, flags: int, nonblocking: bool = False) -> tuple[Qid, int]:
+def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False) -> tuple[Qid, int]:
     """Open a fid's file: the qid and the iounit of the reply."""
-    fid.open_node(session.tree, flags, nonblocking)
+    fid.open_node(session.tree, flags, nonblocking=nonblocking, made=made)
     return fid.node.qid, session.msize - IO_OVERHEAD
 
 
@@ -145,14 +145,16 @@ def create(session: Session, request: m.Tcreate) -> Fcall | Later:
     return later(step, then, calls=True)
 
 
-def become(session: Session, fid: Fid, node: Any, flags: int, nonblocking: bool = False) -> tuple[Qid, int]:
-    """The fid of a group becomes that of a file just made in it, open."""
+def become(
+    session: Session, fid: Fid, node: Any, flags: int, *, nonblocking: bool = False, made: bool = True
+) -> tuple[Qid, int]:
+    """The fid of a group becomes that of a file just made in it (or found there), open."""
     if session.fids.get(fid.number) is not fid:
         raise BadFid(f"fid {fid.number} was clunked meanwhile")
     fid.closed()
     group, fid.node = fid.node, node
     try:
-        return opened(session, fid, flags, nonblocking)
+        return opened(session, fid, flags, nonblocking=nonblocking, made=made)
     except MqfsError:
         fid.node = group
         raise

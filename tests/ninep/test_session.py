@@ -433,6 +433,22 @@ def test_new_files_belong_to_who_made_them(tree: Tree) -> None:
     assert isinstance(tree.find(User(54_321, 0), "s").state.uid, int)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("version", ["9P2000", "9P2000.L"])
+def test_mode_of_a_new_file_does_not_bind_its_maker_yet(tree: Tree, version: str) -> None:
+    Line(tree, version="9P2000").ask(FOR_ALL)
+    stranger = Line(tree, uid=54_321, version=version)
+    make_it = "Tcreate tag 1 fid 1 name s perm 0400 mode 1"
+    open_it = "Topen tag 1 fid 2 mode 1"
+    if version == "9P2000.L":
+        make_it = "Tlcreate tag 1 fid 1 name s flags 0101 mode 0400 gid 0"
+        open_it = "Tlcreate tag 1 fid 2 name s flags 0101 mode 0400 gid 0"
+    stranger.ask("Twalk tag 1 fid 0 newfid 1 names []")
+    assert "create tag 1 qid" in stranger.one(make_it)
+    assert stranger.one('Twrite tag 1 fid 1 offset 0 data "x"') == "Rwrite tag 1 count 1"
+    stranger.ask(f"Twalk tag 1 fid 0 newfid 2 names [{'s' if version == '9P2000' else ''}]")
+    assert "error" in stranger.one(open_it)
+
+
 # ---------------------------------------------------------------- the end
 
 
