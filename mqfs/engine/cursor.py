@@ -160,7 +160,7 @@ class Cursor(Commands):
         if kind == "end":
             self.position = bucket.next
         elif kind == "first":
-            self.position = min((s.state.floor for s in self.streams().values()), default=bucket.next)
+            self.position = min((s.first_kept() or bucket.next for s in self.streams().values()), default=bucket.next)
         elif kind == "last":
             self.position = max((s.newest_kept() for s in self.streams().values()), default=0) or bucket.next
         elif kind == "sequence":

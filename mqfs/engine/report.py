@@ -35,11 +35,10 @@ def stats(group: Group, user: User) -> str:
 def _stream(stream: Stream) -> dict[str, Any]:
     stream.advance()
     newest = stream.newest_kept()
-    first = stream.group.bucket.peek(stream.number, stream.state.floor)
     return {
         "messages": stream.count,
         "bytes": stream.size,
-        "first": first[0] if stream.count and first else None,
+        "first": stream.first_kept() or None,
         "newest": newest if newest >= stream.state.floor and newest else None,
         "written": stream.written,
         "readers": len(stream.readers),

@@ -118,6 +118,13 @@ class Stream:
         dropped = self.group.state.dropped
         return [s for s, number in dropped.items() if number == self.number and s >= floor] if dropped else []
 
+    def first_kept(self) -> int:
+        """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
+        found = self.group.bucket.peek(self.number, self.state.floor)
+        while found is not None and found[0] in self.group.state.dropped:
+            found = self.group.bucket.peek(self.number, found[0] + 1)
+        return found[0] if found else 0
+
     def newest_kept(self) -> int:
         """Sequence of the newest message at or above the floor that was not dropped; 0 where there is none."""
         if self.newest < 0:

@@ -253,3 +253,40 @@ def test_what_made_messages_unwanted_is_on_disk_before_they_go(luck: int) -> Non
         if disk.calls < disk.stop_at:
             return
     raise AssertionError("a trim of so many calls")
+
+
+@pytest.mark.parametrize("luck", [None, 0, 1, 2])
+def test_compaction_stopped_at_every_call(luck: int | None) -> None:
+    """Killed (no luck) or without power: every wanted message is there, once, and units that are wanted whole are whole."""
+    for stop in range(1, 100):
+        disk = LyingDisk()
+        store, bucket = opened(disk)
+        kept = []
+        while len(bucket._segments) < 5:  # type: ignore[attr-defined]
+            bucket.append(Kind.MESSAGE, 17, 0, b"x" * 200)
+            kept.append(bucket.append_unit([Draft(1, 16, b"a"), Draft(1, 17, b"y" * 90), Draft(1, 18, b"b")], 0))
+        bucket.sync()
+        before = bucket.size
+        disk.stop_at = disk.calls + stop
+        with contextlib.suppress(Stopped):
+            bucket.trim({16: 0, 18: 0}, frozenset())
+            store.tick()
+            assert bucket.size < before / 2
+            check_kept(bucket, kept)
+        after = disk.after_kill() if luck is None else disk.after_power_loss(random.Random(luck))
+        _, again = opened(after)
+        check_kept(again, kept)
+        assert again.damaged == 0
+        if disk.calls < disk.stop_at:
+            return
+    raise AssertionError("a compaction of so many calls")
+
+
+def check_kept(bucket: Bucket, kept: list[int]) -> None:
+    for stream, step, body in ((16, 0, b"a"), (18, 2, b"b")):
+        found, sequence = [], 0
+        while (record := bucket.find(stream, sequence)) is not None:
+            found.append((record.sequence, record.body))
+            sequence = record.sequence + 1
+        assert found == [(first + step, body) for first in kept]
+        assert bucket.tally(stream, 0) == (len(kept), len(kept))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import select
 import subprocess
@@ -15,7 +16,7 @@ import pexpect
 import pytest
 
 from mqfs import limits
-from tests.fuse.served_by import Served, until
+from tests.fuse.served_by import Child, Served, until
 
 RDWR_NB = os.O_RDWR | os.O_NONBLOCK
 
@@ -100,24 +101,24 @@ def test_a_small_buffer_gets_the_rest_next(mq: Path) -> None:
     os.close(fd)
 
 
-def test_dd_takes_large_messages_and_a_read_larger_than_a_request_ends(mq: Path) -> None:
+def test_dd_takes_large_messages(mq: Path) -> None:
     body = os.urandom(limits.MESSAGE_BYTES)
     fd = os.open(mq / "s", os.O_RDWR | os.O_CREAT)
     os.write(fd, body)
     os.close(fd)
     done = subprocess.run(["dd", "if=s", "bs=1M", "count=1", "status=none"], cwd=mq, capture_output=True, timeout=20)
     assert done.stdout == body
+
+
+def test_a_read_of_more_than_one_request_ends_with_what_is_there(mq: Path) -> None:
+    """What is there fills the first request of the read exactly: a second would wait."""
     (mq / "ctl").write_text("data coalesce\n")
-    fd = os.open(mq / "s", os.O_RDONLY)
-    for piece in (b"x" * limits.MESSAGE_BYTES, b"y"):
-        other = os.open(mq / "s", os.O_WRONLY)
-        os.write(other, piece)
-        os.close(other)
-    found = b""
-    while len(found) < 2 * limits.MESSAGE_BYTES + 1:
-        found += os.read(fd, 8 << 20)
-    assert found == body + b"x" * limits.MESSAGE_BYTES + b"y"
-    os.close(fd)
+    for size in (limits.MESSAGE_BYTES, (1 << 20) - limits.MESSAGE_BYTES):
+        fd = os.open(mq / "s", os.O_WRONLY | os.O_CREAT)
+        os.write(fd, b"x" * size)
+        os.close(fd)
+    with mmap.mmap(-1, 8 << 20) as aligned, open(mq / "s", "rb", buffering=0) as file:
+        assert [file.readinto(aligned), file.readinto(aligned)] == [limits.MESSAGE_BYTES, 4096]
 
 
 def test_nonblocking_reads_by_flag_and_by_fcntl(mq: Path) -> None:
@@ -224,24 +225,36 @@ def test_a_writer_that_waits_holds_up_nobody_who_opened_the_file_himself(mq: Pat
 
 
 def test_writers_that_open_a_file_at_the_same_moment_are_not_in_each_other_s_way(mq: Path, served: Served) -> None:
+    rounds, writers = 20, 6
+    turn = mq.parent.parent / f"{mq.name}.turn"
+    turn.write_bytes(bytes(8))
+    program = f"""
+import mmap
+turn = mmap.mmap(os.open({str(turn)!r}, os.O_RDWR), 8)
+print("there")
+for i in range({rounds}):
+    while turn[0] <= i: pass
+    fd = os.open(mq + "/s%d" % i, os.O_WRONLY)
+    os.write(fd, b"x")
+    os.close(fd)
+"""
+    for i in range(rounds):
+        (mq / f"s{i}").write_text("full")
     (mq / "ctl").write_text("depth 1\nfull block\n")
-    (mq / "s").write_text("full")
-    together = threading.Barrier(16)
-
-    def write(i: int) -> None:
-        together.wait(10)
-        fd = os.open(mq / "s", os.O_WRONLY)
-        os.write(fd, b"%d" % i)
-        os.close(fd)
-
-    with ThreadPoolExecutor(16) as threads:
-        done = [threads.submit(write, i) for i in range(16)]
-        try:
-            until(lambda: served.sizes()["waiting"] == 16)
-        finally:
-            (mq / "ctl").write_text("depth 0\n")
-    assert [each.result() for each in done] == [None] * 16
-    assert sorted(drain(mq / "s")) == sorted([b"full", *(b"%d" % i for i in range(16))])
+    children = [Child(mq, program) for _ in range(writers)]
+    try:
+        assert [child.line() for child in children] == ["there"] * writers
+        with open(turn, "r+b") as file, mmap.mmap(file.fileno(), 8) as board:
+            for i in range(rounds):
+                board[0] = i + 1
+                until(lambda: served.sizes()["waiting"] == writers)
+                (mq / "ctl").write_text("depth 0\n")
+                until(lambda: served.sizes()["waiting"] == 0)
+                (mq / "ctl").write_text("depth 1\n")
+        assert [child.process.wait(10) for child in children] == [0] * writers
+    finally:
+        for child in children:
+            child.end()
 
 
 def test_many_who_open_a_file_at_once_look_it_up_a_few_times_each(mq: Path, served: Served) -> None:

@@ -15,6 +15,7 @@ import trio.testing
 from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
+from mqfs.errors import Stale
 from mqfs.fuse import wire
 from mqfs.fuse.lane import Lane
 from mqfs.fuse.nodes import File, Files, Nodes
@@ -136,3 +137,25 @@ def test_an_open_whose_caller_is_gone_is_closed_again() -> None:
         assert bench.tree.handles == 0
 
     with_bench(check)
+
+
+def test_a_nodeid_is_opened_for_writing_once() -> None:
+    tree = Tree(MemoryStore(), SystemClock(), owner=USER)
+    stream: Any = tree.create(USER, tree.root, "s", 0o644)
+    nodes = Nodes(tree)
+    first = nodes.enter(stream, 1)
+    assert nodes.enter(stream, 2) == nodes.enter(stream, 3) == first
+    nodes.take(first, 1)
+    with pytest.raises(Stale):
+        nodes.take(first, 2)
+    second, third = nodes.enter(stream, 2), nodes.enter(stream, 3)
+    assert len({first, second, third}) == 3
+    nodes.take(second, 2)
+    nodes.take(third, 3)
+    assert nodes.enter(stream, 2) not in (first, second, third)
+    with pytest.raises(Stale):
+        nodes.take(first, 4)
+    nodes.take(first, 4)  # opened again by a descriptor: there is no other
+    for nodeid, lookups in ((first, 3), (second, 1), (third, 1), (nodes.given, 1)):
+        nodes.forget(nodeid, lookups)
+    assert len(nodes) == 1
