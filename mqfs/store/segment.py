@@ -377,7 +377,7 @@ class Segment:
             return False
         if not part.flags & idx.SEALED:
             return not (parts and parts[0].flags & idx.SEALED)
-        return not parts
+        return not parts and part.to == size and part.identity == self._identity()
 
     def _identity(self) -> int:
         return int.from_bytes(self.disk.pread(self.open(), 8, 0)[4:], "little")
