@@ -99,7 +99,7 @@ class Nodes:
         inode = self._inodes.get(nodeid)
         if inode is None:
             raise errors.Stale(f"node {nodeid}")
-        if False and thread not in self._retrying:  # a second time: it was not looked up, but is /proc/self/fd/N
+        if inode.taken and thread not in self._retrying:  # a second time: it was not looked up, but is /proc/self/fd/N
             self._retrying[thread] = None
             if len(self._retrying) > limits.INTERRUPTS:
                 del self._retrying[next(iter(self._retrying))]
