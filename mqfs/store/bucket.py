@@ -492,11 +492,14 @@ class DiskBucket(Syncing):
         self._firsts[at : at + len(run)] = [made.first]
         self._first = None
         self._entries += 1
-        self.sync(lambda error: None if error else self._remove_all(run[1:]))
+        self.sync(lambda error: None if error else self._remove_in_order(run[1:]))
 
-    def _remove_all(self, segments: list[Segment]) -> None:
-        for segment in segments:
-            self._remove_files(segment)
+    def _remove_in_order(self, segments: list[Segment]) -> None:
+        """Each is gone from the disk before the next: else one that is left would answer for the next one's numbers."""
+        if segments and not self._closed:
+            self._remove_files(segments[0])
+            self._entries += 1
+            self.sync(lambda error: None if error else self._remove_in_order(segments[1:]))
 
     # ------------------------------------------------------------ the end
 

@@ -95,7 +95,8 @@ class _Rewrite:
         self.index, self.others = OpenIndex(), list[Row]()
         self.last_end = -1  # where the last kept record ended in its old segment
         self.held: tuple[Row, bytes, bytes] | None = None  # it, until it is known whether its unit goes on
-        self.synced: OSError | bool | None = False
+        self.missing = 2  # syncs: of the file, and of the bucket
+        self.error: OSError | None = None
 
     def work(self) -> Work:
         self.fd = self.disk.open(self.staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -181,13 +182,15 @@ class _Rewrite:
         )
         write_file(self.disk, self.staged + ".idx", data, sync=False)
         self.bucket.home.committer.request(self, lambda: self.disk.fdatasync(self.fd), self._done, 0.0)
-        while self.synced is False:
+        self.bucket.sync(self._done)  # what made messages unwanted, before they go
+        while self.missing:
             yield True
-        if isinstance(self.synced, OSError):
-            raise self.synced
+        if self.error is not None:
+            raise self.error
 
     def _done(self, error: OSError | None) -> None:
-        self.synced = error
+        self.missing -= 1
+        self.error = self.error or error
 
     def _put_in_place(self) -> None:
         first = self.run[0]
