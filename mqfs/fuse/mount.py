@@ -251,7 +251,11 @@ class FuseMount:
 
     async def stop(self) -> None:
         """Unmount. To be called when the tree was closed: whoever waited has been answered."""
-        if self.lane is None or self.ended.is_set():
+        if self.ended.is_set() or self.device < 0:
+            return
+        if self.lane is None:  # it never ran
+            unmount(self.path, lazily=True)
+            os.close(self.device)
             return
         self.lane.close()
         with trio.CancelScope(shield=True):

@@ -16,6 +16,7 @@ import pexpect
 import pytest
 
 from mqfs import limits
+from tests import campaign
 from tests.fuse.served_by import Child, Served, until
 
 RDWR_NB = os.O_RDWR | os.O_NONBLOCK
@@ -225,7 +226,7 @@ def test_a_writer_that_waits_holds_up_nobody_who_opened_the_file_himself(mq: Pat
 
 
 def test_writers_that_open_a_file_at_the_same_moment_are_not_in_each_other_s_way(mq: Path, served: Served) -> None:
-    rounds, writers = 20, 6
+    rounds, writers = campaign.size(100), 12
     turn = mq.parent.parent / f"{mq.name}.turn"
     turn.write_bytes(bytes(8))
     program = f"""

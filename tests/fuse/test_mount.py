@@ -11,9 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
+from mqfs.clock import SystemClock
+from mqfs.engine.tree import Tree
 from mqfs.errors import MountError
 from mqfs.fuse import mount
+from mqfs.store.memory import MemoryStore
+from mqfs.types import User
 from tests.fuse.served_by import ROOT, Served
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
@@ -126,3 +131,15 @@ def test_an_ordinary_user_mounts_and_unmounts(open_device: None, tmp_path_factor
     assert served.stop() == 0
     assert mount.mounted(str(home / "mq")) == ""
     dead.close()
+
+
+def test_a_mount_that_never_ran_is_taken_away(tmp_path: Path) -> None:
+    async def run() -> None:
+        tree = Tree(MemoryStore(), SystemClock(), owner=User(os.geteuid(), os.getegid()))
+        fuse = mount.FuseMount(tree, str(tmp_path))
+        await fuse.attach()
+        assert mount.mounted(str(tmp_path)) == "fuse.mqfs"
+        await fuse.stop()
+
+    trio.run(run)
+    assert mount.mounted(str(tmp_path)) == ""

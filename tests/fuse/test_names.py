@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -249,5 +248,7 @@ def test_python_opens_every_file(mq: Path) -> None:
     for name in META - {".cursor"}:
         with open(mq / name, "rb", buffering=0) as file:
             os.set_blocking(file.fileno(), False)
-            file.read(10)
-    assert sys.platform == "linux"
+            try:
+                assert file.read(1) is not None or name == "order"
+            except BlockingIOError:
+                assert name == "order"
