@@ -253,9 +253,10 @@ class StreamHandle(Reader):
             self.position = stream.state.floor
         elif replay == "last" and (newest := stream.newest_kept()) >= stream.kept_from():
             self.position = newest or self.position
-        stream.advance()
-        before, _ = self.group.bucket.tally(stream.number, self.position)
-        self.had = stream.gone + stream.count - before
+        if stream.count < 0:
+            stream.advance()
+        ahead = 0 if replay == "off" else self.group.bucket.tally(stream.number, self.position)[0]
+        self.had = stream.gone + stream.count - ahead
 
     def waiting_room(self) -> Parked:
         return self.node.parked

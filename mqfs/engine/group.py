@@ -193,8 +193,10 @@ class Group:
     def live_floor(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a reader present now has not had."""
         low = self.bucket.next
-        for reader in stream.readers:
-            low = min(low, reader.position)
+        if len(stream.parked) < len(stream.readers):  # who waits has had everything
+            for reader in stream.readers:
+                if reader not in stream.parked:
+                    low = min(low, reader.position)
         for order in self.order_readers:
             if order not in self.order_parked:
                 low = min(low, order.position)
