@@ -1,9 +1,9 @@
 """The data lane: requests are read from the FUSE device itself, and what is hot or waits is answered there.
 
 Owns the device while the mount lives: one task drains it, without a coroutine a request. Reads, writes, interrupts,
-polls, locks, syncs and listings are answered here; names and attributes are passed on to libfuse (and so to pyfuse3)
-through a socket pair and their replies passed back, amended where pyfuse3 cannot say what is meant. Knows nothing of
-what a file means: that is the handle's.
+polls, locks, syncs, lookups and listings are answered here; what makes, changes, opens or removes files is passed on to
+libfuse (and so to pyfuse3) through a socket pair and its reply passed back, amended where pyfuse3 cannot say what is
+meant. Knows nothing of what a file means: that is the handle's.
 
 Why not pyfuse3 alone: it ignores interrupts, so that a waiting reader could not even be killed and the next message
 would go to the dead one; a limited number of waiting reads would stop the mount; and it takes thrice the time.
@@ -27,19 +27,19 @@ from mqfs.engine.tree import Node, Tree
 from mqfs.fuse import people, wire
 from mqfs.fuse.locks import Held, Key, Locks
 from mqfs.fuse.nodes import File, Files, Listing, Nodes
-from mqfs.types import Handle, Wait
+from mqfs.fuse.operations import BLOCK_BYTES, known_name
+from mqfs.types import Handle, Stat, Wait
 
 log = logging.getLogger("mqfs.fuse")
 
 BATCH = 64  # requests answered before other tasks have a turn
 PASSED = frozenset(
     (
-        wire.LOOKUP, wire.FORGET, wire.GETATTR, wire.SETATTR, wire.READLINK, wire.SYMLINK, wire.MKNOD, wire.MKDIR,
-        wire.UNLINK, wire.RMDIR, wire.RENAME, wire.LINK, wire.OPEN, wire.STATFS, wire.INIT, wire.ACCESS, wire.CREATE,
-        wire.BATCH_FORGET, wire.RENAME2,
+        wire.SETATTR, wire.READLINK, wire.SYMLINK, wire.MKNOD, wire.MKDIR, wire.UNLINK, wire.RMDIR, wire.RENAME,
+        wire.LINK, wire.OPEN, wire.STATFS, wire.INIT, wire.ACCESS, wire.CREATE, wire.RENAME2,
     )
 )  # fmt: skip
-AMENDED = frozenset((wire.INIT, wire.LOOKUP, wire.MKNOD, wire.MKDIR, wire.CREATE, wire.OPEN))
+AMENDED = frozenset((wire.INIT, wire.MKNOD, wire.MKDIR, wire.CREATE, wire.OPEN))
 WANTED = (
     wire.POSIX_LOCKS
     | wire.FLOCK_LOCKS
@@ -124,6 +124,10 @@ class Lane:
         self._buffer = bytearray(limits.FUSE_REQUEST_BYTES)
         self._view = memoryview(self._buffer)
         self._handlers: dict[int, Callable[[int], None]] = {
+            wire.LOOKUP: self._lookup,
+            wire.GETATTR: self._getattr,
+            wire.FORGET: self._forget,
+            wire.BATCH_FORGET: self._batch_forget,
             wire.INTERRUPT: self._interrupt,
             wire.POLL: self._poll,
             wire.GETLK: self._getlk,
@@ -417,6 +421,37 @@ class Lane:
         finally:
             self.refuse(unique, 0)
 
+    # ------------------------------------------------------------ what every path is made of
+
+    def _lookup(self, unique: int) -> None:
+        size, _, _, parent, uid, gid, thread = wire.HEADER.unpack_from(self._buffer)
+        name = known_name(bytes(self._view[wire.IN_HEADER : size - 1]))
+        node = self.tree.walk(people.user(uid, gid, thread), self.nodes.node(parent), name)
+        attributes = pack_attributes(self.tree.stat(node))
+        nodeid = self.nodes.enter(node, thread)
+        entry = wire.ENTRY.pack(nodeid, 0, 0, 0, 0, 0)
+        size = wire.OUT_HEADER + wire.ENTRY_BYTES
+        if not self.send(wire.REPLY.pack(size, 0, unique) + entry + attributes):
+            self.nodes.forget(nodeid, 1)
+
+    def _getattr(self, unique: int) -> None:
+        nodeid = wire.U64.unpack_from(self._buffer, 16)[0]
+        attributes = pack_attributes(self.tree.stat(self.nodes.node(nodeid)))
+        size = wire.OUT_HEADER + wire.ATTR_TIMES.size + wire.ATTR.size
+        self.send(wire.REPLY.pack(size, 0, unique) + wire.ATTR_TIMES.pack(0, 0, 0) + attributes)
+
+    def _forget(self, _: int) -> None:
+        """No reply."""
+        nodeid, lookups = (wire.U64.unpack_from(self._buffer, at)[0] for at in (16, wire.IN_HEADER))
+        self.nodes.forget(nodeid, lookups)
+
+    def _batch_forget(self, _: int) -> None:
+        """No reply."""
+        count = wire.U32.unpack_from(self._buffer, wire.IN_HEADER)[0]
+        at = wire.IN_HEADER + 8
+        for nodeid, lookups in wire.FORGET_ONE.iter_unpack(self._view[at : at + count * wire.FORGET_ONE.size]):
+            self.nodes.forget(nodeid, lookups)
+
     # ------------------------------------------------------------ listings
 
     def _opendir(self, unique: int) -> None:
@@ -478,6 +513,16 @@ class Lane:
 
 def nothing() -> None:
     pass
+
+
+def pack_attributes(found: Stat) -> bytes:
+    """Attributes of a file, as the kernel takes them."""
+    mtime, mtime_ns = divmod(found.mtime_ns, 10**9)
+    ctime, ctime_ns = divmod(found.ctime_ns, 10**9)
+    return wire.ATTR.pack(
+        *(found.qid.path, found.size, (found.kept_bytes + 511) // 512, mtime, mtime, ctime),
+        *(mtime_ns, mtime_ns, ctime_ns, found.mode, found.nlink, found.uid, found.gid, 0, BLOCK_BYTES, 0),
+    )
 
 
 def pack_names(listing: Listing, offset: int, room: int) -> bytes:

@@ -1,7 +1,7 @@
-"""Names and attributes, as pyfuse3 asks for them.
+"""Making, changing, opening and removing files, as pyfuse3 asks for it.
 
-Owns the translation of its requests into calls on the tree, and of the tree's errors into errno. Reads, writes and
-directory listings never come here: the lane answers them on the device. Nothing but FUSEError leaves a handler, because
+Owns the translation of its requests into calls on the tree, and of the tree's errors into errno. Reads, writes, lookups
+and listings never come here: the lane answers them on the device. Nothing but FUSEError leaves a handler, because
 pyfuse3 would end the mount.
 
 Permission is checked by the tree alone. The mount does not ask for `default_permissions`: with it the kernel would
@@ -16,7 +16,7 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
@@ -102,10 +102,6 @@ class Operations(pyfuse3.Operations):
         return people.user(ctx.uid, ctx.gid, ctx.pid, process=process)
 
     @answering
-    async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
-        return self.attributes(self.nodes.node(inode))
-
-    @answering
     async def setattr(
         self, inode: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
     ) -> EntryAttributes:
@@ -142,15 +138,6 @@ class Operations(pyfuse3.Operations):
         return reply
 
     # ------------------------------------------------------------ names
-
-    @answering
-    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        node = self.tree.walk(self.user(ctx), self.nodes.node(parent_inode), known_name(name))
-        return self.enter(node, ctx)
-
-    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        for nodeid, lookups in inode_list:
-            self.nodes.forget(nodeid, lookups)
 
     @answering
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:

@@ -53,3 +53,8 @@ DIRENT = struct.Struct("<QQII")  # ino, offset of the next, name bytes, type
 INIT_OUT = struct.Struct("<IIIIHHIIHHI")
 ENTRY_NODEID, ENTRY_INO = OUT_HEADER, OUT_HEADER + 40  # in a reply that carries an entry
 ENTRY_BYTES = 128
+ENTRY = struct.Struct("<QQQQII")  # nodeid, generation, seconds and nanoseconds that the name and the attributes hold
+ATTR_TIMES = struct.Struct("<QII")  # seconds and nanoseconds that the attributes hold, padding
+# ino, size, blocks, atime, mtime, ctime, their nanoseconds, mode, links, uid, gid, rdev, block bytes, flags
+ATTR = struct.Struct("<QQQQQQIIIIIIIIII")
+FORGET_ONE = struct.Struct("<QQ")  # nodeid, lookups
