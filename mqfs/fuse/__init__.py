@@ -1,5 +1,6 @@
 """The FUSE face: the tree as a mounted file system.
 
 `mount.FuseMount` is all that the server needs. `lane` answers data, lookups and listings on the device, `operations`
-what makes, changes, opens or removes files through pyfuse3, `nodes` is what both look up in, `locks` the locks that the kernel leaves to us, `wire` the structs.
+what makes, changes, opens or removes files through pyfuse3; `nodes` is what both look up in, `people` says on whose
+behalf, `locks` keeps the locks that the kernel leaves to us, `wire` the structs.
 """
