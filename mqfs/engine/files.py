@@ -218,7 +218,7 @@ class Reader(Open):
     @property
     def readable(self) -> bool:  # type: ignore[override]
         last = self.last
-        if last.again or self.over or (self.sequential and last.given < len(last.body)):
+        if last.again or self.over or last.given < len(last.body):
             return True
         return self.ahead()
 

@@ -1,0 +1,236 @@
+"""What every face must do, whatever carries it: a new one proves itself with one line.
+
+`check_face(open_client)` is given a function that makes a client of the face in an empty group; it checks the tree as
+mqfs(4) describes it, by names, reads and writes alone. Nothing here knows a face by name.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+PATIENCE_S = 10.0
+A_MOMENT_S = 0.05  # how long a read that must wait is watched doing so
+MESSAGE_BYTES = 1_044_480
+
+
+class File(Protocol):
+    """An open file. Refusals are exceptions with an `errno`."""
+
+    def receive(self, count: int, timeout: float) -> bytes:
+        """One read; TimeoutError where it would still wait, and then it has consumed nothing."""
+        ...
+
+    def write(self, data: bytes) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class Client(Protocol):
+    """Paths are names in the group that the client was given, joined by slashes."""
+
+    largest: int  # the largest message that this face carries
+
+    def mkdir(self, path: str) -> None: ...
+
+    def create(self, path: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def rmdir(self, path: str) -> None: ...
+
+    def rename(self, path: str, name: str) -> None: ...
+
+    def names(self, path: str) -> list[str]: ...
+
+    def open(self, path: str, mode: str) -> File:
+        """`mode`: "r", "w" or "r+"."""
+        ...
+
+    def close(self) -> None:
+        """Close all files."""
+        ...
+
+
+def check_face(open_client: Callable[[], Client]) -> None:
+    """Raises AssertionError where the face does not do what the contract says."""
+    for check in CHECKS:
+        client = open_client()
+        try:
+            check(client)
+        finally:
+            client.close()
+
+
+def put(client: Client, path: str, *bodies: bytes) -> None:
+    file = client.open(path, "w")
+    for body in bodies:
+        file.write(body)
+    file.close()
+
+
+def drain(file: File, count: int = 4096) -> list[bytes]:
+    """All that can be read without waiting."""
+    got: list[bytes] = []
+    while True:
+        try:
+            data = file.receive(count, A_MOMENT_S)
+        except TimeoutError:
+            return got
+        if not data:
+            return got
+        got.append(data)
+
+
+def refused(number: int, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except Exception as error:
+        assert getattr(error, "errno", None) == number, f"{error!r}, not {errno.errorcode[number]}"
+    else:
+        raise AssertionError(f"not refused with {errno.errorcode[number]}")
+
+
+def check_streams(client: Client) -> None:
+    client.create("s")
+    early = client.open("s", "r")
+    put(client, "ctl", b"replay all\n")
+    put(client, "s", b"one", b"two", b"three")
+    late = client.open("s", "r")
+    assert drain(early) == [b"one", b"two", b"three"]
+    assert drain(late) == [b"one", b"two", b"three"]
+    put(client, "s", b"four")
+    assert late.receive(2, PATIENCE_S) == b"fo", "a buffer that is too small gets the first part"
+    assert late.receive(64, PATIENCE_S) == b"ur", "and the next read the rest"
+    both = client.open("s", "r+")
+    both.write(b"own")
+    assert drain(both)[-1] == b"own", "a handle reads its own writes"
+
+
+def check_replay(client: Client) -> None:
+    client.create("s")
+    for replay, seen in (("all", [b"1", b"2"]), ("last", [b"2"]), ("off", [])):
+        put(client, "ctl", b"clear\n", f"replay {replay}\n".encode())
+        put(client, "s", b"1", b"2")
+        assert drain(client.open("s", "r")) == seen, replay
+
+
+def check_order(client: Client) -> None:
+    put(client, "ctl", b"replay all\n")
+    for name in ("a", "b b", "c"):
+        client.create(name)
+    for name in ("a", "c", "b b", "a"):
+        put(client, name, name.encode())
+    assert drain(client.open("order", "r")) == [b"a\0", b"c\0", b"b b\0", b"a\0"]
+    refused(errno.EACCES, lambda: client.open("order", "w"))
+
+
+def check_ctl(client: Client) -> None:
+    client.mkdir("copy")
+    put(client, "ctl", b"replay last\ndepth 10\nttl 90s\nfull block\nsync 1s\n")
+    text = client.open("ctl", "r").receive(4096, PATIENCE_S)
+    assert b"replay last\ndepth 10\nttl 90s\nfull block\nsync 1s\n" in text
+    put(client, "copy/ctl", text)
+    assert client.open("copy/ctl", "r").receive(4096, PATIENCE_S) == text
+    handle = client.open("ctl", "r+")
+    refused(errno.EINVAL, lambda: handle.write(b"depth 1\nreplay often\n"))
+    assert b"replay often" in handle.receive(4096, PATIENCE_S), "why is told by the next read of the handle"
+    assert client.open("ctl", "r").receive(4096, PATIENCE_S) == text, "nothing of the write was done"
+    assert b"replay often" in client.open(".errors", "r").receive(65536, PATIENCE_S)
+
+
+def check_cursor(client: Client) -> None:
+    put(client, "ctl", b"replay all\n")
+    for name in ("a", "b"):
+        client.create(name)
+    for i in range(6):
+        put(client, "ab"[i % 2], b"%d" % i)
+    cursor = client.open(".cursor", "r+")
+    cursor.write(b"seek -3\nuntil end\n")
+    assert drain(cursor) == [b"3", b"4", b"5"]
+    cursor.write(b"select b\nseek first\n")
+    assert drain(cursor) == [b"1", b"3", b"5"]
+    cursor.write(b"select\nseek 2\nuntil 2\nformat json\n")
+    (row,) = (json.loads(line) for line in drain(cursor))
+    assert (row["sequence"], row["stream"], row["body"]) == (2, "b", "1")
+    cursor.write(b"seek first\nformat each\n")
+    assert [cursor.receive(64, PATIENCE_S) for _ in range(4)] == [b"0", b"", b"1", b""]
+    cursor.write(b"info\n")
+    assert cursor.receive(4096, PATIENCE_S).startswith(b"sequence 2\nstream b\n")
+    refused(errno.EINVAL, lambda: cursor.write(b"seek yonder\n"))
+    assert b"seek yonder" in cursor.receive(4096, PATIENCE_S)
+    for mode in ("r", "w"):
+        refused(errno.EACCES, lambda mode=mode: client.open(".cursor", mode))
+
+
+def check_waiting(client: Client) -> None:
+    client.create("s")
+    reader, writer = client.open("s", "r"), client.open("s", "w")
+    for i in range(3):
+        try:
+            reader.receive(64, A_MOMENT_S)
+        except TimeoutError:
+            pass
+        else:
+            raise AssertionError("it did not wait")
+        writer.write(b"%d" % i)
+        assert reader.receive(64, PATIENCE_S) == b"%d" % i, "a read that gave up has consumed nothing"
+    client.remove("s")
+    assert reader.receive(64, PATIENCE_S) == b"", "end-of-file when the stream is removed"
+    refused(errno.ENOENT, lambda: writer.write(b"x"))
+
+
+def check_bounds(client: Client) -> None:
+    put(client, "ctl", b"replay all\ndepth 2\n")
+    client.create("s")
+    reader = client.open("s", "r")
+    put(client, "s", b"1", b"2", b"3")
+    refused(errno.EPIPE, lambda: reader.receive(64, PATIENCE_S))
+    assert drain(reader) == [b"2", b"3"], "told once, then on"
+    put(client, "ctl", b"full reject\n")
+    refused(errno.ENOSPC, lambda: put(client, "s", b"4"))
+    put(client, "ctl", b"full drop-new\n")
+    put(client, "s", b"5")
+    assert drain(client.open("s", "r")) == [b"2", b"3"]
+    put(client, "ctl", b"depth 0\n")
+    put(client, "s", b"x" * client.largest)
+    refused(errno.EMSGSIZE, lambda: put(client, "s", b"x" * (client.largest + 1)))
+    assert sum(map(len, drain(client.open("s", "r"), MESSAGE_BYTES))) == client.largest + 2
+
+
+def check_names(client: Client) -> None:
+    client.mkdir("d")
+    client.create("d/s")
+    assert set(client.names("d")) - {".", ".."} == {"ctl", "order", ".cursor", ".stats", ".who", ".errors", "s"}
+    refused(errno.EEXIST, lambda: client.create("d/s"))
+    refused(errno.EEXIST, lambda: client.mkdir("d"))
+    refused(errno.EINVAL, lambda: client.create("d/.hidden"))
+    refused(errno.ENOENT, lambda: client.open("d/t", "r"))
+    refused(errno.ENOENT, lambda: client.remove("d/t"))
+    client.create("d/other")
+    refused(errno.EEXIST, lambda: client.rename("d/s", "other"))
+    client.rename("d/s", "t")
+    put(client, "d/t", b"x")
+    refused(errno.ENOTEMPTY, lambda: client.rmdir("d"))
+    put(client, "d/ctl", b"protect on\n")
+    refused(errno.EPERM, lambda: client.remove("d/t"))
+    put(client, "d/ctl", b"protect off\n")
+    for name in client.names("d"):
+        if name not in (".", ".."):
+            client.remove(f"d/{name}")  # the group's own files too: nothing happens
+    client.rmdir("d")
+    refused(errno.ENOENT, lambda: client.names("d"))
+
+
+CHECKS = [
+    check_streams,
+    check_replay,
+    check_order,
+    check_ctl,
+    check_cursor,
+    check_waiting,
+    check_bounds,
+    check_names,
+]

@@ -1,0 +1,137 @@
+"""Both faces of one real server, all dialects of 9P among them, against the same checks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs.ninep import blocking
+from mqfs.ninep.dialect import Dialect
+from tests.conformance.face import MESSAGE_BYTES, check_face
+from tests.tools.mount import ROOT, environment, until
+
+MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
+numbers = itertools.count()
+
+
+class MountedFile:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def receive(self, count: int, timeout: float) -> bytes:
+        if not select.select([self.fd], [], [], timeout)[0]:
+            raise TimeoutError
+        return os.read(self.fd, count)
+
+    def write(self, data: bytes) -> int:
+        return os.write(self.fd, data)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Mounted:
+    """The mount, by system calls."""
+
+    largest = MESSAGE_BYTES
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.files = path, list[MountedFile]()
+        path.mkdir()
+
+    def mkdir(self, path: str) -> None:
+        (self.path / path).mkdir()
+
+    def create(self, path: str) -> None:
+        os.close(os.open(self.path / path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+
+    def remove(self, path: str) -> None:
+        os.unlink(self.path / path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(self.path / path)
+
+    def rename(self, path: str, name: str) -> None:
+        os.rename(self.path / path, (self.path / path).with_name(name))
+
+    def names(self, path: str) -> list[str]:
+        return os.listdir(self.path / path)
+
+    def open(self, path: str, mode: str) -> MountedFile:
+        self.files.append(MountedFile(os.open(self.path / path, MODES[mode])))
+        return self.files[-1]
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+
+class Spoken:
+    """A 9P connection."""
+
+    def __init__(self, address: str, dialect: Dialect, group: str) -> None:
+        self.client, self.group = blocking.connect(address, dialect=dialect, timeout=10), group
+        self.client.mkdir(group)
+        self.largest = self.client.caller.msize - 24
+
+    def mkdir(self, path: str) -> None:
+        self.client.mkdir(f"{self.group}/{path}")
+
+    def create(self, path: str) -> None:
+        self.client.create(f"{self.group}/{path}").close()
+
+    def remove(self, path: str) -> None:
+        self.client.remove(f"{self.group}/{path}")
+
+    rmdir = remove
+
+    def rename(self, path: str, name: str) -> None:
+        self.client.rename(f"{self.group}/{path}", name)
+
+    def names(self, path: str) -> list[str]:
+        return self.client.list(f"{self.group}/{path}")
+
+    def open(self, path: str, mode: str) -> Any:
+        return self.client.open(f"{self.group}/{path}", mode)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a server with a mount (where there is /dev/fuse) and a socket."""
+    folder = tmp_path_factory.mktemp("faces")
+    command = [sys.executable, "-m", "mqfs", "serve", "--store", "store", "--listen", "unix!sock"]
+    if os.access("/dev/fuse", os.R_OK | os.W_OK):
+        (folder / "mq").mkdir()
+        command += ["--mount", "mq"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stderr=log, env=environment(PYTHONPATH=str(ROOT)))
+    until(lambda: b"ready" in (folder / "log").read_bytes() or process.poll() is not None, "the server")
+    yield folder
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert b"Traceback" not in (folder / "log").read_bytes()
+
+
+def test_the_mount(server: Path) -> None:
+    if not (server / "mq").exists():
+        pytest.skip("no /dev/fuse here that we may open: nothing can be mounted")
+    check_face(lambda: Mounted(server / "mq" / f"m{next(numbers)}"))
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_9p(server: Path, dialect: Dialect) -> None:
+    check_face(lambda: Spoken(f"unix!{server}/sock", dialect, f"n{next(numbers)}"))
