@@ -11,6 +11,10 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import pytest
+
+from mqfs.errors import MqfsError
+
 PATIENCE_S = 10.0
 A_MOMENT_S = 0.05  # how long a read that must wait is watched doing so
 MESSAGE_BYTES = 1_044_480
@@ -85,12 +89,10 @@ def drain(file: File, count: int = 4096) -> list[bytes]:
 
 
 def refused(number: int, call: Callable[[], Any]) -> None:
-    try:
+    with pytest.raises((OSError, MqfsError)) as info:
         call()
-    except Exception as error:
-        assert getattr(error, "errno", None) == number, f"{error!r}, not {errno.errorcode[number]}"
-    else:
-        raise AssertionError(f"not refused with {errno.errorcode[number]}")
+    got = getattr(info.value, "errno", None)
+    assert got == number, f"{info.value!r}, not {errno.errorcode[number]}"
 
 
 def check_streams(client: Client) -> None:
