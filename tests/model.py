@@ -79,7 +79,7 @@ class Model:
             return "NotFound"
         stream = self.names.pop(name)
         for wait, key, _ in list(self.parked):
-            if self.handles[key]["of"] == stream:
+            if self.over(self.handles[key]):
                 self.answer(wait, b"")
         for wait, blocked, *_ in list(self.blocked):
             if blocked == stream:
@@ -222,6 +222,11 @@ class Model:
             self.append(-self.next, h["of"], [h["partial"]], 0)  # it may wait for room, for nobody
         self.unblock()
 
+    def over(self, h):
+        """Whether all that a handle could show was removed."""
+        of = [h["of"]] if isinstance(h["of"], int) else h["select"]
+        return of is not None and not set(of) & set(self.names.values())
+
     def selection(self, h):
         return set(self.names.values()) if h["select"] is None else set(h["select"]) & set(self.names.values())
 
@@ -247,7 +252,7 @@ class Model:
         if h["due"]:
             h["due"] = False
             return b""
-        if isinstance(h["of"], int) and h["of"] not in self.names.values():
+        if self.over(h):
             return b""
         if not any(p[1] == key for p in self.parked):
             self.settle_kept()

@@ -66,6 +66,13 @@ class Cursor(Commands):
             self._epoch = group.epoch
         return self._streams
 
+    @property
+    def over(self) -> bool:
+        """Its group, or every stream it selected, was removed: end-of-file."""
+        if self.group.removed:
+            return True
+        return self.selected is not None and not any(number in self.group.numbers for number in self.selected)
+
     def hold_back(self, slack: int) -> int:
         """The sequence from which a `replay off` group is to keep messages for this cursor."""
         if self.position < slack:
@@ -216,7 +223,7 @@ class Cursor(Commands):
         if self.end_due:
             self.end_due = False
             return b""
-        if self.group.removed or count <= 0:
+        if self.over or count <= 0:
             return b""
         if not self.waits:
             data = self._take(count)
@@ -406,7 +413,7 @@ class Cursor(Commands):
         last = self.last
         if self.refusal or self.pending or self.end_due or last.again or last.given < len(last.body):
             return True
-        if self.group.removed or self._done() or self.overtaken:
+        if self.over or self._done() or self.overtaken:
             return True
         return self.position < self.group.bucket.next and self._find() is not None
 

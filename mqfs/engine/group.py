@@ -439,6 +439,8 @@ class Group:
         self.change({"do": "remove", "stream": stream.number})
         del self.streams[stream.name], self.numbers[stream.number]
         stream.end()
+        for cursor in [cursor for cursor in self.cursors if cursor.over]:
+            cursor.end()
 
     def rename_stream(self, stream: Stream, name: str) -> None:
         old = stream.name
