@@ -17,6 +17,7 @@ from mqfs.store.check import check
 from mqfs.store.store import DiskStore
 from tests.campaign import seed, size
 from tests.crash.test_damage import read
+from tests.store.small import abandon
 
 
 @pytest.fixture(autouse=True)
@@ -71,4 +72,4 @@ def _look(path: str, told: dict[tuple[int, int], bytes]) -> None:
         orders = [tuple(map(int, body.rstrip(b".").split(b".")[:2])) for body in found.values()]
         assert orders == sorted(set(orders))
         assert bucket.next > max([*found, *(s for g, s in told if g == group)])
-    os.close(store._lock)  # not a clean stop: the next writer finds what the last one left
+    abandon(store)  # not a clean stop: the next writer finds what the last one left

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 from mqfs import limits
+from mqfs.store.store import DiskStore
 
 SMALL = {
     "SEGMENT_BYTES": 2_048,
@@ -29,3 +31,13 @@ def lowered(**values: int) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(limits, name, value)
+
+
+def abandon(store: DiskStore) -> None:
+    """What a kill does: descriptors and the lock go, nothing is written."""
+    for segment in store.files._open:
+        if segment.fd >= 0:
+            os.close(segment.fd)
+            segment.fd = -1
+        segment.index = None
+    os.close(store._lock)

@@ -16,7 +16,7 @@ from mqfs.store.check import check
 from mqfs.store.store import DiskStore
 from mqfs.types import Bucket, Kind
 from tests.campaign import seed, size
-from tests.store.small import SMALL, lowered
+from tests.store.small import SMALL, abandon, lowered
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def fill(path: str, *, clean: bool = True) -> None:
     if clean:
         store.close()
     else:
-        os.close(store._lock)
+        abandon(store)
 
 
 def bodies(bucket: Bucket) -> dict[int, bytes]:

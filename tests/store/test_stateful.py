@@ -6,7 +6,6 @@ Numbers may differ after a kill (a new block is begun), so sequences are compare
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 
@@ -18,7 +17,7 @@ from mqfs.store.memory import MemoryBucket, MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.types import Bucket, Draft, Kind, Record
 from tests.campaign import size
-from tests.store.small import SMALL, lowered
+from tests.store.small import SMALL, abandon, lowered
 
 STREAMS = st.integers(16, 19)
 BODIES = st.binary(max_size=40) | st.integers(0, 700).map(bytes)
@@ -135,7 +134,7 @@ class Stores(RuleBasedStateMachine):
     def kill(self) -> None:
         """What is in the page cache stays; the lock goes with the process."""
         expected, last_ns = self.disk.next, self.disk.last_ns
-        os.close(self.store._lock)
+        abandon(self.store)
         self._start()
         assert self.disk.next >= expected
         assert self.disk.last_ns == last_ns
