@@ -6,6 +6,7 @@ and house-keeping. Performs nothing on a log itself: that is the group's.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat as modes
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,11 @@ from mqfs.engine.group import META_FILES, Group, Meta
 from mqfs.engine.names import check_name
 from mqfs.engine.permission import R, W, X, allowed, require, require_owner
 from mqfs.engine.stream import Stream, end_parked
+from mqfs.locks import Locks
 from mqfs.state import Attributes, State, decode_change
 from mqfs.types import Bucket, Clock, Kind, Stat, Step, Store, User
+
+log = logging.getLogger("mqfs.engine")
 
 T = TypeVar("T")
 Node = Group | Stream | Meta
@@ -37,6 +41,7 @@ class Tree:
     ) -> None:
         self.store, self.clock = store, clock
         self.defaults = parse_settings(defaults).lines()
+        self.locks = Locks()
         self.parked = 0  # reads and writes that wait
         self.touched: set[Group] = set()  # groups that house-keeping has to look at
         self.groups: dict[int, Group] = {}
@@ -47,8 +52,7 @@ class Tree:
     # ------------------------------------------------------------ loading
 
     def _load(self, owner: User, umask: int) -> None:
-        opened = [self.store.open(number) for number in self.store.groups()]
-        states = [(bucket, read_state(bucket)) for bucket in opened]
+        states = self._read_states()
         self.clock.resume([(s.anchors[-1][1], bucket.last_ns) for bucket, s in states if s.anchors])
         for bucket, state in states:
             self.groups[state.group] = Group(self, bucket, state)
@@ -58,6 +62,25 @@ class Tree:
         for number in sorted(self.groups):
             self._adopt(self.groups[number])
         self.touched.update(self.groups.values())
+
+    def _read_states(self) -> list[tuple[Bucket, State]]:
+        """Every group that can be read. One that cannot is left alone, and all inside it: it can still be repaired."""
+        read: dict[int, tuple[Bucket, State]] = {}
+        unreadable: set[int] = set()
+        for number in self.store.groups():
+            try:
+                bucket = self.store.open(number)
+                read[number] = bucket, read_state(bucket)
+            except (errors.DiskFailed, errors.BadStore) as error:
+                if number == ROOT:
+                    raise errors.BadStore(f"the root group: {error}; run mqfs check --fix") from error
+                log.error("group %d is not served: %s; run mqfs check --fix on the stopped store", number, error)
+                unreadable.add(number)
+        for number in sorted(read):  # a group is younger than the one it is in
+            if read[number][1].parent in unreadable:
+                log.error("group %d is not served: it is in group %d", number, read[number][1].parent)
+                unreadable.add(number)
+        return [pair for number, pair in read.items() if number not in unreadable]
 
     def _make_root(self, owner: User, umask: int) -> None:
         state = self._new_state(ROOT, ROOT, "/", 0o775 & ~umask, owner)

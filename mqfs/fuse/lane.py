@@ -25,9 +25,9 @@ import trio
 from mqfs import errors, limits
 from mqfs.engine.tree import Node, Tree
 from mqfs.fuse import people, wire
-from mqfs.fuse.locks import Held, Key, Locks
 from mqfs.fuse.nodes import File, Files, Listing, Nodes
 from mqfs.fuse.operations import BLOCK_BYTES, known_name
+from mqfs.locks import Held, Key
 from mqfs.types import Handle, Stat, Wait
 
 log = logging.getLogger("mqfs.fuse")
@@ -116,7 +116,7 @@ class Lane:
 
     def __init__(self, tree: Tree, nodes: Nodes, files: Files, device: int, libfuse: socket.socket) -> None:
         self.tree, self.nodes, self.files, self.device, self.libfuse = tree, nodes, files, device, libfuse
-        self.locks = Locks()
+        self.locks = tree.locks
         self.waiting: dict[int, Waiting] = {}
         self.passed: dict[int, int] = {}  # unique -> opcode, of what pyfuse3 answers and we amend
         self.early: dict[int, None] = {}  # requests that were interrupted before they came, the oldest first

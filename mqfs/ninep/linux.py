@@ -14,10 +14,9 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
-from mqfs.ninep import locks
+from mqfs.locks import END, Held, Key
 from mqfs.ninep import messages as m
 from mqfs.ninep.fids import Fid
-from mqfs.ninep.locks import Lock, range_of
 from mqfs.ninep.messages import Fcall
 from mqfs.ninep.operations import become, directory, opened, rename_node
 from mqfs.ninep.pending import Later, later
@@ -218,37 +217,43 @@ def xattrcreate(session: Session, request: m.Txattrcreate) -> Fcall:
 # ---------------------------------------------------------------- locks
 
 
-def _lock(session: Session, fid: Fid, request: m.Tlock | m.Tgetlock) -> Lock:
+READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2
+GRANTED, BLOCKED = 0, 1
+
+
+def _lock(session: Session, fid: Fid, request: m.Tlock | m.Tgetlock) -> tuple[Key, Held]:
     if fid.handle is None and fid.listing is None:
         raise BadFid(f"fid {fid.number} is not open")
+    end = min(request.start + request.length, END) if request.length else END  # 0: to the end of the file
     owner = (session.number, request.client_id, request.proc_id)
-    return Lock(owner, fid.number, request.type == locks.WRITE, *range_of(request.start, request.length))
+    exclusive, through = request.type == WRITE_LOCK, (session.number, fid.number)
+    return Key(fid.node.qid.path, False), Held(owner, exclusive, request.start, end, request.proc_id, through)
 
 
 def lock(session: Session, request: m.Tlock) -> Fcall:
     """Granted or refused at once: who is told BLOCKED asks again."""
     fid = session.fid(request.fid)
-    wanted, path = _lock(session, fid, request), fid.node.qid.path
-    if request.type == locks.UNLOCK:
-        session.locks.release(path, wanted.owner, wanted.start, wanted.end)
-        return m.Rlock(request.tag, locks.SUCCESS)
-    if request.type not in (locks.READ, locks.WRITE):
+    key, wanted = _lock(session, fid, request)
+    if request.type == UNLOCK:
+        session.tree.locks.release(key, wanted.owner, wanted.start, wanted.end)
+        return m.Rlock(request.tag, GRANTED)
+    if request.type not in (READ_LOCK, WRITE_LOCK):
         raise BadRequest(f"type of lock {request.type}")
-    granted = session.locks.take(path, wanted)
+    granted = session.tree.locks.take(key, wanted, wait=False) is None
     fid.locked = fid.locked or granted
-    return m.Rlock(request.tag, locks.SUCCESS if granted else locks.BLOCKED)
+    return m.Rlock(request.tag, GRANTED if granted else BLOCKED)
 
 
 def getlock(session: Session, request: m.Tgetlock) -> Fcall:
     """The lock that stands in the way, or the question back with type UNLOCK."""
     fid = session.fid(request.fid)
-    held = session.locks.conflict(fid.node.qid.path, _lock(session, fid, request))
+    held = session.tree.locks.conflict(*_lock(session, fid, request))
     if held is None:
-        return m.Rgetlock(request.tag, locks.UNLOCK, *request[3:])
-    length = 0 if held.end == locks.END else held.end - held.start
-    kind = locks.WRITE if held.exclusive else locks.READ
-    _, client_id, proc_id = held.owner
-    return m.Rgetlock(request.tag, kind, held.start, length, proc_id, client_id)
+        return m.Rgetlock(request.tag, UNLOCK, *request[3:])
+    length = 0 if held.end == END else held.end - held.start
+    kind = WRITE_LOCK if held.exclusive else READ_LOCK
+    client_id = held.owner[1] if isinstance(held.owner, tuple) else ""  # else it is not of a 9P client
+    return m.Rgetlock(request.tag, kind, held.start, length, held.pid, client_id)
 
 
 OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {

@@ -25,7 +25,6 @@ from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, BadFrame
 from mqfs.ninep import dial, people
 from mqfs.ninep.dial import Dial, Tcp, Unix
-from mqfs.ninep.locks import Locks
 from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
 
@@ -129,7 +128,7 @@ class Connection:
         self.server, self.incoming, self.outgoing = server, incoming, outgoing
         self.dirty = False  # in the server's list of those with replies to send
         self.ended = False
-        self.session = Session(server.tree, peer, server.locks, self._wake, server.tracer(peer.where))
+        self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
         self._unsent: list[memoryview] = []
         self._moved = trio.Event()  # set when something was sent, or a reply came
 
@@ -293,7 +292,7 @@ class Server:
         uid = people.user_number(tcp_user)
         if uid is None:
             raise BadAddress(f"no user is called {tcp_user!r}, as whom clients over TCP would act")
-        self.tree, self.locks = tree, Locks()
+        self.tree = tree
         self.connections: set[Connection] = set()
         self.listeners: list[Listener] = []
         self.inside = 0  # a batch is being performed: what it wakes is flushed at its end

@@ -29,10 +29,10 @@ from mqfs.errors import (
     TooLong,
     Unsupported,
 )
+from mqfs.locks import Key
 from mqfs.ninep import linux, operations
 from mqfs.ninep.dialect import Dialect, negotiate, refusal
 from mqfs.ninep.fids import NOWHERE, Fid
-from mqfs.ninep.locks import Locks
 from mqfs.ninep.messages import Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
 from mqfs.ninep.notation import show
 from mqfs.ninep.pending import Later, Pending
@@ -73,11 +73,10 @@ class Session:
         self,
         tree: Tree,
         peer: Peer,
-        locks: Locks,
         wake: Callable[[], None],
         trace: Callable[[str], None] | None = None,
     ) -> None:
-        self.tree, self.peer, self.locks = tree, peer, locks
+        self.tree, self.peer = tree, peer
         self.number = next(_numbers)
         self.dialect: Dialect | None = None  # None until a Tversion was agreed to
         self.unix = False
@@ -401,7 +400,7 @@ class Session:
 
     def _close(self, fid: Fid) -> None:
         if fid.locked:
-            self.locks.release_fid(fid.node.qid.path, self.number, fid.number)
+            self.tree.locks.release_through(Key(fid.node.qid.path, False), (self.number, fid.number))
         handle, fid.handle, fid.reader, fid.writer, fid.listing = fid.handle, None, None, None, None
         if handle is not None:
             handle.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import select
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from mqfs.ninep import blocking
+from mqfs.ninep import messages as m
 from mqfs.ninep.dialect import Dialect
 from tests.conformance.face import MESSAGE_BYTES, check_face
 from tests.tools.mount import ROOT, environment, until
@@ -135,3 +137,32 @@ def test_the_mount(server: Path) -> None:
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_9p(server: Path, dialect: Dialect) -> None:
     check_face(lambda: Spoken(f"unix!{server}/sock", dialect, f"n{next(numbers)}"))
+
+
+def test_a_lock_is_seen_over_both_faces(server: Path) -> None:
+    if not (server / "mq").exists():
+        pytest.skip("no /dev/fuse here that we may open: nothing can be mounted")
+    group = Mounted(server / "mq" / "locked")
+    group.create("s")
+    with (server / "mq" / "locked" / "s").open("wb", buffering=0) as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        with blocking.connect(f"unix!{server}/sock", dialect=Dialect.LINUX, timeout=10) as client:
+            channel = client.do(client.caller.open("locked/s", os.O_RDWR))
+
+            def status() -> Any:
+                return (yield m.Tlock(0, channel.fid, 1, 0, 0, 0, 1, "test"))
+
+            assert client.do(status()).status == 1, "blocked: the mount holds it"
+            fcntl.lockf(file, fcntl.LOCK_UN)
+            assert client.do(status()).status == 0
+            with pytest.raises(BlockingIOError):
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        until(lambda: not_held(file), "the release with the connection")
+
+
+def not_held(file: Any) -> bool:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

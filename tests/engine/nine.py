@@ -11,7 +11,6 @@ from mqfs.errors import MqfsError
 from mqfs.ninep import caller as machine
 from mqfs.ninep import messages as m
 from mqfs.ninep.caller import Caller, Channel, Procedure
-from mqfs.ninep.locks import Locks
 from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
 from mqfs.store.memory import MemoryStore
@@ -37,7 +36,7 @@ class NineSubject:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.tree = Tree(MemoryStore(), self.clock, owner=USER)
-        self.session = Session(self.tree, Peer("test", 0, 0), Locks(), lambda: None)
+        self.session = Session(self.tree, Peer("test", 0, 0), lambda: None)
         self.caller = Caller()
         self.answers: list[tuple[int, Any]] = []
         self.replies: dict[int, Any] = {}

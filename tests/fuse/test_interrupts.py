@@ -109,7 +109,9 @@ def test_an_interrupted_writer_in_a_group_commit_leaves_no_second_copy(serve: Ca
     group.mkdir()
     (group / "ctl").write_text("replay all\nsync always\n")
     (group / "s").touch()
-    program = WRITER + f"""
+    program = (
+        WRITER
+        + f"""
 name, interrupted = os.getpid(), 0
 signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
 for i in range({count}):
@@ -121,6 +123,7 @@ for i in range({count}):
 signal.setitimer(signal.ITIMER_REAL, 0)
 print("done", interrupted)
 """
+    )
     writers = [Child(group, program) for _ in range(4)]
     try:
         for writer in writers:

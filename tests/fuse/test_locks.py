@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.fuse.locks import Held, Key, Locks
+from mqfs.locks import Held, Key, Locks
 from mqfs.types import Wait
 from tests.campaign import size
 from tests.fuse.served_by import FCNTL, FLOCK, Child, Served, calls, until

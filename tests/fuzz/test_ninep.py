@@ -16,7 +16,6 @@ from mqfs.errors import BadFrame
 from mqfs.ninep import messages as m
 from mqfs.ninep.caller import Caller
 from mqfs.ninep.dialect import Dialect
-from mqfs.ninep.locks import Locks
 from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
 from mqfs.ninep.wire import Framer, decode, encode, layout
@@ -142,10 +141,10 @@ def test_sessions(version: str, malformed: bool) -> None:
     """Requests without plan, whole or broken, on one tree by several connections at once."""
     chance = random.Random(f"{seed()} {version} {malformed}")
     fuzzer = Fuzzer(chance)
-    tree, locks = make_tree(), Locks()
+    tree = make_tree()
     replies = ended = 0
     for _ in range(size(60)):
-        sessions = [Session(tree, Peer("test", ME.uid, ME.gid), locks, lambda: None) for _ in range(3)]
+        sessions = [Session(tree, Peer("test", ME.uid, ME.gid), lambda: None) for _ in range(3)]
         framers = [Framer(1 << 20) for _ in sessions]
         for session in sessions:
             begin(session, version)
@@ -162,14 +161,14 @@ def test_sessions(version: str, malformed: bool) -> None:
                 assert malformed or session.dialect is None
                 ended += 1
                 session.close()
-                sessions[at] = Session(tree, Peer("test", ME.uid, ME.gid), locks, lambda: None)
+                sessions[at] = Session(tree, Peer("test", ME.uid, ME.gid), lambda: None)
                 begin(sessions[at], version)
                 framers[at] = Framer(1 << 20)
             if session.dialect is not None:
                 replies += well_formed(sessions[at], framers[at])
         for session in sessions:
             session.close()
-        assert (open_handles(tree), tree.parked, len(locks)) == (0, 0, 0)
+        assert (open_handles(tree), tree.parked, len(tree.locks)) == (0, 0, 0)
     assert replies > size(60) * 50
     assert bool(ended) == malformed
 

@@ -18,7 +18,6 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadFrame
 from mqfs.ninep import blocking
-from mqfs.ninep.locks import Locks
 from mqfs.ninep.messages import NUMBERS, Dir, Entry, Fcall
 from mqfs.ninep.notation import parse, show
 from mqfs.ninep.people import Peer
@@ -51,10 +50,10 @@ def open_handles(tree: Tree) -> int:
 class Line:
     """A session in memory: requests and replies as lines of the notation."""
 
-    def __init__(self, tree: Tree, locks: Locks | None = None, uid: int | None = None, version: str = "") -> None:
+    def __init__(self, tree: Tree, uid: int | None = None, version: str = "") -> None:
         self.wakes = 0
         peer = Peer("test", ME.uid if uid is None else uid, ME.gid)
-        self.session = Session(tree, peer, Locks() if locks is None else locks, self._wake)
+        self.session = Session(tree, peer, self._wake)
         self._framer = Framer(1 << 30)
         if version:
             self.ask(f"Tversion tag NOTAG msize 8192 version {version}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from mqfs import limits
 from mqfs.errors import OverLimit
-from mqfs.ninep.locks import END, Lock, Locks, range_of
+from mqfs.locks import END, Held, Key, Locks
 from tests.campaign import seed, size
 
 BYTES = 12
+KEY = Key(5, False)
 OWNERS = [(connection, "host", process) for connection in (1, 2) for process in (7, 8)]
 
 
@@ -19,24 +21,24 @@ class Model:
     """Of each byte, its holders."""
 
     def __init__(self) -> None:
-        self.held: list[dict[tuple[int, str, int], tuple[bool, int]]] = [{} for _ in range(BYTES)]
+        self.held: list[dict[tuple[int, str, int], tuple[bool, Any]]] = [{} for _ in range(BYTES)]
 
-    def take(self, lock: Lock) -> bool:
+    def take(self, lock: Any) -> bool:
         for byte in range(lock.start, lock.end):
             for owner, (exclusive, _) in self.held[byte].items():
                 if owner != lock.owner and (exclusive or lock.exclusive):
                     return False
         for byte in range(lock.start, lock.end):
-            self.held[byte][lock.owner] = (lock.exclusive, lock.fid)
+            self.held[byte][lock.owner] = (lock.exclusive, lock.through)
         return True
 
     def release(self, owner: tuple[int, str, int], start: int, end: int) -> None:
         for byte in range(start, end):
             self.held[byte].pop(owner, None)
 
-    def release_fid(self, connection: int, fid: int) -> None:
+    def release_through(self, through: tuple[int, int]) -> None:
         for holders in self.held:
-            for owner in [owner for owner, (_, by) in holders.items() if (owner[0], by) == (connection, fid)]:
+            for owner in [owner for owner, (_, by) in holders.items() if by == through]:
                 del holders[owner]
 
 
@@ -47,40 +49,37 @@ def test_against_the_model() -> None:
         for _ in range(60):
             start = chance.randrange(BYTES)
             end = chance.randrange(start + 1, BYTES + 1)
-            owner, fid = chance.choice(OWNERS), chance.randrange(2)
+            owner = chance.choice(OWNERS)
+            through = (owner[0], chance.randrange(2))
             what = chance.random()
             if what < 0.6:
-                wanted = Lock(owner, fid, chance.random() < 0.5, start, end)
-                free = locks.conflict(5, wanted) is None
-                assert locks.take(5, wanted) == free == model.take(wanted)
+                wanted = Held(owner, chance.random() < 0.5, start, end, through=through)
+                free = locks.conflict(KEY, wanted) is None
+                assert (locks.take(KEY, wanted, wait=False) is None) == free == model.take(wanted)
             elif what < 0.9:
-                locks.release(5, owner, start, end)
+                locks.release(KEY, owner, start, end)
                 model.release(owner, start, end)
             else:
-                locks.release_fid(5, owner[0], fid)
-                model.release_fid(owner[0], fid)
+                locks.release_through(KEY, through)
+                model.release_through(through)
         for owner in OWNERS:
-            locks.release(5, owner, 0, END)
+            locks.release(KEY, owner)
         assert len(locks) == 0
 
 
-def test_files_are_apart() -> None:
+def test_files_and_kinds_are_apart() -> None:
     locks = Locks()
-    assert locks.take(1, Lock(OWNERS[0], 1, True, 0, END))
-    assert locks.take(2, Lock(OWNERS[2], 1, True, 0, END))
-    assert not locks.take(1, Lock(OWNERS[2], 1, True, 5, 6))
-
-
-def test_ranges() -> None:
-    assert range_of(5, 0) == (5, END)
-    assert range_of(5, 3) == (5, 8)
-    assert range_of(5, END - 1) == (5, END)
+    all_of_it = Held(OWNERS[0], True, 0, END)
+    assert locks.take(Key(1, False), all_of_it, wait=False) is None
+    assert locks.take(Key(2, False), all_of_it._replace(owner=OWNERS[2]), wait=False) is None
+    assert locks.take(Key(1, True), all_of_it._replace(owner=OWNERS[2]), wait=False) is None
+    assert locks.take(Key(1, False), Held(OWNERS[2], True, 5, 6), wait=False) is False
 
 
 def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LOCKS", 2)
     locks = Locks()
     for start in (0, 2):
-        assert locks.take(1, Lock(OWNERS[0], 1, True, start, start + 1))
+        assert locks.take(KEY, Held(OWNERS[0], True, start, start + 1), wait=False) is None
     with pytest.raises(OverLimit):
-        locks.take(1, Lock(OWNERS[0], 1, True, 4, 5))
+        locks.take(KEY, Held(OWNERS[0], True, 4, 5), wait=False)

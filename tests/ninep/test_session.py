@@ -13,7 +13,6 @@ from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadFrame, DiskFailed
-from mqfs.ninep.locks import Locks
 from mqfs.ninep.messages import Dir, Rread, Rreaddir, Twrite
 from mqfs.ninep.pending import both
 from mqfs.ninep.wire import Reader, encode
@@ -453,15 +452,14 @@ def test_mode_of_a_new_file_does_not_bind_its_maker_yet(tree: Tree, version: str
 
 
 def test_end_of_a_connection_leaves_nothing(tree: Tree) -> None:
-    locks = Locks()
-    line = Line(tree, locks, version="9P2000.L")
+    line = Line(tree, version="9P2000.L")
     line.send("Twalk tag 1 fid 0 newfid 1 names []", "Tlcreate tag 1 fid 1 name s flags 0302 mode 0666 gid 0")
     line.send("Tlock tag 1 fid 1 type 1 flags 0 start 0 length 0 proc_id 1 client_id x")
     line.send("Tread tag 5 fid 1 offset 0 count 9", "Tread tag 6 fid 1 offset 0 count 9")
     assert line.replies()[-1] == "Rlock tag 1 status 0"
-    assert (len(locks), tree.parked, open_handles(tree)) == (1, 2, 1)
+    assert (len(tree.locks), tree.parked, open_handles(tree)) == (1, 2, 1)
     line.session.close()
-    assert (len(locks), tree.parked, open_handles(tree)) == (0, 0, 0)
+    assert (len(tree.locks), tree.parked, open_handles(tree)) == (0, 0, 0)
 
 
 def test_end_of_the_tree_answers_who_waits(tree: Tree, line: Line) -> None:

@@ -10,7 +10,6 @@ from typing import Protocol
 import pytest
 
 from mqfs.errors import BadFrame
-from mqfs.ninep.locks import Locks
 from mqfs.ninep.messages import Rversion
 from mqfs.ninep.notation import parse, show
 from mqfs.ninep.people import Peer
@@ -152,11 +151,11 @@ class Dialogue:
 @pytest.mark.parametrize("by_byte", [False, True], ids=["whole", "byte by byte"])
 @pytest.mark.parametrize("name", DIALOGUES)
 def test_in_memory(name: str, by_byte: bool) -> None:
-    tree, locks = make_tree(), Locks()
+    tree = make_tree()
     sessions: list[Session] = []
 
     def connect() -> InMemory:
-        sessions.append(Session(tree, Peer("test", ME.uid, ME.gid), locks, lambda: None))
+        sessions.append(Session(tree, Peer("test", ME.uid, ME.gid), lambda: None))
         return InMemory(sessions[-1], by_byte)
 
     Dialogue(FOLDER / name).run(connect)
@@ -164,7 +163,7 @@ def test_in_memory(name: str, by_byte: bool) -> None:
         session.close()
     assert open_handles(tree) == 0
     assert tree.parked == 0
-    assert len(locks) == 0
+    assert len(tree.locks) == 0
 
 
 @pytest.mark.parametrize("name", DIALOGUES)

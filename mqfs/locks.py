@@ -1,27 +1,31 @@
-"""flock and POSIX locks of the mount.
+"""flock and POSIX locks, one table for all faces: what is held over one is seen over the others.
 
-Owns who holds what of which file, and who waits for it, by the file's stable number: each open has a nodeid of its own,
-so the kernel cannot see that two of them are the same file, and leaves locking to us. The two kinds never meet, as
-everywhere on Linux. Deadlocks are not looked for; a lock that waits can be interrupted.
+Owns who holds what of which file, and who waits for it, by the file's stable number. The two kinds never meet, as
+everywhere on Linux (over 9P there is only the POSIX kind). Deadlocks are not looked for; a lock that waits can be
+interrupted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from mqfs import limits
 from mqfs.errors import OverLimit
 from mqfs.types import Step, Wait
 
+END = 1 << 64
+
 
 class Held(NamedTuple):
-    """A lock on [start, end) of a file."""
+    """A lock on [start, end) of a file. `through`: the open file whose end is the lock's too, where a face needs it."""
 
-    owner: int
+    owner: Hashable
     exclusive: bool
     start: int
     end: int
-    pid: int
+    pid: int = 0
+    through: Hashable = None
 
 
 class Key(NamedTuple):
@@ -32,7 +36,7 @@ class Key(NamedTuple):
 
 
 class Locks:
-    """All locks of the mount."""
+    """All locks of a tree."""
 
     def __init__(self) -> None:
         self._held: dict[Key, list[Held]] = {}
@@ -81,14 +85,20 @@ class Locks:
             del self._waiting[key]
         return True
 
-    def release(self, key: Key, owner: int, start: int = 0, end: int = 1 << 64) -> None:
+    def release(self, key: Key, owner: Hashable, start: int = 0, end: int = END) -> None:
         """Give up what an owner holds of a range; who waited for it gets it, in order."""
         if key in self._held:
             self._cut(key, owner, start, end)
             if key in self._waiting:
                 self._serve(key)
 
-    def _cut(self, key: Key, owner: int, start: int, end: int) -> None:
+    def release_through(self, key: Key, through: Hashable) -> None:
+        """An open file is gone, and with it all locks taken through it."""
+        for lock in self._held.get(key, [])[:]:
+            if lock.through == through:
+                self.release(key, lock.owner, lock.start, lock.end)
+
+    def _cut(self, key: Key, owner: Hashable, start: int, end: int) -> None:
         before = self._held.get(key, [])
         left: list[Held] = []
         for lock in before:
