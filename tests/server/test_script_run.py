@@ -35,9 +35,7 @@ def shell(folder: Path, command: str = "") -> Iterator[pexpect.spawn]:
     """A terminal of its own, in the project's folder."""
     arguments = ["-c", command] if command else ["--norc", "--noprofile"]
     known = {**os.environ, "PS1": "$ ", "TERM": "dumb"}
-    child = pexpect.spawn(
-        "bash", arguments, cwd=str(folder), env=known, encoding="utf-8", timeout=30, use_poll=True
-    )
+    child = pexpect.spawn("bash", arguments, cwd=str(folder), env=known, encoding="utf-8", timeout=30, use_poll=True)
     try:
         yield child
     finally:
