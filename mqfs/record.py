@@ -1,33 +1,182 @@
-"""One record ↔ bytes: the same bytes in the log, in `format record` and in shared memory (doc/format.md, "Record")."""
+"""One record ↔ bytes, and finding the next good record behind a bad one.
+
+Owns the record layout of doc/format.md. Never does I/O.
+"""
 
 from __future__ import annotations
 
+import re
 import struct
+from array import array
 from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
-import google_crc32c
+from google_crc32c import extend, value
 
-from mqfs.types import Kind, Record
+from mqfs.types import MORE, Kind, Record
 
-HEAD = struct.Struct("<IIQqIBBH")  # size, crc, sequence, time, stream, kind, flags, header bytes
-_SIZE = struct.Struct("<I")
-_REST = struct.Struct("<QqIBBH")
+INNER = 2  # flag: not the first record of its unit
+SETTLED = 4  # flag: when this was written, everything before it was known to be on disk
+
+HEAD = struct.Struct("<IIQqIBBH")
+HEAD_BYTES = HEAD.size
+_CHECKED_HEAD = struct.Struct("<IQqIBBH")  # what the CRC covers of the head
+_PADDING = tuple(bytes(-size & 7) for size in range(8))
+_SMALL_BYTES = 4_096  # below it one copy is cheaper than a second call of the CRC
+_KINDS = frozenset(kind.value for kind in Kind if kind is not Kind.NAMES)
+_END = Kind.END.value
+_IN_UNIT = MORE | INNER
+_NOT_ZERO = re.compile(rb"[^\0]")
+_NAME = struct.Struct("<IH")
+_pack = HEAD.pack
+_pack_checked = _CHECKED_HEAD.pack
+_unpack = HEAD.unpack_from
 
 
-def encode(record: Record) -> bytes:
-    """The bytes of one record, padded."""
-    sequence, time_ns, stream, kind, flags, headers, body = record
-    size = HEAD.size + len(headers) + len(body)
-    first = _SIZE.pack(size)
-    rest = _REST.pack(sequence, time_ns, stream, kind, flags, len(headers)) + headers + body
-    crc = google_crc32c.extend(google_crc32c.value(first), rest)
-    return first + _SIZE.pack(crc) + rest + bytes(-size % 8)
+class Columns(Protocol):
+    """Rows, column by column."""
+
+    sequences: array[int]
+    times: array[int]
+    positions: array[int]
+    bodies: array[int]
+    streams: array[int]
+    headers: array[int]
+    kinds: array[int]
+
+
+class Row(NamedTuple):
+    """Where a record lies and what its head says. `headers` and `body` are byte counts."""
+
+    sequence: int
+    time_ns: int
+    position: int
+    body: int
+    stream: int
+    headers: int
+    kind: int
+    flags: int
+
+    @property
+    def size(self) -> int:
+        return HEAD_BYTES + self.headers + self.body
+
+
+def padded(size: int) -> int:
+    """Bytes that a record of that size takes in a log."""
+    return (size + 7) & ~7
+
+
+def encode(sequence: int, time_ns: int, stream: int, kind: int, flags: int, headers: bytes, body: bytes) -> bytes:
+    """The bytes of one record, with its padding."""
+    size = HEAD_BYTES + len(headers) + len(body)
+    checked = _pack_checked(size, sequence, time_ns, stream, kind, flags, len(headers))
+    if size < _SMALL_BYTES:
+        crc = value(checked + headers + body)
+    else:
+        crc = extend(value(checked + headers), body)
+    head = _pack(size, crc, sequence, time_ns, stream, kind, flags, len(headers))
+    return b"".join((head, headers, body, _PADDING[size & 7]))
 
 
 def encode_names(sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
     """A record that tells the names of streams: each `u32 number, u16 bytes of the name, name`."""
     pieces = []
     for number, name in names.items():
-        data = name.encode()
-        pieces.append(struct.pack("<IH", number, len(data)) + data)
-    return encode(Record(sequence, time_ns, 0, Kind.NAMES, 0, b"", b"".join(pieces)))
+        text = name.encode()
+        pieces.append(_NAME.pack(number, len(text)) + text)
+    return encode(sequence, time_ns, 0, Kind.NAMES, 0, b"", b"".join(pieces))
+
+
+def decode(data: bytes) -> Record | None:
+    """The record whose bytes, without padding, are `data`; None where they do not pass."""
+    if len(data) < HEAD_BYTES:
+        return None
+    size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data)
+    if size != len(data) or value(data[:4] + data[8:]) != crc:
+        return None
+    body = HEAD_BYTES + headers
+    return Record(sequence, time_ns, stream, kind, flags, data[HEAD_BYTES:body], data[body:])
+
+
+def row_at(data: bytes, at: int, base: int = 0) -> Row | None:
+    """What lies at `data[at:]` if it is a whole record that passes; `base` is the position of data[0] in the log."""
+    if at + HEAD_BYTES > len(data):
+        return None
+    size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data, at)
+    end = at + size
+    if size < HEAD_BYTES + headers or end > len(data) or kind not in _KINDS:
+        return None
+    if value(data[at : at + 4] + data[at + 8 : end]) != crc:
+        return None
+    return Row(sequence, time_ns, base + at, size - HEAD_BYTES - headers, stream, headers, kind, flags)
+
+
+def skim(data: bytes, at: int, base: int, rows: Columns) -> int:
+    """Add the whole run of messages, each a unit of its own, that begins at `at`; returns where it ends. What `row_at`
+    would do, three times as fast: a start after a kill reads the tail of every bucket."""
+    sequences, times, positions = rows.sequences.append, rows.times.append, rows.positions.append
+    bodies, streams, heads, kinds = rows.bodies.append, rows.streams.append, rows.headers.append, rows.kinds.append
+    last = len(data) - HEAD_BYTES
+    while at <= last:
+        size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data, at)
+        end = at + size
+        if kind > _END or kind == 0 or flags & _IN_UNIT or size < HEAD_BYTES + headers or end > len(data):
+            break
+        if value(data[at : at + 4] + data[at + 8 : end]) != crc:
+            break
+        sequences(sequence)
+        times(time_ns)
+        positions(base + at)
+        bodies(size - HEAD_BYTES - headers)
+        streams(stream)
+        heads(headers)
+        kinds(kind)
+        at += (size + 7) & ~7
+    return at
+
+
+def next_good(data: bytes, bad: int) -> int:
+    """Where the next record that passes begins behind the bad one at `bad`; -1 if there is none."""
+    if bad + HEAD_BYTES <= len(data):
+        # Its own size first: most damage is elsewhere, and a body may hold what looks like records.
+        size = _unpack(data, bad)[0]
+        if size >= HEAD_BYTES and row_at(data, bad + padded(size)):
+            return int(bad + padded(size))
+    at = bad + 8
+    while at + HEAD_BYTES <= len(data):
+        if row_at(data, at):
+            return at
+        at += 8
+        if not data[at]:
+            found = _NOT_ZERO.search(data, at)
+            if found is None:
+                return -1
+            at = found.start() & ~7
+    return -1
+
+
+def all_zero(data: bytes, at: int = 0) -> bool:
+    """Whether nothing was ever written behind `at`."""
+    return _NOT_ZERO.search(data, at) is None
+
+
+def last_byte(data: bytes) -> int:
+    """Bytes up to the last one that is not zero."""
+    return len(data.rstrip(b"\0"))
+
+
+__all__ = [
+    "HEAD_BYTES",
+    "INNER",
+    "MORE",
+    "SETTLED",
+    "Row",
+    "all_zero",
+    "decode",
+    "encode",
+    "next_good",
+    "padded",
+    "row_at",
+    "skim",
+]

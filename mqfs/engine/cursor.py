@@ -342,7 +342,7 @@ class Cursor(Commands):
                 break
             if record is None:
                 break
-            piece = self._names(record) + encode(record)
+            piece = self._names(record) + encode(*record)
             if pieces and size + len(piece) > count:
                 self.position = before
                 self.named.pop(record.stream, None)
@@ -381,7 +381,7 @@ class Cursor(Commands):
             _, count = self.waits[0]
             if self.format == "record":
                 self.shown = record
-                self._settle(self.last.first(self._names(record) + encode(record), count, 0))
+                self._settle(self.last.first(self._names(record) + encode(*record), count, 0))
             else:
                 self._settle(self._give(record, count))
         while self.waits and self._done():

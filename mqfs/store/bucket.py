@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 
 from mqfs import errors, limits
+from mqfs.record import INNER, MORE, SETTLED, Row, encode, padded
 from mqfs.store import index as idx
 from mqfs.store.compact import compact
 from mqfs.store.disk import write_all, write_file
 from mqfs.store.index import Index, OpenIndex
 from mqfs.store.reading import Home, reserve_body, reserved_by
-from mqfs.store.record import INNER, MORE, SETTLED, Row, encode, padded
 from mqfs.store.segment import Segment
 from mqfs.store.syncing import Syncing
 from mqfs.types import Draft, Kind

@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Iterator
 
 from mqfs import errors, limits
+from mqfs.record import INNER, MORE, Row, encode
 from mqfs.state import Attributes, State, StreamState
 from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_file, write_file
 from mqfs.store.index import OpenIndex
 from mqfs.store.reading import reserve_body, reserved_by
-from mqfs.store.record import INNER, MORE, Row, encode
 from mqfs.store.segment import Survey, survey
 from mqfs.store.store import FOLDERS, DiskStore, group_folders, read_label, take_lock
 from mqfs.types import Kind

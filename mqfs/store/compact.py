@@ -13,10 +13,10 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 from mqfs import limits
+from mqfs.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.store import index as idx
 from mqfs.store.disk import write_all, write_file
 from mqfs.store.index import Index, OpenIndex, size_of
-from mqfs.store.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.store.segment import Segment
 from mqfs.types import Kind
 

@@ -14,8 +14,8 @@ from typing import Protocol
 import attrs
 from google_crc32c import value
 
+from mqfs.record import HEAD_BYTES, Row
 from mqfs.store.disk import Buffer
-from mqfs.store.record import HEAD_BYTES, Row
 
 MAGIC = b"mqfsidx1"
 SEALED, CLEAN = 1, 2

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from mqfs import errors, limits
-from mqfs.store.record import HEAD_BYTES, INNER, padded
+from mqfs.record import HEAD_BYTES, INNER, padded
 from mqfs.types import MORE, Committed, Draft, Kind, Record
 
 _CHANGES = 1_024  # kept behind the state before a new state is taken

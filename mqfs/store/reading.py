@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mqfs import errors
+from mqfs.record import INNER, Row, decode
 from mqfs.store.committer import Committer
 from mqfs.store.disk import Disk
 from mqfs.store.index import Index, seek, seek_before
-from mqfs.store.record import INNER, Row, decode
 from mqfs.store.segment import Files, Segment
 from mqfs.types import Kind, Record
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import attrs
 
 from mqfs import limits
+from mqfs.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
 from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_all, read_file, write_all, write_file
 from mqfs.store.index import Index, OpenIndex, Part, SealedIndex
-from mqfs.store.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
 from mqfs.types import Kind
 
 Aside = Callable[["Segment", int, bytes, str], None]  # copy bytes of a log, which failed a check, to quarantine/

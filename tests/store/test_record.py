@@ -8,8 +8,7 @@ from google_crc32c import value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqfs import record as outside
-from mqfs.store import record as inside
+from mqfs import record as codec
 from mqfs.types import Kind, Record
 
 RECORDS = st.builds(
@@ -25,7 +24,7 @@ RECORDS = st.builds(
 
 
 def encode(r: Record) -> bytes:
-    return inside.encode(r.sequence, r.time_ns, r.stream, r.kind, r.flags, r.headers, r.body)
+    return codec.encode(r.sequence, r.time_ns, r.stream, r.kind, r.flags, r.headers, r.body)
 
 
 def test_the_crc_is_castagnoli() -> None:
@@ -44,9 +43,8 @@ def test_both_ways(record: Record) -> None:
     data = encode(record)
     size = int.from_bytes(data[:4], "little")
     assert len(data) % 8 == 0
-    assert data == outside.encode(record)
-    assert inside.decode(data[:size]) == record
-    row = inside.row_at(bytes(16) + data, 16, 100)
+    assert codec.decode(data[:size]) == record
+    row = codec.row_at(bytes(16) + data, 16, 100)
     assert row == (
         record.sequence,
         record.time_ns,
@@ -58,7 +56,7 @@ def test_both_ways(record: Record) -> None:
         record.flags,
     )
     assert row is not None
-    assert inside.padded(row.size) == len(data)
+    assert codec.padded(row.size) == len(data)
 
 
 @given(RECORDS, st.data())
@@ -68,13 +66,13 @@ def test_no_bit_changes_unseen(record: Record, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, size - 1))
     bad = bytearray(good)
     bad[at] ^= 1 << data.draw(st.integers(0, 7))
-    assert inside.decode(bytes(bad[:size])) is None
-    assert inside.row_at(bytes(bad), 0) is None
+    assert codec.decode(bytes(bad[:size])) is None
+    assert codec.row_at(bytes(bad), 0) is None
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=4), st.integers(1, 200))
 def test_the_next_good_one_is_found(records: list[Record], garbage: int) -> None:
     junk = b"\xff" * (garbage * 8)
     data = junk + b"".join(map(encode, records))
-    assert inside.next_good(data, 0) == len(junk)
-    assert inside.next_good(junk + bytes(1_000), 0) == -1
+    assert codec.next_good(data, 0) == len(junk)
+    assert codec.next_good(junk + bytes(1_000), 0) == -1
