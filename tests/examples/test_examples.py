@@ -32,7 +32,9 @@ def run(name: str, *arguments: object, **env: str) -> str:
 
 def chat(room: Path, name: str) -> pexpect.spawn:
     script = str(EXAMPLES / "chat.sh")
-    terminal = pexpect.spawn(script, [str(room), name], env=environment(), timeout=DEADLINE_S, encoding="utf-8")
+    terminal = pexpect.spawn(
+        script, [str(room), name], env=environment(), timeout=DEADLINE_S, encoding="utf-8", use_poll=True
+    )
     terminal.delaybeforesend = None
     terminal.setecho(False)
     return terminal

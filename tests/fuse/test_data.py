@@ -54,7 +54,7 @@ def test_touch_makes_a_stream_and_keeps_it(mq: Path) -> None:
 
 def test_cat_prints_what_is_kept_and_waits(mq: Path) -> None:
     sh("echo hi >s", mq)
-    shell = pexpect.spawn("bash", ["--norc", "--noprofile"], cwd=str(mq), encoding="utf-8", timeout=10)
+    shell = pexpect.spawn("bash", ["--norc", "--noprofile"], cwd=str(mq), encoding="utf-8", timeout=10, use_poll=True)
     shell.sendline("PS1='$ '; cat s")
     shell.expect("hi\r\n")
     sh("echo again >s", mq)

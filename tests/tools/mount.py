@@ -15,6 +15,8 @@ from typing import IO, Any
 
 import pytest
 
+from tests.anyone import python_for_anyone
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 20.0
 _MAIN = "import sys; from {}.cli import main; sys.exit(main())"
@@ -116,9 +118,19 @@ def say(stream: Path, *bodies: str | bytes) -> None:
 
 def tool(name: str, *arguments: object, env: Mapping[str, str] | None = None, **more: Any) -> Any:
     """Run a tool to its end."""
-    command = [sys.executable, "-m", name.replace("-", "_"), *map(str, arguments)]
+    command, more = _command(name, arguments, more)
     settings: dict[str, Any] = {"capture_output": True, "timeout": DEADLINE_S, "check": False, "cwd": ROOT}
-    return subprocess.run(command, env=environment(**(env or {})), **(settings | more))
+    settings["env"] = environment(**(env or {}))
+    return subprocess.run(command, **(settings | more))
+
+
+def _command(name: str, arguments: Sequence[object], more: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """How to run a tool. With `user` in `more`, by a Python that this user may run."""
+    words = ["-m", name.replace("-", "_"), *map(str, arguments)]
+    if "user" not in more:
+        return [sys.executable, *words], more
+    python, packages = python_for_anyone()
+    return [python, *words], more | {"env": environment(PYTHONPATH=packages)}
 
 
 def mq_cat(*arguments: object, **more: Any) -> Any:
@@ -132,9 +144,10 @@ def pin(*arguments: object, **more: Any) -> Any:
 @contextmanager
 def running(name: str, *arguments: object, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A tool while it runs; it is killed at the end if it still does."""
-    command = [sys.executable, "-m", name.replace("-", "_"), *map(str, arguments)]
+    command, more = _command(name, arguments, more)
     settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT, "bufsize": 0}
-    process = subprocess.Popen(command, env=environment(), **(settings | more))
+    settings["env"] = environment()
+    process = subprocess.Popen(command, **(settings | more))
     try:
         yield process
     finally:
