@@ -19,17 +19,6 @@ OURS = ("mqfs", "mq_cat", "pin", "tests")
 NEEDED = (
     "attr", "attrs", "click", "google_crc32c", "idna", "outcome", "pyfuse3", "sniffio", "sortedcontainers", "trio",
 )  # fmt: skip
-    "attr",
-    "attrs",
-    "click",
-    "google_crc32c",
-    "idna",
-    "outcome",
-    "pyfuse3",
-    "sniffio",
-    "sortedcontainers",
-    "trio",
-]
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 

@@ -30,7 +30,9 @@ class MountedFile:
         self.fd = fd
 
     def receive(self, count: int, timeout: float) -> bytes:
-        if not select.select([self.fd], [], [], timeout)[0]:
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        if not poll.poll(timeout * 1000):
             raise TimeoutError
         return os.read(self.fd, count)
 

@@ -32,9 +32,8 @@ def run(name: str, *arguments: object, **env: str) -> str:
 
 def chat(room: Path, name: str) -> pexpect.spawn:
     script = str(EXAMPLES / "chat.sh")
-    terminal = pexpect.spawn(
-        script, [str(room), name], env=environment(), timeout=DEADLINE_S, encoding="utf-8", use_poll=True
-    )
+    settings = {"env": environment(), "timeout": DEADLINE_S, "encoding": "utf-8", "use_poll": True}
+    terminal = pexpect.spawn(script, [str(room), name], **settings)
     terminal.delaybeforesend = None
     terminal.setecho(False)
     return terminal

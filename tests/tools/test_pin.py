@@ -75,7 +75,13 @@ def create(mount: Path, id: str, *command: str, **more: object) -> Path:
 @contextmanager
 def attached(mount: Path, *arguments: str, **more: object) -> Iterator[pexpect.spawn]:
     """`pin -m MOUNT ARGUMENTS` on a terminal of its own."""
-    settings = {"env": environment(), "timeout": DEADLINE_S, "dimensions": (24, 80), "cwd": str(ROOT)} | more
+    settings = {
+        "env": environment(),
+        "timeout": DEADLINE_S,
+        "dimensions": (24, 80),
+        "cwd": str(ROOT),
+        "use_poll": True,
+    } | more
     terminal = pexpect.spawn(sys.executable, ["-m", "pin", "-m", str(mount), *arguments], **settings)
     terminal.delaybeforesend = None
     until(lambda: not terminal.isalive() or is_raw(terminal.child_fd), "raw mode")
