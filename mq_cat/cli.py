@@ -147,7 +147,7 @@ def copy(source: Source, output: Output, wish: Wish, wanted: frozenset[int]) -> 
         except EOFError:
             if wish.end and _there(wish.group):
                 return 0
-            raise Problem(_why_over(wish)) from None
+            raise Problem(_why_over(wish.group, wanted)) from None
         except OSError as error:
             failures += 1
             if error.errno == errno.EPIPE:
@@ -182,14 +182,15 @@ def _there(group: str) -> bool:
     return os.path.lexists(os.path.join(group, "order"))
 
 
-def _why_over(wish: Wish) -> str:
+def _why_over(group: str, wanted: frozenset[int]) -> str:
     """Why reading ended though nobody asked for it."""
     try:
-        check_group(wish.group)
-        check_streams(wish.group, wish.streams)
+        check_group(group)
+        if wanted:
+            check_left(group, wanted)
     except Problem as error:
         return f"{error} (any more)" if "no such group" in str(error) else str(error)
-    return f"{wish.group}: the tree ended the reading"
+    return f"{group}: the tree ended the reading"
 
 
 def run(arguments: Sequence[str]) -> int:
