@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import attrs
 
 from mqfs import errors, limits, state
-from mqfs.engine.ctl import SYNC_ALWAYS, SYNC_OFF, Settings, parse_settings
+from mqfs.engine.ctl import NO_DEPTH, SYNC_ALWAYS, SYNC_OFF, Settings, parse_settings
 from mqfs.engine.stream import Parked, Stream, Verdict, end_parked, serve_parked
 from mqfs.state import Attributes, Change, State
 from mqfs.types import QTDIR, QTFILE, Bucket, Draft, Kind, Qid, Record, Step, User, Wait
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECOND_NS = 10**9
+COMPARE_NS = SECOND_NS // 10  # how often the two clocks are compared while messages are written
+MESSAGE = int(Kind.MESSAGE)
 RECORD_BYTES = 40  # of a message in the log, beside its body
 
 META_FILES = {
@@ -118,6 +120,8 @@ class Group:
         self.cuts = 0  # grows with every cut, so that cursors look only then
         self.epoch = 0  # grows with every change of names and permissions
         self._trimmed_bytes = 0
+        self._room = 0  # bytes that may surely be written before the log's bound is looked at again
+        self._checked_ns = 0  # wall time at which the clocks were last compared
         self._expired: tuple[int, int] = (-1, 0)
         for row in own.streams.values():
             self._enter(Stream(self, row))
@@ -147,7 +151,13 @@ class Group:
     def time_ns(self) -> int:
         """The wall time of the next record: never before the last one's. Notes a step of the wall clock."""
         clock = self.tree.clock
-        wall, engine = max(clock.wall_ns(), self.bucket.last_ns), clock.engine_ns()
+        wall = clock.wall_ns()
+        last_ns = self.bucket.last_ns
+        if wall < last_ns:
+            wall = last_ns
+        elif 0 <= wall - self._checked_ns < COMPARE_NS:
+            return wall
+        self._checked_ns, engine = wall, clock.engine_ns()
         anchors = self.state.anchors
         if anchors:
             last = anchors[-1][1]
@@ -232,6 +242,12 @@ class Group:
         self.bucket.trim(floors, dropped.keys())
         self._trimmed_bytes = self.bucket.size
 
+    def _find_room(self, room: int) -> None:
+        """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
+        if self.bucket.size + room > self.bound_bytes():
+            self._relieve(room)
+        self._room = max(self.bound_bytes() - self.bucket.size - room, 0)
+
     def _relieve(self, room: int) -> None:
         """The log reached its bound: cut the oldest sixteenth of it."""
         self.trim(always=True)
@@ -268,16 +284,16 @@ class Group:
             raise errors.NotFound(f"{stream.name} was removed")
         if self.bucket.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
-        room = total + RECORD_BYTES * len(bodies)
-        if self.bucket.size + room > self.bound_bytes():
-            self._relieve(room)
-        if kind == Kind.MESSAGE and (stream.blocked or settings.depth.messages or settings.depth.size):
+        self._room -= total + RECORD_BYTES * len(bodies)
+        if self._room < 0:
+            self._find_room(total + RECORD_BYTES * len(bodies))
+        if kind == MESSAGE and (settings.depth is not NO_DEPTH or stream.blocked):
             verdict = stream.verdict(len(bodies), sum(map(len, bodies)))
             if verdict is Verdict.WAIT:
                 return self._block(stream, kind, bodies, total, undo)
-        else:
-            verdict = Verdict.APPEND
-        return self.carry_out(stream, kind, bodies, total, verdict)
+            if verdict is Verdict.DISCARD:
+                return total
+        return self.carry_out(stream, kind, bodies, total)
 
     def _block(
         self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int, undo: Callable[[], None] | None
@@ -297,10 +313,8 @@ class Group:
         self.blocking.add(stream)
         return wait
 
-    def carry_out(self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int, verdict: Verdict) -> Step[int]:
+    def carry_out(self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int) -> Step[int]:
         """Append and hand over; the step comes to `total` when the group's `sync` is kept."""
-        if verdict is Verdict.DISCARD:
-            return total
         time_ns = self.time_ns()
         if len(bodies) == 1:
             self._append_one(stream, kind, bodies[0], time_ns)
@@ -322,14 +336,14 @@ class Group:
             except OSError as error:
                 raise errors.DiskFailed(str(error)) from error
             stream.appended(sequence, kind, len(body))
-        self._announce(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
+        self._announce(stream, sequence, time_ns, kind, body)
 
     def _append_unit(self, stream: Stream, kind: int, bodies: Sequence[bytes], time_ns: int) -> None:
         first = self._append_drafts([Draft(kind, stream.number, body) for body in bodies], time_ns)
         for sequence, body in enumerate(bodies, first):
             stream.appended(sequence, kind, len(body))
         for sequence, body in enumerate(bodies, first):
-            self._announce(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
+            self._announce(stream, sequence, time_ns, kind, body)
 
     def _append_drafts(self, drafts: Sequence[Draft], time_ns: int) -> int:
         try:
@@ -345,23 +359,25 @@ class Group:
             and len(self.cursors_parked) == len(self.cursors)
         )
 
-    def _announce(self, stream: Stream, record: Record) -> None:
+    def _announce(self, stream: Stream, sequence: int, time_ns: int, kind: int, body: bytes) -> None:
         """Everyone who waits is answered before the write is."""
-        counts = self.counts
-        if record.kind == Kind.MESSAGE:
-            stream.mtime_ns = record.time_ns
+        if kind == MESSAGE:
+            counts = self.counts
+            stream.mtime_ns = time_ns
             stream.written += 1
             counts.written += 1
-            counts.written_bytes += len(record.body)
+            counts.written_bytes += len(body)
         self.tree.touched.add(self)
-        if stream.parked:
-            serve_parked(stream.parked, record)
+        if stream.parked or self.order_parked or self.cursors_parked:
+            record = Record(sequence, time_ns, stream.number, kind, 0, b"", body)
+            if stream.parked:
+                serve_parked(stream.parked, record)
+            if self.order_parked and kind == MESSAGE:
+                serve_parked(self.order_parked, record)
+            for cursor in list(self.cursors_parked):
+                cursor.offer(record)
         if stream.watchers:
             stream.wake_watchers()
-        if record.kind == Kind.MESSAGE and self.order_parked:
-            serve_parked(self.order_parked, record)
-        for cursor in list(self.cursors_parked):
-            cursor.offer(record)
         if self.order_watchers or self.cursor_watchers:
             self._wake_watchers()
 

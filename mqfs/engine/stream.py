@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.state import StreamState
-from mqfs.types import QTFILE, Kind, Qid, Record, Wait
+from mqfs.types import QTFILE, Kind, Qid, Record, Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.files import Reader, StreamHandle
@@ -252,7 +252,11 @@ class Stream:
             rest, self.blocked = blocked, {}  # so that this one is not told to stand behind the others
             try:
                 verdict = self.verdict(len(bodies), sum(map(len, bodies)))
-                step = None if verdict is Verdict.WAIT else self.group.carry_out(self, kind, bodies, total, verdict)
+                step: Step[int] | None = None
+                if verdict is Verdict.DISCARD:
+                    step = total
+                elif verdict is Verdict.APPEND:
+                    step = self.group.carry_out(self, kind, bodies, total)
             except errors.MqfsError as error:
                 self.blocked = blocked = rest
                 self.group.tree.parked -= 1
