@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
+from mqfs.engine.control import Commands
 from mqfs.engine.ctl import parse_duration, parse_number
-from mqfs.engine.files import Commands, Given, overtaken
+from mqfs.engine.files import Given, overtaken
 from mqfs.engine.names import split
 from mqfs.engine.permission import R, allowed, require
 from mqfs.record import encode, encode_names

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from mqfs import errors, limits
+from mqfs.engine.control import CtlHandle
 from mqfs.engine.ctl import parse_settings
 from mqfs.engine.cursor import Cursor
-from mqfs.engine.files import CtlHandle, Open, OrderHandle, StreamHandle, TextHandle
+from mqfs.engine.files import Open, OrderHandle, StreamHandle, TextHandle
 from mqfs.engine.group import META_FILES, Group, Meta
 from mqfs.engine.names import check_name
 from mqfs.engine.permission import R, W, X, allowed, require, require_owner
