@@ -284,6 +284,8 @@ class Model:
             pieces.append(self.shape(h, m))
             if m["end"] or not coalesce or sum(map(len, pieces)) >= count:
                 break
+        if pieces and m is None:
+            h["pos"] = max(h["pos"], self.next)  # it looked to the end, and nothing on the way was for it
         if not pieces:
             return b"" if h["until"] is not None and not self.before_until(h) else None
         data = b"".join(pieces)

@@ -433,6 +433,7 @@ class Cursor(Commands):
         self.group.cursor_watchers.pop(self, None)
         self.end()
         self.group.cursors.discard(self)
+        self.group.loosened()
         self.group.unblock()
 
 

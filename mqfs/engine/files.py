@@ -153,6 +153,7 @@ class Reader(Open):
             else:
                 data = None
             if data is not None:
+                self.group.loosened()
                 if self.group.blocking:
                     self.group.unblock()
                 return data
@@ -229,6 +230,7 @@ class Reader(Open):
         room = self.waiting_room()
         if self in room:
             end_parked({self: room.pop(self)}, self.group)
+        self.group.loosened()
 
 
 class StreamHandle(Reader):

@@ -119,7 +119,9 @@ class Group:
         self.counts = Counts()
         self.cuts = 0  # grows with every cut, so that cursors look only then
         self.epoch = 0  # grows with every change of names and permissions
-        self._trimmed_bytes = 0
+        self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
+        self._trimmed_expired = 0
+        self._loose = False  # something that was wanted then may not be any more
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._checked_ns = 0  # wall time at which the clocks were last compared
         self._expired: tuple[int, int] = (-1, 0)
@@ -225,10 +227,13 @@ class Group:
         return limits.GROUP_BYTES if self.tree.store.path else limits.MEMORY_BYTES
 
     def trim(self, always: bool = False) -> None:
-        """Tell the log what is still wanted, when enough was written to make it worth the while."""
-        grown = abs(self.bucket.size - self._trimmed_bytes)
-        if not grown or (not always and grown < limits.TRIM_BYTES):
+        """Tell the log what is still wanted, when enough has changed to make it worth the while."""
+        size, expired = self.bucket.size, self.expired_before()
+        grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
+        loose = self._loose and size > limits.TRIM_BYTES
+        if not (always or grown or loose or expired > self._trimmed_expired):
             return
+        self._loose, self._trimmed_expired = False, expired
         floors = {}
         for stream in self.numbers.values():
             stream.advance()
@@ -241,6 +246,12 @@ class Group:
                 del dropped[sequence]
         self.bucket.trim(floors, dropped.keys())
         self._trimmed_bytes = self.bucket.size
+
+    def loosened(self) -> None:
+        """A reader went on or went away: what only it had not had is not kept any more."""
+        if self.settings.replay != "all":
+            self._loose = True
+            self.tree.touched.add(self)
 
     def _find_room(self, room: int) -> None:
         """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
@@ -421,6 +432,7 @@ class Group:
         self._append_drafts(drafts, time_ns)
         for c in changes:
             self.state.apply(c)
+            self._loose = self._loose or c["do"] in ("remove", "floor", "drop", "ctl")
         self.epoch += 1
         self.tree.touched.add(self)
 

@@ -365,7 +365,7 @@ class Tree:
                 group.unblock()
             if settings.idle:
                 self._remove_idle(group)
-            group.trim(always=bool(settings.ttl))
+            group.trim()
             if not (settings.ttl or settings.idle):
                 self.touched.discard(group)
         self.store.tick()

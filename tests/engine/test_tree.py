@@ -330,3 +330,49 @@ def test_poll_is_told(hand: Hand) -> None:
         handle.watch(lambda name=name: told.append(name))  # type: ignore[misc]
     hand.write("s", b"x")
     assert sorted(told) == [".cursor", "order", "s"]
+
+
+def fill(hand: Hand, count: int = 600) -> int:
+    hand.stream("s")
+    held = hand.open("s")
+    hand.write("s", *[b"x" * 1000] * count)
+    assert hand.group.bucket.size > 1000 * count
+    held.close()
+    return int(hand.group.bucket.size)
+
+
+def test_what_expired_is_gone_from_the_log_though_nobody_writes_or_reads(hand: Hand) -> None:
+    hand.ctl("ttl 10s")
+    fill(hand, 5)
+    hand.tree.tick()
+    hand.clock.forward(11)
+    hand.tree.tick()
+    assert hand.group.bucket.size < 1000
+
+
+@pytest.mark.parametrize("line", ["clear", "depth 1", "replay off"])
+def test_what_ctl_takes_away_is_gone_from_the_log(hand: Hand, line: str) -> None:
+    fill(hand)
+    hand.tree.tick()
+    hand.ctl(line)
+    if line == "depth 1":
+        hand.write("s", b"y")
+    hand.tree.tick()
+    assert hand.group.bucket.size < 10_000
+
+
+def test_what_only_a_reader_held_back_goes_when_it_has_had_it_or_goes() -> None:
+    for reads in (True, False):
+        hand = Hand("replay off")
+        hand.stream("s")
+        reader = hand.open("s", os.O_RDWR)
+        hand.write("s", *[b"x" * 1000] * 600)
+        hand.tree.tick()
+        assert hand.group.bucket.size > 600_000
+        if reads:
+            for _ in range(600):
+                reader.read(4096)
+        else:
+            reader.close()
+        hand.tree.tick()
+        assert hand.group.bucket.size < 10_000
