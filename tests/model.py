@@ -286,8 +286,11 @@ class Model:
                 break
         if pieces and m is None:
             h["pos"] = max(h["pos"], self.next)  # it looked to the end, and nothing on the way was for it
+        if not pieces and h["until"] is not None and not self.before_until(h):
+            h["pos"] = max(h["pos"], min(self.next, h["until"]))
+            return b""
         if not pieces:
-            return b"" if h["until"] is not None and not self.before_until(h) else None
+            return None
         data = b"".join(pieces)
         h["rest"] = data[count:]
         h["due"] = h["format"] == "each" and h["of"] == "cursor"

@@ -74,13 +74,6 @@ class Cursor(Commands):
             return True
         return self.selected is not None and not any(number in self.group.numbers for number in self.selected)
 
-    def hold_back(self, slack: int) -> int:
-        """The sequence from which a `replay off` group is to keep messages for this cursor."""
-        if self.position < slack:
-            self.overtaken = True
-            return slack
-        return self.position
-
     # ------------------------------------------------------------ commands
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:

@@ -215,8 +215,17 @@ class Group:
         if self.cursors:
             slack = self.bucket.next - limits.CURSOR_SLACK_MESSAGES
             for cursor in self.cursors:
-                low = min(low, cursor.hold_back(slack))
+                low = min(low, max(cursor.position, slack))
         return low
+
+    def overtake_cursors(self, stream: Stream) -> None:
+        """Messages of the stream went because a cursor may hold back only so many: tell those who had not had them."""
+        gone = self.bucket.before(stream.state.floor, stream.number)
+        if gone is None or gone < self.expired_before():
+            return
+        for cursor in self.cursors:
+            if cursor.position <= gone and stream.number in cursor.streams():
+                cursor.overtaken = True
 
     @property
     def durable(self) -> bool:

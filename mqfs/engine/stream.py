@@ -113,6 +113,8 @@ class Stream:
                 self.size -= found[1]
         if before > self.count:
             self.gone += before - self.count
+            if self.group.cursors:
+                self.group.overtake_cursors(self)
 
     def _dropped_from(self, floor: int) -> list[int]:
         dropped = self.group.state.dropped

@@ -175,3 +175,14 @@ def test_a_slow_cursor_holds_back_only_a_little() -> None:
     with pytest.raises(FellBehind):
         cursor.read(64)
     assert drain(cursor)[-1] == b"2999"
+
+
+def test_a_cursor_far_behind_that_lost_nothing_is_told_nothing() -> None:
+    hand = Hand("replay last")
+    hand.stream("slow")
+    hand.stream("quick")
+    hand.write("slow", b"old")
+    hand.write("quick", *[b"%d" % i for i in range(3000)])
+    cursor = hand.cursor("seek first")
+    hand.group.trim(always=True)
+    assert drain(cursor) == [b"old", b"2999"]
