@@ -111,6 +111,12 @@ class Stream:
             if found is not None and found[0] == sequence:
                 self.count -= 1
                 self.size -= found[1]
+        if before < 0 and self.group.settings.full == "drop-old":
+            # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
+            cut = self.group.counts.cut
+            while self.count > 0 and not self._fits(0, 0):
+                self.cut_oldest()
+            self.group.counts.cut = cut
         if before > self.count:
             self.gone += before - self.count
             if self.group.cursors:
