@@ -103,7 +103,7 @@ class Group:
         self.number = own.group
         self.parent: Group = self  # set by the tree
         self.removed = False
-        self.settings = read_settings(own.ctl)
+        self.settings = parse_settings(own.ctl)
         self.groups: dict[str, Group] = {}
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
@@ -485,8 +485,8 @@ class Group:
         del self.streams[old]
         self.streams[name] = stream
 
-    def set(self, settings: Settings, *before: Change) -> None:
-        """Put settings in force, behind the changes `before`, as one unit."""
+    def set(self, settings: Settings) -> None:
+        """Put settings in force."""
         floors = []
         if settings.replay != self.settings.replay or settings.ttl != self.settings.ttl:
             # What the old settings did not keep any more must not come back under the new ones.
@@ -494,7 +494,7 @@ class Group:
                 stream.advance()
                 if stream.state.floor:
                     floors.append([stream.number, stream.state.floor])
-        changes = list(before)
+        changes: list[Change] = []
         if floors:
             changes.append({"do": "floor", "floors": floors})
         if settings != self.settings:
@@ -524,8 +524,3 @@ class Group:
         for cursor in list(self.cursors):
             cursor.end()
         self._wake_watchers()
-
-
-def read_settings(lines: Sequence[str]) -> Settings:
-    """Settings as a log has them."""
-    return parse_settings(lines)
