@@ -1,0 +1,216 @@
+"""Topics as in AMQP: which patterns the name of a stream matches.
+
+A name is words separated by dots; an empty word is a word. In a pattern the word `*` is exactly one word, `#` zero or
+more. Owns what a legal pattern is, the match of one and the match of many; knows nothing of streams or views.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from mqfs import limits
+from mqfs.errors import BadCommand
+
+K = TypeVar("K", bound=Hashable)
+
+ONE, MANY = "*", "#"
+
+
+def check_pattern(text: str) -> tuple[str, ...]:
+    """The words of a legal pattern, consecutive `#` made one. Raises BadCommand, which names the column."""
+    if not text or "/" in text or "\0" in text:
+        raise BadCommand(f"pattern {text!r}: a pattern has a word at least, and no slash and no NUL")
+    check_size(text, limits.PATTERN_BYTES, "a pattern")
+    words = text.split(".")
+    if len(words) > limits.PATTERN_WORDS:
+        raise BadCommand(f"a pattern has at most {limits.PATTERN_WORDS} words, this one {len(words)}")
+    column = 1
+    for word in words:
+        if len(word) > 1 and (wild := re.search(r"[*#]", word)):
+            raise BadCommand(
+                f"pattern {text!r}, column {column + wild.start()}: {wild[0]} stands for whole words, "
+                f"not for a part of {word!r}; write it between dots"
+            )
+        column += len(word) + 1
+    return _collapse(words)
+
+
+def check_size(text: str, most: int, what: str) -> None:
+    """Raises BadCommand where there are more bytes, or what no file can hold."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise BadCommand(f"{what} is valid UTF-8") from None
+    if size > most:
+        raise BadCommand(f"{what} has at most {most} bytes, this one {size}")
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a word of it is `*` or `#`: then it is no name of one stream."""
+    words = text.split(".")
+    return ONE in words or MANY in words
+
+
+def compile(pattern: str) -> Callable[[str], bool]:
+    """Whether a name matches this one pattern. Raises BadCommand.
+
+    The cost grows with words of the name × words of the pattern: behind each `#` the earliest place that fits is taken
+    for good (an atomic group), for a later one could not match more.
+    """
+    if not is_pattern(pattern):
+        check_pattern(pattern)
+        return pattern.__eq__
+    first, *others = _between_many(check_pattern(pattern))
+    expression = first  # every word is written with a dot behind it, the name too
+    for number, part in enumerate(others, 1):
+        ending = rf"{part}\Z" if number == len(others) else part
+        expression += rf"(?>(?:[^.]*\.)*?{ending})"
+    match = re.compile(expression).fullmatch
+    return lambda name: match(name + ".") is not None
+
+
+def _collapse(words: list[str]) -> tuple[str, ...]:
+    return tuple(word for at, word in enumerate(words) if word != MANY or not at or words[at - 1] != MANY)
+
+
+def _between_many(words: tuple[str, ...]) -> list[str]:
+    """The regular expressions of what stands before, between and behind the `#`."""
+    parts = [""]
+    for word in words:
+        if word == MANY:
+            parts.append("")
+        else:
+            parts[-1] += r"[^.]*\." if word == ONE else re.escape(word) + r"\."
+    return parts
+
+
+class _Node(Generic[K]):
+    """What some patterns have in common up to a word."""
+
+    __slots__ = ("keys", "many", "one", "words")
+
+    def __init__(self) -> None:
+        self.words: dict[str, _Node[K]] = {}
+        self.one: _Node[K] | None = None
+        self.many: _Node[K] | None = None
+        self.keys: dict[K, int] = {}  # how many spellings of the pattern that ends here have the key
+
+    def next(self, word: str) -> _Node[K] | None:
+        if word == ONE:
+            return self.one
+        return self.many if word == MANY else self.words.get(word)
+
+    def link(self, word: str, node: _Node[K]) -> None:
+        if word == ONE:
+            self.one = node
+        elif word == MANY:
+            self.many = node
+        else:
+            self.words[word] = node
+
+    def unlink(self, word: str) -> None:
+        if word == ONE:
+            self.one = None
+        elif word == MANY:
+            self.many = None
+        else:
+            del self.words[word]
+
+    def empty(self) -> bool:
+        return not (self.words or self.keys or self.one or self.many)
+
+
+class Patterns(Generic[K]):
+    """Many patterns, each with keys. The cost of a match grows with the words of the name, not with their number.
+
+    Patterns without a wildcard are looked up as they are; the others form a trie. Each node is visited at most once for
+    each word: below no other `#` a node belongs to one position, and the node of a `#`, once reached, stays to the end.
+    """
+
+    def __init__(self) -> None:
+        self._bound: set[tuple[str, K]] = set()
+        self._exact: dict[str, set[K]] = {}
+        self._root: _Node[K] = _Node()
+
+    def __len__(self) -> int:
+        """How many pairs of pattern and key."""
+        return len(self._bound)
+
+    def add(self, pattern: str, key: K) -> bool:
+        """False if this pattern has this key already. Raises BadCommand."""
+        words = check_pattern(pattern)
+        if (pattern, key) in self._bound:
+            return False
+        self._bound.add((pattern, key))
+        if is_pattern(pattern):
+            self._grow(words, key)
+        else:
+            self._exact.setdefault(pattern, set()).add(key)
+        return True
+
+    def remove(self, pattern: str, key: K) -> bool:
+        """False if this pattern does not have this key. What nothing needs any more is given back."""
+        if (pattern, key) not in self._bound:
+            return False
+        self._bound.remove((pattern, key))
+        if is_pattern(pattern):
+            self._prune(_collapse(pattern.split(".")), key)
+        else:
+            self._exact[pattern].remove(key)
+            if not self._exact[pattern]:
+                del self._exact[pattern]
+        return True
+
+    def match(self, name: str) -> set[K]:
+        """The keys of all patterns that the name matches."""
+        found = set(self._exact.get(name, ()))
+        here = [self._root]
+        loops: dict[_Node[K], None] = {}  # nodes of `#` reached so far, from which every word leads back to themselves
+        for word in name.split("."):
+            for node in here:
+                many = node.many
+                if many is not None and many not in loops:
+                    loops[many] = None
+                    found.update(many.keys)
+            ahead = []
+            for node in (*here, *loops):
+                child = node.words.get(word)
+                if child is not None:
+                    ahead.append(child)
+                if node.one is not None:
+                    ahead.append(node.one)
+            if not ahead and not loops:
+                return found
+            here = ahead
+        for node in here:
+            found.update(node.keys)
+            if node.many is not None:
+                found.update(node.many.keys)
+        return found
+
+    def _grow(self, words: tuple[str, ...], key: K) -> None:
+        node = self._root
+        for word in words:
+            child = node.next(word)
+            if child is None:
+                child = _Node()
+                node.link(word, child)
+            node = child
+        node.keys[key] = node.keys.get(key, 0) + 1
+
+    def _prune(self, words: tuple[str, ...], key: K) -> None:
+        path = [self._root]
+        for word in words:
+            child = path[-1].next(word)
+            assert child is not None  # the pattern is bound
+            path.append(child)
+        keys = path[-1].keys
+        keys[key] -= 1
+        if not keys[key]:
+            del keys[key]
+        for word in reversed(words):
+            if not path.pop().empty():
+                return
+            path[-1].unlink(word)
