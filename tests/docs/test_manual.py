@@ -11,9 +11,8 @@ import pytest
 from mqfs import limits
 from mqfs.engine.ctl import Settings
 from mqfs.engine.group import META_FILES
+from tests.docs.pages import PAGES, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = sorted((ROOT / "man").glob("*.[1-9]"))
 EXPECTED = {"mqfs.1", "mqfs.4", "mqfs-store.5", "mq-cat.1", "pin.1"}
 
 

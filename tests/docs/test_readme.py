@@ -7,49 +7,27 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-import pexpect
 import pytest
 
+from tests.docs.pages import Line
+from tests.docs.shell import Shell, shell
 from tests.server.clone import clone, installed
 from tests.server.process import ROOT, mounted, unmount, until
 
-PROMPT = "<<ready>>"
 
-
-class Example(NamedTuple):
-    typed: str
-    shown: list[str]  # `^C` as the last: to be interrupted
-
-
-def examples(text: str) -> list[Example]:
-    """Every `$ ` line of the console blocks, with its `> ` lines, and the lines that it shows."""
-    found: list[Example] = []
+def examples(text: str) -> list[Line]:
+    """Every `$ ` line of the console blocks, with its `> ` lines, and what it shows (`^C`: until interrupted)."""
+    found: list[Line] = []
     for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             if line.startswith("$ "):
-                found.append(Example(line[2:], []))
+                found.append(Line(line[2:], []))
             elif line.startswith("> ") and not found[-1].shown:
-                found[-1] = Example(f"{found[-1].typed}\n{line[2:]}", [])
+                found[-1] = Line(f"{found[-1].typed}\n{line[2:]}", [])
             else:
                 found[-1].shown.append(line)
     return found
-
-
-def bash(folder: Path) -> pexpect.spawn:
-    """An interactive shell, as far as it can be told from the outside."""
-    known = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TERM": "dumb", "LC_ALL": "C.UTF-8"}
-    return pexpect.spawn(
-        "bash",
-        ["--norc", "--noprofile", "--noediting"],
-        cwd=str(folder),
-        env={**known, "PS1": PROMPT, "PS2": ""},
-        echo=False,
-        encoding="utf-8",
-        timeout=20,
-        use_poll=True,
-    )
 
 
 @pytest.fixture
@@ -69,42 +47,25 @@ def served(tmp_path: Path) -> Iterator[Path]:
         unmount(folder / "mq")
 
 
-@pytest.fixture
-def shell(served: Path) -> Iterator[pexpect.spawn]:
-    child = bash(served)
-    child.expect_exact(PROMPT)
-    yield child
-    child.close(force=True)
-
-
-def run(shell: pexpect.spawn, example: Example) -> None:
+def run(shell: Shell, example: Line) -> None:
     """Type it; all that is shown comes, in that order and nothing else, and the prompt."""
     interrupted = example.shown[-1:] == ["^C"]
-    wanted = example.shown[:-1] if interrupted else example.shown
-    shell.sendline(example.typed)
-    shown: list[str] = []
-    prompted = False
-    while len(shown) < len(wanted) or not (prompted or interrupted):
-        which = shell.expect_exact([PROMPT, "\r\n"])
-        line = shell.before.strip("\r")
-        prompted = prompted or which == 0
-        if line and not re.match(r"\[\d+\]", line):
-            shown.append(line)
-    assert shown == wanted, example.typed
+    shell.begin(example.typed)
+    shell.shows(*(example.shown[:-1] if interrupted else example.shown), prompt=not interrupted)
     if interrupted:
-        shell.sendintr()
-        shell.expect_exact(PROMPT)
+        shell.interrupt()
 
 
 @pytest.mark.timeout(180)
-def test_tour(served: Path, shell: pexpect.spawn) -> None:
+def test_tour(served: Path) -> None:
     steps = examples((ROOT / "README.md").read_text())
     assert len(steps) > 20
-    for example in steps:
-        run(shell, example)
-        if example.typed.endswith("&"):
-            stats = served / "mq" / "news" / ".stats"
-            until(lambda: '"waiting": 2' in stats.read_text(), "both readers wait")  # noqa: B023
+    with shell(served) as typing:
+        for example in steps:
+            run(typing, example)
+            if example.typed.endswith("&"):
+                stats = served / "mq" / "news" / ".stats"
+                until(lambda: '"waiting": 2' in stats.read_text(), "both readers wait")  # noqa: B023
 
 
 def test_it_begins_with_the_two_commands() -> None:

@@ -1,0 +1,100 @@
+"""Where the examples of one page are typed: a folder, a shell in it with the project's commands, a server if wanted.
+
+Absolute paths of an example are taken to be below that folder: nothing outside of it is read or written.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.docs.pages import ROOT, Block, examples
+from tests.docs.shell import Shell, shell
+from tests.server.process import Running, mounted, serving, unmount, until
+
+ABSOLUTE = re.compile(r"(?<![\w.])/(?=(?:backup|etc|mnt|run|srv|tmp|var)\b)")
+
+
+class Scene:
+    """One page's."""
+
+    def __init__(self, folder: Path, page: Path, cleanup: ExitStack) -> None:
+        self.folder, self.mount, self.page = folder, folder / "mq", page
+        self.blocks = examples(page.read_text())
+        self._cleanup = cleanup
+        self._server: ExitStack | None = None
+        self.path = f"{_commands(folder / '.bin')}:/usr/bin:/bin"
+        self.typing = self.shell()
+
+    def shell(self) -> Shell:
+        """One more shell, beside `typing`."""
+        return self._cleanup.enter_context(shell(self.folder, self.path))
+
+    def rooted(self, text: str) -> str:
+        """With what is absolute below our folder."""
+        return ABSOLUTE.sub(f"{self.folder}/", text)
+
+    def block(self, begins: str) -> Block:
+        """The page's only example that begins so, to be typed."""
+        (found,) = [block for block in self.blocks if block.text.startswith(begins)]
+        return Block([line._replace(typed=self.rooted(line.typed)) for line in found.lines])
+
+    def type(self, line: str, code: int = 0) -> list[str]:
+        """Type it, see it end with that exit code; what it shows."""
+        said = self.typing.type(line)
+        assert self.typing.code == code, f"{line}: exit code {self.typing.code}: {said}"
+        return said
+
+    def serve(self, *arguments: str) -> Running:
+        """`mqfs serve` of ./store at ./mq, until `stop` or the end."""
+        self.mount.mkdir(exist_ok=True)
+        self._server = self._cleanup.enter_context(ExitStack())
+        words = ("--store", "store", "--listen", "unix!mqfs.sock", *arguments)
+        return self._server.enter_context(serving(*words, cwd=self.folder, mount=self.mount))
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    def group(self, name: str, *ctl: str) -> Path:
+        """A new group with those settings."""
+        path = self.mount / name
+        path.mkdir()
+        (path / "ctl").write_text("".join(f"{line}\n" for line in ctl))
+        return path
+
+    def waiting(self, group: Path, readers: int = 1) -> None:
+        """Wait until that many reads wait in the group."""
+        until(lambda: f'"waiting": {readers}' in (group / ".stats").read_text(), f"{readers} waiting in {group}")
+
+    def mounts(self, path: Path) -> None:
+        """Wait for a mount; it is taken away at the end if it is still there."""
+        self._cleanup.callback(unmount, path)
+        until(lambda: mounted(path), f"a mount at {path}")
+
+    def defer(self, undo: Callable[[], None]) -> None:
+        """To be done at the end, while the server still runs."""
+        self._cleanup.callback(undo)
+
+
+def _commands(folder: Path) -> Path:
+    """The commands of the project, as an installation puts them into PATH."""
+    folder.mkdir()
+    for name, entry in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items():
+        module, function = entry.split(":")
+        run = f"import sys; sys.argv[0] = {name!r}; from {module} import {function}; sys.exit({function}())"
+        words = f"PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -c {shlex.quote(run)}"
+        (folder / name).write_text(f'#!/bin/sh\n{words} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@contextmanager
+def scene(folder: Path, page: Path) -> Iterator[Scene]:
+    with ExitStack() as cleanup:
+        yield Scene(folder, page, cleanup)
