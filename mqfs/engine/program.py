@@ -1,0 +1,378 @@
+r"""Routing programs, the language of fq: which messages a view selects, by name, body and chance.
+
+    prefix:"http." (payload_prefix("M") && route_contains("x"))
+
+`exact:` or `prefix:` and a string, then one expression or none: functions, `&&` (binds closer), `||`, parentheses. A
+string behind the colon needs quotes only if it holds blanks, quotes, parentheses or backslashes; in quotes `\" \\ \0 \n
+\r \t \xHH` are escapes. Arguments are strings, numbers, `true` and `false`. There is no negation.
+
+Packages add functions as entry points of the group `mqfs.functions`. The entry point is called with the arguments when
+the program is parsed, and returns what is called for each message: (topic: str, body: bytes, sequence: int) -> bool.
+
+Owns the language and its evaluation; never looks at a stream or a group.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from hashlib import blake2b
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NoReturn, TypeAlias, cast
+
+import attrs
+from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+from mqfs import limits
+from mqfs.engine.names import split
+from mqfs.engine.topics import check_size
+from mqfs.errors import BadCommand
+
+log = logging.getLogger("mqfs.engine")
+
+GROUP = "mqfs.functions"
+
+Argument: TypeAlias = str | float | bool
+Selects: TypeAlias = Callable[[str, bytes, int], bool]
+
+_GRAMMAR = r"""
+    start: (EMPTY | KIND (STRING | BARE)) [either]
+    either: both (_OR both)*
+    both: _term (_AND _term)*
+    _term: call | "(" either ")"
+    call: NAME ["(" [value ("," value)*] ")"]
+    value: STRING -> string | NUMBER -> number | TRUE -> yes | FALSE -> no
+
+    EMPTY: /(exact|prefix):(?=\s|\Z)/
+    KIND: /(exact|prefix):(?=\S)/
+    STRING: /"([^"\\]|\\.)*"/s
+    BARE: /[^\s"()\\]+/
+    TRUE: /true\b/
+    FALSE: /false\b/
+    NAME: /[A-Za-z_][A-Za-z0-9_]*/
+    NUMBER: /-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?/
+    _OR: "||"
+    _AND: "&&"
+    %ignore /\s+/
+"""
+_EXPECTED = {
+    "EMPTY": "", "KIND": "exact: or prefix:", "STRING": "a string in quotes", "BARE": "a string", "NAME": "a function",
+    "NUMBER": "a number", "TRUE": "true", "FALSE": "false", "_OR": "||", "_AND": "&&", "LPAR": "(", "RPAR": ")",
+    "COMMA": "a comma", "$END": "the end",
+}  # fmt: skip
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_STRING_OR_PARENTHESIS = re.compile(rf"{_STRING}|[()]", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
+_ESCAPES = {"\\": "\\", '"': '"', "0": "\0", "n": "\n", "r": "\r", "t": "\t"}
+_ESCAPES_SAID = r"\\ \" \0 \n \r \t \xHH"
+_WORD = r"(?:[^\s'#]|'(?:[^']|'')*+')(?:[^\s']|'(?:[^']|'')*+')*+"  # as names.split reads it
+_VERB_AND_NAME = re.compile(rf"\s*+{_WORD}\s++{_WORD}\s*+")
+_WITHOUT_COMMENT = re.compile(rf"(?:{_STRING}|(?<=\S)#|[^#])*", re.DOTALL)
+
+
+@attrs.frozen
+class _Call:
+    name: str
+    arguments: tuple[Argument, ...]
+    column: int
+
+
+@attrs.frozen
+class _Branch:
+    """What is true if all (or any) of its parts are."""
+
+    together: bool
+    parts: tuple[_Node, ...]
+
+
+_Node: TypeAlias = _Call | _Branch
+
+
+_Parsed: TypeAlias = tuple[bool, str, _Node | None]  # whether exact, the string behind the colon, the rest
+
+
+class _Failed(Exception):
+    """A function of a package raised; that was logged."""
+
+
+@attrs.frozen
+class Program:
+    """A parsed program; two of the same text are equal."""
+
+    text: str
+    _may_route: Callable[[str], bool] = attrs.field(eq=False, repr=False)
+    _selects: Selects = attrs.field(eq=False, repr=False)
+
+    def may_route(self, topic: str) -> bool:
+        """False only if no message of a stream of this name can be selected."""
+        return self._may_route(topic)
+
+    def selects(self, topic: str, body: bytes, sequence: int) -> bool:
+        """Whether this message is selected. A function of a package that raises selects nothing."""
+        try:
+            return self._selects(topic, body, sequence)
+        except _Failed:
+            return False
+
+
+def is_program(text: str) -> bool:
+    """Whether it is to be read as a program, not as a pattern."""
+    return text.startswith(("exact:", "prefix:"))
+
+
+def binding(line: str) -> tuple[str, str]:
+    """The view's name and its pattern or program in a line `bind NAME ...`, `unbind NAME ...`; "" where there is none.
+
+    A program may be one word quoted as in rc(1), or the rest of the line as it is: then its blanks and quotes are its
+    own, and a comment may follow. Raises BadCommand.
+    """
+    match = _VERB_AND_NAME.match(line)
+    if match and is_program(line[match.end() :]):
+        shown = _WITHOUT_COMMENT.match(line, match.end())
+        assert shown is not None  # it matches nothing at least
+        return split(match.group())[1], shown.group().rstrip()
+    words = split(line)
+    if not 2 <= len(words) <= 3:
+        raise BadCommand(f"usage: {words[0] if words else 'bind'} NAME PATTERN, or a program: exact:... or prefix:...")
+    return words[1], words[2] if len(words) == 3 else ""
+
+
+def parse(text: str) -> Program:
+    """Raises BadCommand, which names the column (from 1) and what is wrong there."""
+    check_size(text, limits.PROGRAM_BYTES, "a program")
+    _check_depth(text)
+    try:
+        exact, name, expression = cast(_Parsed, _parser().parse(text))
+    except UnexpectedInput as error:
+        _refuse_syntax(text, error)
+    starts: Callable[[str], bool] = name.__eq__ if exact else lambda topic: topic.startswith(name)
+    if expression is None:
+        return Program(text, starts, lambda topic, body, sequence: starts(topic))
+    samples = itertools.count()
+    may = _build(expression, lambda call: _function(call, samples) if call.name == "route_contains" else _true)
+    selects = _build(expression, lambda call: _function(call, samples))
+    return Program(
+        text,
+        lambda topic: starts(topic) and may(topic, b"", 0),
+        lambda topic, body, sequence: starts(topic) and selects(topic, body, sequence),
+    )
+
+
+def _refuse(column: int, detail: str) -> NoReturn:
+    raise BadCommand(f"program, column {column}: {detail}")
+
+
+def _check_depth(text: str) -> None:
+    depth = 0
+    for match in _STRING_OR_PARENTHESIS.finditer(text):
+        depth += {"(": 1, ")": -1}.get(match.group(), 0)
+        if depth > limits.PROGRAM_DEPTH:
+            _refuse(match.start() + 1, f"at most {limits.PROGRAM_DEPTH} parentheses inside one another")
+
+
+def _refuse_syntax(text: str, error: UnexpectedInput) -> NoReturn:
+    at = error.pos_in_stream or 0
+    if isinstance(error, UnexpectedCharacters):
+        names, seen = error.allowed, repr(text[at])
+        if text[at] == '"' and "STRING" in names:
+            _refuse(at + 1, "this string is not closed")
+    elif isinstance(error, UnexpectedToken):
+        names, seen = error.accepts or error.expected, repr(str(error.token))
+        if error.token.type == "$END":
+            at, seen = max(len(text) - 1, 0), "the end"
+        elif error.token.type == "STRING" and "NAME" in names and text[:at].strip() in ("exact:", "prefix:"):
+            _refuse(at + 1, "a string stands right behind the colon, without a blank")
+    else:
+        names, seen = set(), "that"
+    _refuse(at + 1, f"{_either(names)} expected, not {seen}")
+
+
+def _either(names: Iterable[str]) -> str:
+    said = sorted({_EXPECTED[name] for name in names if _EXPECTED.get(name)})
+    return " or ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said) or "something else"
+
+
+@cache
+def _parser() -> Lark:
+    return Lark(_GRAMMAR, parser="lalr", transformer=_Nodes(), maybe_placeholders=False)
+
+
+class _Nodes(Transformer[Token, Any]):
+    """From what was parsed to nodes; `both` and `either` of one part are that part."""
+
+    def start(self, parts: list[Any]) -> _Parsed:
+        kind, *more = parts
+        name = ""
+        if more and isinstance(more[0], Token):
+            token = more.pop(0)
+            name = _name(_string(token) if token.type == "STRING" else str(token), token)
+        return kind.startswith("exact"), name, more[0] if more else None
+
+    def either(self, parts: list[_Node]) -> _Node:
+        return _branch(parts, together=False)
+
+    def both(self, parts: list[_Node]) -> _Node:
+        return _branch(parts, together=True)
+
+    def call(self, parts: list[Any]) -> _Call:
+        name, *arguments = parts
+        return _Call(str(name), tuple(arguments), (name.start_pos or 0) + 1)
+
+    def string(self, parts: list[Token]) -> str:
+        return _string(parts[0])
+
+    def number(self, parts: list[Token]) -> float:
+        return float(parts[0])
+
+    def yes(self, parts: list[Token]) -> bool:
+        return True
+
+    def no(self, parts: list[Token]) -> bool:
+        return False
+
+
+def _branch(parts: list[_Node], *, together: bool) -> _Node:
+    return parts[0] if len(parts) == 1 else _Branch(together, tuple(parts))
+
+
+def _string(token: Token) -> str:
+    """What is meant by a string in quotes; bytes that are no UTF-8 as surrogates, as everywhere in Python."""
+    column = (token.start_pos or 0) + 1
+
+    def escaped(match: re.Match[str]) -> str:
+        if match[1]:
+            byte = int(match[1], 16)
+            return chr(byte if byte < 128 else 0xDC00 + byte)
+        if match[2] not in _ESCAPES:
+            _refuse(column + match.start() + 1, f"unknown escape {match[0]!r}; there are " + _ESCAPES_SAID)
+        return _ESCAPES[match[2]]
+
+    text = _ESCAPE.sub(escaped, token[1:-1])
+    return text.encode(errors="surrogateescape").decode(errors="surrogateescape")
+
+
+def _name(text: str, token: Token) -> str:
+    """The text, if it can be a part of a stream's name."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        _refuse((token.start_pos or 0) + 1, "the name of a stream is valid UTF-8, this is not")
+    return text
+
+
+def _build(node: _Node, leaf: Callable[[_Call], Selects]) -> Selects:
+    if isinstance(node, _Call):
+        return leaf(node)
+    parts = [_build(part, leaf) for part in node.parts]
+    decided = not node.together  # what one part alone decides
+
+    def branch(topic: str, body: bytes, sequence: int) -> bool:
+        for part in parts:
+            if part(topic, body, sequence) is decided:
+                return decided
+        return not decided
+
+    return branch
+
+
+def _true(topic: str, body: bytes, sequence: int) -> bool:
+    return True
+
+
+def _sample(share: float, salt: int) -> Selects:
+    """True for that share of messages, always the same ones. Another `sample` of the program gets another salt."""
+    below = share * 2.0**64
+    prefix = salt.to_bytes(2, "little")
+
+    def sample(topic: str, body: bytes, sequence: int) -> bool:
+        digest = blake2b(prefix + sequence.to_bytes(8, "little"), digest_size=8).digest()
+        return int.from_bytes(digest, "little") < below
+
+    return sample
+
+
+def _route_contains(text: str) -> Selects:
+    return lambda topic, body, sequence: text in topic
+
+
+def _payload_prefix(text: str) -> Selects:
+    prefix = text.encode(errors="surrogateescape")
+    return lambda topic, body, sequence: body.startswith(prefix)
+
+
+def _payload_contains(text: str) -> Selects:
+    part = text.encode(errors="surrogateescape")
+    return lambda topic, body, sequence: part in body
+
+
+_ON_STRING = {
+    "route_contains": _route_contains,
+    "payload_prefix": _payload_prefix,
+    "payload_contains": _payload_contains,
+}
+_BUILT_IN = ("true", "sample", *_ON_STRING)
+
+
+def _function(call: _Call, samples: Iterator[int]) -> Selects:
+    """What a call stands for. Raises BadCommand."""
+    match call.name, call.arguments:
+        case "true", ():
+            return _true
+        case "sample", (float(share),) if 0 <= share <= 1:
+            return _sample(share, next(samples))
+        case name, (str(text),) if name in _ON_STRING:
+            return _ON_STRING[name](text)
+        case name, _ if name in _BUILT_IN:
+            wanted = {"true": "no argument", "sample": "a number from 0 to 1"}.get(name, "one string")
+            _refuse(call.column, f"{name} takes {wanted}")
+    return _extension(call)
+
+
+@cache
+def _installed() -> dict[str, list[EntryPoint]]:
+    """Functions that packages declare. One with the name of a built-in function is refused."""
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name in _BUILT_IN:
+            log.error("function %r of %s is refused: there is one of mqfs with this name", entry.name, entry.value)
+        else:
+            found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _extension(call: _Call) -> Selects:
+    entries = _installed().get(call.name, [])
+    if not entries:
+        known = " ".join(sorted([*_BUILT_IN, *_installed()]))
+        _refuse(call.column, f"there is no function {call.name!r}; there are: {known}")
+    if len({entry.value for entry in entries}) > 1:
+        both = " and ".join(entry.value for entry in entries)
+        _refuse(call.column, f"function {call.name!r} is declared more than once: {both}")
+    try:
+        function = entries[0].load()(*call.arguments)
+    except Exception as error:
+        _refuse(call.column, f"function {call.name!r}: {error or type(error).__name__}")
+    if not callable(function):
+        _refuse(call.column, f"function {call.name!r} of {entries[0].value} gives nothing that can be called")
+    return _guarded(call.name, function)
+
+
+def _guarded(name: str, function: Callable[[str, bytes, int], object]) -> Selects:
+    """The function of a package. If it raises, the message is not selected; the log hears of it once a program."""
+    logged = False
+
+    def select(topic: str, body: bytes, sequence: int) -> bool:
+        nonlocal logged
+        try:
+            return bool(function(topic, body, sequence))
+        except Exception:
+            if not logged:
+                log.exception("function %r failed at a message of %r, which is not selected", name, topic)
+            logged = True
+            raise _Failed from None
+
+    return select
