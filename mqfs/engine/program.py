@@ -144,6 +144,8 @@ def binding(line: str) -> tuple[str, str]:
 def parse(text: str) -> Program:
     """Raises BadCommand, which names the column (from 1) and what is wrong there."""
     check_size(text, limits.PROGRAM_BYTES, "a program")
+    if not is_program(text):
+        _refuse(1, "a program begins with exact: or prefix:")
     _check_depth(text)
     try:
         exact, name, expression = cast(_Parsed, _parser().parse(text))
@@ -349,15 +351,15 @@ def _extension(call: _Call) -> Selects:
     if not entries:
         known = " ".join(sorted([*_BUILT_IN, *_installed()]))
         _refuse(call.column, f"there is no function {call.name!r}; there are: {known}")
-    if len({entry.value for entry in entries}) > 1:
-        both = " and ".join(entry.value for entry in entries)
-        _refuse(call.column, f"function {call.name!r} is declared more than once: {both}")
+    values = sorted({entry.value for entry in entries})
+    if len(values) > 1:
+        _refuse(call.column, f"function {call.name!r} is declared more than once: {' and '.join(values)}")
     try:
         function = entries[0].load()(*call.arguments)
     except Exception as error:
         _refuse(call.column, f"function {call.name!r}: {error or type(error).__name__}")
     if not callable(function):
-        _refuse(call.column, f"function {call.name!r} of {entries[0].value} gives nothing that can be called")
+        _refuse(call.column, f"function {call.name!r} of {values[0]} gives nothing that can be called")
     return _guarded(call.name, function)
 
 

@@ -167,15 +167,21 @@ class Patterns(Generic[K]):
         """The keys of all patterns that the name matches."""
         found = set(self._exact.get(name, ()))
         here = [self._root]
-        loops: dict[_Node[K], None] = {}  # nodes of `#` reached so far, from which every word leads back to themselves
+        loops: dict[_Node[K], None] = {}  # nodes of `#` reached so far that go on: every word leads back to them
         for word in name.split("."):
+            ahead = []
             for node in here:
                 many = node.many
-                if many is not None and many not in loops:
-                    loops[many] = None
+                if many is not None:
                     found.update(many.keys)
-            ahead = []
-            for node in (*here, *loops):
+                    if many.words or many.one is not None:
+                        loops[many] = None
+                child = node.words.get(word)
+                if child is not None:
+                    ahead.append(child)
+                if node.one is not None:
+                    ahead.append(node.one)
+            for node in loops:
                 child = node.words.get(word)
                 if child is not None:
                     ahead.append(child)
