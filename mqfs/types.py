@@ -8,7 +8,7 @@ Seams (Protocols) are declared here, small, by what their user needs: `Clock`, `
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
@@ -262,8 +262,15 @@ class Bucket(Protocol):
         """The sequence of the first message at or after that wall time; `next` if there is none."""
         ...
 
-    def tally(self, stream: int, sequence: int) -> tuple[int, int]:
-        """(messages, body bytes) of `stream` at or after `sequence`, from the index."""
+    def tally(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
+        """(messages, body bytes) of `stream` at or after `sequence` and below `end` (None: to the end), from the index.
+        Costs a search, and a step for each message counted."""
+        ...
+
+    def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
+        """The sequences, ascending, of the messages (of `stream`) at or after `sequence` whose record carries headers,
+        from the index: the log is not read. The log may change meanwhile: what is appended or removed then may be
+        told or not."""
         ...
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:

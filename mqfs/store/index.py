@@ -5,6 +5,7 @@ Owns the layout of .idx (doc/format.md, "Index") and searching in it. Never read
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 from bisect import bisect_left
@@ -92,6 +93,21 @@ def size_of(index: Index, ordinal: int) -> int:
     return HEAD_BYTES + index.headers[ordinal] + index.bodies[ordinal]
 
 
+def with_headers(index: Index, stream: int | None, sequence: int, end: int) -> list[int]:
+    """The sequences in [sequence, end) of messages (of that stream) that have header bytes."""
+    begin, to = bisect_left(index.sequences, sequence), bisect_left(index.sequences, end)
+    headers, sequences = index.headers, index.sequences
+    if stream is None:
+        heads = memoryview(headers)[begin:to].tobytes()  # type: ignore[arg-type]
+        ordinals = dict.fromkeys(begin + found.start() // 2 for found in _HEADED.finditer(heads))
+        return [sequences[ordinal] for ordinal in ordinals]
+    posting = index.posting(stream)
+    at = bisect_left(posting, begin)
+    mine = posting[at : bisect_left(posting, to, at)]
+    return [sequences[ordinal] for ordinal in mine if headers[ordinal]]
+
+
+_HEADED = re.compile(rb"[^\0]")  # in the column of header bytes
 _NONE: Sequence[int] = array("I")
 
 
@@ -327,4 +343,5 @@ __all__ = [
     "seek",
     "seek_before",
     "size_of",
+    "with_headers",
 ]

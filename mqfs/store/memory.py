@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
@@ -122,9 +122,14 @@ class MemoryBucket:
         at = bisect_left(self._sequences, time_ns, key=lambda sequence: self._records[sequence].time_ns)
         return self._sequences[at] if at < len(self._sequences) else self.next
 
-    def tally(self, stream: int, sequence: int) -> tuple[int, int]:
+    def tally(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
         sequences, at = self._search(sequence, stream)
-        return len(sequences) - at, sum(len(self._records[s].body) for s in sequences[at:])
+        to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
+        return to - at, sum(len(self._records[s].body) for s in sequences[at:to])
+
+    def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
+        sequences, at = self._search(sequence, stream)
+        return iter([s for s in sequences[at:] if self._records[s].headers])
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
         gone = 0

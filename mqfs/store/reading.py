@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from mqfs import errors
 from mqfs.record import INNER, Row, decode
 from mqfs.store.committer import Committer
 from mqfs.store.disk import Disk
-from mqfs.store.index import Index, seek, seek_before
+from mqfs.store.index import Index, seek, seek_before, with_headers
 from mqfs.store.segment import Files, Segment
 from mqfs.types import Kind, Record
 
@@ -185,19 +185,37 @@ class Reading:
             number -= 1
         return -(1 << 63)
 
-    def tally(self, stream: int, sequence: int) -> tuple[int, int]:
+    def tally(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
         messages = size = 0
+        end = self.next if end is None else end
         at = max(0, bisect_right(self._firsts, sequence) - 1)
         for number in range(at, len(self._segments)):
+            if self._firsts[number] >= end:
+                break
+            stop = min(end, self._end_of(number))
             index = self._segments[number].load()
             posting = index.posting(stream)
             begin = bisect_left(posting, bisect_left(index.sequences, sequence))
-            end = len(posting)
-            if number + 1 < len(self._firsts):
-                end = bisect_left(posting, bisect_left(index.sequences, self._firsts[number + 1]))
-            messages += max(0, end - begin)
-            size += sum(index.bodies[posting[i]] for i in range(begin, end))
+            to = bisect_left(posting, bisect_left(index.sequences, stop), begin)
+            messages += to - begin
+            bodies = index.bodies
+            size += sum([bodies[ordinal] for ordinal in posting[begin:to]])
         return messages, size
+
+    def _end_of(self, number: int) -> int:
+        """Where the responsibility of a segment ends."""
+        return self._firsts[number + 1] if number + 1 < len(self._firsts) else self.next
+
+    def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
+        at = max(0, bisect_right(self._firsts, sequence) - 1)
+        while True:
+            newest = at + 1 == len(self._segments)
+            index, end = self._segments[at].load(), self._end_of(at)
+            yield from with_headers(index, stream, sequence, end)
+            if newest:
+                return
+            sequence = max(sequence, end)
+            at = max(0, bisect_right(self._firsts, sequence) - 1)  # segments may have come and gone meanwhile
 
     @property
     def first(self) -> int:

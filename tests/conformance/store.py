@@ -109,6 +109,49 @@ def check_search(store: Store) -> None:
     assert bucket.tally(99, 0) == (0, 0)
 
 
+def check_tally(store: Store) -> None:
+    """Of any range, what adding up its messages gives."""
+    bucket = make(store)
+    sizes = {}
+    for number in range(1, 301):
+        if number % 7 == 0:
+            bucket.skip()
+        elif number % 3 == 0:
+            bucket.append(Kind.ACK, 1, 0, bytes(24))
+        sizes[say(bucket, (A, B)[number % 2], b"x" * (number % 60))] = (A, B)[number % 2], number % 60
+    last = bucket.next
+    for begin in (0, 1, 2, 40, 150, last - 1, last, last + 9):
+        for end in (0, 1, 2, 41, 151, 220, last - 1, last, last + 9):
+            for stream in (A, B, C):
+                within = [s for n, (where, s) in sizes.items() if begin <= n < end and where == stream]
+                assert bucket.tally(stream, begin, end) == (len(within), sum(within)), (stream, begin, end)
+        assert bucket.tally(A, begin) == bucket.tally(A, begin, None) == bucket.tally(A, begin, last)
+
+
+def check_headed(store: Store) -> None:
+    """Which messages have headers, told without reading any; the log may change meanwhile."""
+    bucket = make(store)
+    assert list(bucket.headed(0)) == list(bucket.headed(0, A)) == []
+    long = b"\x01k\xfd\x00" + b"v" * 253  # 257 bytes: the low byte of the count alone would say 1
+    headers = {3: b"\x01k\x01\x00v", 40: b"\x01k\xfc\x00" + b"v" * 252, 41: long, 150: long, 298: b"\x00\x00\x00"}
+    for number in range(1, 301):
+        bucket.append(Kind.MESSAGE, (A, B)[number % 2], 0, b"x" * (number % 60), headers.get(number, b""))
+        bucket.append(Kind.ACK, 1, 0, bytes(24), b"\x00\x00\x00" if number % 5 == 0 else b"")
+    for begin in (0, 1, 3, 4, 40, 41, 150, 151, 298, 299, 301, 400):
+        assert list(bucket.headed(begin)) == [n for n in headers if n >= begin]
+        for stream, rest in ((A, 0), (B, 1), (C, 2)):
+            assert list(bucket.headed(begin, stream)) == [n for n in headers if n >= begin and n % 2 == rest]
+    told = bucket.headed(0)
+    assert next(told) == 3
+    for number in range(301, 701):
+        say(bucket, A, b"x" * 50, number)
+    bucket.trim({A: 150, B: 600}, frozenset())
+    store.tick()
+    later = list(told)
+    assert later == sorted(later)
+    assert {150, 298} <= set(later) <= {40, 41, 150, 298}
+
+
 def check_time(store: Store) -> None:
     """Record times never go back."""
     bucket = make(store)
@@ -201,6 +244,8 @@ CHECKS: list[Callable[[Store], None]] = [
     check_empty,
     check_append,
     check_search,
+    check_tally,
+    check_headed,
     check_time,
     check_units,
     check_skip,
