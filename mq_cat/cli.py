@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Protocol
@@ -13,13 +14,15 @@ import attrs
 import click
 
 from mq_cat.command import guarded, parsed
+from mq_cat.consumer import Consumer
 from mq_cat.cursor import Cursor, Message
 from mq_cat.group import check_group, check_streams, inodes, streams_of
 from mq_cat.order import InOrder
-from mq_cat.output import Format, Output, as_json, ended_by_newline, ended_by_nul, raw, timed
+from mq_cat.output import Format, Output, as_json, as_record, die_of_sigpipe, ended_by_newline, ended_by_nul, raw, timed
 from mq_cat.problem import USAGE, Problem, note, reason
 
 PROGRAM = "mq-cat"
+FORMATS = ("raw", "line", "nul", "each", "json", "record")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LOOK_S = 2.0  # how often a silent reader looks whether its streams are still there
 _DAMAGED_IN_A_ROW = 1000  # reads that fail one after the other, before the disk itself is taken to be gone
@@ -49,6 +52,13 @@ class Wish:
     json: bool
     times: bool
     order: bool
+    consumer: str | None
+    format: str | None
+
+    @property
+    def shape(self) -> str:
+        """The format asked for by any of the options."""
+        return "json" if self.json else self.format or "raw"
 
 
 class Duration(click.ParamType[float]):
@@ -84,9 +94,11 @@ class Start(click.ParamType[str]):
 @click.option("-n", "count", type=click.IntRange(0), metavar="N", help="End after N messages.")
 @click.option("-e", "end", is_flag=True, help="End at the present end instead of waiting for more.")
 @click.option("--idle", "idle_s", type=Duration(), help="End with code 124 after T without a message.")
-@click.option("-0", "nul", is_flag=True, help="End each message with a NUL byte.")
+@click.option("-0", "nul", is_flag=True, help="End each message with a NUL byte: -f nul.")
 @click.option("--from", "start", type=Start(), help="Begin at first, last, end, SEQUENCE, -N, -DURATION or @TIME.")
-@click.option("--json", "json", is_flag=True, help="One JSON object a message.")
+@click.option("-f", "format", type=click.Choice(FORMATS), metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")
+@click.option("--json", "json", is_flag=True, help="One JSON object a message: -f json.")
+@click.option("--consumer", metavar="NAME", help="Take the messages of a consumer, and acknowledge what was written.")
 @click.option("-t", "times", is_flag=True, help="Put time and stream before each message.")
 @click.option("--order", "order", is_flag=True, help="Use 'order' and the streams even where there is a .cursor.")
 @click.argument("group")
@@ -98,9 +110,11 @@ def _command(**given: Any) -> Wish:
 
 def source_of(wish: Wish) -> Source:
     """The open reader. Raises Problem."""
+    if wish.consumer is not None:
+        return _consumer(wish, wish.consumer)
     if wish.order or not os.path.lexists(os.path.join(wish.group, ".cursor")):
         return _in_order(wish)
-    cursor = Cursor(wish.group)
+    cursor = Cursor(wish.group, records=wish.shape == "record")
     if wish.streams:
         cursor.select(wish.streams)
     if wish.start is not None:
@@ -112,6 +126,16 @@ def source_of(wish: Wish) -> Source:
     return cursor
 
 
+def _consumer(wish: Wish, name: str) -> Consumer:
+    consumer = Consumer(wish.group, name, records=wish.shape == "record")
+    if wish.streams:
+        consumer.select(wish.streams)
+    if wish.end:
+        consumer.command("until end")
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # what cannot be written is given back first
+    return consumer
+
+
 def _replays_last(group: str) -> bool:
     try:
         with open(os.path.join(group, "ctl"), "rb") as ctl:
@@ -121,7 +145,8 @@ def _replays_last(group: str) -> bool:
 
 
 def _in_order(wish: Wish) -> InOrder:
-    for asked, option in ((wish.start, "--from"), (wish.json, "--json"), (wish.times, "-t")):
+    told = {"json": "--json" if wish.json else "-f json", "record": "-f record"}.get(wish.shape, "")
+    for asked, option in ((wish.start, "--from"), (told, told), (wish.times, "-t")):
         if asked:
             raise Problem(f"{wish.group}: {option} needs a tree with .cursor files: 'order' tells only streams' names")
     source = InOrder(wish.group, wish.streams, lambda text: note(PROGRAM, text))
@@ -129,13 +154,27 @@ def _in_order(wish: Wish) -> InOrder:
     return source
 
 
+def check_wish(wish: Wish) -> None:
+    """Raises Problem where options exclude each other."""
+    for both, text in (
+        (wish.json and wish.times, "-t and --json exclude each other: a JSON object has the time in it"),
+        (wish.json and wish.format not in (None, "json"), f"--json and -f {wish.format} exclude each other"),
+        (wish.times and wish.shape in ("json", "record"), f"-t and -f {wish.shape} exclude each other"),
+        (wish.nul and wish.shape in ("each", "record"), f"-0 and -f {wish.shape} exclude each other"),
+        (wish.order and wish.consumer, "--order and --consumer exclude each other"),
+        (wish.start and wish.consumer, "--from and --consumer exclude each other: all who work with it have one place"),
+    ):
+        if both:
+            raise Problem(text, USAGE)
+
+
 def format_of(wish: Wish) -> Format:
-    if wish.json and wish.times:
-        raise Problem("-t and --json exclude each other: a JSON object has the time in it", USAGE)
-    body = as_json if wish.json else timed if wish.times else raw
-    if wish.nul:
+    if wish.shape == "record":
+        return as_record
+    body = as_json if wish.shape == "json" else timed if wish.times else raw
+    if wish.nul or wish.shape == "nul":
         return ended_by_nul(body)
-    return ended_by_newline(body) if wish.json or wish.times else body
+    return ended_by_newline(body) if wish.times or wish.shape in ("json", "line") else body
 
 
 def copy(source: Source, output: Output, wish: Wish, wanted: frozenset[int]) -> int:
@@ -147,7 +186,7 @@ def copy(source: Source, output: Output, wish: Wish, wanted: frozenset[int]) -> 
         except EOFError:
             if wish.end and _there(wish.group):
                 return 0
-            raise Problem(_why_over(wish.group, wanted)) from None
+            raise Problem(_why_over(wish, wanted)) from None
         except OSError as error:
             failures += 1
             if error.errno == errno.EPIPE:
@@ -159,13 +198,29 @@ def copy(source: Source, output: Output, wish: Wish, wanted: frozenset[int]) -> 
             continue
         failures = 0
         if messages:
-            output.put(messages)
+            hand_over(source, output, messages)
         elif messages is None:
             if wish.end and isinstance(source, InOrder):
                 return 0
             if not output.wait(source.fd, LOOK_S) and wish.streams:
                 check_left(wish.group, wanted)
     return 0
+
+
+def hand_over(source: Source, output: Output, messages: list[Message]) -> None:
+    """Write messages; where they were claimed, acknowledge what was written and give back what was not."""
+    if not isinstance(source, Consumer):
+        output.put(messages)
+        return
+    written = 0
+    try:
+        written = output.put(messages)
+    except BrokenPipeError:
+        source.give_back(messages)
+        die_of_sigpipe()
+    finally:
+        source.give_back(messages[written:])
+    source.acknowledge(messages[:written])
 
 
 def check_left(group: str, wanted: frozenset[int]) -> None:
@@ -182,14 +237,17 @@ def _there(group: str) -> bool:
     return os.path.lexists(os.path.join(group, "order"))
 
 
-def _why_over(group: str, wanted: frozenset[int]) -> str:
+def _why_over(wish: Wish, wanted: frozenset[int]) -> str:
     """Why reading ended though nobody asked for it."""
+    group = wish.group
     try:
         check_group(group)
         if wanted:
             check_left(group, wanted)
     except Problem as error:
         return f"{error} (any more)" if "no such group" in str(error) else str(error)
+    if wish.consumer is not None and not os.path.lexists(os.path.join(group, ".consumers", wish.consumer)):
+        return f"{group}: the consumer {wish.consumer!r} was removed"
     return f"{group}: the tree ended the reading"
 
 
@@ -197,7 +255,8 @@ def run(arguments: Sequence[str]) -> int:
     wish = parsed(_command, arguments)
     if not isinstance(wish, Wish):
         return int(wish or 0)  # --help
-    output = Output(format_of(wish), wish.count, wish.idle_s)
+    check_wish(wish)
+    output = Output(format_of(wish), wish.count, wish.idle_s, each=wish.shape == "each")
     try:
         check_group(wish.group)
         wanted = check_streams(wish.group, wish.streams)

@@ -10,7 +10,8 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mq_cat.problem import Problem, close, reason
@@ -18,7 +19,9 @@ from mq_cat.problem import Problem, close, reason
 READ_BYTES = 1 << 20  # holds the largest message with its header, and many small ones
 _HEADER = struct.Struct("<IIQqIBBH")  # size, checksum, sequence, time, stream, kind, flags, header bytes
 _NAME = struct.Struct("<IH")
+_VALUE = struct.Struct("<H")
 _MESSAGE, _NAMES = 1, 7
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _EXPLAINED = (errno.EINVAL, errno.EACCES, errno.ENOENT, errno.ENFILE)  # the next read says more
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:+@%/-]+")
 
@@ -30,6 +33,9 @@ class Message(NamedTuple):
     time_ns: int
     stream: str
     body: bytes
+    headers: Mapping[str, str] = _NO_HEADERS
+    record: bytes = b""  # the log's own bytes, behind those that name its stream where that is news
+    deliveries: int = 0  # how often a consumer handed it out
 
 
 _buffer = memoryview(bytearray(READ_BYTES))  # one for all: a fresh MiB a read would cost more than the read
@@ -58,19 +64,35 @@ def _names(body: bytes) -> dict[int, str]:
     return names
 
 
+def _headers(data: bytes) -> dict[str, str]:
+    """A record's headers: each `u8 key length, key, u16 value length, value`."""
+    headers, at = {}, 0
+    while at < len(data):
+        key_end = at + 1 + data[at]
+        start = key_end + _VALUE.size
+        end = start + _VALUE.unpack_from(data, key_end)[0]
+        headers[data[at + 1 : key_end].decode()] = data[start:end].decode()
+        at = end
+    return headers
+
+
 class Cursor:
     """An open `.cursor` in `format record`."""
 
-    def __init__(self, group: str) -> None:
+    format = "record"
+
+    def __init__(self, group: str, file: str = ".cursor", *, records: bool = False) -> None:
         self.group = group
         self.names: dict[int, str] = {}
         self._rest = b""
+        self._records = records  # whether anybody wants the records themselves
+        self._unsent = b""  # names that no message came behind yet
         try:
-            self.fd = os.open(os.path.join(group, ".cursor"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.fd = os.open(os.path.join(group, file), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise Problem(f"{group}/.cursor: {reason(error)}") from error
+            raise Problem(f"{os.path.join(group, file)}: {reason(error)}") from error
         try:
-            self.command("format record")
+            self.command(f"format {self.format}")
         except BaseException:
             self.close()
             raise
@@ -112,12 +134,17 @@ class Cursor:
             size, _, sequence, time_ns, stream, kind, _, header_bytes = _HEADER.unpack_from(data, at)
             if at + size > end:
                 break
-            body = data[at + _HEADER.size + header_bytes : at + size]
-            if kind == _MESSAGE:
-                messages.append(Message(sequence, time_ns, self.names[stream], body))
-            elif kind == _NAMES:
+            start, next_ = at + _HEADER.size + header_bytes, at + ((size + 7) & ~7)
+            body = data[start : at + size]
+            if kind == _NAMES:
                 self.names.update(_names(body))
-            at += (size + 7) & ~7
+            if self._records:
+                self._unsent += data[at:next_]
+            if kind == _MESSAGE:
+                headers = _headers(data[start - header_bytes : start]) if header_bytes else _NO_HEADERS
+                messages.append(Message(sequence, time_ns, self.names[stream], body, headers, self._unsent))
+                self._unsent = b""
+            at = next_
         self._rest = data[at:]
         return messages
 

@@ -46,7 +46,15 @@ def as_json(message: Message) -> bytes:
     except UnicodeDecodeError:
         body = f'"body_base64":"{base64.b64encode(message.body).decode()}"'
     name = json.dumps(message.stream, ensure_ascii=False)
-    return f'{{"sequence":{message.sequence},"stream":{name},"time":{second}.{ns:09d},{body}}}'.encode()
+    more = f',"deliveries":{message.deliveries}' if message.deliveries else ""
+    if message.headers:
+        more += f',"headers":{json.dumps(dict(message.headers), ensure_ascii=False)}'
+    return f'{{"sequence":{message.sequence},"stream":{name},"time":{second}.{ns:09d}{more},{body}}}'.encode()
+
+
+def as_record(message: Message) -> bytes:
+    """The bytes of the log."""
+    return message.record
 
 
 def ended_by_nul(format: Format) -> Format:
@@ -67,8 +75,11 @@ def ended_by_newline(format: Format) -> Format:
 class Output:
     """Standard output in one format, with a bound on messages and on idle time."""
 
-    def __init__(self, format: Format, count: int | None, idle_s: float | None, fd: int = 1) -> None:
+    def __init__(
+        self, format: Format, count: int | None, idle_s: float | None, *, each: bool = False, fd: int = 1
+    ) -> None:
         self._fd = fd
+        self._each = each  # one write for each message
         self._format = format
         self._left = count
         self._idle_s = idle_s
@@ -80,16 +91,19 @@ class Output:
         """As many messages as were asked for have been written."""
         return self._left == 0
 
-    def put(self, messages: Iterable[Message]) -> None:
-        """Write messages, in one go as far as the other side takes them."""
+    def put(self, messages: Iterable[Message]) -> int:
+        """Write messages, in one go as far as the other side takes them. How many were asked for, and so written."""
         chosen = list(messages)[: self._left]
         if not chosen:
-            return
-        self._write(b"".join(map(self._format, chosen)))
+            return 0
+        shaped = map(self._format, chosen)
+        for data in shaped if self._each else (b"".join(shaped),):
+            self._write(data)
         if self._left is not None:
             self._left -= len(chosen)
         self._news = time.monotonic()
         self._fruitless = 0
+        return len(chosen)
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -98,6 +112,8 @@ class Output:
                 rest = rest[os.write(self._fd, rest) :]
             except BlockingIOError:  # somebody made our standard output non-blocking
                 self._poll({self._fd: select.POLLOUT}, None)
+            except BrokenPipeError:
+                raise  # where SIGPIPE has not ended us, it is to be known what was not written
             except OSError as error:
                 raise Problem(f"standard output: {os.strerror(error.errno or 0).lower()}") from error
 
