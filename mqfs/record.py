@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from google_crc32c import extend, value
@@ -112,19 +112,27 @@ def row_at(data: bytes, at: int, base: int = 0) -> Row | None:
     return Row(sequence, time_ns, base + at, size - HEAD_BYTES - headers, stream, headers, kind, flags)
 
 
-def skim(data: bytes, at: int, base: int, rows: Columns) -> int:
-    """Add the whole run of messages, each a unit of its own, that begins at `at`; returns where it ends. What `row_at`
-    would do, three times as fast: a start after a kill reads the tail of every bucket."""
+Add = Callable[[int, int, int, int, int, int, int, int], None]  # as Row, the time last
+
+
+def skim(data: bytes, at: int, base: int, rows: Columns, add: Add) -> int:
+    """Take the whole run of records, each a unit of its own, that begins at `at`: messages into `rows`, others by
+    `add`. Returns where it ends. What `row_at` would do, three times as fast: a start after a kill reads the tail of
+    every bucket."""
     sequences, times, positions = rows.sequences.append, rows.times.append, rows.positions.append
     bodies, streams, heads, kinds = rows.bodies.append, rows.streams.append, rows.headers.append, rows.kinds.append
     last = len(data) - HEAD_BYTES
     while at <= last:
         size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data, at)
         end = at + size
-        if kind > _END or kind == 0 or flags & _IN_UNIT or size < HEAD_BYTES + headers or end > len(data):
+        if kind not in _KINDS or flags & _IN_UNIT or size < HEAD_BYTES + headers or end > len(data):
             break
         if value(data[at : at + 4] + data[at + 8 : end]) != crc:
             break
+        if kind > _END:
+            add(sequence, base + at, size - HEAD_BYTES - headers, stream, headers, kind, flags, time_ns)
+            at += (size + 7) & ~7
+            continue
         sequences(sequence)
         times(time_ns)
         positions(base + at)

@@ -8,7 +8,7 @@ Seams (Protocols) are declared here, small, by what their user needs: `Clock`, `
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
@@ -226,8 +226,9 @@ class Bucket(Protocol):
         """Bytes of the whole log as stored."""
         ...
 
-    def history(self) -> tuple[bytes, Sequence[Record]]:
-        """The newest durable state's body, and the CHANGE, ACK and CLOCK records behind it, in order."""
+    def history(self) -> tuple[bytes, Iterable[Record]]:
+        """The newest durable state's body, and the CHANGE, ACK and CLOCK records behind it, in order. They may be read
+        as they are asked for: go through them once, before anything else is done with the bucket."""
         ...
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:

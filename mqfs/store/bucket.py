@@ -18,7 +18,7 @@ from mqfs.record import INNER, MORE, SETTLED, Row, encode, padded
 from mqfs.store import index as idx
 from mqfs.store.compact import compact
 from mqfs.store.disk import write_all, write_file
-from mqfs.store.index import Index, OpenIndex
+from mqfs.store.index import Index, OpenIndex, Others, pack_other
 from mqfs.store.reading import Home, reserve_body, reserved_by
 from mqfs.store.segment import Segment
 from mqfs.store.syncing import Syncing
@@ -114,21 +114,25 @@ class DiskBucket(Syncing):
         """The next sequence: what the newest reserve record says, if nothing greater is seen."""
         bound = 1
         for segment in reversed(self._segments):
-            found = [bound for bound in map(reserved_by, self._changes(segment)) if bound]
+            found = self._reserves(segment)
+            newest = next(found, 0)
             bound = max(bound, segment.counts()[2] + 1, self._unsure)
-            if found and not self.damaged and not self._unsure:
-                return max(bound, found[-1])
-            if found:
+            if newest and not self.damaged and not self._unsure:
+                return max(bound, newest)
+            if newest:
                 # Damage may have hidden the record that counts.
-                return max(bound, *found) + limits.SEQUENCE_BLOCK
+                return max(bound, newest, *found) + limits.SEQUENCE_BLOCK
         return bound + limits.SEQUENCE_BLOCK
 
-    def _changes(self, segment: Segment) -> Iterator[bytes]:
-        for row in segment.rows():
-            if row.kind == Kind.CHANGE and row.stream == 0 and row.body < 40:
+    def _reserves(self, segment: Segment) -> Iterator[int]:
+        """What its records reserve, the newest first."""
+        rows = segment.rows()
+        for number in reversed(rows.of_kind(Kind.CHANGE)):
+            row = rows[number]
+            if row.stream == 0 and row.body < 40:
                 record = self._row(segment, row)
-                if record is not None:
-                    yield record.body
+                if record is not None and (bound := reserved_by(record.body)):
+                    yield bound
 
     @staticmethod
     def _no_state() -> bytes:
@@ -166,7 +170,11 @@ class DiskBucket(Syncing):
         self.last_ns = time_ns
         segment.recent = True
         if kind > 2:
-            segment.others.append(Row(sequence, time_ns, position, len(body), stream, len(headers), kind, flags))  # type: ignore[union-attr]
+            others = segment.others
+            if others is None:
+                others = segment.rows()
+            others.packed += pack_other(sequence, position, len(body), stream, len(headers), kind, flags)
+            others.last_ns = time_ns
             return sequence
         self.next = sequence + 1
         index = segment.index or segment.load()
@@ -222,12 +230,11 @@ class DiskBucket(Syncing):
 
     def _note(self, segment: Segment, rows: Sequence[Row]) -> None:
         """Take records that were written into the index."""
-        index = segment.load()
+        index, others = segment.load(), segment.rows()
         assert isinstance(index, OpenIndex)
-        assert segment.others is not None
         for row in rows:
             if row.kind > Kind.END:
-                segment.others.append(row)
+                others.append(row)
                 continue
             index.postings.setdefault(row.stream, array("I")).append(len(index))
             index.append(row)
@@ -282,8 +289,11 @@ class DiskBucket(Syncing):
         if segment.used <= segment.head:
             return False
         most = max(limits.SEGMENT_BYTES, 4 * segment.head)
-        records = segment.counts()[0] + len(segment.others or ())
-        return segment.used + need > most or records >= limits.SEGMENT_RECORDS
+        if segment.used + need > most:
+            return True
+        # Small records behind a large state: it is not written again for less than its own bytes.
+        records = segment.counts()[0] + segment.count_others()
+        return records >= limits.SEGMENT_RECORDS and segment.used - segment.head >= segment.head
 
     def _reserve(self, need: int, least: int = 0) -> Segment:
         """Have the next block of sequences on disk: while half a block is left, without waiting."""
@@ -327,9 +337,10 @@ class DiskBucket(Syncing):
             raise errors.DiskFailed(str(error)) from error
         segment = self._segment(first)
         segment.quiet = self._quiet
-        segment.index = OpenIndex()
+        segment.index, segment.others, segment.started = OpenIndex(), Others(), True
+        for row in rows:
+            segment.others.append(row)
         segment.used = segment.allocated = segment.head = rows[-1].position + padded(rows[-1].size)
-        segment.others = rows
         segment.open()
         self.next = first
         if reserve > self._reserved:
@@ -364,7 +375,7 @@ class DiskBucket(Syncing):
             looks -= 1
             if looks >= 0 and not self._wanted(segment):
                 unwanted.append(segment)
-        if opened is not None and opened.used - opened.head > limits.SEGMENT_FIRST_BYTES * 16 and self.failed is None:
+        if opened is not None and self._has_grown(opened) and self.failed is None:
             opened.cursor = 0
             if len(unwanted) == len(self._segments) - 1 and not self._wanted(opened):
                 self._roll()
@@ -373,6 +384,10 @@ class DiskBucket(Syncing):
             unwanted = [s for s in unwanted if s is not self._segments[-1]]  # it holds the newest state
         if unwanted and self._work is None and self.failed is None:
             self.sync(lambda error: None if error else self._drop(unwanted))
+
+    def _has_grown(self, segment: Segment) -> bool:
+        """By so much that a new one costs less than what it gives back: it begins with the state."""
+        return segment.used - segment.head > max(limits.SEGMENT_FIRST_BYTES * 16, segment.head)
 
     def _has_witness(self, segment: Segment) -> bool:
         """Whether the message in it that was wanted when last looked still is."""
@@ -463,7 +478,7 @@ class DiskBucket(Syncing):
         if segment is None or self._written != self._synced or seen != self._written:
             return
         if segment.used - segment.covered > limits.SEGMENT_FIRST_BYTES:
-            segment.extend(segment.used, segment.counts()[0], len(segment.rows()), self.last_ns)
+            segment.extend(segment.used, segment.counts()[0], segment.count_others(), self.last_ns)
         elif not segment.recent:
             segment.fold()
         segment.recent = False
@@ -506,7 +521,6 @@ class DiskBucket(Syncing):
     def rebuild(self) -> None:
         """Look into every segment, so that each has its index."""
         for segment in self._segments:
-            segment.rows()
             segment.load()
 
     def close(self) -> None:
@@ -556,7 +570,7 @@ class DiskBucket(Syncing):
     def _finish_open(self, segment: Segment) -> None:
         try:
             segment.shrink()
-            messages, others = segment.counts()[0], len(segment.rows())
+            messages, others = segment.counts()[0], segment.count_others()
             segment.extend(segment.used, messages, others, self.last_ns, idx.CLEAN)
         except OSError as error:
             log.warning("group %d: its index was not written: %s", self.id, error)

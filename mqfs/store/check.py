@@ -15,7 +15,7 @@ from mqfs.record import INNER, MORE, Row, encode
 from mqfs.state import Attributes, State, StreamState
 from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_file, write_file
-from mqfs.store.index import OpenIndex
+from mqfs.store.index import OpenIndex, Others
 from mqfs.store.reading import reserve_body, reserved_by
 from mqfs.store.segment import Survey, survey
 from mqfs.store.store import FOLDERS, DiskStore, group_folders, read_label, take_lock
@@ -68,7 +68,7 @@ class Log:
         self.path = f"{folder}/{name}"
         self.first = int(name[:-4])
         self.data = read_file(disk, self.path)
-        self.index, self.others = OpenIndex(), list[Row]()
+        self.index, self.others = OpenIndex(), Others()
         covered = self._covered(disk) if newest else len(self.data)
         self.found: Survey = survey(self.data[:covered], 0, self.index, self.others, tail=False)
         if covered < len(self.data):
@@ -266,7 +266,7 @@ def _index_fault(log: Log, data: bytes) -> str:
     """What is wrong with an index, or nothing."""
     at = messages = 0
     to = 0
-    index, others = OpenIndex(), list[Row]()
+    index, others = OpenIndex(), bytearray()
     while at < len(data):
         part = idx.decode_part(data, at, at)
         if part is None:
@@ -283,7 +283,7 @@ def _index_fault(log: Log, data: bytes) -> str:
     for name in ("sequences", "times", "positions", "bodies", "streams", "headers", "kinds"):
         if getattr(index, name) != getattr(log.index, name)[:messages]:
             return f"has other {name} than its log"
-    if [row.position for row in others] != [row.position for row in log.others][: len(others)]:
+    if others != log.others.packed[: len(others)]:
         return "has other changes than its log"
     return ""
 

@@ -16,7 +16,7 @@ from mqfs import limits
 from mqfs.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.store import index as idx
 from mqfs.store.disk import write_all, write_file
-from mqfs.store.index import Index, OpenIndex, size_of
+from mqfs.store.index import Index, OpenIndex, Others, size_of
 from mqfs.store.segment import Segment
 from mqfs.types import Kind
 
@@ -92,7 +92,7 @@ class _Rewrite:
         self.written = 0  # bytes in the file
         self.buffer: list[bytes] = []
         self.buffered = 0
-        self.index, self.others = OpenIndex(), list[Row]()
+        self.index, self.others = OpenIndex(), Others()
         self.last_end = -1  # where the last kept record ended in its old segment
         self.held: tuple[Row, bytes, bytes] | None = None  # it, until it is known whether its unit goes on
         self.missing = 2  # syncs: of the file, and of the bucket
@@ -115,11 +115,12 @@ class _Rewrite:
         last = self.run[-1]
         rows = last.rows()
         for row in rows:
-            if row.position < last.head:
-                self._keep(last, row)
+            if row.position >= last.head:
+                break
+            self._keep(last, row)
         ends = {segment.first: end for segment, end in self.bucket.sealed_segments()}
         for segment in self.run:
-            others = iter([row for row in rows if row.position >= last.head]) if segment is last else iter(())
+            others = (row for row in rows if row.position >= last.head) if segment is last else iter(())
             self.last_end = -1
             for number, row in enumerate(_merge(self._wanted(segment, ends[segment.first]), others)):
                 self._keep(segment, row)
@@ -178,7 +179,7 @@ class _Rewrite:
         last_ns = self.run[-1].last_ns()
         identity = int.from_bytes(self.disk.pread(self.fd, 8, 0)[4:], "little")
         data = idx.encode_part(
-            self.index, self.others, 0, len(self.index), 0, self.written, identity, idx.SEALED, last_ns
+            self.index, self.others.packed, 0, len(self.index), 0, self.written, identity, idx.SEALED, last_ns
         )
         write_file(self.disk, self.staged + ".idx", data, sync=False)
         self.bucket.home.committer.request(self, lambda: self.disk.fdatasync(self.fd), self._done, 0.0)

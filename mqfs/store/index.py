@@ -9,7 +9,7 @@ import re
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import attrs
@@ -24,6 +24,10 @@ SEALED, CLEAN = 1, 2
 _HEAD = struct.Struct("<8sIIIIQQIIIIQQqQ40x")
 HEAD_SIZE = _HEAD.size
 _OTHER = struct.Struct("<QIIIHBB")
+OTHER_SIZE = _OTHER.size
+_KIND_AT = 22  # of the kind in it
+_PORTION = 4_096  # of them decoded at once
+pack_other = _OTHER.pack
 _COLUMNS = (
     ("sequences", "Q"),
     ("times", "q"),
@@ -33,6 +37,67 @@ _COLUMNS = (
     ("headers", "H"),
     ("kinds", "B"),
 )
+
+
+Plain = tuple[int, int, int, int, int, int, int]  # sequence, position, body, stream, headers, kind, flags
+
+
+class Others:
+    """The records of a segment that are no messages, in their order: 24 bytes each, as they lie in an .idx, decoded
+    when they are asked for. Their times are not kept, but for the newest."""
+
+    __slots__ = ("last_ns", "packed")
+
+    def __init__(self, packed: bytes | bytearray = b"", last_ns: int = 0) -> None:
+        self.packed = bytearray(packed)
+        self.last_ns = last_ns
+
+    def __len__(self) -> int:
+        return len(self.packed) // OTHER_SIZE
+
+    def __getitem__(self, number: int) -> Row:
+        sequence, position, body, stream, headers, kind, flags = _OTHER.unpack_from(self.packed, number * OTHER_SIZE)
+        return Row(sequence, 0, position, body, stream, headers, kind, flags)
+
+    def __iter__(self) -> Iterator[Row]:
+        for portion in self.portions():
+            for sequence, position, body, stream, headers, kind, flags in portion:
+                yield Row(sequence, 0, position, body, stream, headers, kind, flags)
+
+    def portions(self, begin: int = 0) -> Iterator[list[Plain]]:
+        """From that number on, some at a time."""
+        for at in range(begin * OTHER_SIZE, len(self.packed), _PORTION * OTHER_SIZE):
+            yield list(_OTHER.iter_unpack(self.packed[at : at + _PORTION * OTHER_SIZE]))
+
+    def add(
+        self, sequence: int, position: int, body: int, stream: int, headers: int, kind: int, flags: int, time_ns: int
+    ) -> None:
+        self.packed += pack_other(sequence, position, body, stream, headers, kind, flags)
+        self.last_ns = time_ns
+
+    def append(self, row: Row) -> None:
+        self.add(row.sequence, row.position, row.body, row.stream, row.headers, row.kind, row.flags, row.time_ns)
+
+    def of_kind(self, kind: int) -> list[int]:
+        """The numbers of those of that kind, ascending."""
+        wanted = re.escape(bytes([kind]))
+        return [found.start() for found in re.finditer(wanted, self.packed[_KIND_AT::OTHER_SIZE])]
+
+    def cut(self, count: int, last_ns: int) -> None:
+        """Keep the first `count`, of which the newest is of that time."""
+        del self.packed[count * OTHER_SIZE :]
+        self.last_ns = last_ns
+
+    def between(self, begin: int, end: int) -> bytes:
+        """The bytes of the numbers [begin, end)."""
+        return bytes(self.packed[begin * OTHER_SIZE : end * OTHER_SIZE])
+
+    def size(self) -> int:
+        """The bytes that their records take in the log."""
+        total = 0
+        for portion in self.portions():
+            total += sum([(HEAD_BYTES + body + headers + 7) & ~7 for _, _, body, _, headers, _, _ in portion])
+        return total
 
 
 class Index(Protocol):
@@ -229,7 +294,7 @@ def _padded(size: int) -> int:
 
 @attrs.frozen
 class Part:
-    """The head of one part, checked; `rows` are its records that are no messages."""
+    """The head of one part, checked; `rows` are its records that are no messages, packed."""
 
     at: int  # where it lies in the .idx
     identity: int
@@ -244,12 +309,12 @@ class Part:
     last_ns: int
     size: int
     columns_crc: int
-    rows: tuple[Row, ...]
+    rows: bytes
 
 
 def encode_part(
     index: OpenIndex,
-    others: Sequence[Row],
+    rows: bytes | bytearray,
     first: int,
     count: int,
     start: int,
@@ -258,7 +323,7 @@ def encode_part(
     flags: int,
     last_ns: int,
 ) -> bytes:
-    """A part for the messages [first, first + count) and the records `others`, which lie in bytes [start, to)."""
+    """A part for the messages [first, first + count) and the other records `rows`, which lie in bytes [start, to)."""
     columns = []
     for name, _ in _COLUMNS:
         column = getattr(index, name)[first : first + count].tobytes()
@@ -270,11 +335,11 @@ def encode_part(
         columns += [present.tobytes(), begin.tobytes(), messages.tobytes()]
     body = b"".join(columns)
     body += bytes(-len(body) & 7)
-    rows = b"".join(_OTHER.pack(r.sequence, r.position, r.body, r.stream, r.headers, r.kind, r.flags) for r in others)
     size = HEAD_SIZE + len(rows) + len(body)
     ends = (index.sequences[first], index.sequences[first + count - 1]) if count else (0, 0)
-    fields = (value(body), identity, flags, start, to, count, len(others), streams, 0, *ends, last_ns, size)
-    crc = value(_HEAD.pack(MAGIC, 0, *fields)[12:] + rows)
+    others = len(rows) // OTHER_SIZE
+    fields = (value(body), identity, flags, start, to, count, others, streams, 0, *ends, last_ns, size)
+    crc = value(_HEAD.pack(MAGIC, 0, *fields)[12:] + bytes(rows))
     return _HEAD.pack(MAGIC, crc, *fields) + rows + body
 
 
@@ -297,10 +362,7 @@ def decode_part(data: bytes, at: int = 0, place: int = 0) -> Part | None:
     if fields[0] != MAGIC or end > len(data) or value(data[at + 12 : end]) != fields[1]:
         return None
     columns_crc, identity, flags, start, to, messages, others, streams, _, first, last, last_ns, size = fields[2:]
-    rows = tuple(
-        Row(sequence, 0, position, body, stream, headers, kind, marks)
-        for sequence, position, body, stream, headers, kind, marks in _OTHER.iter_unpack(data[at + HEAD_SIZE : end])
-    )
+    rows = bytes(data[at + HEAD_SIZE : end])
     return Part(
         place, identity, flags, start, to, messages, others, streams, first, last, last_ns, size, columns_crc, rows
     )
@@ -333,12 +395,14 @@ __all__ = [
     "SEALED",
     "Index",
     "OpenIndex",
+    "Others",
     "Part",
     "SealedIndex",
     "columns_pass",
     "decode_part",
     "encode_part",
     "load_part",
+    "pack_other",
     "rows_end",
     "seek",
     "seek_before",

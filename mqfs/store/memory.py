@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
@@ -39,7 +39,7 @@ class MemoryBucket:
     def first(self) -> int:
         return self._sequences[0] if self._sequences else self.next
 
-    def history(self) -> tuple[bytes, Sequence[Record]]:
+    def history(self) -> tuple[bytes, Iterable[Record]]:
         return self._state, list(self._changes)
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:

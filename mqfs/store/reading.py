@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from mqfs import errors
-from mqfs.record import INNER, Row, decode
+from mqfs.record import HEAD_BYTES, INNER, Row, decode
 from mqfs.store.committer import Committer
 from mqfs.store.disk import Disk
-from mqfs.store.index import Index, seek, seek_before, with_headers
+from mqfs.store.index import Index, Plain, seek, seek_before, with_headers
 from mqfs.store.segment import Files, Segment
 from mqfs.types import Kind, Record
 
 _RESERVE = b'{"reserve":'
+_GAP = 4_096  # bytes of messages between two other records that are rather read than passed over
+_PIECE = 1 << 20  # of one read
 
 
 class Home(Protocol):
@@ -41,6 +43,11 @@ def reserve_body(bound: int) -> bytes:
 def reserved_by(body: bytes) -> int:
     """The bound that a CHANGE record's body reserves; 0 if it is another change."""
     return int(json.loads(body)["reserve"]) if body.startswith(_RESERVE) else 0
+
+
+def _end(row: Plain) -> int:
+    """Where its record ends, without the padding."""
+    return row[1] + HEAD_BYTES + row[4] + row[2]
 
 
 class Reading:
@@ -78,34 +85,59 @@ class Reading:
 
     # ------------------------------------------------------------ history
 
-    def history(self) -> tuple[bytes, Sequence[Record]]:
+    def history(self) -> tuple[bytes, Iterable[Record]]:
         """The newest state that passes and what is behind it."""
-        behind: list[Record] = []
+        stretches: list[tuple[Segment, int]] = []
         for segment in reversed(self._segments):
-            state, records = self._history_of(segment)
-            behind = records + behind
+            state, begin = self._newest_state(segment)
+            stretches.append((segment, begin))
             if state is not None:
-                return state, behind
+                return state, self._behind(stretches[::-1])
         raise errors.DiskFailed(f"no state of group {self.id} is whole; see quarantine/")
 
-    def _history_of(self, segment: Segment) -> tuple[bytes | None, list[Record]]:
-        state: bytes | None = None
-        parts: list[bytes] | None = []
-        records: list[Record] = []
-        for row in segment.rows():
-            record = self._row(segment, row)
-            if row.kind == Kind.STATE:
-                if not row.flags & INNER:
-                    parts = []
-                parts = None if record is None or parts is None else [*parts, record.body]
-                continue
-            if parts:
-                state, parts, records = b"".join(parts), [], []
-            elif parts is None:
-                parts = []
-            if record is not None and not (row.kind == Kind.CHANGE and reserved_by(record.body)):
-                records.append(record)
-        return state, records
+    def _newest_state(self, segment: Segment) -> tuple[bytes | None, int]:
+        """Of those in it, and the number of the record behind it; None and 0 if no one there is whole."""
+        rows = segment.rows()
+        numbers = rows.of_kind(Kind.STATE)
+        while numbers:
+            unit = [numbers.pop()]
+            while rows[unit[0]].flags & INNER and numbers and numbers[-1] == unit[0] - 1:
+                unit.insert(0, numbers.pop())
+            records = [self._row(segment, rows[number]) for number in unit]
+            parts = [record.body for record in records if record is not None]
+            if len(parts) == len(unit):
+                return b"".join(parts), unit[-1] + 1
+        return None, 0
+
+    def _behind(self, stretches: list[tuple[Segment, int]]) -> Iterator[Record]:
+        """The records of each segment from that number on, without states and our own."""
+        change, state = int(Kind.CHANGE), int(Kind.STATE)
+        for segment, begin in stretches:
+            for portion in segment.rows().portions(begin):
+                for record in self._read_rows(segment, [row for row in portion if row[5] != state]):
+                    if record.kind != change or not record.body.startswith(_RESERVE):
+                        yield record
+            if segment.index is None:
+                segment.fold()  # nobody reads or writes it yet
+
+    def _read_rows(self, segment: Segment, rows: list[Plain]) -> Iterator[Record]:
+        """Those records, by large reads; one that does not pass is read again by itself, and told."""
+        at = 0
+        while at < len(rows):
+            begin, stop, to = rows[at][1], _end(rows[at]), at + 1
+            while to < len(rows) and rows[to][1] - stop <= _GAP and _end(rows[to]) - begin <= _PIECE:
+                stop, to = _end(rows[to]), to + 1
+            try:
+                data = segment.read(begin, stop - begin)
+            except OSError:
+                data = b""
+            for sequence, position, body, stream, headers, kind, flags in rows[at:to]:
+                record = decode(data[position - begin : position - begin + HEAD_BYTES + headers + body])
+                if record is None:
+                    record = self._row(segment, Row(sequence, 0, position, body, stream, headers, kind, flags))
+                if record is not None:
+                    yield record
+            at = to
 
     # ------------------------------------------------------------ finding
 
@@ -225,7 +257,7 @@ class Reading:
 
     def _find_first(self) -> int | None:
         for segment in self._segments:
-            segment.rows()
+            segment.look()
             messages, first, _ = segment.counts()
             if messages:
                 return first

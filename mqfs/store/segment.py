@@ -17,7 +17,7 @@ from mqfs import limits
 from mqfs.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
 from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_all, read_file, write_all, write_file
-from mqfs.store.index import Index, OpenIndex, Part, SealedIndex
+from mqfs.store.index import OTHER_SIZE, Index, OpenIndex, Others, Part, SealedIndex
 from mqfs.types import Kind
 
 Aside = Callable[["Segment", int, bytes, str], None]  # copy bytes of a log, which failed a check, to quarantine/
@@ -36,7 +36,7 @@ class Survey:
     bad: list[tuple[int, int]] = attrs.Factory(list)  # stretches that failed
 
 
-def survey(data: bytes, base: int, index: OpenIndex, others: list[Row], *, tail: bool) -> Survey:
+def survey(data: bytes, base: int, index: OpenIndex, others: Others, *, tail: bool) -> Survey:
     """Add the whole units in `data`, which lies at `base` of its log, to `index` and `others`.
 
     With `tail`, what is behind the first bad place is given up unless a later record says that it was settled; without,
@@ -46,17 +46,17 @@ def survey(data: bytes, base: int, index: OpenIndex, others: list[Row], *, tail:
     limit = found.written - base
     at = 0
     unit: list[Row] = []
-    doubt: tuple[int, int, int, int] | None = None  # where to cut back to, if nothing settled follows
+    doubt: tuple[int, int, int, int, int] | None = None  # where to cut back to, if nothing settled follows
     while at < limit:
         if not unit and doubt is None:
-            at = skim(data, at, base, index)
+            at = skim(data, at, base, index, others.add)
             found.end = base + at
             if at >= limit:
                 break
         row = row_at(data, at, base)
         if row is None:
             if tail and doubt is None:
-                doubt = (found.end, len(index), len(others), len(found.bad))
+                doubt = (found.end, len(index), len(others), others.last_ns, len(found.bad))
             good = next_good(data, at)
             found.bad.append((base + at, base + good if good >= 0 else found.written))
             unit = []
@@ -74,13 +74,14 @@ def survey(data: bytes, base: int, index: OpenIndex, others: list[Row], *, tail:
             _add(unit, index, others)
             unit, found.end = [], base + at
     if doubt is not None:
-        found.end, messages, rows, bad = doubt
+        found.end, messages, rows, last_ns, bad = doubt
         index.cut(messages)
-        del others[rows:], found.bad[bad:]
+        others.cut(rows, last_ns)
+        del found.bad[bad:]
     return found
 
 
-def _add(unit: list[Row], index: OpenIndex, others: list[Row]) -> None:
+def _add(unit: list[Row], index: OpenIndex, others: Others) -> None:
     for row in unit:
         if row.kind <= Kind.END:
             index.append(row)
@@ -107,7 +108,7 @@ class Files:
 
     def _look_at(self, segment: Segment, newest: Segment) -> None:
         """Second chance: one that was used since it was last looked at stays, once."""
-        if segment.fd < 0 and segment.index is None:
+        if segment.fd < 0 and segment.index is None and segment.others is None:
             segment.listed = False
         elif segment is newest or segment.recent or not segment.quiet(segment):
             segment.recent = False
@@ -146,8 +147,10 @@ class Segment:
         "rotten",
         "sealed",
         "staging",
+        "started",
         "summary",
         "tail",
+        "tail_others",
         "used",
         "witness",
     )
@@ -174,9 +177,11 @@ class Segment:
         self.checked = False  # the columns on disk passed their CRC once
         self.parts: list[Part] = []
         self.idx_size = 0
-        self.others: list[Row] | None = None  # None: not read yet
-        self.tail = OpenIndex()  # what the parts on disk do not hold, while `index` is not loaded
+        self.started = False  # whether it was looked at: before that only its name is known
         self.index: Index | None = None
+        self.others: Others | None = None  # the records that are no messages
+        self.tail = OpenIndex()  # what the parts on disk do not hold, while `index` is not loaded
+        self.tail_others = Others()  # and the same while `others` is not
         self.rotten: set[int] = set()  # positions already counted and copied
         self.summary: tuple[int, int, int] = (0, 0, 0)  # messages, first and last sequence; of a sealed one
         self.witness = (0, -1)  # a stream, and its last message here that was wanted when last looked
@@ -199,7 +204,7 @@ class Segment:
             self.files.opened(self)
 
     def rest(self) -> None:
-        """Give up the descriptor and the index."""
+        """Give up the descriptor and what is in memory."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             self.disk.close(fd)
@@ -210,6 +215,10 @@ class Segment:
         if isinstance(self.index, OpenIndex) and not self.sealed:
             self.tail = self.index.behind(sum(part.messages for part in self.parts))
         self.index = None
+        if self.others is not None and not self.sealed:
+            had = sum(part.others for part in self.parts)
+            self.tail_others = Others(self.others.between(had, len(self.others)), self.others.last_ns)
+        self.others = None
 
     @property
     def covered(self) -> int:
@@ -224,8 +233,7 @@ class Segment:
     def load(self) -> Index:
         """The index, from the file or, where that is wrong, from the log."""
         self.recent = True
-        if self.others is None:
-            self.start(newest=False)
+        self.look()
         if self.index is None:
             self.index = self._load_sealed() if self.sealed else self._load_open()
             self._list()
@@ -239,7 +247,7 @@ class Segment:
                 return SealedIndex(data, self.parts[0])
         except OSError:
             pass
-        return self._rebuild()
+        return self._rebuild(save=self._is_synced(self.open()))[0]
 
     def _load_open(self) -> Index:
         index = OpenIndex()
@@ -252,18 +260,70 @@ class Segment:
                 idx.load_part(index, data, part)
             else:
                 stretch = read_all(self.disk, self.open(), part.to - part.start, part.start)
-                self._report(survey(stretch, part.start, index, [], tail=False))
+                self._report(survey(stretch, part.start, index, Others(), tail=False))
         index.extend(self.tail)
         index.collect()
         self.tail = OpenIndex()
         return index
 
-    def rows(self) -> list[Row]:
-        """The records that are no messages."""
-        if self.others is None:
+    def look(self) -> None:
+        """Find out what the log holds, if that is not known."""
+        if not self.started:
             self.start(newest=False)
-        assert self.others is not None
-        return self.others
+
+    def rows(self) -> Others:
+        """The records that are no messages."""
+        self.look()
+        others = self.others
+        if others is None:
+            others = self.others = self._sealed_rows() if self.sealed else self._open_rows()
+            self._list()
+        return others
+
+    def _sealed_rows(self) -> Others:
+        try:
+            data = self._read_from_idx(self.parts)
+        except OSError:
+            data = [None]
+        if data[0] is None:
+            return self._rebuild(save=self._is_synced(self.open()))[1]
+        return Others(data[0], self.parts[0].last_ns)
+
+    def _open_rows(self) -> Others:
+        others = Others()
+        try:
+            data = self._read_from_idx(self.parts)
+        except OSError:
+            data = [None] * len(self.parts)
+        for part, rows in zip(self.parts, data, strict=True):
+            if rows is not None:
+                others.packed += rows
+            else:
+                stretch = read_all(self.disk, self.open(), part.to - part.start, part.start)
+                self._report(survey(stretch, part.start, OpenIndex(), others, tail=False))
+        others.packed += self.tail_others.packed
+        others.last_ns = self.last_ns()
+        self.tail_others = Others()
+        return others
+
+    def _read_from_idx(self, parts: list[Part]) -> list[bytes | None]:
+        """The rows of each part, where it still is as it was written."""
+        fd = self.disk.open(self.idx_path, os.O_RDONLY)
+        try:
+            found = []
+            for part in parts:
+                data = read_all(self.disk, fd, idx.HEAD_SIZE + OTHER_SIZE * part.others, part.at)
+                there = idx.decode_part(data, 0, part.at)
+                found.append(there.rows if there is not None and attrs.evolve(there, rows=b"") == part else None)
+            return found
+        finally:
+            self.disk.close(fd)
+
+    def count_others(self) -> int:
+        """How many records are no messages."""
+        if self.others is not None:
+            return len(self.others)
+        return sum(part.others for part in self.parts) + len(self.tail_others)
 
     # ------------------------------------------------------------ a start
 
@@ -271,51 +331,50 @@ class Segment:
         """Find out what the log holds. False: nothing whole is in it."""
         fd = self.open()
         size = self.disk.size(fd)
-        self.parts = self._read_parts(size)
+        others = Others()
+        self.parts = self._read_parts(size, others)
         if self.parts and self.parts[0].flags & idx.SEALED:
-            self._adopt(self.parts[0], size)
+            self._adopt(self.parts[0], size, others)
             return True
         if not newest:
             self._rebuild(save=self._is_synced(fd))
             return True
-        others = [row for part in self.parts for row in part.rows]
         data = read_all(self.disk, fd, size - self.covered, self.covered)
         found = survey(data, self.covered, self.tail, others, tail=True)
         if found.end == 0:
             return False
         self._report(found)
         self._cut(fd, found, size)
-        self.others = others
-        self._set_head()
+        self.others, self.started = others, True
+        self._set_head(others)
         return True
 
     def looks_sealed(self) -> bool:
         """Whether it has a whole index, which is written when it is synced."""
-        if self.others is None:
-            self.parts = self._read_parts(self.disk.size(self.open()))
+        if not self.started:
+            self.parts = self._read_parts(self.disk.size(self.open()), Others())
         return bool(self.parts and self.parts[0].flags & idx.SEALED)
 
     def write_again(self) -> None:
         """What a killed server left in the page cache is ours to sync; and where its sync failed, the system holds
         those pages for clean, so that no sync of ours would reach them."""
-        start = 0 if self.others is None else self.covered
+        start = self.covered if self.started else 0
         fd = self.open()
         data = read_all(self.disk, fd, self.used - start, start)
         if data:
             write_all(self.disk, fd, data, start)
 
-    def _adopt(self, part: Part, size: int) -> None:
+    def _adopt(self, part: Part, size: int, others: Others) -> None:
         """It is sealed and its index fits."""
-        self.sealed = True
+        self.sealed = self.started = True
         self.used = self.allocated = size
-        self.others = list(part.rows)
         self.summary = (part.messages, part.first, part.last)
-        self._set_head()
+        self._set_head(others)
 
-    def _set_head(self) -> None:
+    def _set_head(self, others: Others) -> None:
         """Where the state at the beginning ends."""
         self.head = 0
-        for row in self.others or ():
+        for row in others:
             if row.position != self.head:
                 break
             self.head = row.position + padded(row.size)
@@ -345,8 +404,8 @@ class Segment:
             except OSError as error:
                 log.warning("group %d: bytes at %d of %s were not copied: %s", self.group, position, self.path, error)
 
-    def _read_parts(self, size: int) -> list[Part]:
-        """The heads of the parts that join and fit the log."""
+    def _read_parts(self, size: int, others: Others) -> list[Part]:
+        """The heads of the parts that join and fit the log, without their rows, which are added to `others`."""
         self.idx_size = 0
         try:
             fd = self.disk.open(self.idx_path, os.O_RDONLY)
@@ -357,7 +416,9 @@ class Segment:
             while (part := self._read_part(fd, self.idx_size)) is not None:
                 if not self._fits(part, parts, size):
                     break
-                parts.append(part)
+                others.packed += part.rows
+                others.last_ns = part.last_ns
+                parts.append(attrs.evolve(part, rows=b""))
                 self.idx_size += part.size
             return parts
         except OSError:
@@ -391,20 +452,20 @@ class Segment:
             return False
         return True
 
-    def _rebuild(self, *, save: bool = True) -> Index:
+    def _rebuild(self, *, save: bool) -> tuple[Index, Others]:
         """Index a log that is not appended to, from its records."""
         fd = self.open()
         size = self.disk.size(fd)
-        index, others = OpenIndex(), list[Row]()
+        index, others = OpenIndex(), Others()
         data = read_all(self.disk, fd, size, 0)
         found = survey(data, 0, index, others, tail=False)
         self._report(found)
         if found.written > found.end and not found.bad:
             self.rot(found.end, data[found.end : found.written])  # a unit without its end
         index.collect()
-        self.used, self.others = size, others
+        self.used, self.others, self.started = size, others, True
         self.finish(index, save=save)
-        return self.index if self.index is not None else index
+        return self.index if self.index is not None else index, others
 
     # ------------------------------------------------------------ writing
 
@@ -437,9 +498,8 @@ class Segment:
             return
         index = self.load()
         assert isinstance(index, OpenIndex)
-        assert self.others is not None
         had = sum(part.messages for part in self.parts), sum(part.others for part in self.parts)
-        rows = self.others[had[1] : others]
+        rows = self.rows().between(had[1], others)
         try:
             data = idx.encode_part(index, rows, had[0], messages - had[0], start, to, self._identity(), flags, last_ns)
             fd = self.disk.open(self.idx_path, os.O_RDWR | os.O_CREAT)
@@ -451,7 +511,7 @@ class Segment:
             return
         part = idx.decode_part(data, 0, self.idx_size)
         assert part is not None
-        self.parts.append(part)
+        self.parts.append(attrs.evolve(part, rows=b""))
         self.idx_size += len(data)
 
     def finish(self, index: OpenIndex | None = None, *, save: bool = True) -> None:
@@ -460,15 +520,16 @@ class Segment:
             loaded = self.load()
             assert isinstance(loaded, OpenIndex)
             index = loaded
-        others = self.others or []
+        others = self.rows()
         ends = (index.sequences[0], index.sequences[-1]) if len(index) else (0, 0)
         self.summary = (len(index), *ends)
-        data = idx.encode_part(index, others, 0, len(index), 0, self.used, self._identity(), idx.SEALED, self.last_ns())
+        identity, last_ns = self._identity(), self.last_ns()
+        data = idx.encode_part(index, others.packed, 0, len(index), 0, self.used, identity, idx.SEALED, last_ns)
         part = idx.decode_part(data)
         assert part is not None
-        self.sealed, self.parts, self.checked = True, [part], False
+        self.sealed, self.parts, self.checked = True, [attrs.evolve(part, rows=b"")], False
         self.cursor = 0
-        self._set_head()
+        self._set_head(others)
         self.index = index
         if not save:
             return
@@ -476,7 +537,7 @@ class Segment:
             made = f"{self.staging}/{self.group}-{self.first:020d}.idx"
             write_file(self.disk, made, data, sync=False)
             self.disk.rename(made, self.idx_path)
-            self.index, self.checked = None, True
+            self.index, self.others, self.checked = None, None, True
         except OSError:
             pass  # the one in memory is as good, only larger, and made again at the next start
 
@@ -494,8 +555,8 @@ class Segment:
 
     def last_ns(self) -> int:
         """The time of the newest record."""
-        newest = [part.last_ns for part in self.parts[-1:]] + list(self.tail.times[-1:])
-        newest += [row.time_ns for row in (self.others or [])[-1:]]
+        newest = [part.last_ns for part in self.parts[-1:]] + list(self.tail.times[-1:]) + [self.tail_others.last_ns]
+        newest += [self.others.last_ns] if self.others is not None else []
         if self.index is not None and len(self.index.times):
             newest.append(self.index.times[-1])
         return max(newest, default=0)

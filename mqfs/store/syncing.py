@@ -96,7 +96,7 @@ class Syncing(Reading):
 
     def _seal(self, segment: Segment) -> None:
         try:
-            segment.rows()
+            segment.look()
             if segment.sealed:
                 return
             before = segment.used
@@ -142,7 +142,7 @@ class Syncing(Reading):
 
     def _ask_for_part(self, segment: Segment) -> None:
         """Extend the index on disk when what is appended now is synced."""
-        to, messages, others, last_ns = segment.used, segment.counts()[0], len(segment.others or ()), self.last_ns
+        to, messages, others, last_ns = segment.used, segment.counts()[0], segment.count_others(), self.last_ns
         self.sync(lambda error: None if error else segment.extend(to, messages, others, last_ns), 1.0)
 
     def pause(self) -> None:

@@ -59,7 +59,8 @@ def check_empty(store: Store) -> None:
     assert (bucket.id, bucket.first, bucket.next, bucket.last_ns) == (1, 1, 1, 0)
     assert bucket.failed is None
     assert bucket.damaged == 0
-    assert bucket.history() == (STATE, [])
+    state, behind = bucket.history()
+    assert (state, list(behind)) == (STATE, [])
     assert bucket.find(A, 0) is None
     assert bucket.scan(0) is None
     assert bucket.peek(A, 0) is None
