@@ -1,0 +1,120 @@
+"""What there is in a group and what waits there, as rows: for `mq ls` and `mq top`.
+
+Owns what the counters of `.stats` mean for people. Never prints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from mq_cat.problem import Problem
+from mq_tool.files import stats_of, views_of
+from mq_tool.place import subgroups
+
+DEAD = "dead"
+
+
+@attrs.frozen
+class Row:
+    """A group, stream, view or consumer."""
+
+    name: str
+    kind: str
+    waiting: int | None = None  # messages kept, or not acknowledged yet
+    claimed: int | None = None
+    delayed: int | None = None
+    readers: int | None = None
+    written: int | None = None  # since the server started
+    taken: int | None = None
+    failed: int | None = None
+    dead: int | None = None
+    dropped: int | None = None
+    oldest: int | None = None  # the first sequence that waits
+    over: str = ""  # what a view or consumer is over
+
+
+def rows_of(group: str) -> list[Row]:
+    """Everything in a group. Raises Problem."""
+    stats, views = stats_of(group), views_of(group)
+    rows = [_group(group, name) for name in sorted(subgroups(group))]
+    streams: Mapping[str, Mapping[str, Any]] = stats.get("streams", {})
+    rows += [_stream(name, row) for name, row in streams.items() if name not in views]
+    rows += [Row(name, "view", over=" ".join(patterns)) for name, patterns in views.items()]
+    return rows + consumers_of(stats)
+
+
+def _group(group: str, name: str) -> Row:
+    try:
+        return whole(f"{name}/", stats_of(os.path.join(group, name)))
+    except Problem:
+        return Row(f"{name}/", "group")
+
+
+def whole(name: str, stats: Mapping[str, Any]) -> Row:
+    """A group in one row: the sum of its streams."""
+    streams = [_stream(stream, row) for stream, row in stats.get("streams", {}).items()]
+    takers = [*streams, *consumers_of(stats)]
+    return Row(
+        name,
+        "group",
+        waiting=_sum([row.waiting for row in streams]),
+        claimed=_sum([row.claimed for row in takers]),
+        delayed=_sum([row.delayed for row in takers]),
+        readers=_sum([row.readers for row in takers]),
+        written=stats.get("written", 0),
+        taken=stats.get("read"),
+        failed=_sum([row.failed for row in takers]),
+        dead=_sum([row.dead for row in takers]),
+        dropped=drops(stats),
+        oldest=min([row.oldest for row in streams if row.oldest], default=None),
+    )
+
+
+def _sum(values: list[int | None]) -> int:
+    return sum(value or 0 for value in values)
+
+
+def drops(stats: Mapping[str, Any]) -> int:
+    """Messages nobody will have, since the server started."""
+    return int(stats.get("discarded", 0)) + int(stats.get("cut", 0))
+
+
+def _stream(name: str, row: Mapping[str, Any]) -> Row:
+    queue: Mapping[str, Any] = row.get("queue") or {}
+    return Row(
+        name,
+        "stream",
+        waiting=queue.get("waiting", row.get("messages")),
+        claimed=queue.get("claimed"),
+        delayed=queue.get("delayed"),
+        readers=row.get("readers", 0) + queue.get("handles", 0),
+        written=row.get("written"),
+        taken=queue.get("acknowledged"),
+        failed=queue.get("failed"),
+        dead=queue.get("dead"),
+        oldest=row.get("first"),
+    )
+
+
+def consumers_of(stats: Mapping[str, Any]) -> list[Row]:
+    consumers: Mapping[str, Mapping[str, Any]] = stats.get("consumers") or {}
+    return [
+        Row(
+            f".consumers/{name}",
+            "consumer",
+            waiting=row.get("waiting"),
+            claimed=row.get("claimed"),
+            delayed=row.get("delayed"),
+            readers=row.get("handles"),
+            taken=row.get("acknowledged"),
+            failed=row.get("failed"),
+            dead=row.get("dead"),
+            oldest=row.get("low"),
+            over=row.get("over") or "",
+        )
+        for name, row in sorted(consumers.items())
+    ]

@@ -1,0 +1,227 @@
+"""`mq top`: who has how much waiting, coming and going, frame after frame.
+
+Owns the frames and the terminal they are on. Reads `.stats`, and `.cursor` for the age of what waits longest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import attrs
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mq_cat.cursor import quote
+from mq_cat.problem import Problem, close
+from mq_tool.columns import aligned
+from mq_tool.files import READ_BYTES, stats_of
+from mq_tool.place import groups_below
+from mq_tool.rows import Row, rows_of, whole
+
+_HEAD = ("NAME", "WAITING", "IN/s", "OUT/s", "LAG s", "OLDEST", "READERS", "FAILED", "DEAD", "DROPPED")
+_MARGIN = 6  # lines of a terminal that are not rows
+
+
+@attrs.frozen
+class Line:
+    """One line of a frame."""
+
+    name: str
+    kind: str
+    waiting: int
+    rate_in: float | None
+    rate_out: float | None
+    lag_s: float | None  # how long what waits takes at the present rate
+    age_s: float | None
+    readers: int
+    failed: int
+    dead: int
+    dropped: int
+
+
+Sample = dict[str, tuple[str, Row]]  # by path: its group, and what there is
+
+
+def sample(groups: Sequence[str]) -> Sample:
+    """All groups asked for with those inside, their streams and consumers."""
+    found: Sample = {}
+    for group in groups:
+        for inner in groups_below(group):
+            with suppress(Problem):  # removed, or closed to us
+                found[f"{inner.rstrip('/')}/"] = inner, whole(f"{inner}/", stats_of(inner))
+                for row in rows_of(inner):
+                    if row.kind in ("stream", "consumer"):
+                        found[os.path.join(inner, row.name)] = inner, row
+    return found
+
+
+def frame(before: Sample, now: Sample, seconds: float, sort: str, most: int | None) -> list[Line]:
+    """The lines between two samples, sorted, the first `most` of them."""
+    lines = [_line(path, row, before.get(path, ("", None))[1], seconds) for path, (_, row) in now.items()]
+    if sort == "age":
+        lines = [attrs.evolve(line, age_s=_age(now[line.name])) for line in lines]
+    lines.sort(key=lambda line: (_rank(line, sort), line.name))
+    return [attrs.evolve(line, age_s=_age(now[line.name])) for line in lines[:most]]
+
+
+def _rank(line: Line, sort: str) -> float:
+    values = {"waiting": line.waiting, "in": line.rate_in, "out": line.rate_out, "age": line.age_s}
+    values |= {"dropped": line.dropped, "dead": line.dead, "name": 0}
+    return -(values[sort] or 0)
+
+
+def _line(path: str, row: Row, before: Row | None, seconds: float) -> Line:
+    old = before or Row(row.name, row.kind)
+    out = _rate(row.taken, old.taken, seconds)
+    waiting = row.waiting or 0
+    return Line(
+        name=path,
+        kind=row.kind,
+        waiting=waiting,
+        rate_in=_rate(row.written, old.written, seconds),
+        rate_out=out,
+        lag_s=None if row.taken is None else 0.0 if not waiting else waiting / out if out else None,
+        age_s=None,
+        readers=row.readers or 0,
+        failed=row.failed or 0,
+        dead=row.dead or 0,
+        dropped=row.dropped or 0,
+    )
+
+
+def _rate(now: int | None, before: int | None, seconds: float) -> float | None:
+    if now is None or before is None or seconds <= 0:
+        return None
+    return max(0, now - before) / seconds  # a restarted server counts from 0
+
+
+def _age(entry: tuple[str, Row]) -> float | None:
+    """How long what waits longest has waited."""
+    group, row = entry
+    if not row.waiting or not row.oldest:
+        return None
+    try:
+        fd = os.open(os.path.join(group, ".cursor"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        select_ = f"select {quote(row.name)}\n" if row.kind == "stream" else ""
+        os.write(fd, f"{select_}format json\nseek {row.oldest}\nuntil end\n".encode())
+        return _age_of(fd)
+    except (OSError, ValueError):
+        return None
+    finally:
+        close(fd)
+
+
+def _age_of(fd: int) -> float | None:
+    data = b""
+    while not data.endswith(b"\n"):
+        more = os.read(fd, READ_BYTES)
+        if not more:
+            return None
+        data += more
+    return max(0.0, time.time() - float(json.loads(data)["time"]))
+
+
+# ---------------------------------------------------------------- showing
+
+
+def table(lines: Sequence[Line]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, head in enumerate(_HEAD):
+        table.add_column(head, justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
+    for line in lines:
+        table.add_row(*map(Text, _cells(line)), style="red" if line.dead else None)
+    return table
+
+
+def _cells(line: Line) -> list[str]:
+    cells = [line.name, str(line.waiting), _number(line.rate_in), _number(line.rate_out), _number(line.lag_s)]
+    cells += [_span(line.age_s), str(line.readers), str(line.failed), str(line.dead), str(line.dropped)]
+    return cells
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.1f}s"
+
+
+def frames(groups: Sequence[str], interval_s: float, sort: str, most: int | None) -> Iterator[list[Line]]:
+    """A frame each interval; whoever takes them does the waiting in between."""
+    before, at = sample(groups), time.monotonic()
+    yield frame({}, before, 0, sort, most)
+    while True:
+        now, then = sample(groups), time.monotonic()
+        yield frame(before, now, then - at, sort, most)
+        before, at = now, then
+
+
+def show_plain(groups: Sequence[str], interval_s: float, sort: str, count: int, *, as_json: bool) -> None:
+    """So many frames as text, the first after one interval, so that it has rates."""
+    each = frames(groups, interval_s, sort, None)
+    next(each)
+    for _ in range(count):
+        time.sleep(interval_s)
+        lines = next(each)
+        if as_json:
+            print(json.dumps([attrs.asdict(line) for line in lines], ensure_ascii=False), flush=True)
+        else:
+            print("\n".join(aligned([_HEAD, *map(_cells, lines)], range(1, len(_HEAD)))), flush=True)
+
+
+def show_live(groups: Sequence[str], interval_s: float, sort: str, count: int | None) -> None:
+    """Frames on a terminal until q, Ctrl-C, or so many."""
+    console = Console()
+    shown = 0
+    with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+        for lines in frames(groups, interval_s, sort, max(1, console.height - _MARGIN)):
+            live.update(table(lines), refresh=True)
+            shown += 1
+            if shown == count or key(interval_s):
+                break
+
+
+@contextmanager
+def _keys() -> Iterator[_Key]:
+    """The terminal gives each key as it is pressed."""
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield _Key(fd)
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+class _Key:
+    """Waits, and says whether q was pressed."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __call__(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            ready, _, _ = select.select([self._fd], [], [], left)
+            if ready and os.read(self._fd, 64)[:1] in (b"q", b"Q", b""):
+                return True
+        return False
