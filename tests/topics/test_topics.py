@@ -38,6 +38,7 @@ TABLE = [
     ("#.a.*", "a.b a.a a.b.a.c", "a b.b.b a.b.c"),
     ("ä.*.π", "ä.ß.π ä.😀.π", "ä.π a.ß.π"),
     ("a+.[b]", "a+.[b]", "aa.b a.b"),
+    ("a+.[b].*", "a+.[b].c", "aa.b.c a+.b.c"),
     ("a\nb.*", "a\nb.c a\nb.\n", "a.b.c"),
 ]  # fmt: skip
 
