@@ -15,8 +15,6 @@ from mq_cat.problem import Problem
 from mq_tool.files import stats_of, views_of
 from mq_tool.place import subgroups
 
-DEAD = "dead"
-
 
 @attrs.frozen
 class Row:
@@ -41,8 +39,7 @@ def rows_of(group: str) -> list[Row]:
     """Everything in a group. Raises Problem."""
     stats, views = stats_of(group), views_of(group)
     rows = [_group(group, name) for name in sorted(subgroups(group))]
-    streams: Mapping[str, Mapping[str, Any]] = stats.get("streams", {})
-    rows += [_stream(name, row) for name, row in streams.items() if name not in views]
+    rows += [row for row in streams_of(stats) if row.name not in views]
     rows += [Row(name, "view", over=" ".join(patterns)) for name, patterns in views.items()]
     return rows + consumers_of(stats)
 
@@ -56,7 +53,7 @@ def _group(group: str, name: str) -> Row:
 
 def whole(name: str, stats: Mapping[str, Any]) -> Row:
     """A group in one row: the sum of its streams."""
-    streams = [_stream(stream, row) for stream, row in stats.get("streams", {}).items()]
+    streams = streams_of(stats)
     takers = [*streams, *consumers_of(stats)]
     return Row(
         name,
@@ -81,6 +78,10 @@ def _sum(values: list[int | None]) -> int:
 def drops(stats: Mapping[str, Any]) -> int:
     """Messages nobody will have, since the server started."""
     return int(stats.get("discarded", 0)) + int(stats.get("cut", 0))
+
+
+def streams_of(stats: Mapping[str, Any]) -> list[Row]:
+    return [_stream(name, row) for name, row in stats.get("streams", {}).items()]
 
 
 def _stream(name: str, row: Mapping[str, Any]) -> Row:

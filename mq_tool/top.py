@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 import tty
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -26,7 +27,7 @@ from mq_cat.problem import Problem, close
 from mq_tool.columns import aligned
 from mq_tool.files import READ_BYTES, stats_of
 from mq_tool.place import groups_below
-from mq_tool.rows import Row, rows_of, whole
+from mq_tool.rows import Row, consumers_of, streams_of, whole
 
 _HEAD = ("NAME", "WAITING", "IN/s", "OUT/s", "LAG s", "OLDEST", "READERS", "FAILED", "DEAD", "DROPPED")
 _MARGIN = 6  # lines of a terminal that are not rows
@@ -49,6 +50,7 @@ class Line:
     dropped: int
 
 
+_looks: Counter[str] = Counter()  # how often we have read in a group ourselves
 Sample = dict[str, tuple[str, Row]]  # by path: its group, and what there is
 
 
@@ -58,10 +60,11 @@ def sample(groups: Sequence[str]) -> Sample:
     for group in groups:
         for inner in groups_below(group):
             with suppress(Problem):  # removed, or closed to us
-                found[f"{inner.rstrip('/')}/"] = inner, whole(f"{inner}/", stats_of(inner))
-                for row in rows_of(inner):
-                    if row.kind in ("stream", "consumer"):
-                        found[os.path.join(inner, row.name)] = inner, row
+                stats = stats_of(inner)
+                row = whole(f"{inner}/", stats)
+                found[f"{inner.rstrip('/')}/"] = inner, attrs.evolve(row, taken=(row.taken or 0) - _looks[inner])
+                for row in streams_of(stats) + consumers_of(stats):
+                    found[os.path.join(inner, row.name)] = inner, row
     return found
 
 
@@ -115,8 +118,10 @@ def _age(entry: tuple[str, Row]) -> float | None:
     except OSError:
         return None
     try:
-        select_ = f"select {quote(row.name)}\n" if row.kind == "stream" else ""
+        over = row.name if row.kind == "stream" else row.over
+        select_ = f"select {quote(over)}\n" if over else ""
         os.write(fd, f"{select_}format json\nseek {row.oldest}\nuntil end\n".encode())
+        _looks[group] += 1
         return _age_of(fd)
     except (OSError, ValueError):
         return None
