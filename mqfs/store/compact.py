@@ -27,6 +27,7 @@ log = logging.getLogger("mqfs.store")
 
 _PORTION = 256  # streams looked at, or records copied, between two looks at the clock
 _BUFFER = 256 << 10
+_RUN = 64  # segments that one replaces: they are removed one by one, each with a sync
 
 Work = Generator[bool, None, None]  # yields between portions; True: it waits for a sync
 
@@ -62,21 +63,21 @@ def _weigh(bucket: DiskBucket, segment: Segment, end: int) -> Work:
 
 
 def _runs(bucket: DiskBucket) -> list[list[Segment]]:
-    runs: list[list[Segment]] = []
-    room = 0
-    before: Segment | None = None
+    """Those that become much smaller: what would only be copied is left, however often this is asked."""
+    runs: list[list[Segment]] = [[]]
     for segment, _ in bucket.sealed_segments():
-        kept = segment.kept
-        if kept is None or kept >= segment.used // 4:
-            before = None
-            continue
-        room -= kept + segment.head
-        if before is None or room < 0:
+        if segment.kept is None or segment.kept >= segment.used // 4:
             runs.append([])
-            room = limits.SEGMENT_BYTES - kept - segment.head
+            continue
+        if len(runs[-1]) == _RUN or (runs[-1] and _result([*runs[-1], segment]) > limits.SEGMENT_BYTES):
+            runs.append([])
         runs[-1].append(segment)
-        before = segment
-    return runs
+    return [run for run in runs if run and 4 * _result(run) < 3 * sum(segment.used for segment in run)]
+
+
+def _result(run: list[Segment]) -> int:
+    """The bytes of the segment that replaces them."""
+    return sum(segment.kept or 0 for segment in run) + run[-1].weigh()
 
 
 class _Rewrite:

@@ -92,13 +92,6 @@ class Others:
         """The bytes of the numbers [begin, end)."""
         return bytes(self.packed[begin * OTHER_SIZE : end * OTHER_SIZE])
 
-    def size(self) -> int:
-        """The bytes that their records take in the log."""
-        total = 0
-        for portion in self.portions():
-            total += sum([(HEAD_BYTES + body + headers + 7) & ~7 for _, _, body, _, headers, _, _ in portion])
-        return total
-
 
 class Index(Protocol):
     """The messages of one segment, in columns; their numbers are called ordinals."""
@@ -151,6 +144,12 @@ def seek_before(index: Index, stream: int | None, sequence: int) -> int:
     posting = index.posting(stream)
     at = bisect_left(posting, ordinal)
     return posting[at - 1] if at else -1
+
+
+def weight(rows: bytearray | memoryview) -> int:
+    """About the bytes that those records, packed, take in a log: their headers, which are rare, are left out."""
+    words = memoryview(rows).cast("I")
+    return sum(words[3::6]) + (HEAD_BYTES + 4) * (len(words) // 6)
 
 
 def size_of(index: Index, ordinal: int) -> int:
@@ -247,6 +246,7 @@ class SealedIndex:
         "bodies",
         "headers",
         "kinds",
+        "others",
         "positions",
         "sequences",
         "streams",
@@ -257,6 +257,7 @@ class SealedIndex:
         self._map = data
         view = memoryview(data)
         at = part.at + HEAD_SIZE + _OTHER.size * part.others
+        self.others = view[part.at + HEAD_SIZE : at]  # packed
         columns = []
         for _, code in _COLUMNS:
             columns.append(_column(view, at, code, part.messages))
@@ -407,5 +408,6 @@ __all__ = [
     "seek",
     "seek_before",
     "size_of",
+    "weight",
     "with_headers",
 ]

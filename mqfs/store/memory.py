@@ -14,7 +14,9 @@ from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
 from mqfs.types import MORE, Committed, Draft, Kind, Record
 
-_CHANGES = 1_024  # kept behind the state before a new state is taken
+_CHANGED_BYTES = (
+    64 << 10
+)  # kept behind the state before a new one is taken; of a large state, as many as a quarter of it
 
 
 class MemoryBucket:
@@ -46,7 +48,8 @@ class MemoryBucket:
         return self._add(kind, stream, time_ns, body, headers, 0)
 
     def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
-        self._check_room(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in drafts))
+        messages = [draft for draft in drafts if draft.kind <= Kind.END]
+        self._check_room(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in messages))
         sequences = [
             self._add(
                 d.kind, d.stream, time_ns, d.body, d.headers, (MORE if n < len(drafts) - 1 else 0) | (INNER if n else 0)
@@ -61,12 +64,14 @@ class MemoryBucket:
 
     def _add(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes, flags: int) -> int:
         size = padded(HEAD_BYTES + len(headers) + len(body))
-        self._check_room(size)
-        self.last_ns = time_ns = max(time_ns, self.last_ns)
         if kind > Kind.END:
+            # Not refused where there is no room: what gives room is among them, and they are few.
+            self.last_ns = time_ns = max(time_ns, self.last_ns)
             record = Record(self.next - 1, time_ns, stream, kind, flags, headers, body)
             self._take_change(record, size)
             return record.sequence
+        self._check_room(size)
+        self.last_ns = time_ns = max(time_ns, self.last_ns)
         sequence = self.next
         self.next += 1
         self._records[sequence] = Record(sequence, time_ns, stream, kind, flags, headers, body)
@@ -82,7 +87,7 @@ class MemoryBucket:
         if record.kind == Kind.STATE:
             self._renew(record.body)
             return
-        if len(self._changes) >= _CHANGES:
+        if self._changed >= max(_CHANGED_BYTES, len(self._state) // 4):
             self._renew(self.state())
         self._changes.append(record)
         self._changed += size

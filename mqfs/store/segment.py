@@ -152,6 +152,7 @@ class Segment:
         "tail",
         "tail_others",
         "used",
+        "weight",
         "witness",
     )
 
@@ -187,6 +188,7 @@ class Segment:
         self.witness = (0, -1)  # a stream, and its last message here that was wanted when last looked
         self.cursor = 0  # streams before it have nothing wanted here
         self.kept: int | None = None  # wanted bytes when last counted
+        self.weight = 0  # bytes of its records that are no messages; 0: not added up yet
 
     # ------------------------------------------------------------ descriptors
 
@@ -279,6 +281,13 @@ class Segment:
             others = self.others = self._sealed_rows() if self.sealed else self._open_rows()
             self._list()
         return others
+
+    def weigh(self) -> int:
+        """About the bytes that the records that are no messages take in the log; of a sealed one."""
+        if not self.weight:
+            index = self.load()
+            self.weight = idx.weight(index.others if isinstance(index, SealedIndex) else self.rows().packed)
+        return self.weight
 
     def _sealed_rows(self) -> Others:
         try:

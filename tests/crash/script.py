@@ -43,7 +43,7 @@ class Known:
     made: bool = False  # make() returned
     removing: bool = False
     removed: bool = False
-    changes: int = 0  # CHANGE records appended
+    changes: int = 0  # CHANGE and ACK records appended
     state_at: int = 0
 
     def wanted(self, entry: Entry) -> bool:
@@ -122,7 +122,7 @@ class Script:
         elif choice < 0.54:
             self._append(bucket, known, Kind.END)
         elif choice < 0.64:
-            self._append(bucket, known, Kind.CHANGE)
+            self._append(bucket, known, self.random.choice([Kind.CHANGE, Kind.ACK]))
         elif choice < 0.70:
             self._append_unit(bucket, known)
         elif choice < 0.72:
@@ -145,7 +145,8 @@ class Script:
     def _append(self, bucket: Bucket, known: Known, kind: int) -> None:
         self.units += 1
         stream = self.random.choice(STREAMS) if kind != Kind.CHANGE else 0
-        body = b"%d" % known.changes if kind == Kind.CHANGE else self._body()
+        body = b"%024d" % known.changes if kind == Kind.ACK else b"%d" % known.changes
+        body = self._body() if kind <= Kind.END else body
         entry = Entry(-1, kind, stream, body, self.units)
         known.entries.append(entry)
         try:
@@ -174,7 +175,7 @@ class Script:
     def _given(self, known: Known, entries: list[Entry], sequence: int) -> None:
         for number, entry in enumerate(entries):
             entry.sequence = sequence + number
-            if entry.kind == Kind.CHANGE:
+            if entry.kind > Kind.END:
                 known.changes += 1
                 continue
             assert entry.sequence not in known.given, "a sequence was given twice"
@@ -225,10 +226,10 @@ class Script:
 
     def _check_group(self, store: DiskStore, known: Known, everything: bool) -> None:
         bucket = store.open(known.number)
-        messages = [entry for entry in known.entries if entry.kind != Kind.CHANGE]
+        messages = [entry for entry in known.entries if entry.kind <= Kind.END]
         found = read(bucket)
         self._check_history(bucket, known, everything)
-        sure = messages if everything else [e for e in known.entries[: known.committed] if e.kind != Kind.CHANGE]
+        sure = messages if everything else [e for e in known.entries[: known.committed] if e.kind <= Kind.END]
         for entry in sure:
             if entry.sequence >= 0 and known.wanted(entry):
                 assert entry.sequence in found, "lost"
@@ -261,15 +262,15 @@ class Script:
             assert int(record.body) == count, "a change is missing or there twice"
             count += 1
         done = known.entries if everything else known.entries[: known.committed]
-        least = sum(entry.kind == Kind.CHANGE and entry.sequence >= 0 for entry in done)
-        most = sum(entry.kind == Kind.CHANGE for entry in known.entries)
+        least = sum(entry.kind > Kind.END and entry.sequence >= 0 for entry in done)
+        most = sum(entry.kind > Kind.END for entry in known.entries)
         base = known.state_at
         assert base + least <= count <= base + most, "a change was lost or invented"
         known.changes, known.state_at = count, count
 
     def _forget_lost(self, known: Known, found: dict[int, Record]) -> None:
         """From here on the store is the truth: what was not committed may be gone, and what is there stays."""
-        known.entries = [e for e in known.entries if e.kind != Kind.CHANGE and e.sequence in found]
+        known.entries = [e for e in known.entries if e.kind <= Kind.END and e.sequence in found]
         known.committed = len(known.entries)
         known.made = True
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
+import pytest
+
+from mqfs.errors import DiskFull
 from mqfs.store.disk import Disk
+from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.types import Kind
-from tests.store.small import lowered
+from tests.store.small import abandon, lowered
 
 
 class CountingDisk(Disk):
@@ -70,3 +75,81 @@ def test_one_stream_costs_its_own_messages(tmp_path: Path) -> None:
         assert disk.reads == 10
         assert disk.read_bytes == 10 * 1_032
         store.close()
+
+
+def test_acknowledgements_are_few_bytes_in_memory(tmp_path: Path) -> None:
+    store = DiskStore(f"{tmp_path}/store")
+    bucket = store.make(store.number(), b"{}")
+    bucket.state = lambda: b"{}"
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(20_000):
+        bucket.append(Kind.ACK, 1, 0, bytes(24))
+    each = (tracemalloc.get_traced_memory()[0] - before) / 20_000
+    tracemalloc.stop()
+    assert each < 40
+    store.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_history_is_read_in_large_pieces(tmp_path: Path, clean: bool) -> None:
+    """Of 20,000 acknowledgements between as many messages, without memory in proportion."""
+    store = DiskStore(f"{tmp_path}/store")
+    bucket = store.make(store.number(), b"{}")
+    bucket.state = lambda: b"{}"
+    for number in range(20_000):
+        bucket.append(Kind.MESSAGE, 16, number, b"x" * 100)
+        bucket.append(Kind.ACK, 1, number, b"%024d" % number)
+        if number % 1_000 == 0:
+            bucket.sync()
+    if clean:
+        store.close()
+    else:
+        abandon(store)
+    disk = CountingDisk()
+    store = DiskStore(f"{tmp_path}/store", disk=disk)
+    bucket = store.open(1)
+    disk.reads = 0
+    tracemalloc.start()
+    _, behind = bucket.history()
+    assert [int(record.body) for record in behind if record.kind == Kind.ACK] == list(range(20_000))
+    del behind
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert disk.reads < 100
+    assert kept < 400_000  # free tuples that Python keeps; not the 24 bytes of each
+    assert most < 20_000 * 100 + (4 << 20)
+    store.close()
+
+
+def test_a_large_state_in_memory_is_not_renewed_for_little() -> None:
+    """A new one is taken for as many bytes of changes as a quarter of it."""
+    bucket = MemoryStore().make(1, b"x" * 1_000_000)
+    taken = []
+
+    def state() -> bytes:
+        taken.append(bucket.size)
+        return b"x" * 1_000_000
+
+    bucket.state = state
+    for _ in range(20_000):
+        bucket.append(Kind.ACK, 1, 0, bytes(24))
+    assert 1 <= len(taken) <= 20_000 * 56 / 250_000
+    assert max(taken) < 260_000
+
+
+def test_a_full_memory_store_takes_acknowledgements() -> None:
+    """They are what makes room in it."""
+    with lowered(MEMORY_BYTES=10_000):
+        bucket = MemoryStore().make(1, b"{}")
+        bucket.state = lambda: b"{}"
+        for _ in range(10_000 // 56):
+            bucket.append(Kind.MESSAGE, 16, 0, bytes(24))
+        with pytest.raises(DiskFull):
+            bucket.append(Kind.MESSAGE, 16, 0, bytes(24))
+        for _ in range(5_000):
+            bucket.append(Kind.ACK, 1, 0, bytes(24))
+        assert bucket.size < 10_000 + (64 << 10) + 56
+        bucket.trim({}, frozenset())
+        bucket.append(Kind.STATE, 0, 0, b"{}")
+        assert bucket.append(Kind.MESSAGE, 16, 0, bytes(24)) == 179

@@ -81,11 +81,11 @@ class Stores(RuleBasedStateMachine):
         self.changes += change
         self.pairs += [(ours + n, theirs + n, stream) for n, (stream, _, _) in enumerate(drafts)]
 
-    @rule(count=st.integers(1, 30))
-    def change(self, count: int) -> None:
+    @rule(count=st.integers(1, 30), kind=st.sampled_from([Kind.CHANGE, Kind.ACK]))
+    def change(self, count: int, kind: Kind) -> None:
         for _ in range(count):
             for bucket in (self.memory, self.disk):
-                bucket.append(Kind.CHANGE, 0, self.now, b"%d" % self.changes)
+                bucket.append(kind, 0 if kind == Kind.CHANGE else 1, self.now, b"%024d" % self.changes)
             self.changes += 1
 
     @rule()
