@@ -30,6 +30,7 @@ from mqfs.store.store import DiskStore
 from mqfs.types import Store, User
 
 log = logging.getLogger("mqfs")
+LEAST_WAIT_S = 0.001  # between two looks at what is due
 TICK_S = 1.0
 End = Callable[[], Awaitable[None]]
 
@@ -255,9 +256,26 @@ class Server:
                 self.stopping.set()
 
     async def keep_house(self, tree: Tree) -> None:
+        """What is to be done once a second, and what the tree asked to be woken for."""
+        sooner = trio.Event()
+
+        def alarmed() -> None:
+            sooner.set()
+
+        tree.alarmed = alarmed
+        house_at = trio.current_time()
         while not self.stopping.is_set():
             try:
-                tree.tick()
-            except OSError as error:
+                if trio.current_time() >= house_at:
+                    house_at = trio.current_time() + TICK_S
+                    tree.tick()
+                else:
+                    tree.wake()
+            except (OSError, MqfsError) as error:
                 log.error("house-keeping: %s", error)
-            await trio.sleep(TICK_S)
+            sooner = trio.Event()
+            wait_s = house_at - trio.current_time()
+            if (due := tree.next_alarm_ns) is not None:
+                wait_s = min(wait_s, (due - tree.clock.engine_ns()) / 1e9)
+            with trio.move_on_after(max(wait_s, LEAST_WAIT_S)):
+                await sooner.wait()

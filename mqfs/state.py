@@ -12,11 +12,13 @@ from typing import Any
 import attrs
 
 from mqfs import limits
+from mqfs.progress import Progress
 from mqfs.types import Anchor
 
 FIRST_STREAM = 16  # numbers below are the group's own files
 CTL, ORDER, CURSOR, STATS, WHO, ERRORS = 1, 2, 3, 4, 5, 6
-# reserved: 7 .consumers  8 .kept  9 .put  10 .batch  11 .txn
+CONSUMERS, KEPT, PUT = 7, 8, 9
+# reserved: 10 .batch  11 .txn
 
 Change = dict[str, Any]
 
@@ -41,6 +43,31 @@ class StreamState(Attributes):
 
 
 @attrs.define
+class ConsumerState(Attributes):
+    """A consumer. The nameless one of a stream under `deliver one` has no name and the stream's number; that of PUT
+    is over the messages that wait for their time. `over`: a stream's or view's name; "" the whole group."""
+
+    number: int
+    name: str
+    over: str
+    made_ns: int
+    transient: bool = False
+    private: bool = False
+    backlog: tuple[int, int] = (0, 0)  # messages, bytes; 0 = no bound
+    progress: Progress = attrs.Factory(Progress)
+
+
+@attrs.define
+class ViewState:
+    """A view: the messages of the streams that any of its patterns matches or any of its programs selects."""
+
+    number: int
+    name: str
+    made_ns: int
+    patterns: list[str] = attrs.Factory(list)
+
+
+@attrs.define
 class State(Attributes):
     """A group: enough to serve it from this and the records behind it."""
 
@@ -54,6 +81,9 @@ class State(Attributes):
     files: dict[int, Attributes] = attrs.Factory(dict)  # of meta files whose attributes were changed
     dropped: dict[int, int] = attrs.Factory(dict)  # sequence -> stream of messages dropped one by one
     anchors: list[tuple[int, Anchor]] = attrs.Factory(list)  # (first sequence it holds for, anchor), oldest first
+    consumers: dict[int, ConsumerState] = attrs.Factory(dict)
+    views: dict[str, ViewState] = attrs.Factory(dict)
+    ids: dict[str, tuple[int, int]] = attrs.Factory(dict)  # id -> (engine ns until which it is remembered, sequence)
 
     def encode(self) -> bytes:
         """The body of a STATE record."""
@@ -72,6 +102,9 @@ class State(Attributes):
                 "files": [[n, f.mode, f.uid, f.gid] for n, f in self.files.items()],
                 "dropped": sorted(self.dropped.items()),
                 "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
+                "consumers": [[*_consumer_row(c), *c.progress.encode()] for c in self.consumers.values()],
+                "views": [[v.number, v.name, v.made_ns, v.patterns] for v in self.views.values()],
+                "ids": [[id_, *kept] for id_, kept in self.ids.items()],
             }
         )
 
@@ -81,6 +114,8 @@ class State(Attributes):
         try:
             d = json.loads(body)
             streams = (StreamState(*row) for row in d["streams"])
+            consumers = (_consumer(*row) for row in d.get("consumers", ()))
+            views = (ViewState(*row) for row in d.get("views", ()))
             return cls(
                 mode=d["mode"],
                 uid=d["uid"],
@@ -95,6 +130,9 @@ class State(Attributes):
                 files={n: Attributes(mode, uid, gid) for n, mode, uid, gid in d["files"]},
                 dropped=dict(d["dropped"]),
                 anchors=[(sequence, Anchor(*anchor)) for sequence, *anchor in d["clock"]],
+                consumers={c.number: c for c in consumers},
+                views={v.name: v for v in views},
+                ids={id_: (until, sequence) for id_, until, sequence in d.get("ids", ())},
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a state: {error!r}") from error
@@ -105,11 +143,26 @@ class State(Attributes):
         if do is not None:
             _DO[do](self, change)
 
+    def acknowledge(self, number: int, body: bytes) -> None:
+        """Carry out an ACK record of that consumer. One of a consumer that is gone does nothing."""
+        consumer = self.consumers.get(number) or self.nameless(number)
+        if consumer is not None:
+            consumer.progress.apply(body)
+
+    def nameless(self, number: int) -> ConsumerState | None:
+        """The nameless consumer of that stream, made if it is not there yet; None if there is no such stream."""
+        found = self.consumers.get(number)
+        if found is None and (number == PUT or number in self.streams):
+            found = self.consumers[number] = ConsumerState(0, 0, 0, number, "", "", 0)
+        return found
+
     def attributes(self, file: int) -> Attributes | None:
-        """Of the group (0), of a meta file where they were changed, of a stream."""
+        """Of the group (0), of a meta file where they were changed, of a stream, of a consumer."""
         if file == 0:
             return self
-        return self.streams.get(file) if file >= FIRST_STREAM else self.files.get(file)
+        if file < FIRST_STREAM:
+            return self.files.get(file)
+        return self.streams.get(file) or self.consumers.get(file)
 
     def anchor_at(self, sequence: int) -> Anchor | None:
         """What turns the wall time of that message into engine time."""
@@ -119,6 +172,18 @@ class State(Attributes):
                 break
             best = anchor
         return best
+
+
+def _consumer_row(c: ConsumerState) -> list[Any]:
+    return [c.mode, c.uid, c.gid, c.number, c.name, c.over, c.made_ns, int(c.transient), int(c.private), c.backlog]
+
+
+def _consumer(*row: Any) -> ConsumerState:
+    mode, uid, gid, number, name, over, made, transient, private, backlog, low, runs, entries = row
+    return ConsumerState(
+        mode, uid, gid, number, name, over, made, bool(transient), bool(private), (backlog[0], backlog[1]),
+        Progress.decode(low, runs, entries),
+    )  # fmt: skip
 
 
 def encode_change(change: Change) -> bytes:
@@ -145,12 +210,17 @@ def _make(state: State, c: Change) -> None:
 
 def _remove(state: State, c: Change) -> None:
     state.streams.pop(c["stream"], None)
+    state.consumers.pop(c["stream"], None)
 
 
 def _rename(state: State, c: Change) -> None:
     target = state if c["stream"] == 0 else state.streams.get(c["stream"])
-    if target is not None:
-        target.name = c["name"]
+    if target is None:
+        return
+    for consumer in state.consumers.values() if c["stream"] else ():
+        if consumer.over == target.name:
+            consumer.over = c["name"]
+    target.name = c["name"]
 
 
 def _attributes(state: State, c: Change) -> None:
@@ -184,6 +254,46 @@ def _clock(state: State, c: Change) -> None:
         state.anchors[0] = (first, state.anchors[0][1])
 
 
+def _consume(state: State, c: Change) -> None:
+    """A consumer is made, or its options are changed."""
+    number, backlog = c["number"], (c["backlog"][0], c["backlog"][1])
+    found = state.consumers.get(number)
+    if found is not None:
+        found.transient, found.private, found.backlog = c["transient"], c["private"], backlog
+        return
+    state.consumers[number] = ConsumerState(
+        c["mode"], c["uid"], c["gid"], number, c["name"], c["over"], c["time"], c["transient"], c["private"], backlog,
+        Progress(c["low"]),
+    )  # fmt: skip
+    state.next_stream = max(state.next_stream, number + 1)
+
+
+def _forget(state: State, c: Change) -> None:
+    state.consumers.pop(c["number"], None)
+
+
+def _bind(state: State, c: Change) -> None:
+    view = state.views.get(c["name"])
+    if view is None:
+        view = state.views[c["name"]] = ViewState(c["number"], c["name"], c["time"])
+        state.next_stream = max(state.next_stream, c["number"] + 1)
+    if c["pattern"] not in view.patterns:
+        view.patterns.append(c["pattern"])
+
+
+def _unbind(state: State, c: Change) -> None:
+    view = state.views.get(c["name"])
+    if view is None:
+        return
+    view.patterns = [p for p in view.patterns if c["pattern"] not in (None, p)]
+    if not view.patterns:
+        del state.views[c["name"]]
+
+
+def _id(state: State, c: Change) -> None:
+    state.ids[c["id"]] = (c["until"], c["sequence"])
+
+
 _DO = {
     "make": _make,
     "remove": _remove,
@@ -193,4 +303,9 @@ _DO = {
     "floor": _floor,
     "drop": _drop,
     "clock": _clock,
+    "consumer": _consume,
+    "forget": _forget,
+    "bind": _bind,
+    "unbind": _unbind,
+    "id": _id,
 }

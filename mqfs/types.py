@@ -199,6 +199,15 @@ class Clock(Protocol):
         ...
 
 
+class Processes(Protocol):
+    """Who tells when a process has ended."""
+
+    def watch(self, pid: int, then: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `then` once when the process has ended, never before this returns; what is returned stops the watch.
+        None: it has ended already, or never was."""
+        ...
+
+
 Committed = Callable[[OSError | None], None]
 
 
@@ -336,6 +345,7 @@ class Node(Protocol):
 class Handle(Protocol):
     """An open file: all that a face does with it. One owner at a time; not shared between faces."""
 
+    reader_pid: int  # the process that reads, set before `read` by a face that knows it; 0: not known
     sequential: bool  # offsets mean nothing: opened to read and write, or a cursor (FUSE: FOPEN_STREAM)
     parkable: bool  # a read may wait: streams, order, cursors (FUSE: direct I/O; 9P: never a second Tread to fill up)
 

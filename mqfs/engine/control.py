@@ -5,12 +5,16 @@ Owns the carrying out of actions, all or nothing; the language itself is in ctl.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.engine.ctl import Action, Settings, parse
+from mqfs.engine import letters, program, topics
+from mqfs.engine.ctl import USAGE, Action, Settings, parse, parse_backlog
 from mqfs.engine.files import Open
-from mqfs.types import Kind, Step
+from mqfs.engine.names import check_name
+from mqfs.engine.stream import Post, Stream
+from mqfs.types import Kind, Step, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -59,7 +63,7 @@ class CtlHandle(Commands):
         if told is not None:
             return told
         if self.text is None or offset == 0:
-            self.text = "".join(f"{line}\n" for line in self.group.settings.lines()).encode()
+            self.text = "".join(f"{line}\n" for line in self.group.lines()).encode()
         return self.text[offset : offset + count]
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
@@ -73,14 +77,16 @@ class CtlHandle(Commands):
 
     def _perform(self, text: str, value: int) -> Step[int]:
         steps = parse(text, self.group.settings)
+        check_settings(self.group, steps)
+        plan = Plan(self.group)
         for settings, action in steps:
             if action is not None:
-                check(self.group, settings, action)
+                plan.check(settings, action)
         for settings, action in steps:
             if settings != self.group.settings:
                 self.group.set(settings)
             if action is not None:
-                perform(self.group, action)
+                perform(self.group, self.user, action)
         self.group.unblock()
         return self.group.promised(value)
 
@@ -92,36 +98,173 @@ class CtlHandle(Commands):
                 self.refused(error)
 
 
-def check(group: Group, settings: Settings, action: Action) -> None:
-    """Raises what would stop the action, before anything of its write is done."""
-    if action.stream is not None and action.stream not in group.streams:
-        raise errors.NotFound(f"{action.verb}: no stream {action.stream!r} in this group")
-    if action.verb in ("clear", "drop") and settings.protect:
-        raise errors.NotPermitted(f"{action.verb}: the group is protected; write 'protect off' first")
-    if action.verb == "drop":
-        stream = group.streams[action.stream or ""]
+def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:
+    """Raises Busy where `deliver` would change under messages or readers."""
+    if all(settings.deliver == group.settings.deliver for settings, _ in steps):
+        return
+    for stream in group.streams.values():
+        stream.advance()
+        if stream.count > 0:
+            raise errors.Busy(f"deliver: {stream.name} keeps {stream.count} messages; 'clear' or read them first")
+        if stream.opens:
+            raise errors.Busy(f"deliver: {stream.name} is open")
+
+
+class Plan:
+    """What the names will be as the actions of one write are carried out, so that all are checked before the first."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.consumers = {name: consumer.state.over for name, consumer in group.consumers.items()}
+        self.views = {name: list(view.state.patterns) for name, view in group.views.items()}
+
+    def check(self, settings: Settings, action: Action) -> None:
+        """Raises what would stop the action."""
+        try:
+            getattr(self, f"_check_{action.verb}")(settings, action)
+        except errors.MqfsError as error:
+            if not error.detail.startswith(f"{action.verb}:"):
+                raise type(error)(f"{action.verb}: {error.detail}") from None
+            raise
+
+    def _require_stream(self, action: Action) -> Stream:
+        stream = self.group.streams.get(action.stream or "")
+        if stream is None:
+            raise errors.NotFound(f"{action.verb}: no stream {action.stream!r} in this group")
+        return stream
+
+    def _require_unprotected(self, settings: Settings, action: Action) -> None:
+        if settings.protect:
+            raise errors.NotPermitted(f"{action.verb}: the group is protected; write 'protect off' first")
+
+    def _check_eof(self, settings: Settings, action: Action) -> None:
+        self._require_stream(action)
+        if settings.deliver == "one":
+            raise errors.BadCommand("eof: under 'deliver one' nobody could be given an end mark")
+
+    def _check_clear(self, settings: Settings, action: Action) -> None:
+        if action.stream is not None:
+            self._require_stream(action)
+        self._require_unprotected(settings, action)
+
+    def _check_drop(self, settings: Settings, action: Action) -> None:
+        stream = self._require_stream(action)
+        self._require_unprotected(settings, action)
+        group = self.group
         if len(group.state.dropped) + len(action.sequences) > limits.DROPPED:
             raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
         for sequence in action.sequences:
+            if group.held.is_for(stream, sequence):
+                continue
             found = group.bucket.peek(stream.number, sequence)
-            gone = sequence < stream.kept_from() or sequence in group.state.dropped
+            gone = sequence < stream.kept_from() or stream.is_gone(sequence)
             if gone or found is None or found[0] != sequence:
                 raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
 
+    def _check_redrive(self, settings: Settings, action: Action) -> None:
+        if action.stream is not None:
+            self._require_stream(action)
 
-def perform(group: Group, action: Action) -> None:
+    def _check_consumer(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        check_name(name)
+        over, *_ = consumer_options(action)
+        if self.consumers.get(name, over) != over:
+            raise errors.Exists(f"consumer {name} is over {self.consumers[name] or 'the whole group'}; remove it first")
+        self.consumers[name] = over
+
+    def _check_remove(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        if name not in self.consumers:
+            raise errors.NotFound(f"remove: no consumer {name!r} in this group")
+        self._require_unprotected(settings, action)
+        consumer = self.group.consumers.get(name)
+        if consumer is not None and consumer.claims:
+            raise errors.Busy(f"remove: consumer {name} holds {len(consumer.claims)} claims")
+        del self.consumers[name]
+
+    def _check_bind(self, settings: Settings, action: Action) -> None:
+        name, pattern = check_name(action.stream or ""), action.words[0]
+        if name in self.group.streams or name in self.group.groups:
+            raise errors.Exists(f"bind: {name} is a stream or group; a view has a name of its own")
+        if program.is_program(pattern):
+            program.parse(pattern)
+        else:
+            topics.check_pattern(pattern)
+        patterns = self.views.setdefault(name, [])
+        if len(patterns) >= limits.VIEW_PATTERNS or sum(map(len, self.views.values())) >= limits.PATTERNS:
+            raise errors.OverLimit(f"bind: at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group")
+        patterns.append(pattern)
+
+    def _check_unbind(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        patterns = self.views.get(name)
+        pattern = action.words[0] if action.words else None
+        if patterns is None or (pattern is not None and pattern not in patterns):
+            raise errors.NotFound(f"unbind: {name!r} is not bound{f' to {pattern!r}' if pattern and patterns else ''}")
+        self._require_unprotected(settings, action)
+        self.views[name] = [text for text in patterns if pattern not in (None, text)]
+        if not self.views[name]:
+            del self.views[name]
+
+
+def consumer_options(action: Action) -> tuple[str, bool, bool, tuple[int, int]]:
+    """(over, transient, private, backlog) of `consumer NAME ...`. Raises BadCommand."""
+    words = list(action.words)
+    over = words.pop(0) if words and words[0] not in ("transient", "private", "backlog") else ""
+    transient = private = False
+    backlog = (0, 0)
+    while words:
+        word = words.pop(0)
+        if word == "transient":
+            transient = True
+        elif word == "private":
+            private = True
+        elif word == "backlog" and words:
+            backlog = parse_backlog(words.pop(0))
+        else:
+            raise errors.BadCommand(f"consumer: {word!r}; write {USAGE['consumer']}")
+    return over, transient, private, backlog
+
+
+def perform(group: Group, user: User, action: Action) -> None:
     """Carry out an action that was checked."""
-    if action.verb == "eof":
-        group.write(group.streams[action.stream or ""], Kind.END, (b"",), 0)
-    elif action.verb == "clear":
-        named = [group.streams[action.stream]] if action.stream else list(group.streams.values())
-        floors = [[stream.number, floor] for stream in named if (floor := stream.clear())]
-        if floors:
-            group.change({"do": "floor", "floors": floors})
+    verb, name = action.verb, action.stream
+    if verb == "eof":
+        group.write(group.streams[name or ""], Post(Kind.END, (b"",), 0))
+    elif verb == "clear":
+        _clear(group, [group.streams[name]] if name else list(group.streams.values()))
+    elif verb == "drop":
+        _drop(group, group.streams[name or ""], action.sequences)
+    elif verb == "redrive":
+        letters.redrive(group, name, action.sequences[0] if action.sequences else None)
+    elif verb == "consumer":
+        over, transient, private, backlog = consumer_options(action)
+        consumer = group.consumers.get(name or "")
+        if consumer is None:
+            group.consumers.make(name or "", over, user, 0o666, transient=transient, private=private, backlog=backlog)
+        else:
+            group.consumers.set(consumer, transient, private, backlog)
+    elif verb == "remove":
+        group.consumers.remove(group.consumers[name or ""])
+    elif verb == "bind":
+        group.views.bind(name or "", action.words[0])
     else:
-        stream = group.streams[action.stream or ""]
-        stream.advance()
-        new = [s for s in dict.fromkeys(action.sequences) if s not in group.state.dropped]
+        group.views.unbind(name or "", action.words[0] if action.words else None)
+
+
+def _clear(group: Group, streams: list[Stream]) -> None:
+    floors = [[stream.number, floor] for stream in streams if (floor := stream.clear())]
+    if floors:
+        group.change({"do": "floor", "floors": floors})
+
+
+def _drop(group: Group, stream: Stream, sequences: Sequence[int]) -> None:
+    held = [s for s in dict.fromkeys(sequences) if group.held.is_for(stream, s)]
+    group.held.drop(held)
+    stream.advance()
+    new = [s for s in dict.fromkeys(sequences) if s not in group.state.dropped and s not in held]
+    if new:
         group.change({"do": "drop", "stream": stream.number, "sequences": new})
-        stream.count = -1  # counted again when needed
+        stream.recount()
         stream.advance()

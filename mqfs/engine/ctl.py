@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from mqfs.engine.names import split
-from mqfs.errors import BadCommand
+from mqfs.engine import program
+from mqfs.engine.names import check_name, quote, split
+from mqfs.errors import BadCommand, BadName
 
 _DURATION = re.compile(r"(\d+)(ms|s|m|h|d)\Z")
 _UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
@@ -42,31 +43,58 @@ class Settings:
     depth: Depth = NO_DEPTH
     ttl: int = 0
     full: str = "drop-old"
+    full_was_set: bool = False  # else it follows `deliver`
     sync: int = SYNC_ALWAYS
+    deliver: str = "all"
+    ack: str = "read"
+    lease: int = 0
+    retries: int = 5  # 0 = no bound
+    backoff: tuple[int, int] = (10**9, 5 * 60 * 10**9)
+    dead: str = "dead"
+    order: str = "sequence"
+    dedup: int = 2 * 60 * 10**9
     idle: int = 0
     protect: bool = False
 
-    def lines(self) -> list[str]:
-        """Every setting as a ctl line."""
+    def lines(self, *, given: bool = False) -> list[str]:
+        """Every setting as a ctl line; `given`: without what only follows from others."""
         sync = {SYNC_ALWAYS: "always", SYNC_OFF: "off"}.get(self.sync) or print_duration(self.sync)
-        return [
+        lines = [
             f"data {self.data}",
             f"replay {self.replay}",
             f"depth {_print_depth(self.depth)}",
             f"ttl {print_duration(self.ttl)}",
+            f"deliver {self.deliver}",
             f"full {self.full}",
             f"sync {sync}",
+            f"lease {print_duration(self.lease)}",
+            f"retries {self.retries}",
+            f"backoff {' '.join(map(print_duration, self.backoff))}",
+            f"dead {quote(self.dead)}",
+            f"order {self.order}",
+            f"dedup {print_duration(self.dedup)}",
             f"idle {print_duration(self.idle)}",
             f"protect {'on' if self.protect else 'off'}",
         ]
+        if given and not self.full_was_set:
+            lines.remove(f"full {self.full}")
+        if self.deliver == "one":
+            lines.insert(5, f"ack {self.ack}")
+        return lines
+
+    def backoff_after(self, failed: int) -> int:
+        """How long a message waits after that many failed deliveries, ns: the shortest time, doubled with each."""
+        least, most = self.backoff
+        return min(most, least << min(failed - 1, 62))
 
 
 class Action(NamedTuple):
-    """A line that does something once: `eof S`, `clear [S]`, `drop S SEQ...`."""
+    """A line that does something once: `eof S`, `clear [S]`, `drop S SEQ...`, `consumer NAME ...`."""
 
     verb: str
-    stream: str | None
+    stream: str | None  # the first word: a stream's name, or a consumer's or view's
     sequences: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()  # what follows
 
 
 def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]:
@@ -77,7 +105,7 @@ def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]
     steps: list[tuple[Settings, Action | None]] = []
     for line in text.split("\n"):
         try:
-            words = split(line)
+            words = split_line(line)
             if not words:
                 continue
             action = _action(words) if words[0] in _ACTIONS else None
@@ -87,6 +115,17 @@ def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]
             raise BadCommand(f"{line.strip()!r}: {error.detail}") from None
         steps.append((settings, action))
     return steps
+
+
+def split_line(line: str) -> list[str]:
+    """The words of a line; behind `bind NAME` a program is the rest of it, as it stands. Raises BadCommand."""
+    verb = line.split(None, 1)[:1]
+    if verb in (["bind"], ["unbind"]):
+        if line.rstrip().endswith(" #"):
+            return [*split(line), "#"]  # the pattern of everything; a comment would go on
+        name, rest = program.binding(line)
+        return [verb[0], name, rest] if rest else [verb[0], name]
+    return split(line)
 
 
 def parse_settings(lines: Sequence[str]) -> Settings:
@@ -152,22 +191,73 @@ def _parse_sync(word: str) -> int:
     return value
 
 
+def parse_backlog(word: str) -> tuple[int, int]:
+    """(messages, bytes) of `backlog N|SIZE`. Raises BadCommand."""
+    try:
+        return tuple(_parse_depth(word))  # type: ignore[return-value]
+    except BadCommand as error:
+        raise BadCommand(error.detail.replace("depth", "backlog")) from None
+
+
+def print_backlog(backlog: tuple[int, int]) -> str:
+    return _print_depth(Depth(*backlog))
+
+
+def _parse_name(word: str) -> str:
+    try:
+        return check_name(word)
+    except BadName as error:
+        raise BadCommand(str(error)) from None
+
+
 _WORDS = {
     "data": ("message", "line", "coalesce"),
     "replay": ("off", "last", "all"),
     "full": ("drop-old", "drop-new", "block", "reject"),
+    "deliver": ("all", "one"),
+    "ack": ("read", "next"),
+    "order": ("sequence", "expiry"),
     "protect": ("on", "off"),
 }
-_VALUES = {"depth": _parse_depth, "ttl": parse_duration, "sync": _parse_sync, "idle": parse_duration}
-_ACTIONS = {"eof": (1, 1), "clear": (0, 1), "drop": (2, 1 << 30)}
-_USAGE = {"eof": "eof STREAM", "clear": "clear [STREAM]", "drop": "drop STREAM SEQUENCE..."}
+_VALUES = {
+    "depth": _parse_depth,
+    "ttl": parse_duration,
+    "sync": _parse_sync,
+    "idle": parse_duration,
+    "lease": parse_duration,
+    "retries": parse_number,
+    "dead": _parse_name,
+    "dedup": parse_duration,
+}
+_ACTIONS = {
+    "eof": (1, 1),
+    "clear": (0, 1),
+    "drop": (2, 1 << 30),
+    "redrive": (0, 2),
+    "consumer": (1, 6),
+    "remove": (1, 1),
+    "bind": (2, 2),
+    "unbind": (1, 2),
+}
+USAGE = {
+    "eof": "eof STREAM",
+    "clear": "clear [STREAM]",
+    "drop": "drop STREAM SEQUENCE...",
+    "redrive": "redrive [STREAM [COUNT]]",
+    "consumer": "consumer NAME [STREAM|VIEW] [transient] [private] [backlog N]",
+    "remove": "remove CONSUMER",
+    "bind": "bind NAME PATTERN|PROGRAM",
+    "unbind": "unbind NAME [PATTERN|PROGRAM]",
+}
 
 
 def _setting(words: list[str], settings: Settings) -> Settings:
     key = words[0]
-    if key not in _WORDS and key not in _VALUES:
-        known = " ".join([*_WORDS, *_VALUES, *_ACTIONS])
+    if key not in _WORDS and key not in _VALUES and key != "backoff":
+        known = " ".join([*_WORDS, *_VALUES, "backoff", *_ACTIONS])
         raise BadCommand(f"unknown command {key!r}; there are: {known}")
+    if key == "backoff":
+        return _set_backoff(words, settings)
     if len(words) != 2:
         raise BadCommand(f"{key} takes one value, not {len(words) - 1}")
     word = words[1]
@@ -175,7 +265,34 @@ def _setting(words: list[str], settings: Settings) -> Settings:
         return evolve(settings, key, _VALUES[key](word))
     if word not in _WORDS[key]:
         raise BadCommand(f"{key} {word!r}: write {' or '.join(_WORDS[key])}")
+    if key == "deliver":
+        return _set_deliver(word, settings)
+    if key == "ack" and settings.deliver != "one":
+        raise BadCommand("ack is a matter of 'deliver one'; write that line first")
+    if key == "data" and word == "coalesce" and settings.deliver == "one":
+        raise BadCommand("data coalesce has no messages to hand to one reader each; write 'deliver all' first")
+    if key == "full":
+        settings = evolve(settings, "full_was_set", True)
     return evolve(settings, key, word == "on" if key == "protect" else word)
+
+
+def _set_backoff(words: list[str], settings: Settings) -> Settings:
+    if len(words) != 3:
+        raise BadCommand("backoff takes the shortest and the longest time, such as 1s 5m")
+    least, most = parse_duration(words[1]), parse_duration(words[2])
+    if least > most:
+        raise BadCommand(f"backoff {words[1]} {words[2]}: the shortest time comes first")
+    return evolve(settings, "backoff", (least, most))
+
+
+def _set_deliver(word: str, settings: Settings) -> Settings:
+    if word == "one" and settings.data == "coalesce":
+        raise BadCommand("deliver one hands out messages and data coalesce has none; write 'data message' first")
+    if not settings.full_was_set:
+        settings = evolve(settings, "full", "reject" if word == "one" else "drop-old")
+    if word == "all":
+        settings = evolve(settings, "ack", "read")
+    return evolve(settings, "deliver", word)
 
 
 def evolve(settings: Settings, key: str, value: Any) -> Settings:
@@ -186,6 +303,8 @@ def _action(words: list[str]) -> Action:
     verb, arguments = words[0], words[1:]
     least, most = _ACTIONS[verb]
     if not least <= len(arguments) <= most:
-        raise BadCommand(f"usage: {_USAGE[verb]}")
-    stream = arguments[0] if arguments else None
-    return Action(verb, stream, tuple(parse_number(word) for word in arguments[1:]))
+        raise BadCommand(f"usage: {USAGE[verb]}")
+    name = arguments[0] if arguments else None
+    if verb in ("drop", "redrive"):
+        return Action(verb, name, tuple(parse_number(word) for word in arguments[1:]))
+    return Action(verb, name, (), tuple(arguments[1:]))

@@ -5,25 +5,23 @@ Owns the commands and formats of mqfs(4), "Cursors". Takes nothing and holds bac
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.control import Commands
-from mqfs.engine.ctl import parse_duration, parse_number
+from mqfs.engine.ctl import parse_number
 from mqfs.engine.files import Given, overtaken
+from mqfs.engine.format import FORMATS, Names, describe, parse_seek, shape
 from mqfs.engine.names import split
 from mqfs.engine.permission import R, allowed, require
-from mqfs.record import encode, encode_names
+from mqfs.engine.seeking import position
+from mqfs.engine.selection import Selection, select
 from mqfs.types import Kind, Record, Step, User, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.group import Meta
+    from mqfs.engine.nodes import Meta
     from mqfs.engine.stream import Stream
-
-FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
 
 
 class Cursor(Commands):
@@ -36,12 +34,12 @@ class Cursor(Commands):
     def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.format = "raw"
-        self.selected: list[int] | None = None  # stream numbers; None: all
+        self.selection = Selection(self.group)
         self.until: int | None = None  # below this sequence
         self.shown: Record | None = None  # the last message given, for `info`
         self.pending: bytes | None = None  # text of `info`
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
-        self.named: dict[int, str] = {}  # `format record`: what the reader was told
+        self.names = Names()  # `format record`: what the reader was told
         self.cuts: dict[int, int] = {}
         self.cuts_seen = -1
         self.overtaken = False  # held back more than the slack of a `replay off` group
@@ -61,18 +59,17 @@ class Cursor(Commands):
         """The selected streams that the user may read, by number."""
         group = self.group
         if self._epoch != group.epoch:
-            every = group.numbers.values()
-            chosen = every if self.selected is None else [s for n in self.selected if (s := group.numbers.get(n))]
-            self._streams = {s.number: s for s in chosen if allowed(self.user, s.state, R)}
+            covers = self.selection.covers
+            self._streams = {
+                s.number: s for s in group.numbers.values() if covers(s) and allowed(self.user, s.state, R)
+            }
             self._epoch = group.epoch
         return self._streams
 
     @property
     def over(self) -> bool:
         """Its group, or every stream it selected, was removed: end-of-file."""
-        if self.group.removed:
-            return True
-        return self.selected is not None and not any(number in self.group.numbers for number in self.selected)
+        return self.group.removed or self.selection.over
 
     # ------------------------------------------------------------ commands
 
@@ -98,8 +95,10 @@ class Cursor(Commands):
     def _command(self, words: list[str]) -> Callable[[], None]:
         verb, arguments = words[0], words[1:]
         if verb == "select":
-            numbers = self._numbers(arguments)
-            return lambda: self._select(numbers)
+            if len(arguments) > limits.CURSOR_NAMES:
+                raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
+            selection = select(self.group, arguments, lambda s: require(self.user, s.state, R, s.name))
+            return lambda: self._select(selection)
         usage = {"seek": 1, "until": 1, "format": 1, "info": 0}
         if verb not in usage:
             raise errors.BadCommand(f"unknown command {verb!r}; there are: seek select until format info")
@@ -118,20 +117,8 @@ class Cursor(Commands):
         parse_seek(word)
         return lambda: self._seek(word)
 
-    def _numbers(self, names: list[str]) -> list[int] | None:
-        if len(names) > limits.CURSOR_NAMES:
-            raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
-        numbers = []
-        for name in names:
-            stream = self.group.streams.get(name)
-            if stream is None:
-                raise errors.NotFound(f"select: no stream {name!r} in this group")
-            require(self.user, stream.state, R, name)
-            numbers.append(stream.number)
-        return numbers or None
-
-    def _select(self, numbers: list[int] | None) -> None:
-        self.selected, self._epoch = numbers, -1
+    def _select(self, selection: Selection) -> None:
+        self.selection, self._epoch = selection, -1
 
     def _format(self, word: str) -> None:
         self.format, self.end_due = word, False
@@ -145,57 +132,13 @@ class Cursor(Commands):
         if record is None:
             raise errors.BadCommand("info: no message was read yet")
         stream = self.group.numbers.get(record.stream)
-        lines = [
-            f"sequence {record.sequence}",
-            f"stream {stream.name if stream else ''}",
-            f"time {seconds(record.time_ns)}",
-        ]
-        self.pending = ("\n".join(lines) + "\n\n").encode()
+        self.pending = describe(record, stream.name if stream else "")
 
     def _seek(self, word: str) -> None:
-        kind, value = parse_seek(word)
-        bucket = self.group.bucket
-        for stream in self.group.numbers.values():  # what was not kept any more stays gone, whoever seeks back
-            if stream.count:
-                stream.advance()
-        if kind == "end":
-            self.position = bucket.next
-        elif kind == "first":
-            self.position = min((s.first_kept() or bucket.next for s in self.streams().values()), default=bucket.next)
-        elif kind == "last":
-            self.position = max((s.newest_kept() for s in self.streams().values()), default=0) or bucket.next
-        elif kind == "sequence":
-            self.position = value
-        elif kind == "time":
-            self.position = bucket.at(value)
-        elif kind == "ago":
-            self.position = bucket.at(self.group.tree.clock.wall_ns() - value)
-        else:
-            self.position = self._back(value)
+        self.position = position(self.selection, word, self.streams().values(), self._shows)
         self.until, self.end_due, self.overtaken = None, False, False
         self._drop_rest()
         self._forgive()
-
-    def _back(self, count: int) -> int:
-        """The sequence of the count-th message before the end."""
-        bucket, streams = self.group.bucket, self.streams()
-        position = found_at = bucket.next
-        while count > 0:
-            if len(streams) <= FEW:
-                candidates = [s for n in streams if (s := bucket.before(position, n)) is not None]
-                found = max(candidates, default=None)
-            else:
-                found = bucket.before(position)
-            if found is None:
-                break
-            position = found
-            try:
-                record = bucket.scan(position)
-            except errors.Damaged:
-                continue
-            if record is not None and self._shows(record):
-                count, found_at = count - 1, position
-        return found_at
 
     def _drop_rest(self) -> None:
         self.last = Given()
@@ -261,7 +204,7 @@ class Cursor(Commands):
         self._look_for_losses()
         while not self._done():
             try:
-                record = self._find()
+                record = self.selection.find(self.position)
             except errors.Damaged as error:
                 self.position = error.sequence + 1
                 raise
@@ -275,22 +218,15 @@ class Cursor(Commands):
                 return record
         return None
 
-    def _find(self) -> Record | None:
-        bucket, streams = self.group.bucket, self.streams()
-        if len(streams) > FEW:
-            return bucket.scan(self.position)
-        first: tuple[int, int] | None = None
-        for number in streams:
-            found = bucket.peek(number, self.position)
-            if found is not None and (first is None or found[0] < first[0]):
-                first = (found[0], number)
-        return bucket.find(first[1], first[0]) if first else None
-
     def _shows(self, record: Record) -> bool:
-        stream = self.streams().get(record.stream)
-        if stream is None or not stream.visible(record):
+        return self._admits(record) and self.group.numbers[record.stream].visible(record)
+
+    def _admits(self, record: Record) -> bool:
+        """Whether it is one for this cursor, kept or not."""
+        if record.kind != Kind.MESSAGE and self.format != "record":
             return False
-        return record.kind == Kind.MESSAGE or self.format == "record"
+        stream = self.group.numbers.get(record.stream)
+        return stream is not None and self.selection.selects(stream, record) and allowed(self.user, stream.state, R)
 
     def _look_for_losses(self) -> None:
         group = self.group
@@ -312,14 +248,11 @@ class Cursor(Commands):
     # ------------------------------------------------------------ formats
 
     def _shape(self, record: Record) -> bytes:
-        body = record.body
-        if self.format == "line":
-            return body if body.endswith(b"\n") else body + b"\n"
-        if self.format == "nul":
-            return body + b"\0"
-        if self.format == "json":
-            return as_json(record, self.group.numbers[record.stream].name)
-        return body
+        return shape(self.format, record, self.group.numbers[record.stream].name)
+
+    def _record(self, record: Record) -> bytes:
+        name = self.group.numbers[record.stream].name
+        return self.names.wrap(record, name, lambda: {n: s.name for n, s in self.streams().items()})
 
     def _take_records(self, count: int) -> bytes | None:
         """Whole records, as many as fit, behind the names that were not told yet; the first one always."""
@@ -336,10 +269,10 @@ class Cursor(Commands):
                 break
             if record is None:
                 break
-            piece = self._names(record) + encode(*record)
+            piece = self._record(record)
             if pieces and size + len(piece) > count:
                 self.position = before
-                self.named.pop(record.stream, None)
+                self.names.untell(record.stream)
                 break
             self.shown = record
             self.group.counts.read += 1
@@ -351,16 +284,6 @@ class Cursor(Commands):
             return self.last.first(b"".join(pieces), count, 0)
         return b"" if self._done() else None
 
-    def _names(self, record: Record) -> bytes:
-        """A NAMES record, if the reader does not know the stream's name yet; the first names all streams."""
-        known = self.named
-        name = self.group.numbers[record.stream].name
-        if known.get(record.stream) == name:
-            return b""
-        table = {n: s.name for n, s in self.streams().items()} if not known else {record.stream: name}
-        known.update(table)
-        return encode_names(record.sequence, record.time_ns, table)
-
     # ------------------------------------------------------------ waiting
 
     def offer(self, record: Record) -> None:
@@ -371,11 +294,11 @@ class Cursor(Commands):
             self._settle(b"")
             return
         self.position = record.sequence + 1
-        if record.stream in self.streams() and (record.kind == Kind.MESSAGE or self.format == "record"):
+        if self._admits(record):
             _, count = self.waits[0]
             if self.format == "record":
                 self.shown = record
-                self._settle(self.last.first(self._names(record) + encode(*record), count, 0))
+                self._settle(self.last.first(self._record(record), count, 0))
             else:
                 self._settle(self._give(record, count))
         while self.waits and self._done():
@@ -409,7 +332,7 @@ class Cursor(Commands):
             return True
         if self.over or self._done() or self.overtaken:
             return True
-        return self.position < self.group.bucket.next and self._find() is not None
+        return self.position < self.group.bucket.next and self.selection.find(self.position) is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         if then is None:
@@ -428,41 +351,3 @@ class Cursor(Commands):
         self.group.cursors.discard(self)
         self.group.loosened()
         self.group.unblock()
-
-
-FORMATS = ("raw", "line", "nul", "each", "json", "record")
-
-
-def parse_seek(word: str) -> tuple[str, int]:
-    """(kind, value) of what stands behind `seek`; times in ns. Raises BadCommand."""
-    if word in ("first", "last", "end"):
-        return word, 0
-    try:
-        if word.startswith("@"):
-            whole, _, part = word[1:].partition(".")
-            return "time", parse_number(whole) * 10**9 + (parse_number(part.ljust(9, "0")[:9]) if part else 0)
-        if word.startswith("-") and word[1:].isdigit():
-            return "back", parse_number(word[1:])
-        if word.startswith("-"):
-            return "ago", parse_duration(word[1:])
-        return "sequence", parse_number(word)
-    except errors.BadCommand:
-        raise errors.BadCommand(
-            f"seek {word!r}: write first, last, end, a sequence, @UNIXTIME, -N messages or -10m"
-        ) from None
-
-
-def seconds(time_ns: int) -> str:
-    """UNIX seconds with all nine decimals."""
-    return f"{time_ns // 10**9}.{time_ns % 10**9:09d}"
-
-
-def as_json(record: Record, name: str) -> bytes:
-    """One object and a newline: `body`, or `body_base64` where it is not UTF-8."""
-    try:
-        key, body = "body", json.dumps(record.body.decode(), ensure_ascii=False)
-    except UnicodeDecodeError:
-        key, body = "body_base64", json.dumps(base64.b64encode(record.body).decode())
-    stream = json.dumps(name, ensure_ascii=False)
-    line = f'{{"sequence":{record.sequence},"stream":{stream},"time":{seconds(record.time_ns)},"{key}":{body}}}\n'
-    return line.encode()

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
 from mqfs.engine import report
-from mqfs.engine.stream import Parked, end_parked
+from mqfs.engine.stream import Parked, Post, end_parked
 from mqfs.types import Kind, Record, Step, User, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.group import Group, Meta
+    from mqfs.engine.group import Group
+    from mqfs.engine.nodes import Meta
     from mqfs.engine.stream import Stream
 
 
@@ -26,6 +27,8 @@ class Open:
     parkable = False
     readable = True
     writable = True
+    takes = False  # what it reads is claimed for it
+    reader_pid = 0
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         self.node, self.user, self.reads, self.writes = node, user, reads, writes
@@ -114,6 +117,11 @@ class Reader(Open):
         self.position = self.group.bucket.next
         self.last = Given()
 
+    @property
+    def idle(self) -> bool:
+        """It waits, so it has had everything."""
+        return self in self.waiting_room()
+
     # What a subclass says: where it waits, and what it finds.
 
     def waiting_room(self) -> Parked:
@@ -122,6 +130,10 @@ class Reader(Open):
     def find(self) -> Record | None:
         """The next record to give, the position moved behind it; raises FellBehind or Damaged."""
         raise NotImplementedError
+
+    def wants(self, record: Record) -> bool:
+        """Whether a new message where it waits is for it."""
+        return True
 
     def present(self, record: Record) -> bytes:
         """What the record looks like."""
@@ -231,18 +243,83 @@ class Reader(Open):
         if self in room:
             end_parked({self: room.pop(self)}, self.group)
         self.group.loosened()
+        super()._end()
 
 
-class StreamHandle(Reader):
+class Writer(Open):
+    """A stream, open to be written: what writing is, whatever else the handle does."""
+
+    node: Stream
+    partial = b""  # `data line`: an unfinished line
+
+    def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        node.opens += 1
+
+    @property
+    def writable(self) -> bool:  # type: ignore[override]
+        return not self.node.blocked
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        if then is None:
+            self.node.watchers.pop(self, None)
+        else:
+            self.node.watchers[self] = then
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        if not self.writes:
+            self.require(reading=False)
+        size = len(data)
+        if size > limits.MESSAGE_BYTES:
+            raise errors.TooLong(f"{size} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        if not size:
+            return self.group.write(self.node, Post(Kind.END, (b"",), 0))
+        if self.group.settings.data == "line":
+            return self._write_lines(data)
+        return self.group.write(self.node, Post(Kind.MESSAGE, (data,), size))
+
+    def _write_lines(self, data: bytes) -> Step[int]:
+        """Whole lines are messages, one unit; what follows the last newline waits here."""
+        if self.node.removed:
+            raise errors.NotFound(f"{self.node.name} was removed")
+        *lines, rest = (self.partial + data).split(b"\n")
+        if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
+            raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+        step: Step[int] = len(data)
+        before = self.partial
+
+        def undo() -> None:
+            if self.partial == rest:
+                self.partial = before
+
+        if lines:
+            post = Post(Kind.MESSAGE, [line + b"\n" for line in lines], len(data), undo)
+            step = self.group.write(self.node, post)
+        self.partial = rest
+        return step
+
+    def _end(self) -> None:
+        super()._end()
+        stream = self.node
+        stream.opens -= 1
+        stream.watchers.pop(self, None)
+        stream.unused_since_ns = self.group.tree.clock.engine_ns()
+        if self.partial and not stream.removed:
+            try:
+                self.group.write(stream, Post(Kind.MESSAGE, (self.partial,), 0))
+            except errors.MqfsError as error:
+                self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
+        self.group.unblock()
+
+
+class StreamHandle(Reader, Writer):
     """A stream, open to read, to write, or both."""
 
     node: Stream
 
     def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.partial = b""  # `data line`: an unfinished line
         self.had = 0  # messages of the stream that fell below the floor or were had, counted as Stream.gone is
-        node.opens += 1
         if reads:
             self._start()
             node.readers.add(self)
@@ -303,73 +380,32 @@ class StreamHandle(Reader):
         stream = self.node
         return self.position < stream.cut or self.group.bucket.peek(stream.number, self.position) is not None
 
-    @property
-    def writable(self) -> bool:  # type: ignore[override]
-        return not self.node.blocked
-
-    def watch(self, then: Callable[[], None] | None) -> None:
-        if then is None:
-            self.node.watchers.pop(self, None)
-        else:
-            self.node.watchers[self] = then
-
-    def write(self, data: bytes, offset: int = 0) -> Step[int]:
-        if not self.writes:
-            self.require(reading=False)
-        size = len(data)
-        if size > limits.MESSAGE_BYTES:
-            raise errors.TooLong(f"{size} bytes; a message has at most {limits.MESSAGE_BYTES}")
-        if not size:
-            return self.group.write(self.node, Kind.END, (b"",), 0)
-        if self.group.settings.data == "line":
-            return self._write_lines(data)
-        return self.group.write(self.node, Kind.MESSAGE, (data,), size)
-
-    def _write_lines(self, data: bytes) -> Step[int]:
-        """Whole lines are messages, one unit; what follows the last newline waits here."""
-        if self.node.removed:
-            raise errors.NotFound(f"{self.node.name} was removed")
-        *lines, rest = (self.partial + data).split(b"\n")
-        if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
-            raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
-        step: Step[int] = len(data)
-        before = self.partial
-
-        def undo() -> None:
-            if self.partial == rest:
-                self.partial = before
-
-        if lines:
-            step = self.group.write(self.node, Kind.MESSAGE, [line + b"\n" for line in lines], len(data), undo)
-        self.partial = rest
-        return step
-
     def _end(self) -> None:
+        self.node.readers.discard(self)
         super()._end()
-        stream = self.node
-        stream.opens -= 1
-        stream.readers.discard(self)
-        stream.watchers.pop(self, None)
-        stream.unused_since_ns = self.group.tree.clock.engine_ns()
-        if self.partial and not stream.removed:
-            try:
-                self.group.write(stream, Kind.MESSAGE, (self.partial,), 0)
-            except errors.MqfsError as error:
-                self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
-        self.group.unblock()
 
 
-class OrderHandle(Reader):
-    """`order`: of each message of the group, its stream's name and a NUL byte."""
+class LogReader(Reader):
+    """A reader of several streams at once, in the order of the log."""
 
-    node: Meta
-
-    def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.cuts: dict[int, int] = {}  # of each stream, the cut that this handle was told of
         self.cuts_seen = self.group.cuts
         self._start()
-        self.group.order_readers.add(self)
+        self.group.log_readers.add(self)
+
+    def covers(self, stream: Stream) -> bool:
+        """Whether it is to be shown messages of that stream."""
+        return True
+
+    def admits(self, stream: Stream, record: Record) -> bool:
+        """Whether it is to be shown that one."""
+        return record.kind == Kind.MESSAGE
+
+    def look(self) -> Record | None:
+        """The next message in the log that may be for it. Raises Damaged."""
+        return self.group.bucket.scan(self.position)
 
     def _start(self) -> None:
         replay = self.group.settings.replay
@@ -380,11 +416,9 @@ class OrderHandle(Reader):
         if replay == "all":
             self.position = self.group.bucket.first
         else:
-            self.position = max((s.newest_kept() for s in self.group.numbers.values()), default=0) or self.position
+            mine = (s.newest_kept() for s in self.group.numbers.values() if self.covers(s))
+            self.position = max(mine, default=0) or self.position
         self.cuts = {stream.number: stream.cut for stream in self.group.numbers.values()}
-
-    def waiting_room(self) -> Parked:
-        return self.group.order_parked
 
     def find(self) -> Record | None:
         group = self.group
@@ -392,7 +426,7 @@ class OrderHandle(Reader):
             self._look_for_cuts()
         while True:
             try:
-                record = group.bucket.scan(self.position)
+                record = self.look()
             except errors.Damaged as error:
                 self.position = error.sequence + 1
                 raise
@@ -400,23 +434,19 @@ class OrderHandle(Reader):
                 return None
             self.position = record.sequence + 1
             stream = group.numbers.get(record.stream)
-            if stream is not None and record.kind == Kind.MESSAGE and stream.visible(record):
+            if stream is not None and self.admits(stream, record) and stream.visible(record):
                 return record
 
     def _look_for_cuts(self) -> None:
         group = self.group
         self.cuts_seen = group.cuts
-        behind = overtaken(self.position, self.cuts, group.numbers.values())
+        behind = overtaken(self.position, self.cuts, filter(self.covers, group.numbers.values()))
         if behind:
             group.counts.fell_behind += 1
             raise errors.FellBehind(f"messages of {behind} were lost")
 
-    def present(self, record: Record) -> bytes:
-        stream = self.group.numbers.get(record.stream)
-        return (stream.name.encode() if stream else b"") + b"\0"
-
     def ahead(self) -> bool:
-        return self.position < self.group.bucket.next and self.group.bucket.scan(self.position) is not None
+        return self.position < self.group.bucket.next and self.look() is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         if then is None:
@@ -426,9 +456,22 @@ class OrderHandle(Reader):
 
     def _end(self) -> None:
         super()._end()
-        self.group.order_readers.discard(self)
+        self.group.log_readers.discard(self)
         self.group.order_watchers.pop(self, None)
         self.group.unblock()
+
+
+class OrderHandle(LogReader):
+    """`order`: of each message of the group, its stream's name and a NUL byte."""
+
+    node: Meta
+
+    def waiting_room(self) -> Parked:
+        return self.group.order_parked
+
+    def present(self, record: Record) -> bytes:
+        stream = self.group.numbers.get(record.stream)
+        return (stream.name.encode() if stream else b"") + b"\0"
 
 
 def overtaken(position: int, told: dict[int, int], streams: Iterable[Stream]) -> str:

@@ -1,7 +1,8 @@
 """A group: one log, and everything that can be seen in it.
 
-Owns the way of a write (append, hand over, commit), the settings, the streams and groups inside, and the record of
-changes. What a stream keeps is the stream's; what a handle shows is the handle's.
+Owns the way of a write (append, hand over, commit), the settings, the streams, views, consumers and groups inside, and
+the record of changes. What a stream keeps is the stream's; what a handle shows is the handle's; who gets a message of a
+work queue is the consumer's.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import attrs
 
 from mqfs import errors, limits, state
+from mqfs.engine.consumers import Consumers
 from mqfs.engine.ctl import NO_DEPTH, SYNC_ALWAYS, SYNC_OFF, Settings, parse_settings
-from mqfs.engine.stream import Parked, Stream, Verdict, end_parked, serve_parked
-from mqfs.state import Attributes, Change, State
-from mqfs.types import QTDIR, QTFILE, Bucket, Draft, Kind, Qid, Record, Step, User, Wait
+from mqfs.engine.held import Held
+from mqfs.engine.ids import Ids
+from mqfs.engine.nodes import FOLDERS, META_FILES, Folder, Meta
+from mqfs.engine.ranks import NEVER, Ranks
+from mqfs.engine.stream import Parked, Post, Stream, Verdict, end_parked, serve_parked
+from mqfs.engine.views import Views
+from mqfs.state import Change, State
+from mqfs.types import QTDIR, Bucket, Draft, Kind, Qid, Record, Step, User, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.cursor import Cursor
-    from mqfs.engine.files import OrderHandle
+    from mqfs.engine.files import LogReader
     from mqfs.engine.tree import Tree
 
 T = TypeVar("T")
@@ -29,44 +36,6 @@ SECOND_NS = 10**9
 COMPARE_NS = SECOND_NS // 10  # how often the two clocks are compared while messages are written
 MESSAGE = int(Kind.MESSAGE)
 RECORD_BYTES = 40  # of a message in the log, beside its body
-
-META_FILES = {
-    "ctl": (state.CTL, 0o644),
-    "order": (state.ORDER, 0o444),
-    ".cursor": (state.CURSOR, 0o666),
-    ".stats": (state.STATS, 0o444),
-    ".who": (state.WHO, 0o444),
-    ".errors": (state.ERRORS, 0o444),
-}
-
-
-class Meta:
-    """One of a group's own files: `ctl`, `order`, `.stats`, ..."""
-
-    __slots__ = ("default_mode", "group", "name", "number")
-    directory = False
-
-    def __init__(self, group: Group, name: str) -> None:
-        self.group, self.name = group, name
-        self.number, self.default_mode = META_FILES[name]
-
-    @property
-    def parent(self) -> Group:
-        return self.group
-
-    @property
-    def removed(self) -> bool:
-        return self.group.removed
-
-    @property
-    def qid(self) -> Qid:
-        return Qid(QTFILE, 0, self.group.number << 32 | self.number)
-
-    @property
-    def attributes(self) -> Attributes:
-        """As the owner changed them, else the group's owner and the default mode."""
-        own = self.group.state.files.get(self.number)
-        return own or Attributes(self.default_mode, self.group.state.uid, self.group.state.gid)
 
 
 @attrs.define
@@ -108,7 +77,8 @@ class Group:
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
         self.metas = {name: Meta(self, name) for name in META_FILES}
-        self.order_readers: set[OrderHandle] = set()
+        self.folders = {name: Folder(self, name) for name in FOLDERS}
+        self.log_readers: set[LogReader] = set()  # of `order` and views
         self.order_parked: Parked = {}
         self.order_watchers: dict[object, Callable[[], None]] = {}
         self.cursors: set[Cursor] = set()
@@ -125,8 +95,17 @@ class Group:
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._checked_ns = 0  # wall time at which the clocks were last compared
         self._expired: tuple[int, int] = (-1, 0)
+        self.ranks = Ranks(self)
+        self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
+        self.held = Held(self)
+        self.ids = Ids(self)
+        self.views = Views(self)
+        self.consumers = Consumers(self)
+        self._alarm_ns = 0  # when the tree was last asked to wake this group; 0: not
         for row in own.streams.values():
             self._enter(Stream(self, row))
+        self.views.load()
+        self.consumers.load()
         bucket.state = self.encode_state
 
     def _enter(self, stream: Stream) -> None:
@@ -200,18 +179,38 @@ class Group:
         self._expired = (limit, floor)
         return floor
 
+    def expires_by_ttl(self, sequence: int) -> int:
+        """Until when the group's `ttl` keeps a message, engine ns; NEVER where it has none."""
+        if not self.settings.ttl:
+            return NEVER
+        record = self.bucket.scan(sequence)
+        return self.engine_time(record) + self.settings.ttl if record is not None else NEVER
+
+    def lapse(self) -> None:
+        """Messages whose own ttl has ended count no more."""
+        for sequence, rank in self.ranks.expired(self.tree.clock.engine_ns()):
+            stream = self.numbers.get(rank.stream)
+            if stream is not None:
+                stream.lapse(sequence)
+                self.lapsed[sequence] = rank.stream
+
+    def outlived(self, sequence: int) -> bool:
+        """Whether a message has outlived its own ttl."""
+        rank = self.ranks.get(sequence)
+        return rank is not None and rank.expires_ns <= self.tree.clock.engine_ns()
+
     # ------------------------------------------------------------ what is kept
 
     def live_floor(self, stream: Stream) -> int:
-        """The lowest sequence of the stream that a reader present now has not had."""
-        low = self.bucket.next
+        """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
+        low = min(self.bucket.next, self.consumers.floor(stream))
         if len(stream.parked) < len(stream.readers):  # who waits has had everything
             for reader in stream.readers:
                 if reader not in stream.parked:
                     low = min(low, reader.position)
-        for order in self.order_readers:
-            if order not in self.order_parked:
-                low = min(low, order.position)
+        for several in self.log_readers:
+            if not several.idle and several.covers(stream):
+                low = min(low, several.position)
         if self.cursors:
             slack = self.bucket.next - limits.CURSOR_SLACK_MESSAGES
             for cursor in self.cursors:
@@ -230,7 +229,7 @@ class Group:
     @property
     def durable(self) -> bool:
         """Whether anything written now is promised to someone who is not there yet."""
-        return self.settings.replay != "off"
+        return self.settings.replay != "off" or self.settings.deliver == "one" or bool(self.consumers)
 
     def bound_bytes(self) -> int:
         return limits.GROUP_BYTES if self.tree.store.path else limits.MEMORY_BYTES
@@ -248,17 +247,21 @@ class Group:
             stream.advance()
             if stream.count > 0:
                 floors[stream.number] = stream.state.floor
-        dropped = self.state.dropped
-        for sequence, number in list(dropped.items()):
-            owner = self.numbers.get(number)
-            if owner is None or sequence < owner.state.floor:
-                del dropped[sequence]
-        self.bucket.trim(floors, dropped.keys())
+        for away in (self.state.dropped, self.lapsed):
+            for sequence, number in list(away.items()):
+                owner = self.numbers.get(number)
+                if owner is None or sequence < owner.state.floor:
+                    del away[sequence]
+        if self.held.floor:
+            floors[state.PUT] = self.held.floor
+        self.ranks.forget()
+        self.ids.forget()
+        self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
         self._trimmed_bytes = self.bucket.size
 
     def loosened(self) -> None:
         """A reader went on or went away: what only it had not had is not kept any more."""
-        if self.settings.replay != "all":
+        if self.settings.replay != "all" or self.settings.deliver == "one":
             self._loose = True
             self.tree.touched.add(self)
 
@@ -286,66 +289,83 @@ class Group:
 
     # ------------------------------------------------------------ the way of a write
 
-    def write(
-        self,
-        stream: Stream,
-        kind: int,
-        bodies: Sequence[bytes],
-        total: int,
-        undo: Callable[[], None] | None = None,
-    ) -> Step[int]:
-        """Append messages as one unit, or do with them what `full` says. The step comes to `total`.
+    def write(self, stream: Stream, post: Post) -> Step[int]:
+        """Append messages as one unit, or do with them what `full` says. The step comes to `post.total`.
 
-        A Wait that is cancelled before there was room has appended nothing, and `undo` is called; afterwards it cannot
-        be cancelled.
+        A Wait that is cancelled before there was room has appended nothing, and `post.undo` is called; afterwards it
+        cannot be cancelled.
         """
-        settings = self.settings
         if stream.removed:
             raise errors.NotFound(f"{stream.name} was removed")
         if self.bucket.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
-        self._room -= total + RECORD_BYTES * len(bodies)
-        if self._room < 0:
-            self._find_room(total + RECORD_BYTES * len(bodies))
-        if kind == MESSAGE and (settings.depth is not NO_DEPTH or stream.blocked):
-            verdict = stream.verdict(len(bodies), sum(map(len, bodies)))
-            if verdict is Verdict.WAIT:
-                return self._block(stream, kind, bodies, total, undo)
-            if verdict is Verdict.DISCARD:
-                return total
-        return self.carry_out(stream, kind, bodies, total)
+        if post.kind != MESSAGE and self.settings.deliver == "one":
+            return post.total  # an end mark is for all readers: here is none who could get it
+        self.reserve_room(post.total + RECORD_BYTES * len(post.bodies))
+        verdict = self.verdict(stream, post)
+        if verdict is Verdict.WAIT:
+            return self._block(stream, post)
+        if verdict is Verdict.DISCARD:
+            return post.total
+        return self.carry_out(stream, post)
 
-    def _block(
-        self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int, undo: Callable[[], None] | None
-    ) -> Wait[int]:
+    def reserve_room(self, size: int) -> None:
+        """So many bytes are to be appended. Raises StreamFull where the log has reached its bound."""
+        self._room -= size
+        if self._room < 0:
+            self._find_room(size)
+
+    def verdict(self, stream: Stream, post: Post) -> Verdict:
+        """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
+        if post.kind != MESSAGE:
+            return Verdict.APPEND
+        verdict = Verdict.APPEND
+        if self.settings.depth is not NO_DEPTH or stream.blocked:
+            verdict = stream.verdict(len(post.bodies), post.size)
+        if self.consumers and verdict is Verdict.APPEND:
+            verdict = self.consumers.verdict(stream, len(post.bodies))
+        return verdict
+
+    def _block(self, stream: Stream, post: Post) -> Wait[int]:
         self.tree.park()
 
         def cancel(wait: Wait[int]) -> bool:
             if stream.blocked.pop(wait, None) is None:
                 return False
             self.tree.parked -= 1
-            if undo is not None:
-                undo()
+            if post.undo is not None:
+                post.undo()
             return True
 
         wait: Wait[int] = Wait(cancel)
-        stream.blocked[wait] = (kind, bodies, total)
+        stream.blocked[wait] = post
         self.blocking.add(stream)
         return wait
 
-    def carry_out(self, stream: Stream, kind: int, bodies: Sequence[bytes], total: int) -> Step[int]:
-        """Append and hand over; the step comes to `total` when the group's `sync` is kept."""
+    def carry_out(self, stream: Stream, post: Post) -> Step[int]:
+        """Append and hand over; the step comes to `post.total` when the group's `sync` is kept."""
+        if post.id and (known := self.ids.known(post.id)):
+            if post.told is not None:
+                post.told(known)
+            return self.promise(post.total)
         time_ns = self.time_ns()
-        if len(bodies) == 1:
-            self._append_one(stream, kind, bodies[0], time_ns)
+        if post.headers:
+            self._append_with_headers(stream, post, time_ns)
+        elif len(post.bodies) == 1:
+            self._append_one(stream, post.kind, post.bodies[0], time_ns)
         else:
-            self._append_unit(stream, kind, bodies, time_ns)
+            self._append_unit(stream, post.kind, post.bodies, time_ns)
         depth = self.settings.depth.messages
         if depth and stream.count > depth and self.settings.full == "drop-old":
+            self.bound_depth(stream)
+        return self.promise(post.total)
+
+    def bound_depth(self, stream: Stream) -> None:
+        """What was accepted earlier was appended whatever `depth` says: with `full drop-old` the oldest go."""
+        depth = self.settings.depth
+        if self.settings.full == "drop-old" and depth is not NO_DEPTH:
             stream.advance()
-            while stream.count > depth:
-                stream.cut_oldest()
-        return self._promise(total)
+            stream.cut_to_depth()
 
     def _append_one(self, stream: Stream, kind: int, body: bytes, time_ns: int) -> None:
         if not self.durable and self._all_wait(stream):
@@ -359,13 +379,40 @@ class Group:
         self._announce(stream, sequence, time_ns, kind, body)
 
     def _append_unit(self, stream: Stream, kind: int, bodies: Sequence[bytes], time_ns: int) -> None:
-        first = self._append_drafts([Draft(kind, stream.number, body) for body in bodies], time_ns)
+        first = self.append_drafts([Draft(kind, stream.number, body) for body in bodies], time_ns)
         for sequence, body in enumerate(bodies, first):
             stream.appended(sequence, kind, len(body))
         for sequence, body in enumerate(bodies, first):
             self._announce(stream, sequence, time_ns, kind, body)
 
-    def _append_drafts(self, drafts: Sequence[Draft], time_ns: int) -> int:
+    def _append_with_headers(self, stream: Stream, post: Post, time_ns: int) -> None:
+        """One message of `.put`, and with it that its id is known."""
+        body = post.bodies[0]
+        also: list[Draft] = []
+        if post.id:
+            change = self.ids.note(post.id, self.bucket.next)
+            also.append(Draft(Kind.CHANGE, 0, state.encode_change(change)))
+        sequence = self.append_message(stream, body, post.headers, also, time_ns)
+        if post.id:
+            self.state.apply(change)
+        if post.told is not None:
+            post.told(sequence)
+        self._announce(stream, sequence, time_ns, MESSAGE, body, post.headers)
+
+    def append_message(
+        self, stream: Stream, body: bytes, head: bytes, also: Sequence[Draft] = (), time_ns: int = 0
+    ) -> int:
+        """Append one message, and other records in the same unit; nobody is told yet. Returns its sequence."""
+        drafts = [Draft(MESSAGE, stream.number, body, head), *also]
+        sequence = self.append_drafts(drafts, time_ns or self.time_ns())
+        stream.appended(sequence, MESSAGE, len(body))
+        return sequence
+
+    def announce(self, stream: Stream, sequence: int, body: bytes, head: bytes) -> None:
+        """Tell everyone of a message that was appended with `append_message`."""
+        self._announce(stream, sequence, self.bucket.last_ns, MESSAGE, body, head)
+
+    def append_drafts(self, drafts: Sequence[Draft], time_ns: int) -> int:
         try:
             return self.bucket.append_unit(drafts, time_ns)
         except OSError as error:
@@ -375,11 +422,11 @@ class Group:
         """Whether everyone present who is to see a message of the stream waits for it: then it need not be kept."""
         return (
             len(stream.parked) == len(stream.readers)
-            and len(self.order_parked) == len(self.order_readers)
+            and len(self.order_parked) == len(self.log_readers)
             and len(self.cursors_parked) == len(self.cursors)
         )
 
-    def _announce(self, stream: Stream, sequence: int, time_ns: int, kind: int, body: bytes) -> None:
+    def _announce(self, stream: Stream, sequence: int, time_ns: int, kind: int, body: bytes, head: bytes = b"") -> None:
         """Everyone who waits is answered before the write is."""
         if kind == MESSAGE:
             counts = self.counts
@@ -388,14 +435,18 @@ class Group:
             counts.written += 1
             counts.written_bytes += len(body)
         self.tree.touched.add(self)
+        record = Record(sequence, time_ns, stream.number, kind, 0, head, body)
         if stream.parked or self.order_parked or self.cursors_parked:
-            record = Record(sequence, time_ns, stream.number, kind, 0, b"", body)
             if stream.parked:
                 serve_parked(stream.parked, record)
             if self.order_parked and kind == MESSAGE:
                 serve_parked(self.order_parked, record)
             for cursor in list(self.cursors_parked):
                 cursor.offer(record)
+        if self.views:
+            self.views.offer(stream, record)
+        if head or self.consumers or stream.nameless is not None:
+            self.consumers.offer(stream, record)
         if stream.watchers:
             stream.wake_watchers()
         if self.order_watchers or self.cursor_watchers:
@@ -407,7 +458,7 @@ class Group:
         for then in watchers:
             then()
 
-    def _promise(self, value: T) -> Step[T]:
+    def promise(self, value: T) -> Step[T]:
         """`value` at once, or when the log is on disk as `sync` says."""
         sync = self.settings.sync
         if sync == SYNC_OFF or not self.durable:
@@ -438,10 +489,10 @@ class Group:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
         time_ns = self.time_ns()
         drafts = [Draft(Kind.CHANGE, c.get("stream", 0), state.encode_change(c)) for c in changes]
-        self._append_drafts(drafts, time_ns)
+        self.append_drafts(drafts, time_ns)
         for c in changes:
             self.state.apply(c)
-            self._loose = self._loose or c["do"] in ("remove", "floor", "drop", "ctl")
+            self._loose = self._loose or c["do"] in ("remove", "floor", "drop", "ctl", "forget")
         self.epoch += 1
         self.tree.touched.add(self)
 
@@ -455,6 +506,8 @@ class Group:
     def make_stream(self, name: str, mode: int, user: User) -> Stream:
         if len(self.streams) >= limits.STREAMS:
             raise errors.OverLimit(f"a group has at most {limits.STREAMS} streams")
+        if name in self.views:
+            raise errors.Exists(f"{name} is a view")
         number = self.state.next_stream
         self.change(
             {
@@ -498,10 +551,35 @@ class Group:
         if floors:
             changes.append({"do": "floor", "floors": floors})
         if settings != self.settings:
-            changes.append({"do": "ctl", "lines": settings.lines()})
+            changes.append({"do": "ctl", "lines": settings.lines(given=True)})
         if changes:
             self.change(*changes)
         self.settings = settings
+        self.consumers.rank_anew()
+
+    def lines(self) -> list[str]:
+        """What `ctl` prints: settings, views, consumers."""
+        return self.settings.lines() + self.views.lines() + self.consumers.lines()
+
+    # ------------------------------------------------------------ what is to be done at some time
+
+    def alarm(self, due_ns: int) -> None:
+        """Have the tree wake this group then."""
+        if not self._alarm_ns or due_ns < self._alarm_ns:
+            self._alarm_ns = due_ns
+            self.tree.set_alarm(self, due_ns)
+
+    def wake(self, now_ns: int) -> None:
+        """Delays and leases that are over."""
+        self._alarm_ns = 0
+        self.held.wake(now_ns)
+        self.consumers.wake(now_ns)
+        self.unblock()
+
+    def start(self) -> None:
+        """After the log was read: time goes on for what waits for it."""
+        self.held.start()
+        self.consumers.start()
 
     def refuse(self, user: User, file: str, text: str) -> None:
         """Remember why a write was refused."""
@@ -523,4 +601,8 @@ class Group:
             then()
         for cursor in list(self.cursors):
             cursor.end()
+        for view in self.views.values():
+            end_parked(view.parked, self)
+        for consumer in self.consumers.every():
+            consumer.end()
         self._wake_watchers()

@@ -29,18 +29,19 @@ def check_name(name: str) -> str:
 
 
 def split(line: str) -> list[str]:
-    """The words of a line, quoted as in rc(1): 'it''s'. From an unquoted # on it is a comment. Raises BadCommand."""
+    """The words of a line, quoted as in rc(1): 'it''s'. From an unquoted # on it is a comment, but for one with a dot
+    behind it, which begins a pattern. Raises BadCommand."""
     words: list[str] = []
     at, glued = 0, False
     while at < len(line):
         if line[at].isspace():
             at, glued = at + 1, False
             continue
-        if line[at] == "#" and not glued:
-            break
         if line[at] == "#":
-            words[-1] += "#"
-            at += 1
+            if not glued and line[at + 1 : at + 2] != ".":
+                break
+            words[-1:] = [words[-1] + "#"] if glued else [*words[-1:], "#"]
+            at, glued = at + 1, True
             continue
         match = _WORD.match(line, at)
         if match is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 if TYPE_CHECKING:
+    from mqfs.engine.consumer import Consumer
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
     from mqfs.types import User
@@ -25,9 +26,12 @@ def stats(group: Group, user: User) -> str:
         "failure": str(failed) if failed is not None else None,
         "damaged": bucket.damaged,
         **attrs.asdict(group.counts),
-        "order_readers": len(group.order_readers),
+        "order_readers": len(group.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.cursors),
+        "held": len(group.held),
         "streams": {name: _stream(stream) for name, stream in sorted(group.streams.items())},
+        "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
+        "consumers": {name: _consumer(consumer) for name, consumer in sorted(group.consumers.items())},
     }
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
@@ -35,7 +39,7 @@ def stats(group: Group, user: User) -> str:
 def _stream(stream: Stream) -> dict[str, Any]:
     stream.advance()
     newest = stream.newest_kept()
-    return {
+    row: dict[str, Any] = {
         "messages": stream.count,
         "bytes": stream.size,
         "first": stream.first_kept() or None,
@@ -45,6 +49,27 @@ def _stream(stream: Stream) -> dict[str, Any]:
         "waiting": sum(map(len, stream.parked.values())),
         "blocked": len(stream.blocked),
     }
+    if stream.group.settings.deliver == "one":
+        row["queue"] = _consumer(stream.queue())
+    return row
+
+
+def _consumer(consumer: Consumer) -> dict[str, Any]:
+    """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time."""
+    now = consumer.group.tree.clock.engine_ns()
+    entries = consumer.state.progress.open.values()
+    oldest = next(consumer.waiting(), None)
+    return {
+        "over": consumer.stream.name if consumer.stream is not None else consumer.state.over,
+        "low": consumer.low,
+        "claimed": len(consumer.claims),
+        "waiting": consumer.count() - len(consumer.claims),
+        "delayed": sum(not entry.claimed and entry.due_ns > now for entry in entries),
+        "oldest": oldest.time_ns / 1e9 if oldest is not None else None,
+        "handles": consumer.opens,
+        "parked": len(consumer.parked),
+        **attrs.asdict(consumer.counts),
+    }
 
 
 def who(group: Group, user: User) -> str:
@@ -52,7 +77,7 @@ def who(group: Group, user: User) -> str:
     lines = []
     for handle in group.tree.handles_of(group):
         mode = ("r" if handle.reads else "") + ("w" if handle.writes else "")
-        row = {
+        row: dict[str, Any] = {
             "file": handle.node.name,
             "mode": mode,
             "uid": handle.user.uid,

@@ -10,13 +10,34 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from mqfs import errors
+from mqfs.engine.consumer import UNTOUCHED, Untouched
 from mqfs.state import StreamState
 from mqfs.types import QTFILE, Kind, Qid, Record, Step, Wait
 
 if TYPE_CHECKING:
+    from mqfs.engine.consumer import Consumer
     from mqfs.engine.files import Reader, StreamHandle
     from mqfs.engine.group import Group
+
+
+@attrs.define
+class Post:
+    """What is to be written to a stream, as one unit: by one write(2), `.put`, or the engine itself."""
+
+    kind: int
+    bodies: Sequence[bytes]
+    total: int  # what the write returns
+    undo: Callable[[], None] | None = None  # called where it is cancelled before it was appended
+    headers: bytes = b""
+    id: str = ""  # of a `.put`
+    told: Callable[[int], None] | None = None  # gets the sequence of the first message
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.bodies))
 
 
 class Verdict(enum.Enum):
@@ -31,12 +52,14 @@ class Stream:
     """A file. Made and removed by its group."""
 
     __slots__ = (
+        "_covering",
         "blocked",
         "count",
         "cut",
         "gone",
         "group",
         "mtime_ns",
+        "nameless",
         "newest",
         "number",
         "opens",
@@ -46,6 +69,7 @@ class Stream:
         "size",
         "state",
         "unused_since_ns",
+        "views",
         "watchers",
         "written",
     )
@@ -59,7 +83,7 @@ class Stream:
         self.opens = 0
         self.readers: set[StreamHandle] = set()
         self.parked: Parked = {}
-        self.blocked: dict[Wait[int], Blocked] = {}
+        self.blocked: dict[Wait[int], Post] = {}
         self.watchers: dict[object, Callable[[], None]] = {}
         self.count = -1  # messages kept at or above the floor; -1: not counted yet
         self.size = 0  # their bytes
@@ -69,6 +93,9 @@ class Stream:
         self.mtime_ns = 0  # its time, or 0 where it was not looked up
         self.written = 0
         self.unused_since_ns = group.tree.clock.engine_ns()
+        self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
+        self.nameless: Consumer | None = None  # who takes, under `deliver one`; see `queue`
+        self._covering: tuple[int, tuple[Consumer, ...]] = (-1, ())
 
     @property
     def name(self) -> str:
@@ -87,49 +114,99 @@ class Stream:
     def kept_from(self) -> int:
         """The lowest sequence this stream keeps now."""
         group = self.group
+        settings = group.settings
         floor = max(self.state.floor, group.expired_before())
-        replay = group.settings.replay
-        if replay == "all":
+        if settings.deliver == "one":
+            return max(floor, min(consumer.low for consumer in self.sharers()))
+        if settings.replay == "all" or self.name == settings.dead:
             return floor
         live = group.live_floor(self)
-        if replay == "last" and (newest := self.newest_kept()) >= floor and newest:
+        if settings.replay == "last" and (newest := self.newest_kept()) >= floor and newest:
             live = min(live, newest)
         return max(floor, live)
 
     def advance(self) -> None:
         """Raise the floor to what is kept now, and count what is above it."""
+        self.group.lapse()
         floor = self.kept_from()
         if self.count < 0 or floor > self.state.floor:
             self._raise(floor)
 
     def _raise(self, floor: int) -> None:
-        before = self.count
-        self.state.floor = max(floor, self.state.floor)
-        self.count, self.size = self.group.bucket.tally(self.number, self.state.floor)
-        for sequence in self._dropped_from(self.state.floor):
+        old, before = self.state.floor, self.count
+        self.state.floor = floor = max(floor, old)
+        if before < 0:
+            self.count, self.size = self._counted(floor)
+            if self.group.settings.full == "drop-old":
+                # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
+                cut = self.group.counts.cut
+                self.cut_to_depth()
+                self.group.counts.cut = cut
+            return
+        count, size = self._counted(old, floor)
+        self.count -= count
+        self.size -= size
+        if count:
+            self.gone += count
+            if self.group.cursors:
+                self.group.overtake_cursors(self)
+
+    def _counted(self, first: int, end: int | None = None) -> tuple[int, int]:
+        """(messages, bytes) in [first, end) of what is still to be counted."""
+        tally = self.group.bucket.tally
+        count, size = tally(self.number, first, end)
+        for run_first, run_last in self._acknowledged(first, end):
+            done, done_size = tally(self.number, run_first, run_last + 1)
+            away = self.absent(run_first, run_last + 1)
+            count -= done - len(away)
+            size -= done_size - sum(away.values())
+        away = self.absent(first, end)
+        return count - len(away), size - sum(away.values())
+
+    def _acknowledged(self, first: int, end: int | None) -> list[tuple[int, int]]:
+        """Under `deliver one`: the parts of [first, end) that everyone has had."""
+        if self.group.settings.deliver == "all":
+            return []
+        last = self.group.bucket.next if end is None else end - 1
+        common = [(first, last)]
+        for consumer in self.sharers():
+            common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
+        return common
+
+    def absent(self, first: int, end: int | None = None) -> dict[int, int]:
+        """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
+        found = {}
+        for away in (self.group.state.dropped, self.group.lapsed):
+            for sequence, number in away.items():
+                if number == self.number and sequence >= first and (end is None or sequence < end):
+                    there = self.group.bucket.peek(number, sequence)
+                    if there is not None and there[0] == sequence:
+                        found[sequence] = there[1]
+        return found
+
+    def is_gone(self, sequence: int) -> bool:
+        """Whether a message at or above the floor was dropped, outlived its ttl, or under `deliver one` had by all."""
+        group = self.group
+        if sequence in group.state.dropped or sequence in group.lapsed:
+            return True
+        return group.settings.deliver == "one" and all(c.has_had(sequence) for c in self.sharers())
+
+    def recount(self) -> None:
+        """What is kept has changed in the middle."""
+        self.count = -1
+
+    def lapse(self, sequence: int) -> None:
+        """A message outlived its own ttl. Not yet in the group's list of those."""
+        if self.count >= 0 and sequence >= self.state.floor and not self.is_gone(sequence):
             found = self.group.bucket.peek(self.number, sequence)
             if found is not None and found[0] == sequence:
                 self.count -= 1
                 self.size -= found[1]
-        if before < 0 and self.group.settings.full == "drop-old":
-            # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
-            cut = self.group.counts.cut
-            while self.count > 0 and not self._fits(0, 0):
-                self.cut_oldest()
-            self.group.counts.cut = cut
-        if before > self.count:
-            self.gone += before - self.count
-            if self.group.cursors:
-                self.group.overtake_cursors(self)
-
-    def _dropped_from(self, floor: int) -> list[int]:
-        dropped = self.group.state.dropped
-        return [s for s, number in dropped.items() if number == self.number and s >= floor] if dropped else []
 
     def first_kept(self) -> int:
         """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
         found = self.group.bucket.peek(self.number, self.state.floor)
-        while found is not None and found[0] in self.group.state.dropped:
+        while found is not None and self.is_gone(found[0]):
             found = self.group.bucket.peek(self.number, found[0] + 1)
         return found[0] if found else 0
 
@@ -137,7 +214,7 @@ class Stream:
         """Sequence of the newest message at or above the floor that was not dropped; 0 where there is none."""
         if self.newest < 0:
             self._look_up_newest()
-        while self.newest and self.newest in self.group.state.dropped:
+        while self.newest and self.newest >= self.state.floor and self.is_gone(self.newest):
             self.newest = self.group.bucket.before(self.newest, self.number) or 0
         return self.newest if self.newest >= self.state.floor else 0
 
@@ -157,10 +234,12 @@ class Stream:
 
     def visible(self, record: Record) -> bool:
         """Whether a message found in the log is still to be seen."""
-        sequence = record.sequence
-        return (
-            sequence >= self.state.floor and sequence not in self.group.state.dropped and not self.group.expired(record)
-        )
+        group, sequence = self.group, record.sequence
+        if sequence < self.state.floor or sequence in group.state.dropped or group.expired(record):
+            return False
+        if record.headers and group.outlived(sequence):
+            return False
+        return group.settings.deliver == "all" or not all(c.has_had(sequence) for c in self.sharers())
 
     # ------------------------------------------------------------ depth
 
@@ -205,6 +284,11 @@ class Stream:
             return False
         return not (depth.size and self.size + size > depth.size)
 
+    def cut_to_depth(self) -> None:
+        """Take away the oldest until the rest fits."""
+        while self.count > 0 and not self._fits(0, 0):
+            self.cut_oldest()
+
     def cut_oldest(self) -> None:
         """Take away the oldest kept message; readers behind it are told."""
         found = self.group.bucket.peek(self.number, self.state.floor)
@@ -213,7 +297,7 @@ class Stream:
             return
         sequence, size = found
         self.state.floor = sequence + 1
-        if sequence not in self.group.state.dropped:
+        if not self.is_gone(sequence):
             self.count -= 1
             self.size -= size
             self.gone += 1
@@ -236,6 +320,38 @@ class Stream:
         self.count = self.size = 0
         return self.state.floor
 
+    # ------------------------------------------------------------ who shares it
+
+    def queue(self) -> Consumer:
+        """The nameless consumer it has under `deliver one`."""
+        if self.nameless is None:
+            self.nameless = self.group.consumers.nameless(self)
+        return self.nameless
+
+    def sharers(self) -> tuple[Consumer | Untouched, ...]:
+        """Under `deliver one`, everyone who is to have its messages: its own consumer and the named ones over it."""
+        if self.nameless is None and self.number not in self.group.state.consumers:
+            return (UNTOUCHED, *self.consumers())
+        return (self.queue(), *self.consumers())
+
+    def consumers(self) -> tuple[Consumer, ...]:
+        """The named consumers over it."""
+        epoch = self.group.epoch
+        if self._covering[0] != epoch:
+            named = self.group.consumers.values()
+            self._covering = (epoch, tuple(consumer for consumer in named if consumer.covers(self)))
+        return self._covering[1]
+
+    def had_by(self, consumer: Consumer, sequence: int, size: int) -> None:
+        """The consumer acknowledged a message: under `deliver one` it counts no more when everyone has."""
+        if self.count < 0 or sequence < self.state.floor or self.group.settings.deliver == "all":
+            return
+        if sequence in self.group.state.dropped or sequence in self.group.lapsed:
+            return
+        if all(other.has_had(sequence) for other in self.sharers()):
+            self.count -= 1
+            self.size -= size
+
     # ------------------------------------------------------------ readers and writers that wait
 
     def appended(self, sequence: int, kind: int, size: int) -> None:
@@ -255,23 +371,23 @@ class Stream:
         """Let writers that wait go on as far as there is room, in their order."""
         blocked = self.blocked
         while blocked:
-            wait, (kind, bodies, total) = next(iter(blocked.items()))
+            wait, post = next(iter(blocked.items()))
             del blocked[wait]
             rest, self.blocked = blocked, {}  # so that this one is not told to stand behind the others
             try:
-                verdict = self.verdict(len(bodies), sum(map(len, bodies)))
+                verdict = self.group.verdict(self, post)
                 step: Step[int] | None = None
                 if verdict is Verdict.DISCARD:
-                    step = total
+                    step = post.total
                 elif verdict is Verdict.APPEND:
-                    step = self.group.carry_out(self, kind, bodies, total)
+                    step = self.group.carry_out(self, post)
             except errors.MqfsError as error:
                 self.blocked = blocked = rest
                 self.group.tree.parked -= 1
                 wait.fail(error)
                 continue
             if step is None:
-                self.blocked = {wait: (kind, bodies, total), **rest}
+                self.blocked = {wait: post, **rest}
                 return
             self.blocked = blocked = rest
             self.group.tree.parked -= 1
@@ -283,6 +399,9 @@ class Stream:
         """The stream is gone: its readers get end-of-file, its writers an error."""
         self.removed = True
         end_parked(self.parked, self.group)
+        if self.nameless is not None:
+            self.nameless.removed = True
+            self.nameless.end()
         for wait in list(self.blocked):
             del self.blocked[wait]
             self.group.tree.parked -= 1
@@ -290,14 +409,15 @@ class Stream:
         self.wake_watchers()
 
 
-Blocked = tuple[int, Sequence[bytes], int]  # kind, bodies, what the write returns
 Waiting = tuple[Wait[bytes], int, int]  # the wait, the read's count and offset
 Parked = dict["Reader", list[Waiting]]
 
 
 def serve_parked(parked: Parked, record: Record) -> None:
-    """Settle the first waiting read of each handle with the message."""
+    """Settle the first waiting read of each handle that may have it with the message."""
     for reader in list(parked):
+        if not reader.wants(record):
+            continue
         waits = parked[reader]
         wait, count, offset = waits.pop(0)
         if not waits:

@@ -6,32 +6,40 @@ and house-keeping. Performs nothing on a log itself: that is the group's.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import stat as modes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from mqfs import errors, limits
+from mqfs.engine.consumer import Consumer
 from mqfs.engine.control import CtlHandle
 from mqfs.engine.ctl import parse_settings
 from mqfs.engine.cursor import Cursor
 from mqfs.engine.files import Open, OrderHandle, StreamHandle, TextHandle
-from mqfs.engine.group import META_FILES, Group, Meta
+from mqfs.engine.group import Group
+from mqfs.engine.kept import KeptHandle
 from mqfs.engine.names import check_name
-from mqfs.engine.permission import R, W, X, allowed, require, require_owner
+from mqfs.engine.nodes import Folder, KeptFile, Meta
+from mqfs.engine.permission import R, W, X, require, require_owner
+from mqfs.engine.put import PutHandle
 from mqfs.engine.stream import Stream, end_parked
+from mqfs.engine.taking import ConsumerHandle, ShowHandle, TakeHandle
+from mqfs.engine.view import View, ViewHandle
 from mqfs.locks import Locks
 from mqfs.state import Attributes, State, decode_change
-from mqfs.types import Bucket, Clock, Kind, Stat, Step, Store, User
+from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
 
 log = logging.getLogger("mqfs.engine")
 
 T = TypeVar("T")
-Node = Group | Stream | Meta
+Node = Group | Stream | View | Consumer | Meta | Folder | KeptFile
 ROOT = 1
 
-_OPENS: dict[str, type[Open]] = {"ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor}
+_OPENS: dict[str, type[Open]] = {"ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor, ".put": PutHandle}
+_WRITTEN = frozenset({"ctl", ".cursor", ".put"})  # of the group's own files
 
 
 class Tree:
@@ -41,10 +49,14 @@ class Tree:
         self, store: Store, clock: Clock, *, owner: User, umask: int = 0o022, defaults: Sequence[str] = ()
     ) -> None:
         self.store, self.clock = store, clock
-        self.defaults = parse_settings(defaults).lines()
+        self.defaults = parse_settings(defaults).lines(given=True)
         self.locks = Locks()
         self.parked = 0  # reads and writes that wait
         self.touched: set[Group] = set()  # groups that house-keeping has to look at
+        self.closing = False
+        self.processes: Processes | None = None  # set by a face that knows who reads
+        self.alarmed: Callable[[], None] | None = None  # called when `next_alarm_ns` became sooner
+        self._alarms: list[tuple[int, int]] = []  # (engine ns, group number)
         self.groups: dict[int, Group] = {}
         self._handles: set[Open] = set()
         self._per_user: dict[int, int] = {}
@@ -62,7 +74,15 @@ class Tree:
         self.root = self.groups[ROOT]
         for number in sorted(self.groups):
             self._adopt(self.groups[number])
+        for group in self.groups.values():
+            self._start(group)
         self.touched.update(self.groups.values())
+
+    def _start(self, group: Group) -> None:
+        try:
+            group.start()
+        except (errors.MqfsError, OSError) as error:
+            log.error("group %d: %s", group.number, error)
 
     def _read_states(self) -> list[tuple[Bucket, State]]:
         """Every group that can be read. One that cannot is left alone, and all inside it: it can still be repaired."""
@@ -119,17 +139,28 @@ class Tree:
 
     def walk(self, user: User, node: Node, name: str) -> Node:
         """The file of that name in a group; ".." is its parent. Raises NotFound, NotDirectory, Denied."""
-        if not isinstance(node, Group):
+        if not isinstance(node, Group | Folder):
             raise errors.NotDirectory(node.name)
         if node.removed:
             raise errors.NotFound(f"{node.name} was removed")
-        require(user, node.state, X, node.name)
+        group = node.group
+        require(user, group.state, X, node.name)
         if name == "..":
             return node.parent
-        found = node.streams.get(name) or node.groups.get(name) or node.metas.get(name)
+        found = self._in_folder(node, name) if isinstance(node, Folder) else self._in_group(group, name)
         if found is None:
             raise errors.NotFound(name)
         return found
+
+    def _in_group(self, group: Group, name: str) -> Node | None:
+        own = group.metas.get(name) or group.folders.get(name)
+        return own or group.streams.get(name) or group.groups.get(name) or group.views.get(name)
+
+    def _in_folder(self, folder: Folder, name: str) -> Node | None:
+        if folder.name == ".consumers":
+            return folder.group.consumers.get(name)
+        stream = folder.group.streams.get(name)
+        return KeptFile(stream) if stream is not None else None
 
     def find(self, user: User, path: str) -> Node:
         """The file at a path from the root."""
@@ -143,19 +174,28 @@ class Tree:
         """Raises Denied where the user may not do all of `mask` (os.R_OK, W_OK, X_OK)."""
         require(user, attributes(node), mask, node.name)
 
-    def entries(self, user: User, group: Group) -> list[Node]:
-        """Everything in a group, by name. Raises Denied."""
-        require(user, group.state, R, group.name)
+    def entries(self, user: User, directory: Group | Folder) -> list[Node]:
+        """Everything in a directory, by name. Raises Denied."""
+        group = directory.group
+        require(user, group.state, R, directory.name)
         if group.removed:
             return []
-        nodes: list[Node] = [*group.metas.values(), *group.streams.values(), *group.groups.values()]
+        nodes: list[Node] = []
+        if isinstance(directory, Group):
+            nodes += [*group.metas.values(), *group.folders.values()]
+            nodes += [*group.streams.values(), *group.groups.values(), *group.views.values()]
+        elif directory.name == ".consumers":
+            nodes += group.consumers.values()
+        else:
+            nodes += map(KeptFile, group.streams.values())
         return sorted(nodes, key=lambda node: node.name)
 
     def stat(self, node: Node) -> Stat:
         own = attributes(node)
         kind = modes.S_IFDIR if node.directory else modes.S_IFREG
-        mtime, ctime, kept, links = self._times(node)
-        return Stat(node.qid, kind | own.mode, own.uid, own.gid, 0, kept, links, mtime, ctime, node.name)
+        mtime, ctime, kept, links = self._times(node.stream if isinstance(node, KeptFile) else node)
+        size = kept if isinstance(node, KeptFile) else 0
+        return Stat(node.qid, kind | own.mode, own.uid, own.gid, size, kept, links, mtime, ctime, node.name)
 
     def _times(self, node: Node) -> tuple[int, int, int, int]:
         """(mtime, ctime, bytes kept, links)"""
@@ -169,8 +209,8 @@ class Tree:
         group = node.group
         made, newest = group.state.made_ns, max(group.bucket.last_ns, group.state.made_ns)
         if isinstance(node, Group):
-            return newest, made, group.bucket.size, 0 if node.removed else 2 + len(node.groups)
-        return newest, made, 0, 0 if node.removed else 1
+            return newest, made, group.bucket.size, 0 if node.removed else 2 + len(node.folders) + len(node.groups)
+        return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
 
     # ------------------------------------------------------------ opening
 
@@ -179,7 +219,7 @@ class Tree:
 
         `made`: the user has just made the file with this very call, so its mode does not bind it, as open(2) has it.
         """
-        if isinstance(node, Group):
+        if isinstance(node, Group | Folder):
             raise errors.IsDirectory(node.name)
         if node.removed:
             raise errors.NotFound(f"{node.name} was removed")
@@ -187,24 +227,33 @@ class Tree:
         reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
         if not made:
             require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
-        if isinstance(node, Meta):
-            if writes and node.name not in ("ctl", ".cursor"):
-                raise errors.Denied(f"{node.name} is read-only")
-            if node.name == ".cursor" and not (reads and writes):
-                raise errors.Denied(".cursor is opened for reading and writing")
+        kind = self._kind(node, reads, writes)
         self._count(user)
         try:
-            handle: Open = (StreamHandle if isinstance(node, Stream) else _OPENS.get(node.name, TextHandle))(
-                node,
-                user,
-                reads,
-                writes,
-            )
+            handle = kind(node, user, reads, writes)
         except BaseException:
             self._uncount(user)
             raise
         self._handles.add(handle)
         return handle
+
+    def _kind(self, node: Node, reads: bool, writes: bool) -> type[Open]:
+        """What an open file of that kind is. Raises Denied."""
+        if isinstance(node, Stream):
+            if node.group.settings.deliver == "one" and reads:
+                return TakeHandle if writes else ShowHandle
+            return StreamHandle
+        if isinstance(node, Consumer):
+            return ConsumerHandle if writes else ShowHandle
+        if writes and node.name not in _WRITTEN:
+            raise errors.Denied(f"{node.name} is read-only")
+        if isinstance(node, View):
+            return ViewHandle
+        if isinstance(node, KeptFile):
+            return KeptHandle
+        if node.name == ".cursor" and not (reads and writes):
+            raise errors.Denied(".cursor is opened for reading and writing")
+        return _OPENS.get(node.name, TextHandle)
 
     def _count(self, user: User) -> None:
         mine = self._per_user.get(user.uid, 0)
@@ -240,14 +289,26 @@ class Tree:
 
     # ------------------------------------------------------------ making and removing
 
-    def create(self, user: User, group: Group, name: str, mode: int) -> Step[Stream]:
-        """A new stream. Raises Exists, BadName, Denied, OverLimit."""
-        self._require_new(user, group, name)
-        stream = group.make_stream(name, mode, user)
-        return group.promised(stream)
+    def create(self, user: User, directory: Group | Folder, name: str, mode: int) -> Step[Node]:
+        """A new stream; in `.consumers` a consumer of the whole group. Raises Exists, BadName, Denied, OverLimit."""
+        group = directory.group
+        if isinstance(directory, Group):
+            self._require_new(user, directory, name)
+            made: Node = group.make_stream(name, mode, user)
+            return group.promised(made)
+        if directory.name != ".consumers":
+            raise errors.NotPermitted(f"in {directory.name} nothing is made")
+        require(user, group.state, W | X, directory.name)
+        if name in group.consumers:
+            raise errors.Exists(name)
+        check_name(name)
+        made = group.consumers.make(name, "", user, mode)
+        return group.promised(made)
 
-    def mkdir(self, user: User, group: Group, name: str, mode: int) -> Step[Group]:
+    def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Group]:
         """A new group, on disk when this returns. Raises Exists, BadName, Denied, OverLimit."""
+        if isinstance(group, Folder):
+            raise errors.NotPermitted(f"in {group.name} there are no groups")
         self._require_new(user, group, name)
         if len(self.groups) >= limits.GROUPS:
             raise errors.OverLimit(f"at most {limits.GROUPS} groups")
@@ -268,30 +329,44 @@ class Tree:
         if group.removed:
             raise errors.NotFound(f"{group.name} was removed")
         require(user, group.state, W | X, group.name)
-        if name in group.metas or name in group.streams or name in group.groups:
+        if self._in_group(group, name) is not None:
             raise errors.Exists(name)
         check_name(name)
 
-    def unlink(self, user: User, group: Group, name: str) -> Step[None]:
-        """Remove a stream; of a group's own file it does nothing, so that `rm -r` works."""
-        require(user, group.state, W | X, group.name)
-        if name in group.metas and not group.removed:
-            return None
-        if name in group.groups:
-            raise errors.IsDirectory(name)
-        stream = group.streams.get(name)
-        if stream is None:
+    def unlink(self, user: User, directory: Group | Folder, name: str) -> Step[None]:
+        """Remove a stream, a consumer, or all bindings of a view; of a group's own file it does nothing, so that
+        `rm -r` works. Raises Busy for a consumer that holds claims."""
+        group = directory.group
+        require(user, group.state, W | X, directory.name)
+        if directory.removed:
             raise errors.NotFound(name)
+        node = self._in_group(group, name) if isinstance(directory, Group) else self._in_folder(directory, name)
+        if node is None:
+            raise errors.NotFound(name)
+        if node.directory:
+            raise errors.IsDirectory(name)
+        if isinstance(node, Meta | KeptFile):
+            return None
         require_unprotected(group)
-        group.remove_stream(stream)
+        if isinstance(node, Stream):
+            group.remove_stream(node)
+        elif isinstance(node, Consumer):
+            group.consumers.remove(node)
+        else:
+            group.views.unbind(name, None)
         return group.promised(None)
 
-    def rmdir(self, user: User, group: Group, name: str) -> Step[None]:
-        """Remove a group that holds no stream and no group; on disk when this returns."""
-        require(user, group.state, W | X, group.name)
+    def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:
+        """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
+        does nothing."""
+        require(user, group.group.state, W | X, group.name)
+        if isinstance(group, Folder):
+            raise errors.NotDirectory(name)
+        if name in group.folders and not group.removed:
+            return None
         victim = group.groups.get(name)
         if victim is None:
-            if name in group.streams or name in group.metas:
+            if self._in_group(group, name) is not None:
                 raise errors.NotDirectory(name)
             raise errors.NotFound(name)
         require_unprotected(group)
@@ -308,12 +383,14 @@ class Tree:
         victim.end()
         return None
 
-    def rename(self, user: User, group: Group, name: str, to: Group, new: str) -> Step[None]:
+    def rename(self, user: User, group: Group | Folder, name: str, to: Group | Folder, new: str) -> Step[None]:
         """A new name inside the same group. Raises NotPermitted into another, Exists onto one that is there."""
-        require(user, group.state, W | X, group.name)
+        require(user, group.group.state, W | X, group.name)
+        if isinstance(group, Folder):
+            raise errors.NotPermitted(f"{name} cannot be renamed")
         node = group.streams.get(name) or group.groups.get(name)
         if node is None:
-            if name in group.metas:
+            if self._in_group(group, name) is not None:
                 raise errors.NotPermitted(f"{name} cannot be renamed")
             raise errors.NotFound(name)
         if to is not group:
@@ -337,6 +414,8 @@ class Tree:
         own = attributes(node)
         if node.removed:
             raise errors.NotFound(f"{node.name} was removed")
+        if isinstance(node, Folder | KeptFile | View):
+            raise errors.NotPermitted(f"{node.name} has the permissions of what it shows")
         require_owner(user, own, node.name)
         if uid is not None and uid != own.uid and user.uid != 0:
             raise errors.NotPermitted("only root gives a file to another owner")
@@ -359,6 +438,7 @@ class Tree:
 
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
+        self.wake()
         for group in list(self.touched):
             settings = group.settings
             if settings.ttl:
@@ -370,6 +450,27 @@ class Tree:
                 self.touched.discard(group)
         self.store.tick()
 
+    def set_alarm(self, group: Group, due_ns: int) -> None:
+        """Wake that group at an engine time (called by the group)."""
+        sooner = not self._alarms or due_ns < self._alarms[0][0]
+        heapq.heappush(self._alarms, (due_ns, group.number))
+        if sooner and self.alarmed is not None:
+            self.alarmed()
+
+    @property
+    def next_alarm_ns(self) -> int | None:
+        """When `wake` has something to do, engine time."""
+        return self._alarms[0][0] if self._alarms else None
+
+    def wake(self) -> None:
+        """What was to be done by now: delayed messages, leases, retries."""
+        now = self.clock.engine_ns()
+        while self._alarms and self._alarms[0][0] <= now:
+            _, number = heapq.heappop(self._alarms)
+            group = self.groups.get(number)
+            if group is not None:
+                group.wake(now)
+
     def _remove_idle(self, group: Group) -> None:
         limit = self.clock.engine_ns() - group.settings.idle
         if group.settings.protect or group.bucket.failed is not None:
@@ -378,11 +479,12 @@ class Tree:
             if stream.opens or stream.unused_since_ns > limit:
                 continue
             stream.advance()
-            if not stream.count:
+            if not stream.count and not group.held.of(stream.number):
                 group.remove_stream(stream)
 
     def close(self) -> None:
-        """Answer everyone who waits: reads with end-of-file, writers without room with an error."""
+        """Answer everyone who waits: reads with end-of-file, writers without room with an error. Claims go back."""
+        self.closing = True
         for group in self.groups.values():
             for stream in group.numbers.values():
                 end_parked(stream.parked, group)
@@ -403,13 +505,15 @@ def read_state(bucket: Bucket) -> State:
         for record in records:
             if record.kind in (Kind.CHANGE, Kind.CLOCK):
                 state.apply(decode_change(record.body))
+            elif record.kind == Kind.ACK:
+                state.acknowledge(record.stream, record.body)
     except ValueError as error:
         raise errors.BadStore(f"group {bucket.id}: {error}; run mqfs check") from error
     return state
 
 
 def attributes(node: Node) -> Attributes:
-    return node.attributes if isinstance(node, Meta) else node.state
+    return node.state if isinstance(node, Group | Stream) else node.attributes
 
 
 def depth(group: Group) -> int:
@@ -425,4 +529,4 @@ def require_unprotected(group: Group) -> None:
         raise errors.NotPermitted(f"{group.name} is protected; write 'protect off' to its ctl first")
 
 
-__all__ = ["META_FILES", "Group", "Meta", "Node", "Stream", "Tree", "allowed"]
+__all__ = ["Consumer", "Folder", "Group", "KeptFile", "Meta", "Node", "Stream", "Tree", "View"]

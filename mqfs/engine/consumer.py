@@ -1,0 +1,685 @@
+"""A consumer: a durable cursor whose messages its readers share, each to one of them; a work queue.
+
+Owns which message is handed to whom, what becomes of it, and the records of that in the log. One class serves the named
+consumers of `.consumers` and the nameless one that each stream has under `deliver one`. What a handle looks like to its
+user is in taking.py.
+
+Memory grows with what is claimed, given back or urgent, never with what waits: everything from `_scan` on is only in
+the log. Below it each message is acknowledged (progress.runs), or has an Entry.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mqfs import errors
+from mqfs.engine import letters
+from mqfs.engine.ranks import NEVER, NORMAL, ORDINARY, Rank
+from mqfs.engine.selection import Selection
+from mqfs.progress import ACK, BACK, CLAIM, SEEK, Entry, step
+from mqfs.state import Attributes, ConsumerState
+from mqfs.types import QTFILE, Kind, Qid, Record, Wait
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+    from mqfs.engine.taking import Taker
+
+MESSAGE = int(Kind.MESSAGE)
+Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): what is served first is least
+
+
+@attrs.define
+class Counts:
+    """What happened since the server started; shown in `.stats`."""
+
+    delivered: int = 0
+    acknowledged: int = 0
+    failed: int = 0  # deliveries
+    dead: int = 0  # messages that became dead letters
+
+
+class Claim:
+    """A message that a handle has."""
+
+    __slots__ = ("deadline_ns", "entry", "pid", "sequence", "size", "stream", "taker")
+
+    def __init__(self, taker: Taker, record: Record, entry: Entry) -> None:
+        self.taker, self.entry = taker, entry
+        self.sequence, self.stream, self.size = record.sequence, record.stream, len(record.body)
+        self.pid = taker.reader_pid
+        self.deadline_ns = 0  # engine time; 0: none
+
+
+class Consumer:
+    """Made and removed by its group."""
+
+    directory = False
+
+    def __init__(self, group: Group, own: ConsumerState, stream: Stream | None = None) -> None:
+        self.group, self.state, self.stream = group, own, stream
+        self.removed = False
+        self.claims: dict[int, Claim] = {}
+        self.takers: set[Taker] = set()  # handles open for reading and writing
+        self.opens = 0
+        self.parked: dict[Wait[bytes], Taker] = {}  # reads that wait, in the order in which they began to
+        self.watchers: dict[object, Callable[[], None]] = {}
+        self.counts = Counts()
+        self._scan = self._first = own.progress.low  # where to look next; where the slot of what is found begins
+        self._ready: list[Key] | None = None  # known and free, perhaps; None: not looked up since nobody takes
+        self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, perhaps outdated
+        self._backlog: int | None = None
+        self._selection: Selection | None = None
+        self._epoch = -1
+
+    # ------------------------------------------------------------ as a file
+
+    @property
+    def name(self) -> str:
+        return self.state.name or (self.stream.name if self.stream else "")
+
+    @property
+    def number(self) -> int:
+        return self.state.number
+
+    @property
+    def parent(self) -> object:
+        return self.group.folders[".consumers"]
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.group.number << 32 | self.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        return self.state
+
+    # ------------------------------------------------------------ what it is over
+
+    @property
+    def selection(self) -> Selection:
+        group = self.group
+        if self._selection is None or self._epoch != group.epoch:
+            self._epoch = group.epoch
+            numbers, names = self._over()
+            old = self._selection
+            if old is None or (old.numbers, tuple(old.names)) != (numbers, names or ()):
+                self._selection = Selection(group, numbers, names)
+        assert self._selection is not None
+        return self._selection
+
+    def _over(self) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+        if self.stream is not None:
+            return (self.stream.number,), ()
+        over = self.state.over
+        if not over:
+            return None, ()
+        if over in self.group.views:
+            return None, (over,)
+        stream = self.group.streams.get(over)
+        return (stream.number,) if stream else (), ()
+
+    def covers(self, stream: Stream) -> bool:
+        """Whether messages of the stream may be for it. Dead letters are not for who made them, unless asked for."""
+        if self.stream is not None:
+            return self.stream is stream
+        name = stream.name
+        if name == self.group.settings.dead and name != self.state.over:
+            return False
+        return self.selection.covers(stream)
+
+    def has_had(self, sequence: int) -> bool:
+        return self.state.progress.has_had(sequence)
+
+    def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The parts of [first, last] that are dealt with."""
+        progress = self.state.progress
+        if first < progress.low:
+            yield first, min(last, progress.low - 1)
+        for begin, end in progress.runs:
+            if end >= first and begin <= last:
+                yield max(begin, first), min(end, last)
+
+    @property
+    def low(self) -> int:
+        """Everything below is dealt with."""
+        return self.state.progress.low
+
+    # ------------------------------------------------------------ which message is next
+
+    def pick(self, taker: Taker) -> tuple[Record, Entry] | None:
+        """What this handle is to have next, not claimed yet. Raises Damaged, once for each record that is."""
+        ready = self._best_ready(taker) if self._ready_keys() else None
+        if ready is not None and ready[0] < ORDINARY:
+            return ready[1]
+        found = self._look(taker)
+        if ready is None or (found is not None and self._key(found[0]) < ready[2]):
+            return found
+        return ready[1]
+
+    def _ready_keys(self) -> list[Key]:
+        if self._ready is None:
+            self._ready = []
+            for sequence, rank in self.group.ranks.over(self.covers):
+                if not self.has_had(sequence):
+                    heapq.heappush(self._ready, self.group.ranks.key(sequence, rank))
+            for sequence, entry in self.state.progress.open.items():
+                self._free(sequence, entry)
+        return self._ready
+
+    def _free(self, sequence: int, entry: Entry) -> None:
+        """It may be handed out again, now or when it is due."""
+        if entry.claimed:
+            return
+        if entry.due_ns > self.group.tree.clock.engine_ns():
+            self._set_timer(entry.due_ns, sequence)
+        elif self._ready is not None:
+            record = self._record(sequence)
+            if record is not None:
+                heapq.heappush(self._ready, self._key(record))
+
+    def _key(self, record: Record) -> Key:
+        ranks = self.group.ranks
+        rank = ranks.get(record.sequence) if record.headers else None
+        return ranks.key(record.sequence, rank or Rank(record.stream, NORMAL, NEVER))
+
+    def _record(self, sequence: int) -> Record | None:
+        """The message, if it is still there to be had."""
+        try:
+            record = self.group.bucket.scan(sequence)
+        except errors.Damaged:
+            return None
+        if record is None or record.sequence != sequence:
+            return None
+        stream = self.group.numbers.get(record.stream)
+        return record if stream is not None and stream.visible(record) else None
+
+    def _is_free(self, sequence: int) -> bool:
+        progress = self.state.progress
+        entry = progress.open.get(sequence)
+        if entry is None:
+            return not progress.has_had(sequence)
+        return not entry.claimed and entry.due_ns <= self.group.tree.clock.engine_ns()
+
+    def _best_ready(self, taker: Taker) -> tuple[Key, tuple[Record, Entry], Key] | None:
+        """The best that is known, and may be had by this handle."""
+        heap = self._ready
+        assert heap is not None
+        while heap:
+            if not self._is_free(heap[0][2]):
+                heapq.heappop(heap)
+                continue
+            key = heap[0] if self._may_have(taker, heap[0]) else self._next_best(taker, heap)
+            if key is None:
+                return None
+            sequence = key[2]
+            record = self._record(sequence)
+            entry = self.state.progress.open.get(sequence) or Entry(sequence)
+            if record is not None:
+                return key, (record, entry), key
+            self._vanished(sequence, entry)
+            heap[:] = [other for other in heap if other[2] != sequence]
+            heapq.heapify(heap)
+        return None
+
+    def _next_best(self, taker: Taker, heap: list[Key]) -> Key | None:
+        fit = (key for key in sorted(heap) if self._is_free(key[2]) and self._may_have(taker, key))
+        return next(fit, None)
+
+    def _may_have(self, taker: Taker, key: Key) -> bool:
+        stream = self.group.numbers.get(key[3])
+        return stream is None or taker.admits(stream, key[2])  # one that is gone is found to be so
+
+    def _vanished(self, sequence: int, entry: Entry) -> None:
+        """It expired, was cut or dropped: nobody can have it any more."""
+        self.state.progress.open.pop(sequence, None)
+        self.state.progress.had(entry.first, sequence)
+
+    def _look(self, taker: Taker) -> tuple[Record, Entry] | None:
+        """The first message in the log that nobody was given and this handle may have."""
+        position, aside = self._scan, False
+        if taker.looked > position and taker.looked_epoch == self.group.epoch:
+            position, aside = taker.looked, True  # what lies between is not for this one
+        while True:
+            try:
+                record = self.selection.find(position)
+            except errors.Damaged as error:
+                self._scan = max(self._scan, error.sequence + 1) if not aside else self._scan
+                taker.looked, taker.looked_epoch = error.sequence + 1, self.group.epoch
+                raise
+            if record is None:
+                if not aside:
+                    self._scan = max(position, self.group.bucket.next)
+                return None
+            position = record.sequence + 1
+            what = self._judge(record)
+            if what is _TAKE:
+                stream = self.group.numbers[record.stream]
+                if taker.admits(stream, record.sequence):
+                    return record, Entry(record.sequence if aside else self._first)
+                aside = True
+            elif what is _SKIP and not aside:
+                self._scan = position
+            elif what is _LOOKED_AT and not aside:
+                position = self._pass(record.sequence)
+            if aside:
+                taker.looked, taker.looked_epoch = position, self.group.epoch
+
+    def _judge(self, record: Record) -> int:
+        """What to do with a message that the scan meets."""
+        sequence, progress = record.sequence, self.state.progress
+        if sequence in progress.open or progress.has_had(sequence):
+            return _LOOKED_AT
+        stream = self.group.numbers.get(record.stream)
+        if stream is None or record.kind != MESSAGE or not self._is_mine(stream, record):
+            return _SKIP
+        if not stream.visible(record):
+            stream.advance()  # before its slot is acknowledged with the next one's: it is counted as gone now
+            return _SKIP
+        if record.headers and self.group.ranks.get(sequence) is not None:
+            progress.open[sequence] = Entry(sequence)  # it is served by its rank
+            return _LOOKED_AT
+        return _TAKE
+
+    def _is_mine(self, stream: Stream, record: Record) -> bool:
+        return self.stream is not None or (self.covers(stream) and self.selection.selects(stream, record))
+
+    def _pass(self, sequence: int) -> int:
+        """The scan goes past a message with an Entry, or past a run; returns where to go on."""
+        progress = self.state.progress
+        if self._first < sequence:
+            progress.had(self._first, sequence - 1)  # nothing of ours is in between
+        end = max(sequence, progress.runs.end_of(sequence), progress.low - 1)
+        self._first = self._scan = end + 1
+        return self._scan
+
+    # ------------------------------------------------------------ claims
+
+    def take(self, taker: Taker, before: bytes = b"", most: int = NEVER) -> Record | None:
+        """Hand a message to a handle; None: nothing for it, or it is larger than `most`. `before`: steps to be recorded
+        with it."""
+        picked = self.pick(taker)
+        if picked is None or len(picked[0].headers) + len(picked[0].body) > most:
+            if before:
+                self._log(before)
+            return None
+        record, entry = picked
+        sequence = record.sequence
+        op = ACK if taker.acks_at_once else CLAIM
+        self._log(before + step(op, entry.first, sequence, entry.failed))
+        if sequence >= self._scan and entry.first == self._first:
+            self._first = self._scan = sequence + 1
+        self.counts.delivered += 1
+        self.group.counts.read += 1
+        if taker.acks_at_once:
+            self.counts.acknowledged += 1
+            taker.had = (record, entry)
+            self._gone(record.sequence, record.stream, len(record.body))
+        else:
+            self._claimed(taker, record)
+        return record
+
+    def _claimed(self, taker: Taker, record: Record) -> None:
+        claim = Claim(taker, record, self.state.progress.open[record.sequence])
+        self.claims[record.sequence] = taker.claims[record.sequence] = claim
+        self.renew(claim)
+        taker.guard(claim)
+
+    def renew(self, claim: Claim) -> None:
+        """The lease begins anew."""
+        lease = self.group.settings.lease
+        claim.deadline_ns = self.group.tree.clock.engine_ns() + lease if lease else 0
+        if lease:
+            self._set_timer(claim.deadline_ns, claim.sequence)
+
+    def _log(self, steps: bytes) -> None:
+        """Record steps, and carry them out. Raises DiskFailed, ReadOnly; then nothing of them counts."""
+        self.group.consumers.acknowledge(self.state, steps)
+
+    def ack_step(self, claim: Claim) -> bytes:
+        return step(ACK, claim.entry.first, claim.sequence)
+
+    def acknowledge(self, claims: Iterable[Claim]) -> None:
+        """These were dealt with."""
+        done = list(claims)
+        self._log(b"".join(map(self.ack_step, done)))
+        for claim in done:
+            self.acknowledged(claim)
+
+    def acknowledged(self, claim: Claim) -> None:
+        """Its step was recorded."""
+        self._end_claim(claim)
+        self.counts.acknowledged += 1
+        self._gone(claim.sequence, claim.stream, claim.size)
+
+    def _end_claim(self, claim: Claim) -> None:
+        self.claims.pop(claim.sequence, None)
+        claim.taker.claims.pop(claim.sequence, None)
+
+    def _gone(self, sequence: int, number: int, size: int) -> None:
+        """One message less waits for this consumer."""
+        if self._backlog is not None:
+            self._backlog -= 1
+        stream = self.group.numbers.get(number)
+        if stream is not None:
+            stream.had_by(self, sequence, size)
+        self.group.loosened()
+
+    def release(self, claim: Claim) -> None:
+        """Back at once, not counted."""
+        self._give_back(claim, claim.entry.failed, 0)
+
+    def fail(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
+        """A delivery failed: back after that time (None: as `backoff` says), or to the dead letters."""
+        failed = claim.entry.failed + 1
+        self.counts.failed += 1
+        settings = self.group.settings
+        if settings.retries and failed >= settings.retries and self.bury(claim, reason, failed):
+            return
+        self._give_back(claim, failed, settings.backoff_after(failed) if delay_ns is None else delay_ns)
+
+    def _give_back(self, claim: Claim, failed: int, delay_ns: int) -> None:
+        due = self.group.tree.clock.engine_ns() + delay_ns if delay_ns else 0
+        self._log(step(BACK, claim.entry.first, claim.sequence, failed, due))
+        self._end_claim(claim)
+        self._free(claim.sequence, self.state.progress.open[claim.sequence])
+        if not due:
+            self.serve()
+
+    def bury(self, claim: Claim, reason: str, failed: int) -> bool:
+        """Make it a dead letter. False: it stays, for it is one, or there is no room for it."""
+        group = self.group
+        stream = group.numbers.get(claim.stream)
+        if stream is not None and stream.name == group.settings.dead:
+            return False
+        record = self._record(claim.sequence)
+        if record is None:
+            self.acknowledge([claim])
+            return True
+        try:
+            letters.bury(group, self.state, record, self.ack_step(claim), reason, failed)
+        except (errors.MqfsError, OSError) as error:
+            group.refuse(claim.taker.user, group.settings.dead, f"message {claim.sequence} was not put there: {error}")
+            return False
+        self.counts.dead += 1
+        self._end_claim(claim)
+        self._gone(claim.sequence, claim.stream, claim.size)
+        return True
+
+    def take_back(self, taker: Taker) -> None:
+        """What `ack read` handed over did not arrive, and its handle is gone: it is at the head again, counted."""
+        had, taker.had = taker.had, None
+        if had is None:
+            return
+        record, entry = had
+        self._log(step(BACK, entry.first, record.sequence, entry.failed + 1, 0))
+        self.counts.acknowledged -= 1
+        if self._backlog is not None:
+            self._backlog += 1
+        stream = self.group.numbers.get(record.stream)
+        if stream is not None:
+            stream.count = -1  # counted again when needed
+        self._free(record.sequence, self.state.progress.open[record.sequence])
+        self.serve()
+
+    def recover(self) -> None:
+        """After a start: what was claimed then is free, counted as failed; delays go on."""
+        progress = self.state.progress
+        dead = self.group.settings.retries
+        for sequence, entry in list(progress.open.items()):
+            if entry.claimed:
+                entry.claimed, entry.failed, entry.due_ns = False, entry.failed + 1, 0
+                if dead and entry.failed >= dead:
+                    self._bury_lost(sequence, entry)
+            elif entry.due_ns:
+                self._set_timer(entry.due_ns, sequence)
+
+    def _bury_lost(self, sequence: int, entry: Entry) -> None:
+        """A message whose server was killed under it once too often."""
+        record = self._record(sequence)
+        if record is None or self.group.numbers[record.stream].name == self.group.settings.dead:
+            return
+        try:
+            steps = step(ACK, entry.first, sequence)
+            letters.bury(self.group, self.state, record, steps, "the server ended", entry.failed)
+            self.counts.dead += 1
+        except (errors.MqfsError, OSError):
+            return  # it is served again
+
+    # ------------------------------------------------------------ time
+
+    def _set_timer(self, due_ns: int, sequence: int) -> None:
+        heapq.heappush(self._timers, (due_ns, sequence))
+        self.group.consumers.set_alarm(self, due_ns)
+
+    def wake(self, now_ns: int) -> None:
+        """Leases that have run out, and delays that are over."""
+        timers = self._timers
+        while timers and timers[0][0] <= now_ns:
+            _, sequence = heapq.heappop(timers)
+            claim = self.claims.get(sequence)
+            entry = self.state.progress.open.get(sequence)
+            if claim is not None:
+                if claim.deadline_ns and claim.deadline_ns <= now_ns:
+                    self.fail(claim, "the lease ran out")
+            elif entry is not None and not entry.claimed and entry.due_ns <= now_ns:
+                self._free(sequence, entry)
+        if timers:
+            self.group.consumers.set_alarm(self, timers[0][0])
+        self.serve()
+
+    # ------------------------------------------------------------ readers that wait
+
+    def park(self, wait: Wait[bytes], taker: Taker) -> None:
+        self.parked[wait] = taker
+        self.group.consumers.waiting[self] = None
+
+    def unpark(self, wait: Wait[bytes]) -> bool:
+        if self.parked.pop(wait, None) is None:
+            return False
+        if not self.parked and not self.watchers:
+            self.group.consumers.waiting.pop(self, None)
+        return True
+
+    def serve(self) -> None:
+        """Hand what there is to who waits, first come first served."""
+        passed: set[Taker] = set()
+        while True:
+            first = next(((wait, taker) for wait, taker in self.parked.items() if taker not in passed), None)
+            if first is None:
+                break
+            wait, taker = first
+            try:
+                data = taker.next_data(wait)
+            except errors.MqfsError as error:
+                self.unpark(wait)
+                taker.answer(wait, error)
+                continue
+            if data is None:
+                passed.add(taker)
+                continue
+            self.unpark(wait)
+            taker.answer(wait, data)
+        self._wake_watchers()
+
+    def watch(self, taker: Taker, then: Callable[[], None] | None) -> None:
+        """Call `then` once when there may be something for the handle; None: no more."""
+        if then is None:
+            self.watchers.pop(taker, None)
+        else:
+            self.watchers[taker] = then
+            self.group.consumers.waiting[self] = None
+
+    def _wake_watchers(self) -> None:
+        if not self.watchers:
+            return
+        watchers, self.watchers = self.watchers, {}
+        if not self.parked:
+            self.group.consumers.waiting.pop(self, None)
+        for then in watchers.values():
+            then()
+
+    def end(self) -> None:
+        """It is gone, or the server stops: who waits gets end-of-file."""
+        for wait, taker in list(self.parked.items()):
+            self.unpark(wait)
+            taker.answer(wait, b"")
+        self._wake_watchers()
+
+    def opened(self, taker: Taker) -> None:
+        self.takers.add(taker)
+
+    def closed(self, taker: Taker) -> None:
+        """A handle goes: what it has goes back to the head."""
+        self.takers.discard(taker)
+        self.give_back_all(list(taker.claims.values()), "its reader ended")
+        if not self.takers and not self.claims:
+            self._ready = None  # looked up again when somebody takes
+        self.left()
+
+    def left(self) -> None:
+        """One handle less."""
+        if self.state.transient and not self.opens and not self.removed and not self.group.tree.closing:
+            self.group.consumers.remove(self)
+
+    def give_back_all(self, claims: list[Claim], reason: str) -> None:
+        for claim in claims:
+            try:
+                if self.group.tree.closing:
+                    self.release(claim)
+                elif self.removed or self.group.removed:
+                    self._end_claim(claim)
+                else:
+                    self.fail(claim, reason, 0)
+            except errors.MqfsError:
+                self._end_claim(claim)  # not recorded: after the next start it is free as well
+
+    def appended(self) -> None:
+        """A message was appended that it covers."""
+        if self._backlog is not None:
+            self._backlog += 1
+
+    def ranked(self, sequence: int, rank: Rank) -> None:
+        """It has a rank of its own."""
+        if self._ready is not None:
+            heapq.heappush(self._ready, self.group.ranks.key(sequence, rank))
+
+    # ------------------------------------------------------------ position and count
+
+    def seek(self, position: int) -> None:
+        """Everything below is dealt with, nothing above: also what is claimed."""
+        self._log(step(SEEK, position, position))
+        for claim in list(self.claims.values()):
+            self._end_claim(claim)
+        self._scan = self._first = position
+        self._ready, self._timers, self._backlog = None, [], None
+        for taker in self.takers:
+            taker.looked = 0
+        for stream in self._streams():
+            stream.recount()
+        self.group.loosened()
+        self.group.unblock()
+        self.serve()
+
+    def _streams(self) -> list[Stream]:
+        if self.stream is not None:
+            return [self.stream]
+        return [stream for stream in self.group.numbers.values() if self.covers(stream)]
+
+    def waiting(self, position: int = 0) -> Iterator[Record]:
+        """What is neither acknowledged nor claimed, due or not, from that sequence on, oldest first."""
+        position = max(position, self.low)
+        while True:
+            try:
+                record = self.selection.find(position)
+            except errors.Damaged as error:
+                position = error.sequence + 1
+                continue
+            if record is None:
+                return
+            position = record.sequence + 1
+            if record.sequence not in self.claims and self.wants(record):
+                yield record
+
+    def wants(self, record: Record) -> bool:
+        """Whether the message is for this consumer, and was not dealt with."""
+        stream = self.group.numbers.get(record.stream)
+        return (
+            stream is not None
+            and record.kind == MESSAGE
+            and not self.has_had(record.sequence)
+            and stream.visible(record)
+            and self._is_mine(stream, record)
+        )
+
+    def count(self) -> int:
+        """Messages that are not acknowledged (what a program in a view leaves out counts, too)."""
+        tally, last = self.group.bucket.tally, self.group.bucket.next
+        total = 0
+        for stream in self._streams():
+            stream.advance()
+            floor = stream.state.floor
+            total += tally(stream.number, floor)[0] - len(stream.absent(floor))
+            for first, end in self.had_in(floor, last):
+                total -= tally(stream.number, first, end + 1)[0] - len(stream.absent(first, end + 1))
+        return total
+
+    def backlog(self) -> int:
+        """As `count`, kept up to date."""
+        if self._backlog is None:
+            self._backlog = self.count()
+        return self._backlog
+
+    def forget_ranks(self) -> None:
+        """What is served first has changed, or is over other streams now."""
+        self._ready = None
+
+    def overflows(self, messages: int) -> bool:
+        """Whether so many more would exceed its own bound."""
+        most = self.state.backlog[0]
+        if not most or self.backlog() + messages <= most:
+            return False
+        self._backlog = None  # what expired or was cut since does not count
+        return self.backlog() + messages > most
+
+    def skip_oldest(self) -> bool:
+        """Its own bound is exceeded: the oldest message that waits is given up. False: all are claimed."""
+        record = next(self.waiting(), None)
+        if record is None:
+            return False
+        self.skip(record)
+        return True
+
+    def skip(self, record: Record) -> None:
+        """That message is not for this consumer."""
+        entry = self.state.progress.open.get(record.sequence)
+        self._log(step(ACK, entry.first if entry else record.sequence, record.sequence))
+        self._gone(record.sequence, record.stream, len(record.body))
+
+
+class Untouched:
+    """The nameless consumer of a stream of which nothing was ever taken: not worth an object each."""
+
+    low = 0
+
+    def has_had(self, sequence: int) -> bool:
+        return False
+
+    def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        return iter(())
+
+
+UNTOUCHED = Untouched()
+_TAKE, _SKIP, _LOOKED_AT = 0, 1, 2
+
+
+def delivery_count(entry: Entry) -> int:
+    """How often a message was handed out, this time included."""
+    return entry.failed + 1
+
+
+__all__ = ["UNTOUCHED", "Claim", "Consumer", "Untouched", "delivery_count"]

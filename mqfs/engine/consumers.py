@@ -1,0 +1,254 @@
+"""The consumers of a group, by name, and the nameless ones of its streams.
+
+Owns making and removing them, what of the log they hold back, their bounds and their timers. Which of its messages a
+reader gets, the consumer decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits
+from mqfs.engine.consumer import Consumer
+from mqfs.engine.ctl import print_backlog
+from mqfs.engine.lowest import Lowest
+from mqfs.engine.names import quote
+from mqfs.engine.nodes import bits_for_writers
+from mqfs.engine.ranks import Rank
+from mqfs.engine.stream import Stream, Verdict
+from mqfs.state import ConsumerState
+from mqfs.types import Kind, Record, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
+
+class Consumers(dict[str, Consumer]):
+    """Of one group."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.group = group
+        self.waiting: dict[Consumer, None] = {}  # those with readers that wait
+        self._lowest = Lowest()  # of those over the whole group
+        self._bounded: list[Consumer] = []
+        self._bounded_known = False
+        self._sleepers: dict[Consumer, int] = {}  # those with something to do at an engine time
+
+    def load(self) -> None:
+        """Those that the group's state names."""
+        for own in self.group.state.consumers.values():
+            if own.name:
+                self._enter(Consumer(self.group, own))
+
+    def start(self) -> None:
+        """After the log was read: what was claimed is free, and what nobody has open goes if it was transient."""
+        for own in list(self.group.state.consumers.values()):
+            stream = self.group.numbers.get(own.number)
+            if own.name:
+                self[own.name].recover()
+            elif stream is not None and own.progress.open:
+                stream.queue().recover()
+        for consumer in list(self.values()):
+            if consumer.state.transient:
+                self.remove(consumer)
+
+    def every(self) -> list[Consumer]:
+        """The named ones, and the nameless ones that are in use."""
+        return [*self.values(), *(s.nameless for s in self.group.numbers.values() if s.nameless is not None)]
+
+    def rank_anew(self) -> None:
+        """The order in which messages are served has changed, or which they are."""
+        for consumer in self.every():
+            consumer.forget_ranks()
+
+    def floor(self, stream: Stream) -> int:
+        """The lowest sequence of the stream that a named consumer has not dealt with."""
+        low = self._lowest.value
+        if len(self) > len(self._lowest):
+            low = min((c.low for c in stream.consumers() if c.state.over), default=low)
+        return low
+
+    def lines(self) -> list[str]:
+        """As ctl lines."""
+        return [" ".join(_words(consumer.state)) for consumer in self.values()]
+
+    def nameless(self, stream: Stream) -> Consumer:
+        own = self.group.state.nameless(stream.number)
+        assert own is not None
+        return Consumer(self.group, own, stream)
+
+    def _enter(self, consumer: Consumer) -> None:
+        self[consumer.name] = consumer
+        if not consumer.state.over:
+            self._lowest.set(consumer.number, consumer.low)
+
+    @property
+    def bounded(self) -> list[Consumer]:
+        """Consumers with a `backlog`."""
+        if not self._bounded_known:
+            self._bounded = [c for c in self.values() if c.state.backlog != (0, 0)]
+            self._bounded_known = True
+        return self._bounded
+
+    def make(
+        self,
+        name: str,
+        over: str,
+        user: User,
+        mode: int,
+        *,
+        transient: bool = False,
+        private: bool = False,
+        backlog: tuple[int, int] = (0, 0),
+    ) -> Consumer:
+        """A new consumer, at the place where `replay` lets readers begin."""
+        if len(self) >= limits.CONSUMERS:
+            raise errors.OverLimit(f"a group has at most {limits.CONSUMERS} consumers")
+        number = self.group.state.next_stream
+        change = {
+            "do": "consumer", "number": number, "name": name, "over": over, "transient": transient, "private": private,
+            "backlog": list(backlog), "mode": mode & bits_for_writers(self.group.state.mode), "uid": user.uid,
+            "gid": user.gid, "time": self.group.tree.clock.wall_ns(), "low": self._beginning(over),
+        }  # fmt: skip
+        self.group.change(change)
+        consumer = Consumer(self.group, self.group.state.consumers[number])
+        self._enter(consumer)
+        self._bounded_known = False
+        self.group.epoch += 1
+        return consumer
+
+    def _beginning(self, over: str) -> int:
+        replay, end = self.group.settings.replay, self.group.bucket.next
+        if replay == "off":
+            return end
+        if replay == "all":
+            return self.group.bucket.first
+        streams = [self.group.streams[over]] if over in self.group.streams else list(self.group.streams.values())
+        if over in self.group.views:
+            streams = [stream for stream in streams if over in self.group.views.of(stream)]
+        return (
+            max(
+                (stream.newest_kept() for stream in streams if over or stream.name != self.group.settings.dead),
+                default=0,
+            )
+            or end
+        )
+
+    def set(self, consumer: Consumer, transient: bool, private: bool, backlog: tuple[int, int]) -> None:
+        """Change a consumer's options."""
+        own = consumer.state
+        if (own.transient, own.private, own.backlog) != (transient, private, backlog):
+            self.group.change(
+                {
+                    "do": "consumer",
+                    "number": own.number,
+                    "transient": transient,
+                    "private": private,
+                    "backlog": list(backlog),
+                }
+            )
+        self._bounded_known = False
+
+    def remove(self, consumer: Consumer) -> None:
+        """Raises Busy while it holds claims."""
+        if consumer.claims:
+            raise errors.Busy(f"consumer {consumer.name} holds {len(consumer.claims)} claims")
+        self.group.change({"do": "forget", "number": consumer.number})
+        del self[consumer.name]
+        self._lowest.remove(consumer.number)
+        self._sleepers.pop(consumer, None)
+        self._bounded_known = False
+        consumer.removed = True
+        consumer.end()
+        if self.group.settings.deliver == "one":
+            for stream in self.group.numbers.values():
+                stream.recount()
+        self.group.loosened()
+        self.group.unblock()
+
+    def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
+        """Record what became of messages, and carry it out. Raises DiskFailed, ReadOnly; then nothing has happened."""
+        if self.group.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {self.group.bucket.failed}")
+        try:
+            self.group.bucket.append(Kind.ACK, own.number, self.group.time_ns(), steps)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        self.progressed(own, steps)
+
+    def progressed(self, own: ConsumerState, steps: bytes) -> None:
+        """Carry out steps that the log has."""
+        own.progress.apply(steps)
+        if own.name and not own.over:
+            self._lowest.set(own.number, own.progress.low)
+        self.group.tree.touched.add(self.group)
+
+    # ------------------------------------------------------------ new messages
+
+    def verdict(self, stream: Stream, messages: int) -> Verdict:
+        """What `backlog` of consumers says."""
+        full = self.group.settings.full
+        for consumer in self.bounded:
+            if full in ("reject", "block") and consumer.covers(stream) and consumer.overflows(messages):
+                if full == "block":
+                    return Verdict.WAIT
+                most = print_backlog(consumer.state.backlog)
+                raise errors.StreamFull(f"{most} messages wait for consumer {consumer.name}, its backlog")
+        return Verdict.APPEND
+
+    def offer(self, stream: Stream, record: Record) -> None:
+        """A new message: for who waits, and to be counted."""
+        rank = self.group.ranks.note(record) if record.headers else None
+        if rank is not None:
+            self._rank(stream, record.sequence, rank)
+        for consumer in self.bounded:
+            if consumer.covers(stream):
+                self._keep_bound(consumer, record)
+        if stream.nameless is not None:
+            stream.nameless.serve()
+        for consumer in list(self.waiting):
+            if consumer.covers(stream):
+                consumer.serve()
+
+    def _rank(self, stream: Stream, sequence: int, rank: Rank) -> None:
+        if stream.nameless is not None:
+            stream.nameless.ranked(sequence, rank)
+        for consumer in stream.consumers():
+            consumer.ranked(sequence, rank)
+
+    def _keep_bound(self, consumer: Consumer, record: Record) -> None:
+        """A new message for a consumer with a `backlog`: `full drop-new` skips it, `full drop-old` the oldest."""
+        consumer.appended()
+        if self.group.settings.full == "drop-new":
+            if consumer.overflows(0):
+                consumer.skip(record)
+            return
+        while consumer.overflows(0) and consumer.skip_oldest():
+            self.group.counts.cut += 1
+
+    # ------------------------------------------------------------ time
+
+    def set_alarm(self, consumer: Consumer, due_ns: int) -> None:
+        """Wake that consumer then."""
+        due = self._sleepers.get(consumer)
+        if due is None or due_ns < due:
+            self._sleepers[consumer] = due_ns
+        self.group.alarm(due_ns)
+
+    def wake(self, now_ns: int) -> None:
+        """Leases and delays that are over."""
+        for consumer, due in list(self._sleepers.items()):
+            if due <= now_ns:
+                del self._sleepers[consumer]
+                consumer.wake(now_ns)
+        if self._sleepers:
+            self.group.alarm(min(self._sleepers.values()))
+
+
+def _words(own: ConsumerState) -> list[str]:
+    words = ["consumer", quote(own.name)]
+    words += [quote(own.over)] if own.over else []
+    words += ["transient"] * own.transient + ["private"] * own.private
+    words += ["backlog", print_backlog(own.backlog)] if own.backlog != (0, 0) else []
+    return words

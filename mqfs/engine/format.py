@@ -1,0 +1,105 @@
+"""What a cursor's or consumer's messages look like: `format raw|line|nul|each|json|record`, and `info`.
+
+Owns the shapes of mqfs(4), "Cursors". Reads no log and moves nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+
+from mqfs import errors, headers
+from mqfs.engine.ctl import parse_duration, parse_number
+from mqfs.record import encode, encode_names
+from mqfs.types import Record
+
+FORMATS = ("raw", "line", "nul", "each", "json", "record")
+
+
+def parse_seek(word: str) -> tuple[str, int]:
+    """(kind, value) of what stands behind `seek`; times in ns. Raises BadCommand."""
+    if word in ("first", "last", "end"):
+        return word, 0
+    try:
+        if word.startswith("@"):
+            whole, _, part = word[1:].partition(".")
+            return "time", parse_number(whole) * 10**9 + (parse_number(part.ljust(9, "0")[:9]) if part else 0)
+        if word.startswith("-") and word[1:].isdigit():
+            return "back", parse_number(word[1:])
+        if word.startswith("-"):
+            return "ago", parse_duration(word[1:])
+        return "sequence", parse_number(word)
+    except errors.BadCommand:
+        raise errors.BadCommand(
+            f"seek {word!r}: write first, last, end, a sequence, @UNIXTIME, -N messages or -10m"
+        ) from None
+
+
+def shape(form: str, record: Record, name: str, deliveries: int = 0) -> bytes:
+    """One message in any format but `record`. `deliveries`: how often it was handed out, where that is counted."""
+    body = record.body
+    if form == "line":
+        return body if body.endswith(b"\n") else body + b"\n"
+    if form == "nul":
+        return body + b"\0"
+    if form == "json":
+        return as_json(record, name, deliveries)
+    return body
+
+
+def as_json(record: Record, name: str, deliveries: int = 0) -> bytes:
+    """One object and a newline: `body`, or `body_base64` where it is not UTF-8."""
+    try:
+        key, body = "body", json.dumps(record.body.decode(), ensure_ascii=False)
+    except UnicodeDecodeError:
+        key, body = "body_base64", json.dumps(base64.b64encode(record.body).decode())
+    stream = json.dumps(name, ensure_ascii=False)
+    more = f',"deliveries":{deliveries}' if deliveries else ""
+    if record.headers:
+        more += f',"headers":{json.dumps(headers.decode(record.headers), ensure_ascii=False)}'
+    return (
+        f'{{"sequence":{record.sequence},"stream":{stream},"time":{seconds(record.time_ns)}{more},"{key}":{body}}}\n'
+    ).encode()
+
+
+def describe(record: Record, name: str, deliveries: int = 0) -> bytes:
+    """What `info` says: one `key value` a line, and an empty line."""
+    lines = [f"sequence {record.sequence}", f"stream {name}", f"time {seconds(record.time_ns)}"]
+    if deliveries:
+        lines.append(f"deliveries {deliveries}")
+    for key, value in headers.decode(record.headers).items():
+        lines.append(f"{_one_line(key)} {_one_line(value)}")
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def seconds(time_ns: int) -> str:
+    """UNIX seconds with all nine decimals."""
+    return f"{time_ns // 10**9}.{time_ns % 10**9:09d}"
+
+
+class Names:
+    """`format record`: which streams' names the reader was told."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, str] = {}
+
+    def wrap(self, record: Record, name: str, table: Callable[[], Mapping[int, str]]) -> bytes:
+        """The record's bytes, behind a NAMES record if its stream's name is news: the first names the whole table."""
+        news = b""
+        if self._told.get(record.stream) != name:
+            names = {record.stream: name} if self._told else {**table(), record.stream: name}
+            self._told.update(names)
+            news = encode_names(record.sequence, record.time_ns, names)
+        return news + encode(*record)
+
+    def untell(self, stream: int) -> None:
+        """What was last told of it did not reach the reader."""
+        self._told.pop(stream, None)
+
+
+__all__ = ["FORMATS", "Names", "as_json", "describe", "parse_seek", "seconds", "shape"]

@@ -1,0 +1,147 @@
+"""Messages that wait on disk for their time (`.put` with `delay` or `at`).
+
+Owns them until they are due. One lies in the log under the number of `.put`, so in no stream; when it is due it is
+appended anew to its stream, and in the same unit acknowledged here: it is in one place or the other, after a crash too,
+and in its stream it stands where it could first be read.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from typing import TYPE_CHECKING
+
+from mqfs import errors, headers, limits
+from mqfs.progress import ACK, step
+from mqfs.state import PUT
+from mqfs.types import Draft, Kind, Record
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
+log = logging.getLogger("mqfs.engine")
+
+
+class Held:
+    """Of one group."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
+        self._streams: dict[int, int] = {}  # sequence -> the stream it is for
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def start(self) -> None:
+        """Find them in the log that was read."""
+        own = self.group.state.consumers.get(PUT)
+        position = own.progress.low if own is not None else 0
+        bucket = self.group.bucket
+        while True:
+            try:
+                record = bucket.find(PUT, position)
+            except errors.Damaged as error:
+                position = error.sequence + 1
+                continue
+            if record is None:
+                return
+            position = record.sequence + 1
+            if own is None or not own.progress.has_had(record.sequence):
+                texts = headers.decode(record.headers)
+                self._add(record.sequence, int(texts[headers.TO]), int(texts[headers.DUE]))
+
+    @property
+    def floor(self) -> int:
+        """The lowest sequence of one; 0 where there is none."""
+        return min(self._streams, default=0)
+
+    def put(self, stream: Stream, body: bytes, texts: dict[str, str], due_ns: int, also: list[Draft]) -> int:
+        """Keep a message until then; returns the sequence it has here. Raises OverLimit."""
+        if len(self._streams) >= limits.HELD:
+            raise errors.OverLimit(f"at most {limits.HELD} messages wait for their time")
+        head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
+        self.group.reserve_room(len(body) + len(head) + 40)
+        drafts = [Draft(Kind.MESSAGE, PUT, body, head), *also]
+        sequence = self.group.append_drafts(drafts, self.group.time_ns())
+        self.group.state.nameless(PUT)
+        self._add(sequence, stream.number, due_ns)
+        return sequence
+
+    def _add(self, sequence: int, stream: int, due_ns: int) -> None:
+        self._streams[sequence] = stream
+        heapq.heappush(self._due, (due_ns, sequence))
+        self.group.alarm(due_ns)
+
+    def of(self, stream: int) -> int:
+        """How many are for that stream."""
+        return sum(number == stream for number in self._streams.values())
+
+    def is_for(self, stream: Stream, sequence: int) -> bool:
+        return self._streams.get(sequence) == stream.number
+
+    def wake(self, now_ns: int) -> None:
+        """Append what is due."""
+        while self._due and self._due[0][0] <= now_ns:
+            _, sequence = self._due[0]
+            if sequence in self._streams and not self._release(sequence):
+                self.group.alarm(now_ns + 10**9)
+                return
+            heapq.heappop(self._due)
+        if self._due:
+            self.group.alarm(self._due[0][0])
+
+    def _release(self, sequence: int) -> bool:
+        """False: the disk does not take it; it is tried again."""
+        stream = self.group.numbers.get(self._streams[sequence])
+        try:
+            record = self._record(sequence)
+            if record is None or stream is None:
+                self.drop([sequence])  # its stream is gone, or it is damaged, which was reported
+                return True
+            texts = headers.decode(record.headers)
+            del texts[headers.TO], texts[headers.DUE]
+            texts[headers.HELD] = str(sequence)
+            steps = self._step(sequence)
+            head = headers.encode(texts)
+            self.group.reserve_room(len(record.body) + len(head) + 40)
+            made = self.group.append_message(stream, record.body, head, [Draft(Kind.ACK, PUT, steps)])
+        except (errors.MqfsError, OSError) as error:
+            log.warning(
+                "group %d: message %d, which is due, cannot be appended: %s", self.group.number, sequence, error
+            )
+            return False
+        self._done(sequence, steps)
+        self.group.announce(stream, made, record.body, head)
+        self.group.bound_depth(stream)
+        return True
+
+    def _record(self, sequence: int) -> Record | None:
+        try:
+            record = self.group.bucket.find(PUT, sequence)
+        except errors.Damaged:
+            return None
+        return record if record is not None and record.sequence == sequence else None
+
+    def _step(self, sequence: int) -> bytes:
+        before = self.group.bucket.before(sequence, PUT) or 0
+        return step(ACK, before + 1, sequence)
+
+    def _done(self, sequence: int, steps: bytes) -> None:
+        own = self.group.state.nameless(PUT)
+        assert own is not None
+        self.group.consumers.progressed(own, steps)
+        del self._streams[sequence]
+
+    def drop(self, sequences: list[int]) -> None:
+        """These are not wanted any more."""
+        own = self.group.state.nameless(PUT)
+        assert own is not None
+        for sequence in sequences:
+            steps = self._step(sequence)
+            self.group.consumers.acknowledge(own, steps)
+            del self._streams[sequence]
+
+
+__all__ = ["Held"]

@@ -1,0 +1,78 @@
+"""`.kept/STREAM`, opened: what the stream keeps, as one finite file.
+
+Owns the snapshot. A small one is copied when it is opened; of a large one the places are noted, and what the stream
+gives up meanwhile is an error where it is read, never other bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits
+from mqfs.engine.files import Open
+from mqfs.types import Kind, Record, Step, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.nodes import KeptFile
+
+
+class KeptHandle(Open):
+    """Its `size` does not change."""
+
+    node: KeptFile
+
+    def __init__(self, node: KeptFile, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self._sequences, self._ends = array("Q"), array("Q")  # where each message ends in the file
+        self._copy: bytes | None = None
+        stream = node.stream
+        stream.advance()
+        pieces: list[bytes] | None = []
+        size, position = 0, stream.state.floor
+        while (record := self._find(position)) is not None:
+            position = record.sequence + 1
+            if record.kind != Kind.MESSAGE or not stream.visible(record):
+                continue
+            size += len(record.body)
+            self._sequences.append(record.sequence)
+            self._ends.append(size)
+            if pieces is not None:
+                pieces.append(record.body)
+                pieces = pieces if size <= limits.KEPT_COPY_BYTES else None
+        self.size = size
+        if pieces is not None:
+            self._copy = b"".join(pieces)
+
+    def _find(self, position: int) -> Record | None:
+        """What is damaged is left out: readers of the stream are told."""
+        while True:
+            try:
+                return self.group.bucket.find(self.node.stream.number, position)
+            except errors.Damaged as error:
+                position = error.sequence + 1
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        if self._copy is not None:
+            return self._copy[offset : offset + count]
+        pieces = []
+        end = min(offset + count, self.size)
+        at = bisect_right(self._ends, offset)
+        while offset < end:
+            begin = self._ends[at - 1] if at else 0
+            piece = self._body(self._sequences[at])[offset - begin : end - begin]
+            pieces.append(piece)
+            offset += len(piece)
+            at += 1
+        return b"".join(pieces)
+
+    def _body(self, sequence: int) -> bytes:
+        record = self.group.bucket.find(self.node.stream.number, sequence)
+        if record is None or record.sequence != sequence:
+            raise errors.Stale(f"message {sequence} of {self.node.name} went while the file was open; open it again")
+        return record.body
+
+
+__all__ = ["KeptHandle"]

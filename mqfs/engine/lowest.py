@@ -1,0 +1,40 @@
+"""The least of many numbers that only grow, each under a name: a heap whose outdated entries are left until met."""
+
+from __future__ import annotations
+
+import heapq
+
+_NONE = 1 << 62
+
+
+class Lowest:
+    """`value` costs nothing while no more than the greater ones change."""
+
+    __slots__ = ("_heap", "_values")
+
+    def __init__(self) -> None:
+        self._values: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []  # (value, name)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def set(self, name: int, value: int) -> None:
+        if self._values.get(name) == value:
+            return
+        self._values[name] = value
+        heapq.heappush(self._heap, (value, name))
+        if len(self._heap) > 2 * len(self._values) + 16:
+            self._heap = [(value, name) for name, value in self._values.items()]
+            heapq.heapify(self._heap)
+
+    def remove(self, name: int) -> None:
+        self._values.pop(name, None)
+
+    @property
+    def value(self) -> int:
+        """The least; a number greater than any sequence where there is none."""
+        heap, values = self._heap, self._values
+        while heap and values.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else _NONE

@@ -1,0 +1,129 @@
+"""A group's own files and directories: `ctl`, `.stats`, `.consumers`, `.kept/STREAM`, ...
+
+Owns what they are called, their numbers and modes. Streams, views and consumers are files too, with classes of their
+own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqfs import state
+from mqfs.state import Attributes
+from mqfs.types import QTDIR, QTFILE, Qid
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
+META_FILES = {
+    "ctl": (state.CTL, 0o644),
+    "order": (state.ORDER, 0o444),
+    ".cursor": (state.CURSOR, 0o666),
+    ".put": (state.PUT, 0o666),
+    ".stats": (state.STATS, 0o444),
+    ".who": (state.WHO, 0o444),
+    ".errors": (state.ERRORS, 0o444),
+}
+FOLDERS = {".consumers": state.CONSUMERS, ".kept": state.KEPT}
+_KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay below
+
+
+def bits_for_writers(mode: int) -> int:
+    """r and w for each class that has w in `mode`."""
+    return sum(0o6 << shift for shift in (0, 3, 6) if mode >> shift & 0o2)
+
+
+class Meta:
+    """One of a group's own files: `ctl`, `order`, `.stats`, ..."""
+
+    __slots__ = ("default_mode", "group", "name", "number")
+    directory = False
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group, self.name = group, name
+        self.number, self.default_mode = META_FILES[name]
+
+    @property
+    def parent(self) -> Group:
+        return self.group
+
+    @property
+    def removed(self) -> bool:
+        return self.group.removed
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.group.number << 32 | self.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        """As the owner changed them, else the group's owner and the default mode."""
+        own = self.group.state.files.get(self.number)
+        return own or Attributes(self.default_mode, self.group.state.uid, self.group.state.gid)
+
+
+class Folder:
+    """`.consumers` or `.kept`: a directory that is always there. Owner and mode are the group's."""
+
+    __slots__ = ("group", "name", "number")
+    directory = True
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group, self.name, self.number = group, name, FOLDERS[name]
+
+    @property
+    def parent(self) -> Group:
+        return self.group
+
+    @property
+    def removed(self) -> bool:
+        return self.group.removed
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTDIR, 0, self.group.number << 32 | self.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        return self.group.state
+
+
+class KeptFile:
+    """`.kept/STREAM`: what the stream keeps, as an ordinary file."""
+
+    __slots__ = ("group", "stream")
+    directory = False
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.group = stream, stream.group
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KeptFile) and other.stream is self.stream
+
+    def __hash__(self) -> int:
+        return hash(self.stream)
+
+    @property
+    def name(self) -> str:
+        return self.stream.name
+
+    @property
+    def parent(self) -> Folder:
+        return self.group.folders[".kept"]
+
+    @property
+    def removed(self) -> bool:
+        return self.stream.removed
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.group.number << 32 | _KEPT_BIT | self.stream.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        own = self.stream.state
+        return Attributes(own.mode & 0o444, own.uid, own.gid)
+
+
+__all__ = ["FOLDERS", "META_FILES", "Folder", "KeptFile", "Meta", "bits_for_writers"]

@@ -1,0 +1,112 @@
+"""The messages of a group whose headers say how urgent they are or how long they live.
+
+Owns that list, in memory: about 200 B for each such message that is kept. All others are ordinary, and only in the log.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from mqfs import errors, headers
+from mqfs.engine.ctl import parse_duration
+from mqfs.types import Record
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
+NORMAL = 5
+ORDINARY = (-NORMAL,)  # less than the key of any message of normal priority, more than that of an urgent one
+NEVER = 1 << 62
+
+
+class Rank(NamedTuple):
+    """What is special about a message. `expires_ns`: engine time; NEVER where it has no ttl of its own."""
+
+    stream: int
+    priority: int
+    expires_ns: int
+    single: bool = False
+
+
+class Ranks:
+    """Looked up in the log when first needed, then kept up to date."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._messages: dict[int, Rank] | None = None
+        self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence)
+
+    def _all(self) -> dict[int, Rank]:
+        if self._messages is None:
+            self._messages = {}
+            bucket = self.group.bucket
+            for sequence in list(bucket.headed(bucket.first)):
+                try:
+                    record = bucket.scan(sequence)
+                except errors.Damaged:
+                    continue
+                if record is not None and record.sequence == sequence and record.stream in self.group.numbers:
+                    self.note(record)
+        return self._messages
+
+    def note(self, record: Record) -> Rank | None:
+        """A message with headers was found or appended."""
+        rank = self._rank(record)
+        if rank is not None:
+            self._all()[record.sequence] = rank
+            if rank.expires_ns != NEVER:
+                heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
+        return rank
+
+    def _rank(self, record: Record) -> Rank | None:
+        texts = headers.decode(record.headers)
+        priority = int(texts.get(headers.PRIORITY, NORMAL))
+        ttl = texts.get(headers.TTL)
+        expires = self.group.engine_time(record) + parse_duration(ttl) if ttl else NEVER
+        single = headers.SINGLE in texts
+        if priority == NORMAL and expires == NEVER and not single:
+            return None
+        return Rank(record.stream, priority, expires, single)
+
+    def get(self, sequence: int) -> Rank | None:
+        return self._all().get(sequence)
+
+    def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, Rank]]:
+        """(sequence, rank) of all that belong to such streams."""
+        for sequence, rank in self._all().items():
+            stream = self.group.numbers.get(rank.stream)
+            if stream is not None and covers(stream):
+                yield sequence, rank
+
+    def key(self, sequence: int, rank: Rank) -> tuple[int, int, int, int]:
+        """What is served first is least."""
+        expires = 0
+        if self.group.settings.order == "expiry":
+            expires = min(rank.expires_ns, self.group.expires_by_ttl(sequence))
+        return (-rank.priority, expires, sequence, rank.stream)
+
+    def expired(self, now_ns: int) -> list[tuple[int, Rank]]:
+        """Those whose own ttl has ended since this was last asked."""
+        messages = self._all()
+        gone = []
+        while self._expiring and self._expiring[0][0] <= now_ns:
+            _, sequence = heapq.heappop(self._expiring)
+            rank = messages.get(sequence)
+            if rank is not None:
+                gone.append((sequence, rank))
+        return gone
+
+    def forget(self) -> None:
+        """Leave out what is not kept any more."""
+        numbers = self.group.numbers
+        messages = self._messages or {}
+        for sequence, rank in list(messages.items()):
+            stream = numbers.get(rank.stream)
+            if stream is None or sequence < stream.state.floor:
+                del messages[sequence]
+
+
+__all__ = ["NEVER", "NORMAL", "ORDINARY", "Rank", "Ranks"]

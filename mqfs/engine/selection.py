@@ -1,0 +1,147 @@
+"""Which messages of a group something is over: all, or those of streams, views and patterns that names say.
+
+Owns finding the next such message in the log. Knows nothing of permissions, positions or what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from mqfs import errors
+from mqfs.engine import topics
+from mqfs.types import Record
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
+FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
+_LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against a pattern, in the hope of few
+
+
+class Selection:
+    """`numbers`: of streams. `names`: of views, and patterns. Both None: everything."""
+
+    __slots__ = ("_covered", "_epoch", "_few", "_matches", "group", "names", "numbers")
+
+    def __init__(
+        self, group: Group, numbers: Collection[int] | None = None, names: Collection[str] | None = None
+    ) -> None:
+        self.group, self.numbers, self.names = group, numbers, names or ()
+        self._epoch = -1
+        self._covered: dict[int, bool] = {}
+        self._few: tuple[int, ...] | None = None
+        self._matches: list[Callable[[str], bool]] = [topics.compile(n) for n in self.names if n not in group.views]
+
+    @property
+    def everything(self) -> bool:
+        return self.numbers is None and not self.names
+
+    def covers(self, stream: Stream) -> bool:
+        """Whether messages of the stream may belong to it."""
+        if self.numbers is None and not self.names:
+            return True
+        if self._epoch != self.group.epoch:
+            self._look_again()
+        found = self._covered.get(stream.number)
+        if found is None:
+            found = self._covered[stream.number] = self._try(stream)
+        return found
+
+    def _try(self, stream: Stream) -> bool:
+        if self.numbers is not None and stream.number in self.numbers:
+            return True
+        if not self.names:
+            return False
+        views = self.group.views.of(stream)
+        return any(name in views for name in self.names) or any(match(stream.name) for match in self._matches)
+
+    def selects(self, stream: Stream, record: Record) -> bool:
+        """Whether that message belongs to it."""
+        if not self.covers(stream):
+            return False
+        if not self.names or (self.numbers is not None and stream.number in self.numbers):
+            return True
+        if any(match(stream.name) for match in self._matches):
+            return True
+        views = self.group.views
+        return any(views[name].selects(stream, record) for name in self.names if name in views)
+
+    def few(self) -> tuple[int, ...] | None:
+        """The streams' numbers, where they are few."""
+        if self._epoch != self.group.epoch:
+            self._look_again()
+        return self._few
+
+    def _look_again(self) -> None:
+        """Names or views of the group have changed."""
+        group = self.group
+        self._epoch = group.epoch
+        self._covered.clear()
+        self._few = None
+        numbers = group.numbers
+        if self.everything:
+            self._few = tuple(numbers) if len(numbers) <= FEW else None
+        elif not self.names and self.numbers is not None:
+            mine = tuple(number for number in self.numbers if number in numbers)
+            self._few = mine if len(mine) <= FEW else None
+        elif len(numbers) <= _LOOKED_THROUGH:
+            mine = tuple(stream.number for stream in numbers.values() if self.covers(stream))
+            self._few = mine if len(mine) <= FEW else None
+
+    def find(self, position: int) -> Record | None:
+        """The first message of a stream that it covers, at or after that sequence. Raises Damaged."""
+        bucket, few = self.group.bucket, self.few()
+        if few is not None:
+            if len(few) == 1:
+                return bucket.find(few[0], position)
+            first: tuple[int, int] | None = None
+            for number in few:
+                found = bucket.peek(number, position)
+                if found is not None and (first is None or found[0] < first[0]):
+                    first = (found[0], number)
+            return bucket.find(first[1], first[0]) if first else None
+        while True:
+            record = bucket.scan(position)
+            if record is None:
+                return None
+            stream = self.group.numbers.get(record.stream)
+            if stream is not None and self.covers(stream):
+                return record
+            position = record.sequence + 1
+
+    def before(self, position: int) -> int | None:
+        """The sequence of the last message below that one which may belong to it."""
+        bucket, few = self.group.bucket, self.few()
+        if few is None:
+            return bucket.before(position)
+        return max((s for number in few if (s := bucket.before(position, number)) is not None), default=None)
+
+    @property
+    def over(self) -> bool:
+        """Every stream it named was removed, and it names nothing else."""
+        return not self.names and self.numbers is not None and not any(n in self.group.numbers for n in self.numbers)
+
+
+def select(group: Group, words: Collection[str], may_read: Callable[[Stream], None]) -> Selection:
+    """What `select NAME...` says: streams, views, patterns; no names: everything. Raises NotFound, BadCommand, and what
+    `may_read` raises."""
+    numbers: list[int] = []
+    names: list[str] = []
+    for word in words:
+        stream = group.streams.get(word)
+        if stream is not None:
+            may_read(stream)
+            numbers.append(stream.number)
+        elif word in group.views:
+            names.append(word)
+        elif topics.is_pattern(word):
+            topics.check_pattern(word)
+            names.append(word)
+        else:
+            raise errors.NotFound(f"select: no stream or view {word!r} in this group")
+    return Selection(group, numbers if words else None, names)
+
+
+__all__ = ["FEW", "Selection", "select"]

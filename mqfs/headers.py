@@ -1,0 +1,42 @@
+"""A record's headers ↔ text: `u8 key length · key · u16 value length · value`, UTF-8, in the order given.
+
+Owns that layout (doc/format.md, "Record") and the names that have a meaning of their own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+_VALUE_SIZE = struct.Struct("<H")
+
+SENDER, PRIORITY, TTL, ID, SINGLE, HELD = "sender", "priority", "ttl", "id", "single", "held"
+TO, DUE = "to", "due"  # of a message that waits for its time: its stream's number, engine ns
+STREAM, SEQUENCE, DELIVERIES = "stream", "sequence", "deliveries"  # of a dead letter
+REASON, CONSUMER = "reason", "consumer"
+OWN = frozenset({SENDER, PRIORITY, TTL, ID, SINGLE, HELD, TO, DUE})
+LETTER = frozenset({STREAM, SEQUENCE, DELIVERIES, REASON, CONSUMER})
+RESERVED = OWN | LETTER  # a client may not set these itself
+
+
+def encode(headers: Mapping[str, str]) -> bytes:
+    """Keys of at most 255 bytes, values of at most 65,535."""
+    parts = []
+    for key, value in headers.items():
+        name, text = key.encode(), value.encode()
+        parts.append(bytes([len(name)]) + name + _VALUE_SIZE.pack(len(text)) + text)
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> dict[str, str]:
+    """What is not whole at the end is left out: a record that passed its check has no such thing."""
+    headers: dict[str, str] = {}
+    at = 0
+    while at < len(data):
+        key_end = at + 1 + data[at]
+        if key_end + 2 > len(data):
+            break
+        end = key_end + 2 + _VALUE_SIZE.unpack_from(data, key_end)[0]
+        headers[data[at + 1 : key_end].decode("utf-8", "replace")] = data[key_end + 2 : end].decode("utf-8", "replace")
+        at = end
+    return headers

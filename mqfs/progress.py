@@ -1,0 +1,148 @@
+"""How far a consumer is in a log: what it has acknowledged, and what became of the rest that it looked at.
+
+Owns the body of an ACK record and what it does to a consumer's progress, at run time and when a log is read again
+alike.
+Never does I/O, knows no time.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+_STEP = struct.Struct("<BxxxIQQq")
+_pack = _STEP.pack
+
+
+class Op(enum.IntEnum):
+    """What one step of an ACK record says of the message `last`; [first, last] is its slot, see `Entry`."""
+
+    CLAIM = 1  # a handle has it
+    ACK = 2  # it was dealt with
+    BACK = 3  # it is to be had again, from `due_ns` on
+    SEEK = 4  # everything below `last` is dealt with, nothing above
+
+
+CLAIM, ACK, BACK, SEEK = (int(op) for op in Op)
+
+
+def step(op: int, first: int, last: int, failed: int = 0, due_ns: int = 0) -> bytes:
+    """One step; the body of an ACK record is one or more. `failed`: failed deliveries; `due_ns`: engine time."""
+    return _pack(op, failed, first, last, due_ns)
+
+
+class Entry:
+    """A message that was looked at and is not acknowledged. Its slot [first, sequence] holds no other message that is
+    wanted, so that slots of acknowledged neighbours join to one run."""
+
+    __slots__ = ("claimed", "due_ns", "failed", "first")
+
+    def __init__(self, first: int, failed: int = 0, due_ns: int = 0, claimed: bool = False) -> None:
+        self.first, self.failed, self.due_ns, self.claimed = first, failed, due_ns, claimed
+
+
+class Runs:
+    """Disjoint runs of sequences, ends included, ascending; neighbours are joined."""
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, runs: Sequence[Sequence[int]] = ()) -> None:
+        self._firsts = [first for first, _ in runs]
+        self._lasts = [last for _, last in runs]
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self._firsts, self._lasts, strict=True))
+
+    def end_of(self, sequence: int) -> int:
+        """The end of the run that holds it; 0 if none does."""
+        at = bisect_right(self._firsts, sequence) - 1
+        return self._lasts[at] if at >= 0 and self._lasts[at] >= sequence else 0
+
+    def add(self, first: int, last: int) -> None:
+        begin = bisect_left(self._lasts, first - 1)
+        end = bisect_right(self._firsts, last + 1)
+        if begin < end:
+            first, last = min(first, self._firsts[begin]), max(last, self._lasts[end - 1])
+        self._firsts[begin:end] = [first]
+        self._lasts[begin:end] = [last]
+
+    def remove(self, first: int, last: int) -> None:
+        begin = bisect_left(self._lasts, first)
+        end = bisect_right(self._firsts, last)
+        if begin >= end:
+            return
+        left, right = self._firsts[begin], self._lasts[end - 1]
+        rest = [(left, first - 1)] if left < first else []
+        rest += [(last + 1, right)] if right > last else []
+        self._firsts[begin:end] = [f for f, _ in rest]
+        self._lasts[begin:end] = [x for _, x in rest]
+
+    def pop_below(self, low: int) -> int:
+        """Take away the first run if it joins `low`; returns the new `low`."""
+        while self._firsts and self._firsts[0] <= low:
+            low = max(low, self._lasts[0] + 1)
+            del self._firsts[0], self._lasts[0]
+        return low
+
+
+@attrs.define
+class Progress:
+    """Everything below `low` is dealt with, so are the runs above it; `open` is what else was looked at."""
+
+    low: int = 0
+    runs: Runs = attrs.Factory(Runs)
+    open: dict[int, Entry] = attrs.Factory(dict)
+
+    def has_had(self, sequence: int) -> bool:
+        return sequence < self.low or (bool(self.runs) and self.runs.end_of(sequence) > 0)
+
+    def apply(self, body: bytes) -> None:
+        """Carry out the steps of an ACK record."""
+        for op, failed, first, last, due_ns in _STEP.iter_unpack(body):
+            if op == ACK:
+                self.open.pop(last, None)
+                self.had(first, last)
+            elif op == SEEK:
+                self.low, self.runs = last, Runs()
+                self.open.clear()
+            elif op in (CLAIM, BACK):
+                if last not in self.open:
+                    self._take_back(first, last)
+                self.open[last] = Entry(first, failed, due_ns, op == CLAIM)
+
+    def had(self, first: int, last: int) -> None:
+        """[first, last] is dealt with."""
+        if first <= self.low:
+            self.low = max(self.low, last + 1)
+        else:
+            self.runs.add(first, last)
+        if self.runs:
+            self.low = self.runs.pop_below(self.low)
+
+    def _take_back(self, first: int, last: int) -> None:
+        """Something that was acknowledged is open again."""
+        if last < self.low:
+            if last + 1 < self.low:
+                self.runs.add(last + 1, self.low - 1)
+            self.low = first
+        else:
+            self.runs.remove(first, last)
+
+    def encode(self) -> list[object]:
+        entries = [[s, e.first, e.failed, e.due_ns, int(e.claimed)] for s, e in self.open.items()]
+        return [self.low, list(self.runs), entries]
+
+    @classmethod
+    def decode(cls, low: int, runs: list[list[int]], entries: list[list[int]]) -> Progress:
+        opened = {s: Entry(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
+        return cls(low, Runs(runs), opened)
+
+
+__all__ = ["ACK", "BACK", "CLAIM", "SEEK", "Entry", "Op", "Progress", "Runs", "step"]
