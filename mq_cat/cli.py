@@ -101,7 +101,7 @@ class Start(click.ParamType[str]):
 @click.option("--consumer", metavar="NAME", help="Take the messages of a consumer, and acknowledge what was written.")
 @click.option("-t", "times", is_flag=True, help="Put time and stream before each message.")
 @click.option("--order", "order", is_flag=True, help="Use 'order' and the streams even where there is a .cursor.")
-@click.argument("group")
+@click.argument("group", type=click.Path(readable=False))
 @click.argument("streams", nargs=-1, metavar="[STREAM]...")
 def _command(**given: Any) -> Wish:
     """Print the messages of a GROUP's streams in the order they were written, and wait for more."""

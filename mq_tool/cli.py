@@ -26,7 +26,7 @@ PROGRAM = "mq"
 SORTS = ("waiting", "in", "out", "age", "dropped", "dead", "name")
 SHELLS = ("bash", "zsh", "fish")
 FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
-_PATH = click.Path()  # for shell completion; what it is, place.py finds out
+_PATH = click.Path(readable=False)  # for shell completion; what it is, place.py finds out
 
 
 class Told(click.Group):
@@ -266,8 +266,9 @@ def completion(shell: str | None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    if not arguments:
-        click.echo(command.get_help(click.Context(command, info_name=PROGRAM)), err=True)
+    if not arguments and "_MQ_COMPLETE" not in os.environ:
+        context = click.Context(command, info_name=PROGRAM, **command.context_settings)
+        click.echo(command.get_help(context), err=True)
         return USAGE
     try:
         result = parsed(command, arguments)

@@ -25,7 +25,7 @@ def peek(place: Place) -> Iterator[tuple[bytes, bytes]]:
 
 def _is_shared(place: Place) -> bool:
     """Whether it is a work queue, which itself shows what waits."""
-    return "queue" in stats_of(place.group).get("streams", {}).get(place.name, {})
+    return "consumer" in stats_of(place.group).get("streams", {}).get(place.name, {})
 
 
 def _by_file(place: Place) -> Iterator[tuple[bytes, bytes]]:

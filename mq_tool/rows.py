@@ -85,7 +85,7 @@ def streams_of(stats: Mapping[str, Any]) -> list[Row]:
 
 
 def _stream(name: str, row: Mapping[str, Any]) -> Row:
-    queue: Mapping[str, Any] = row.get("queue") or {}
+    queue: Mapping[str, Any] = row.get("consumer") or {}
     return Row(
         name,
         "stream",

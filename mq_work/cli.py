@@ -39,7 +39,7 @@ class Rate(click.ParamType[float]):
 @click.option("--timeout", "timeout_s", type=Duration(), help="End a command that takes longer than T; it has failed.")
 @click.option("--grace", "grace_s", type=Duration(), default=5.0, help="From SIGTERM to SIGKILL at a time-out (5s).")
 @click.option("--make", "make", is_flag=True, help="Make the consumer where it is not there.")
-@click.argument("consumer", type=click.Path())
+@click.argument("consumer", type=click.Path(readable=False))
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def _command(**given: Any) -> dict[str, Any]:
     """Run COMMAND for each message of CONSUMER, a file GROUP/.consumers/NAME. Write -- before COMMAND.

@@ -126,7 +126,7 @@ def tool(name: str, *arguments: object, env: Mapping[str, str] | None = None, **
 
 def _command(name: str, arguments: Sequence[object], more: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """How to run a tool. With `user` in `more`, by a Python that this user may run."""
-    words = ["-m", name.replace("-", "_"), *map(str, arguments)]
+    words = ["-m", {"mq": "mq_tool"}.get(name, name.replace("-", "_")), *map(str, arguments)]
     if "user" not in more:
         return [sys.executable, *words], more
     python, packages = python_for_anyone()
@@ -135,6 +135,14 @@ def _command(name: str, arguments: Sequence[object], more: dict[str, Any]) -> tu
 
 def mq_cat(*arguments: object, **more: Any) -> Any:
     return tool("mq-cat", *arguments, **more)
+
+
+def mq(*arguments: object, **more: Any) -> Any:
+    return tool("mq", *arguments, **more)
+
+
+def mq_work(*arguments: object, **more: Any) -> Any:
+    return tool("mq-work", *arguments, **more)
 
 
 def pin(*arguments: object, **more: Any) -> Any:

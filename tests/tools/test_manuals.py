@@ -6,13 +6,34 @@ import re
 
 import pytest
 
-from tests.tools.mount import ROOT, mq_cat, pin
+from tests.tools.mount import ROOT, mq, mq_cat, mq_work, pin
+
+COMMANDS = ("put", "peek", "ls", "stat", "purge", "redrive", "ctl", "top", "completion")
 
 
-@pytest.mark.parametrize(("page", "tool"), [("mq-cat.1", mq_cat), ("pin.1", pin)])
+def options(help: bytes) -> set[str]:
+    """All options of a help text, short and long."""
+    found = re.findall(r"^  (-\S+?)(?:, (--\S+))?(?=\s|$)", help.decode(), re.MULTILINE)
+    return {option for both in found for option in both if option} - {"-h", "--help"}
+
+
+@pytest.mark.parametrize(("page", "tool"), [("mq-cat.1", mq_cat), ("mq-work.1", mq_work), ("pin.1", pin)])
 def test_every_option_is_told(page: str, tool: object) -> None:
     text = (ROOT / "man" / page).read_text()
-    options = re.findall(r"^  (--?\w+)", tool("--help").stdout.decode(), re.MULTILINE)  # type: ignore[operator]
-    assert len(options) > 4
-    for option in set(options) - {"--help"}:
+    found = options(tool("--help").stdout)  # type: ignore[operator]
+    assert len(found) >= 4
+    for option in found:
         assert f".It Fl {option[1:]}" in text, option
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_mq_is_told(command: str) -> None:
+    text = (ROOT / "man" / "mq.1").read_text()
+    assert f".It Cm {command}\n" in text
+    for option in options(mq(command, "--help").stdout):
+        assert re.search(rf"(Fl|,) (Fl )?{option[1:]}\b", text), option
+
+
+def test_every_command_of_mq_is_told() -> None:
+    listed = mq("--help").stdout.decode().partition("Commands:\n")[2]
+    assert tuple(row.split()[0] for row in listed.splitlines() if row[2] != " ") == COMMANDS

@@ -125,6 +125,171 @@ def still_runs(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait(seconds)
 
 
+def test_formats(server: Server) -> None:
+    group = server.group("formats", "replay all", streams=["a"])
+    say(group / "a", "one\n", "two")
+    for format_, printed in (
+        ("raw", b"one\ntwo"),
+        ("line", b"one\ntwo\n"),
+        ("nul", b"one\n\0two\0"),
+        ("each", b"one\ntwo"),
+        ("json", mq_cat("-e", "--json", group).stdout),
+    ):
+        assert mq_cat("-e", "-f", format_, group).stdout == printed, format_
+    assert mq_cat("-e", "-0", "-f", "line", group).stdout == b"one\n\0two\0"
+    assert mq_cat("-e", "-0", "--json", group).stdout.count(b"}\0{") == 1
+
+
+def test_each_message_is_one_write(server: Server) -> None:
+    group = server.group("each", "replay all", streams=["a"])
+    other = server.group("each other", "replay all", streams=["b"])
+    say(group / "a", "1", "2", "3")
+    for format_, bodies in (("each", ["1", "2", "3"]), ("raw", ["123"])):
+        with (other / "b").open("wb", buffering=0) as out:
+            assert mq_cat("-e", "-f", format_, group, stdout=out, capture_output=False).returncode == 0
+        rows = mq_cat("-e", "--json", other).stdout.splitlines()
+        assert [json.loads(row)["body"] for row in rows] == bodies
+        (other / "ctl").write_text("clear\n")
+
+
+def test_records_are_the_log_s_own_bytes(server: Server) -> None:
+    group = server.group("records", "replay all", streams=["a", "b"])
+    for name in "abab":
+        say(group / name, f"{name}\n")
+    cursor = os.open(group / ".cursor", os.O_RDWR)
+    os.write(cursor, b"format record\nuntil end\n")
+    expected = b""
+    while data := os.read(cursor, 1 << 20):
+        expected += data
+    os.close(cursor)
+    assert mq_cat("-e", "-f", "record", group).stdout == expected
+    two = mq_cat("-n", 2, "-f", "record", group).stdout
+    assert expected.startswith(two)
+    assert (two.count(b"a\n"), two.count(b"b\n")) == (1, 1)
+
+
+def test_headers_are_in_json(server: Server) -> None:
+    group = server.group("headers", "replay all", streams=["a"])
+    (group / ".put").write_text('{"stream":"a","headers":{"lang":"de","ä":""}} x')
+    row = json.loads(mq_cat("-e", "--json", group).stdout)
+    assert row["headers"].items() >= {"lang": "de", "ä": ""}.items()
+    cursor = os.open(group / ".cursor", os.O_RDWR)
+    os.write(cursor, b"format json\n")
+    assert os.read(cursor, 65536) == mq_cat("-e", "--json", group).stdout
+    os.close(cursor)
+
+
+# ---------------------------------------------------------------- consumers
+
+
+def work(server: Server, name: str, *bodies: str | bytes) -> Path:
+    """A group with a consumer w that has those messages to take."""
+    group = server.group(name, "replay all", "sync off", "consumer w a", streams=["a"])
+    say(group / "a", *bodies)
+    return group
+
+
+def left(group: Path) -> tuple[int, int, int]:
+    """How many wait for the consumer, were acknowledged, failed."""
+    row = json.loads((group / ".stats").read_text())["consumers"]["w"]
+    return row["waiting"], row["acknowledged"], row["failed"]
+
+
+def test_a_consumer_s_messages_are_taken(server: Server) -> None:
+    group = work(server, "takes", *(f"{number}\n" for number in range(10)))
+    assert mq_cat("-n", 3, "--consumer", "w", group).stdout == b"0\n1\n2\n"
+    assert left(group) == (7, 3, 0)
+    result = mq_cat("-e", "--consumer", "w", group, "a")
+    assert (result.returncode, result.stderr, result.stdout) == (0, b"", b"3\n4\n5\n6\n7\n8\n9\n")
+    assert left(group) == (0, 10, 0)
+    assert mq_cat("-e", "--consumer", "w", group).stdout == b""
+    assert mq_cat("--idle", "0.2", "--consumer", "w", group).returncode == 124
+    assert len(mq_cat("-e", group).stdout) == 20  # for others they are still there
+
+
+@pytest.mark.parametrize("format_", ["raw", "line", "nul", "each", "json", "record"])
+def test_a_consumer_in_every_format(server: Server, format_: str) -> None:
+    bodies: list[str | bytes] = ["one\n", "two", b"\xff" * 1_000_000]
+    group = work(server, f"format {format_}", *bodies)
+    (group / "ctl").write_text("consumer other a\n")
+    plain = mq_cat("-e", "-f", format_, group).stdout
+    taken = mq_cat("-e", "-f", format_, "--consumer", "w", group).stdout
+    if format_ == "json":
+        taken = taken.replace(b',"deliveries":1', b"")
+    if format_ == "record":
+        assert taken.count(b"one\n") == 1
+        assert len(taken) >= 1_000_000
+    else:
+        assert taken == plain
+    assert left(group) == (0, 3, 0)
+
+
+def test_a_consumer_s_times(server: Server) -> None:
+    group = work(server, "times of work", "one")
+    plain = mq_cat("-e", "-t", group).stdout
+    assert mq_cat("-e", "-t", "--consumer", "w", group).stdout == plain
+
+
+def test_records_that_were_not_asked_for_are_given_back(server: Server) -> None:
+    group = work(server, "given back", "1", "2", "3", "4")
+    assert b"1" in mq_cat("-n", 2, "-f", "record", "--consumer", "w", group).stdout
+    assert left(group) == (2, 2, 0)
+    assert mq_cat("-n", 1, "--json", "--consumer", "w", group).stdout.count(b'"deliveries":1,') == 1
+
+
+def test_what_cannot_be_written_is_given_back(server: Server) -> None:
+    group = work(server, "pipe", *("x" * 70_000 for _ in range(5)))
+    script = f"mq-cat --consumer w '{group}' | head -c 100000 | wc -c"
+    result = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, check=True)
+    assert (result.stdout.strip(), result.stderr) == (b"100000", b"")
+    waiting, acknowledged, failed = left(group)
+    assert (waiting + acknowledged, failed) == (5, 0)
+    assert 1 <= acknowledged <= 3  # what the pipe had room for was written
+    row = json.loads(mq_cat("-n", 1, "--json", "--consumer", "w", group).stdout)
+    assert (row["sequence"], row["deliveries"]) == (acknowledged + 1, 1)
+
+
+def test_two_take_from_one_consumer(server: Server) -> None:
+    group = work(server, "shares")
+    with running("mq-cat", "--consumer", "w", group) as one, running("mq-cat", "--consumer", "w", group) as two:
+        for process in (one, two):
+            wait_until_waiting(process)
+        say(group / "a", *(f"{number}\n" for number in range(200)))
+        until(lambda: left(group) == (0, 200, 0), "all taken")
+        for process in (one, two):
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE_S) == 130
+        assert one.stdout is not None
+        assert two.stdout is not None
+        seen = one.stdout.read().split() + two.stdout.read().split()
+    assert sorted(map(int, seen)) == list(range(200))
+
+
+def test_a_consumer_that_is_not_there_or_removed(server: Server) -> None:
+    group = work(server, "no consumer")
+    assert refused(1, "--consumer", "x", group).startswith(f"{group}: no consumer 'x'; make it with: touch ")
+    assert "no consumer's name" in refused(1, "--consumer", "../a", group)
+    with running("mq-cat", "--consumer", "w", group) as process:
+        wait_until_waiting(process)
+        (group / ".consumers" / "w").unlink()
+        assert process.wait(DEADLINE_S) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == f"mq-cat: {group}: the consumer 'w' was removed\n".encode()
+
+
+def test_options_that_exclude_each_other(server: Server) -> None:
+    group = server.group("excludes")
+    for words in (
+        ["--json", "-t"],
+        ["--json", "-f", "raw"],
+        ["-t", "-f", "record"],
+        ["-0", "-f", "each"],
+        ["--order", "--consumer", "w"],
+        ["--from", "first", "--consumer", "w"],
+    ):
+        assert "exclude each other" in refused(2, *words, group)
+
+
 def test_nul_ends_each_message(server: Server) -> None:
     group = server.group("nul", "replay all", streams=["a"])
     say(group / "a", "one\n", "two", "\0")

@@ -1,0 +1,374 @@
+"""mq against a real mount: each command, what it prints, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from tests.tools.mount import DEADLINE_S, Server, environment, mq, mq_cat, mq_work, say, tool
+
+
+def said(*arguments: object, **more: Any) -> str:
+    """The standard output of a command that succeeds in silence."""
+    result = mq(*arguments, **more)
+    assert (result.returncode, result.stderr) == (0, b""), result.stderr.decode()
+    return str(result.stdout.decode())
+
+
+def refused(code: int, *arguments: object, **more: Any) -> str:
+    """The one line of a command that fails, without `mq: ` in front."""
+    result = mq(*arguments, **more)
+    assert (result.returncode, result.stdout) == (code, b"")
+    line = str(result.stderr.decode())
+    assert line.count("\n") == 1, line
+    assert line.startswith("mq: ")
+    return line[4:-1]
+
+
+def kept(group: Path, *streams: str) -> list[dict[str, Any]]:
+    rows = mq_cat("-e", "--json", "--from", "first", group, *streams).stdout.splitlines()
+    return [json.loads(row) for row in rows]
+
+
+# ---------------------------------------------------------------- put
+
+
+def test_put_words_and_standard_input(server: Server) -> None:
+    group = server.group("put", "replay all", streams=["s"])
+    assert said("put", group / "s", "hello", "world") == ""
+    assert said("put", group / "s", "-N", "bare") == ""
+    assert said("put", group / "s", input=b"a\nb") == ""
+    assert said("put", group / "s", "-l", input=b"1\n2\n3") == ""
+    assert said("put", group / "s", "--", "-l") == ""
+    assert [row["body"] for row in kept(group)] == ["hello world\n", "bare", "a\nb", "1\n", "2\n", "3", "-l\n"]
+
+
+def test_put_binary_and_large(server: Server) -> None:
+    group = server.group("put large", "replay all", streams=["s"])
+    body = b"\xff" + os.urandom(1_044_479)
+    said("put", group / "s", input=body)
+    assert mq_cat("-e", group).stdout == body
+    assert "too long" in refused(1, "put", group / "s", input=body + b"x")
+    assert len(kept(group)) == 1
+
+
+def test_put_makes_a_stream_only_where_it_is_to(server: Server) -> None:
+    group = server.group("put make", "replay all")
+    assert refused(1, "put", group / "s", "x") == f"{group}/s: no such stream"
+    said("put", "--make", group / "s", "x")
+    said("put", "--make", "--priority", 7, group / "t", "y")
+    assert [row["body"] for row in kept(group)] == ["x\n", "y\n"]
+
+
+def test_put_metadata(server: Server) -> None:
+    group = server.group("put more", "replay all", streams=["e s"])
+    words = ["--ttl", "1h", "--priority", 9, "--id", "a1", "--single", "-H", "lang=de", "--header", "a=b=c"]
+    assert said("put", "-v", *words, group / "e s", "x") == "1\n"
+    assert said("put", "--json", *words, group / "e s", "x") == '{"sequence": 1}\n'  # the same id
+    assert said("put", "-v", group / "e s", "plain") == "2\n"
+    first, second = kept(group)
+    expected = {"priority": "9", "ttl": "1h", "id": "a1", "single": "true", "lang": "de", "a": "b=c"}
+    assert expected.items() <= first["headers"].items()
+    assert set(second["headers"]) == {"sender"}
+    assert re.fullmatch(r"(\d+\n){3}", said("put", "-v", "-l", group / "e s", input=b"1\n2\n3\n"))
+
+
+def test_put_for_later(server: Server) -> None:
+    group = server.group("put later", "replay all", streams=["s"])
+    said("put", "--delay", "1h", group / "s", "much later")
+    said("put", "--at", "2037-01-01", group / "s", "too")
+    said("put", "--at", f"@{time.time() - 5}", group / "s", "now")
+    said("put", "--delay", "200ms", group / "s", "soon")
+    assert mq_cat("-n", 2, "--from", "first", group).stdout == b"now\nsoon\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--delay", "soon"], "not a duration"),
+        (["--at", "tomorrow"], "not a time"),
+        (["--priority", "10"], "10 is not in the range"),
+        (["-H", "novalue"], "KEY=VALUE"),
+        (["-l", "word"], "-l reads standard input"),
+        (["--delay", "1s", "--at", "@1"], "exclude each other"),
+    ],
+)
+def test_put_that_makes_no_sense(server: Server, words: list[str], text: str) -> None:
+    group = server.mount / "nonsense"
+    if not group.exists():
+        server.group("nonsense", streams=["s"])
+    assert text in refused(2, "put", group / "s", *words)
+
+
+def test_put_that_is_refused(server: Server) -> None:
+    group = server.group("put refused", "depth 1", "full reject", streams=["s"])
+    assert "at least one byte" in refused(1, "put", group / "s", input=b"")
+    assert "set by the server" in refused(1, "put", "-H", "sender=me", group / "s", "x")
+    assert "a group, where a stream is needed" in refused(1, "put", group, "x")
+    for name in ("ctl", "order", ".stats"):
+        assert "one of the group's own files" in refused(1, "put", "--make", group / name, "x")
+    assert "no such group" in refused(1, "put", server.mount / "nothing" / "s", "x")
+    assert "not in a tree" in refused(1, "put", "/etc/passwd", "x")
+
+
+# ---------------------------------------------------------------- peek
+
+
+def test_peek_takes_nothing(server: Server) -> None:
+    group = server.group("peek", "replay all", streams=["a", "b"])
+    say(group / "a", "1\n", "2")
+    say(group / "b", b"\xff")
+    for _ in range(2):
+        assert mq("peek", group).stdout == b"1\n2\n\xff\n"
+    assert said("peek", "-n", 1, group) == "1\n"
+    assert said("peek", group / "a") == "1\n2\n"
+    rows = [json.loads(row) for row in said("peek", "--json", group / "b").splitlines()]
+    assert [(row["sequence"], row["stream"], row["body_base64"]) for row in rows] == [(3, "b", "/w==")]
+
+
+def test_peek_shows_ten_or_all(server: Server) -> None:
+    group = server.group("peek all", "replay all", "sync off", streams=["s"])
+    say(group / "s", *(f"{number}\n" for number in range(3000)))
+    assert len(said("peek", group).splitlines()) == 10
+    assert len(said("peek", "-n", 0, group).splitlines()) == 3000
+
+
+def test_peek_a_shared_stream_and_a_consumer(server: Server) -> None:
+    group = server.group("peek work", "replay all", "deliver one", "consumer w s", streams=["s"])
+    say(group / "s", "1\n", "2\n")
+    with (group / "s").open("r+b", buffering=0) as taker:
+        assert taker.read(100) == b"1\n"
+    assert said("peek", group / "s") == "2\n"
+    assert said("peek", "--json", group / "s") == '{"body": "2\\n"}\n'
+    assert said("peek", group / ".consumers" / "w") == "1\n2\n"
+    assert mq_work("-n", 1, group / ".consumers" / "w", "true").returncode == 0
+    assert said("peek", group / ".consumers" / "w") == "2\n"
+    assert "no such consumer" in refused(1, "peek", group / ".consumers" / "x")
+
+
+def test_peek_where_nothing_is(server: Server) -> None:
+    group = server.group("peek nothing", streams=["s"])
+    assert said("peek", group) == said("peek", group / "s") == ""
+    assert "no such stream" in refused(1, "peek", group / "t")
+
+
+# ---------------------------------------------------------------- ls and stat
+
+
+def listed(*arguments: object, **more: Any) -> dict[str, dict[str, Any]]:
+    rows = [json.loads(row) for row in said("ls", "--json", *arguments, **more).splitlines()]
+    return {row["name"]: row for row in rows}
+
+
+def test_ls(server: Server) -> None:
+    group = server.group("ls", "replay all", "bind both s.#", "consumer w s.a", streams=["s.a", "s b"])
+    (group / "inner").mkdir()
+    (group / "inner" / "deep").touch()
+    say(group / "s.a", "1", "2")
+    rows = listed(group)
+    assert {name: row["kind"] for name, row in rows.items()} == {
+        "inner/": "group", "s.a": "stream", "s b": "stream", "both": "view", ".consumers/w": "consumer",
+    }  # fmt: skip
+    assert (rows["s.a"]["waiting"], rows[".consumers/w"]["waiting"]) == (2, 2)
+    assert (rows["both"]["over"], rows[".consumers/w"]["over"]) == ("s.#", "s.a")
+    assert "inner/deep" in listed("-r", group)
+    lines = said("ls", group).splitlines()
+    assert lines[0].split() == ["NAME", "KIND", "WAITING", "CLAIMED", "DELAYED", "OPEN", "OVER"]
+    assert len(lines) == 6
+
+
+def test_ls_finds_the_tree(server: Server) -> None:
+    group = server.group("find", streams=["s"])
+    assert "find/" in listed(server.mount)
+    assert "find/" in listed(f"{server.mount}/")
+    assert "find/" in listed(env={"MQFS": str(server.mount)})
+    assert "find/" in listed(cwd=group, env=environment(PYTHONSAFEPATH="1"))
+    assert "find/" in listed(cwd=server.mount.parent)
+    assert "s" in listed("find", env={"MQFS": str(server.mount)})
+    assert "no GROUP given" in refused(1, "ls", cwd="/")
+    assert "no tree is mounted there" in refused(1, "ls", env={"MQFS": "/etc"})
+    assert "a stream, where a group is needed" in refused(1, "ls", group / "s")
+    assert "no such group" in refused(1, "ls", group / "nothing")
+
+
+def test_stat(server: Server) -> None:
+    group = server.group("stat", "replay all", "consumer w s", streams=["s", "a b"])
+    say(group / "s", "1", "2")
+    assert json.loads(said("stat", "--json", group))["streams"]["s"]["written"] == 2
+    assert {"written 2", "streams s messages 2", "streams 'a b' messages 0"} <= set(said("stat", group).splitlines())
+    assert "messages 2" in said("stat", group / "s").splitlines()
+    assert "waiting 2" in said("stat", group / ".consumers" / "w").splitlines()
+    assert "no such stream" in refused(1, "stat", group / "t")
+
+
+# ---------------------------------------------------------------- purge, redrive, ctl
+
+
+def test_purge(server: Server) -> None:
+    group = server.group("purge", "replay all", "consumer w a", streams=["a", "b c"])
+    for name in ("a", "b c"):
+        say(group / name, "x")
+    assert "give -y" in refused(2, "purge", group / "a", stdin=subprocess.DEVNULL)
+    said("purge", "-y", group / "b c")
+    assert [row["stream"] for row in kept(group)] == ["a"]
+    said("purge", "-y", group / ".consumers" / "w")
+    assert said("peek", group / ".consumers" / "w") == ""
+    assert len(kept(group)) == 1
+    said("purge", "-y", group)
+    assert kept(group) == []
+    (group / "ctl").write_text("protect on\n")
+    assert "protected" in refused(1, "purge", "-y", group / "a")
+    assert "no such stream" in refused(1, "purge", "-y", group / "nothing")
+
+
+def terminal(*words: object) -> pexpect.spawn:
+    settings = {"env": environment(TERM="xterm"), "timeout": DEADLINE_S, "encoding": "utf-8", "use_poll": True}
+    spawned = pexpect.spawn("mq", [*map(str, words)], dimensions=(24, 120), **settings)
+    spawned.delaybeforesend = None
+    return spawned
+
+
+@pytest.mark.parametrize(("answer", "left", "code"), [("y", 0, 0), ("n", 1, 1), ("", 1, 1)])
+def test_purge_asks(server: Server, answer: str, left: int, code: int) -> None:
+    group = server.group(f"ask {answer}", "replay all", streams=["s"])
+    say(group / "s", "x")
+    asked = terminal("purge", group / "s")
+    asked.expect(r"Drop .*/s\? \[y/N\]")
+    asked.sendline(answer)
+    asked.expect(pexpect.EOF)
+    asked.close()
+    assert (asked.exitstatus, len(kept(group))) == (code, left)
+
+
+def test_redrive(server: Server) -> None:
+    group = server.group("redrive", "replay all", "retries 1", "consumer w s", streams=["s"])
+    say(group / "s", "1", "2", "3")
+    consumer = group / ".consumers" / "w"
+    mq_work("-n", 3, consumer, "false")
+    assert len(kept(group, "dead")) == 3
+    said("redrive", group, "s", "-n", 1)
+    assert [row["body"] for row in kept(group, "dead")] == ["2", "3"]
+    said("redrive", group)
+    assert kept(group, "dead") == []
+    assert sorted(mq_work("-n", 3, consumer, "cat").stdout) == sorted(b"123")
+    assert "-n needs a STREAM" in refused(2, "redrive", "-n", 1, group)
+
+
+def test_ctl(server: Server) -> None:
+    group = server.group("control")
+    said("ctl", group, "replay all", "depth 7")
+    said("ctl", group, "-", input=b"ttl 1h\nsync off\n")
+    assert said("ctl", group) == (group / "ctl").read_text()
+    settings = json.loads(said("ctl", "--json", group))
+    assert (settings["replay"], settings["depth"], settings["ttl"], settings["sync"]) == ("all", "7", "1h", "off")
+    text = refused(1, "ctl", group, "depth 8", "replay everything")
+    assert "replay 'everything': write off or last or all" in text
+    assert "depth 7" in said("ctl", group).splitlines()
+
+
+def test_what_the_user_may_not(server: Server) -> None:
+    group = server.group("not mine", "replay all", streams=["s"])
+    (group / "s").chmod(0o600)
+    nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": (), "cwd": "/"}
+    if os.geteuid():
+        pytest.skip("only root can be somebody else")
+    assert "only the group's owner" in tool("mq", "ctl", group, "depth 1", **nobody).stderr.decode()
+    assert "permission denied" in tool("mq", "put", group / "s", "x", **nobody).stderr.decode()
+
+
+# ---------------------------------------------------------------- top and completion
+
+
+def test_top_prints_one_frame(server: Server) -> None:
+    group = server.group("top", "replay all", "consumer w s", streams=["s", "[t]"])
+    say(group / "s", *("x" for _ in range(7)))
+    head, *rows = said("top", "--interval", "0.1", group).splitlines()
+    assert head.split()[:3] == ["NAME", "WAITING", "IN/s"]
+    found = {row.split()[0].removeprefix(str(group)): row.split()[1:] for row in rows}
+    assert set(found) == {"/", "/s", "/[t]", "/.consumers/w"}
+    assert found["/.consumers/w"][0] == found["/s"][0] == "7"
+    assert re.fullmatch(r"\d+\.\ds", found["/s"][4])
+    assert rows[-1].split()[0].endswith("/[t]")  # the most first
+
+
+def test_top_has_rates(server: Server) -> None:
+    group = server.group("rates", "replay all", "sync off", streams=["s"])
+    command = ["mq", "top", "--json", "-n", "2", "--interval", "1", str(group)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        json.loads(process.stdout.readline())
+        say(group / "s", *("x" for _ in range(50)))
+        frame = {row["name"]: row for row in json.loads(process.stdout.readline())}
+    assert process.returncode == 0
+    assert 10 <= frame[f"{group}/s"]["rate_in"] <= 60
+    assert frame[f"{group}/"]["rate_out"] == 0
+
+
+def test_top_on_a_terminal(server: Server) -> None:
+    group = server.group("live", "replay all", streams=["some-stream"])
+    for key in ("q", "\x03"):
+        live = terminal("top", "--interval", "0.1", group)
+        live.expect("some-stream +0 ")
+        say(group / "some-stream", "x")
+        live.expect("some-stream +1 ")
+        live.send(key)
+        live.expect(pexpect.EOF)
+        live.close()
+        assert live.exitstatus == (0 if key == "q" else 130)
+        (group / "ctl").write_text("clear\n")
+    counted = terminal("top", "--interval", "0.1", "-n", 2, group)
+    counted.expect(pexpect.EOF)
+    counted.close()
+    assert counted.exitstatus == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed(shell: str) -> None:
+    text = said("completion", shell)
+    for name in ("mq", "mq-work", "mq-cat"):
+        assert re.search(rf"(complete|compdef).*\b{name}\b", text), name
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=text.encode(), check=True)
+
+
+def test_completion_in_bash() -> None:
+    script = 'eval "$(mq completion bash)"; COMP_WORDS=(mq pe) COMP_CWORD=1; _mq_completion mq; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", script], env=environment(), capture_output=True, check=True)
+    assert done.stdout.split() == [b"peek"]
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    "words", [["bogus"], ["put"], ["peek", "-n", "x", "g"], ["top", "--sort", "beauty"], ["ls", "a", "b"]]
+)
+def test_what_makes_no_sense(words: list[str]) -> None:
+    assert "--help" in refused(2, *words)
+
+
+def test_help() -> None:
+    assert said("--help").startswith("Usage: mq ")
+    nothing = mq()
+    assert (nothing.returncode, nothing.stdout) == (2, b"")
+    assert nothing.stderr.startswith(b"Usage: mq ")
+    for name in ("put", "top"):
+        assert said(name, "-h").startswith(f"Usage: mq {name} ")
+
+
+def test_a_reader_that_goes_away(server: Server) -> None:
+    group = server.group("goes away", "replay all", "sync off", streams=["s"])
+    say(group / "s", *("x" * 10000 for _ in range(100)))
+    result = subprocess.run(
+        ["sh", "-c", f"mq peek -n 0 '{group}' | head -c 1"], env=environment(), capture_output=True, check=True
+    )
+    assert (result.stdout, result.stderr) == (b"x", b"")
