@@ -48,7 +48,7 @@ class Consumers(dict[str, Consumer]):
             if own.name:
                 self[own.name].recover()
             elif stream is not None and own.progress.open:
-                stream.queue().recover()
+                stream.own_consumer().recover()
         for consumer in list(self.values()):
             if consumer.state.transient:
                 self.remove(consumer)

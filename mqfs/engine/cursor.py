@@ -119,6 +119,7 @@ class Cursor(Commands):
 
     def _select(self, selection: Selection) -> None:
         self.selection, self._epoch = selection, -1
+        self.cuts_seen = -1  # streams it is told of only now may have lost something it had not had
 
     def _format(self, word: str) -> None:
         self.format, self.end_due = word, False

@@ -50,7 +50,7 @@ def _stream(stream: Stream) -> dict[str, Any]:
         "blocked": len(stream.blocked),
     }
     if stream.group.settings.deliver == "one":
-        row["queue"] = _consumer(stream.queue())
+        row["consumer"] = _consumer(stream.own_consumer())
     return row
 
 

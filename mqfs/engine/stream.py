@@ -94,7 +94,7 @@ class Stream:
         self.written = 0
         self.unused_since_ns = group.tree.clock.engine_ns()
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
-        self.nameless: Consumer | None = None  # who takes, under `deliver one`; see `queue`
+        self.nameless: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
         self._covering: tuple[int, tuple[Consumer, ...]] = (-1, ())
 
     @property
@@ -322,7 +322,7 @@ class Stream:
 
     # ------------------------------------------------------------ who shares it
 
-    def queue(self) -> Consumer:
+    def own_consumer(self) -> Consumer:
         """The nameless consumer it has under `deliver one`."""
         if self.nameless is None:
             self.nameless = self.group.consumers.nameless(self)
@@ -332,7 +332,7 @@ class Stream:
         """Under `deliver one`, everyone who is to have its messages: its own consumer and the named ones over it."""
         if self.nameless is None and self.number not in self.group.state.consumers:
             return (UNTOUCHED, *self.consumers())
-        return (self.queue(), *self.consumers())
+        return (self.own_consumer(), *self.consumers())
 
     def consumers(self) -> tuple[Consumer, ...]:
         """The named consumers over it."""

@@ -170,7 +170,7 @@ class TakeHandle(Taker, Writer):
     pending: Claim | None = None  # `ack next`: what the next read acknowledges
 
     def _consumer(self) -> Consumer:
-        return self.node.queue()
+        return self.node.own_consumer()
 
     def admits(self, stream: Stream, sequence: int) -> bool:
         return True
@@ -447,7 +447,7 @@ class ShowHandle(Open):
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.consumer: Consumer = node if isinstance(node, Consumer) else node.queue()
+        self.consumer: Consumer = node if isinstance(node, Consumer) else node.own_consumer()
         self.last = Given()
         self.position = 0
         self.consumer.opens += 1

@@ -166,6 +166,24 @@ def test_a_cut_is_told_once(full: Hand) -> None:
     assert drain(cursor) == [b"b2", b"b4", b"b6", b"a7"]
 
 
+def test_a_cut_of_streams_selected_only_now_is_told(full: Hand) -> None:
+    cursor = full.cursor("seek first", "select a")
+    full.ctl("clear b")
+    assert cursor.read(4096) == b"a1"
+    cursor.write(b"select b\n")
+    with pytest.raises(FellBehind):
+        cursor.read(4096)
+
+
+def test_select_takes_views_and_patterns(full: Hand) -> None:
+    full.stream("a.x.y")
+    full.ctl("bind ab a\nbind ab b")
+    full.write("a.x.y", b"axy")
+    assert drain(full.cursor("select #.y", "seek first")) == [b"axy"]
+    assert drain(full.cursor("select ab", "seek first")) == [b"a1", b"b2", b"a3", b"b4", b"a5", b"b6"]
+    assert drain(full.cursor("select b a.*.y", "seek first")) == [b"b2", b"b4", b"b6", b"axy"]
+
+
 def test_a_slow_cursor_holds_back_only_a_little() -> None:
     hand = Hand("replay off")
     hand.stream("s")
