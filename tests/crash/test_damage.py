@@ -53,7 +53,7 @@ class Written:
             first = bucket.append_unit([Draft(Kind.MESSAGE, 16, body), Draft(Kind.END, 17, b""), Draft(1, 18, body)], 0)
             self.units.append([first, first + 1, first + 2])
         else:
-            bucket.append(Kind.CHANGE, 0, 0, b"%d" % self.changes)
+            bucket.append(luck.choice([Kind.CHANGE, Kind.ACK]), 0, 0, b"%d" % self.changes)
             self.changes += 1
         if choice < 0.3:
             bucket.sync()

@@ -46,6 +46,7 @@ class Writer:
         unit = [Draft(Kind.MESSAGE, 16, self.body()) for _ in range(self.random.choice([1, 1, 3]))]
         first = bucket.append_unit(unit, 0) if len(unit) > 1 else bucket.append(Kind.MESSAGE, 16, 0, unit[0].body)
         told = b"".join(b"%d %d %s\n" % (bucket.id, first + n, draft.body) for n, draft in enumerate(unit))
+        bucket.append(Kind.ACK, 1, 0, bytes(24))
         bucket.sync(lambda error: None if error else self.tell(told))
         if self.random.random() < 0.02:
             bucket.trim({16: max(1, bucket.next - 500)}, frozenset())

@@ -34,6 +34,7 @@ def fill(path: str, *, clean: bool = True) -> None:
         bucket.state = lambda: b'{"group":0}'
         for number in range(60):
             bucket.append(Kind.MESSAGE, 16 + number % 3, number, b"body %d" % number * (number % 9))
+            bucket.append(Kind.ACK, 1, number, bytes(24))
             if number % 10 == 0:
                 bucket.append(Kind.CHANGE, 0, number, b'{"do":"nothing"}')
         bucket.sync()
