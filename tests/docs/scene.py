@@ -26,6 +26,7 @@ class Scene:
     def __init__(self, folder: Path, page: Path, cleanup: ExitStack) -> None:
         self.folder, self.mount, self.page = folder, folder / "mq", page
         self.blocks = examples(page.read_text())
+        self.lack = ""  # what this machine has not, so that an example was not typed
         self._cleanup = cleanup
         self._server: ExitStack | None = None
         self.path = f"{_commands(folder / '.bin')}:/usr/bin:/bin"
@@ -49,6 +50,12 @@ class Scene:
         said = self.typing.type(line)
         assert self.typing.code == code, f"{line}: exit code {self.typing.code}: {said}"
         return said
+
+    def type_as_shown(self, block: Block, code: int = 0) -> None:
+        """Type its lines: each shows what the page says, and ends with 0, but the last with `code`."""
+        for line in block.lines:
+            said = self.type(line.typed, code if line is block.lines[-1] else 0)
+            assert said == line.shown, line.typed
 
     def serve(self, *arguments: str) -> Running:
         """`mqfs serve` of ./store at ./mq, until `stop` or the end."""
