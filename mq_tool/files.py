@@ -17,7 +17,7 @@ from mq_cat.problem import Problem, close, reason
 from mq_tool.place import Place
 
 READ_BYTES = 1 << 20
-_QUOTED = re.compile(r"'(?:[^']|'')*'|[^\s']+")
+_QUOTED = re.compile(r"'(?:[^']|'')*'")
 _HINTS = {
     errno.EMSGSIZE: "the message is too long; the most is 1,044,480 bytes",
     errno.ENOSPC: "the stream is full, or the disk",
@@ -99,7 +99,8 @@ def views_of(group: str) -> dict[str, list[str]]:
     for line in text.splitlines():
         found = re.match(r"bind\s+('(?:[^']|'')*'|\S+)\s+(.*)", line)
         if found:
-            views.setdefault(unquoted(found[1]), []).append(found[2])
+            pattern = unquoted(found[2]) if _QUOTED.fullmatch(found[2]) else found[2]  # else a program
+            views.setdefault(unquoted(found[1]), []).append(pattern)
     return views
 
 

@@ -238,7 +238,7 @@ def test_records_that_were_not_asked_for_are_given_back(server: Server) -> None:
 
 
 def test_what_cannot_be_written_is_given_back(server: Server) -> None:
-    group = work(server, "pipe", *("x" * 70_000 for _ in range(5)))
+    group = work(server, "torn pipe", *("x" * 70_000 for _ in range(5)))
     script = f"mq-cat --consumer w '{group}' | head -c 100000 | wc -c"
     result = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, check=True)
     assert (result.stdout.strip(), result.stderr) == (b"100000", b"")
