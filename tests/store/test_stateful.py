@@ -219,7 +219,21 @@ class Stores(RuleBasedStateMachine):
     def tally(self, stream: int) -> None:
         if not self.trimmed and self.pairs:
             at = self.pairs[len(self.pairs) // 2]
+            to = self.pairs[len(self.pairs) * 3 // 4]
             assert self.memory.tally(stream, at[0]) == self.disk.tally(stream, at[1])
+            assert self.memory.tally(stream, at[0], to[0]) == self.disk.tally(stream, at[1], to[1])
+
+    @precondition(lambda self: self.pairs)
+    @rule(data=st.data(), stream=st.none() | STREAMS)
+    def headed(self, data: st.DataObject, stream: int | None) -> None:
+        """Of wanted messages the same; of what is not wanted some may be told."""
+        ours, theirs, _ = data.draw(st.sampled_from(self.pairs))
+        wanted = {d for m, d, s in self.pairs if self._wanted(m, s)}
+        same = {m: d for m, d, _ in self.pairs}
+        mine = [same[sequence] for sequence in self.memory.headed(ours, stream)]
+        told = list(self.disk.headed(theirs, stream))
+        assert told == sorted(told)
+        assert [d for d in told if d in wanted] == [d for d in mine if d in wanted]
 
     @rule(time_ns=st.integers(0, 60))
     def at(self, time_ns: int) -> None:
