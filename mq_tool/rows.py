@@ -31,7 +31,8 @@ class Row:
     failed: int | None = None
     dead: int | None = None
     dropped: int | None = None
-    oldest: int | None = None  # the first sequence that waits
+    first: int | None = None  # the first sequence kept, where the server does not tell the oldest's time
+    oldest: float | None = None  # when what waits longest was written, UNIX seconds
     over: str = ""  # what a view or consumer is over
 
 
@@ -39,8 +40,11 @@ def rows_of(group: str) -> list[Row]:
     """Everything in a group. Raises Problem."""
     stats, views = stats_of(group), views_of(group)
     rows = [_group(group, name) for name in sorted(subgroups(group))]
-    rows += [row for row in streams_of(stats) if row.name not in views]
-    rows += [Row(name, "view", over=" ".join(patterns)) for name, patterns in views.items()]
+    rows += streams_of(stats)
+    rows += [
+        Row(name, "view", readers=row.get("readers"), over=" ".join(views.get(name, [])))
+        for name, row in (stats.get("views") or {}).items()
+    ]
     return rows + consumers_of(stats)
 
 
@@ -60,14 +64,14 @@ def whole(name: str, stats: Mapping[str, Any]) -> Row:
         "group",
         waiting=_sum([row.waiting for row in streams]),
         claimed=_sum([row.claimed for row in takers]),
-        delayed=_sum([row.delayed for row in takers]),
+        delayed=_sum([row.delayed for row in takers]) + int(stats.get("held", 0)),
         readers=_sum([row.readers for row in takers]),
         written=stats.get("written", 0),
         taken=stats.get("read"),
         failed=_sum([row.failed for row in takers]),
         dead=_sum([row.dead for row in takers]),
         dropped=drops(stats),
-        oldest=min([row.oldest for row in streams if row.oldest], default=None),
+        first=min([row.first for row in streams if row.first], default=None),
     )
 
 
@@ -85,19 +89,20 @@ def streams_of(stats: Mapping[str, Any]) -> list[Row]:
 
 
 def _stream(name: str, row: Mapping[str, Any]) -> Row:
-    queue: Mapping[str, Any] = row.get("consumer") or {}
+    shared: Mapping[str, Any] = row.get("consumer") or {}
     return Row(
         name,
         "stream",
-        waiting=queue.get("waiting", row.get("messages")),
-        claimed=queue.get("claimed"),
-        delayed=queue.get("delayed"),
-        readers=row.get("readers", 0) + queue.get("handles", 0),
+        waiting=shared.get("waiting", row.get("messages")),
+        claimed=shared.get("claimed"),
+        delayed=shared.get("delayed"),
+        readers=row.get("readers", 0) + shared.get("handles", 0),
         written=row.get("written"),
-        taken=queue.get("acknowledged"),
-        failed=queue.get("failed"),
-        dead=queue.get("dead"),
-        oldest=row.get("first"),
+        taken=shared.get("acknowledged"),
+        failed=shared.get("failed"),
+        dead=shared.get("dead"),
+        first=row.get("first"),
+        oldest=shared.get("oldest"),
     )
 
 
@@ -114,7 +119,7 @@ def consumers_of(stats: Mapping[str, Any]) -> list[Row]:
             taken=row.get("acknowledged"),
             failed=row.get("failed"),
             dead=row.get("dead"),
-            oldest=row.get("low"),
+            oldest=row.get("oldest"),
             over=row.get("over") or "",
         )
         for name, row in sorted(consumers.items())

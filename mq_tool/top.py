@@ -111,16 +111,17 @@ def _rate(now: int | None, before: int | None, seconds: float) -> float | None:
 def _age(entry: tuple[str, Row]) -> float | None:
     """How long what waits longest has waited."""
     group, row = entry
-    if not row.waiting or not row.oldest:
+    if row.oldest is not None:
+        return max(0.0, time.time() - row.oldest)
+    if not row.waiting or not row.first or row.kind == "consumer":
         return None
     try:
         fd = os.open(os.path.join(group, ".cursor"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        over = row.name if row.kind == "stream" else row.over
-        select_ = f"select {quote(over)}\n" if over else ""
-        os.write(fd, f"{select_}format json\nseek {row.oldest}\nuntil end\n".encode())
+        select_ = f"select {quote(row.name)}\n" if row.kind == "stream" else ""
+        os.write(fd, f"{select_}format json\nseek {row.first}\nuntil end\n".encode())
         _looks[group] += 1
         return _age_of(fd)
     except (OSError, ValueError):
