@@ -265,8 +265,12 @@ class Lane:
             if self._came_late(unique):
                 return
         handle = file.handle
-        # The kernel asks for more than it can carry at once in pieces, and goes on only behind a full one.
-        step = handle.read(count if count < limits.MESSAGE_BYTES else limits.MESSAGE_BYTES, offset)
+        if handle.takes:
+            self._tell_reader(file)
+        if count > limits.MESSAGE_BYTES and handle.parkable:
+            # The kernel asks for more than it can carry at once in pieces, and goes on only behind a full one.
+            count = limits.MESSAGE_BYTES
+        step = handle.read(count, offset)
         if step.__class__ is bytes:
             try:
                 os.writev(self.device, (wire.REPLY.pack(wire.OUT_HEADER + len(step), 0, unique), step))
@@ -277,6 +281,14 @@ class Lane:
             self.refuse(unique, errno.EAGAIN)
         else:
             WaitingRead(self, unique, step, handle)
+
+    def _tell_reader(self, file: File) -> None:
+        """A handle that takes is told the process that reads; the kernel names the thread."""
+        thread = wire.U32.unpack_from(self._buffer, wire.THREAD)[0]
+        if thread != file.thread:
+            file.thread = thread
+            file.process = people.membership(thread)[0] if thread else 0  # 0: of another pid namespace
+        file.handle.reader_pid = file.process
 
     def _write(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:
         file = self.files.open.get(fh)
@@ -436,7 +448,10 @@ class Lane:
 
     def _getattr(self, unique: int) -> None:
         nodeid = wire.U64.unpack_from(self._buffer, 16)[0]
-        attributes = pack_attributes(self.tree.stat(self.nodes.node(nodeid)))
+        flags, fh = wire.GETATTR_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        file = self.files.open.get(fh) if flags & wire.GETATTR_FH else None
+        fixed = self.nodes.size(nodeid) if file is None else getattr(file.handle, "size", None)
+        attributes = pack_attributes(self.tree.stat(self.nodes.node(nodeid)), fixed)
         size = wire.OUT_HEADER + wire.ATTR_TIMES.size + wire.ATTR.size
         self.send(wire.REPLY.pack(size, 0, unique) + wire.ATTR_TIMES.pack(0, 0, 0) + attributes)
 
@@ -456,11 +471,11 @@ class Lane:
 
     def _opendir(self, unique: int) -> None:
         _, _, _, nodeid, uid, gid, thread = wire.HEADER.unpack_from(self._buffer)
-        user, group = people.user(uid, gid, thread), self.nodes.group(nodeid)
-        self.tree.access(user, group, os.R_OK)
+        user, node = people.user(uid, gid, thread), self.nodes.directory(nodeid)
+        self.tree.access(user, node, os.R_OK)
         if len(self.files.listings) >= limits.LISTINGS:
             raise errors.OverLimit(f"at most {limits.LISTINGS} open directories")
-        fh = self.files.add_listing(Listing(group, user))
+        fh = self.files.add_listing(Listing(node, user))
         if not self.send(wire.OPENED.pack(32, 0, unique, fh, 0, 0)):
             del self.files.listings[fh]
 
@@ -470,7 +485,7 @@ class Lane:
         if listing is None:
             raise errors.Stale(f"file handle {fh}")
         if offset == 0:
-            listing.names = self.tree.entries(listing.user, listing.group)
+            listing.names = self.tree.entries(listing.user, listing.node)
         self.answer(unique, pack_names(listing, offset, room))
 
     def _releasedir(self, unique: int) -> None:
@@ -515,24 +530,24 @@ def nothing() -> None:
     pass
 
 
-def pack_attributes(found: Stat) -> bytes:
-    """Attributes of a file, as the kernel takes them."""
+def pack_attributes(found: Stat, size: int | None = None) -> bytes:
+    """Attributes of a file, as the kernel takes them. `size`: of its snapshot."""
     mtime, mtime_ns = divmod(found.mtime_ns, 10**9)
     ctime, ctime_ns = divmod(found.ctime_ns, 10**9)
     return wire.ATTR.pack(
-        *(found.qid.path, found.size, (found.kept_bytes + 511) // 512, mtime, mtime, ctime),
+        *(found.qid.path, found.size if size is None else size, (found.kept_bytes + 511) // 512, mtime, mtime, ctime),
         *(mtime_ns, mtime_ns, ctime_ns, found.mode, found.nlink, found.uid, found.gid, 0, BLOCK_BYTES, 0),
     )
 
 
 def pack_names(listing: Listing, offset: int, room: int) -> bytes:
     """Entries of a directory from a position on, as many as fit. Position n is behind the nth: ".", "..", names."""
-    group = listing.group
+    directory = listing.node
     packed: list[bytes] = []
     names = listing.names
     for position in range(offset, len(names) + 2):
         if position < 2:
-            node: Node = group.parent if position else group
+            node: Node = directory.parent if position else directory
             name = b".." if position else b"."
         else:
             node = names[position - 2]

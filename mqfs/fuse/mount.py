@@ -27,6 +27,7 @@ from mqfs.errors import MountError
 from mqfs.fuse.lane import Lane
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.fuse.operations import Operations
+from mqfs.fuse.processes import Watcher
 
 log = logging.getLogger("mqfs.fuse")
 
@@ -205,6 +206,7 @@ class FuseMount:
         self.nodes, self.files = Nodes(tree), Files()
         self.device = -1
         self.lane: Lane | None = None
+        self.processes = Watcher()
         self._scope = trio.CancelScope()
         self.ended = trio.Event()
 
@@ -224,11 +226,13 @@ class FuseMount:
         self.lane = lane = Lane(self.tree, self.nodes, self.files, self.device, ours)
         pyfuse3.init(Operations(self.tree, self.nodes, self.files), f"/dev/fd/{theirs.fileno()}", set())
         theirs.detach()  # libfuse closes it
+        self.tree.processes = self.processes
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(pyfuse3.main, 1, TASKS)
                     nursery.start_soon(lane.replies)
+                    nursery.start_soon(self.processes.run)
                     nursery.start_soon(self._announce, task_status)
                     await lane.requests()
                     nursery.cancel_scope.cancel()
@@ -247,6 +251,9 @@ class FuseMount:
         os.close(self.device)
         ours.close()
         pyfuse3.close(unmount=False)
+        self.files.close_all()
+        self.tree.processes = None
+        self.processes.close()
         self.ended.set()
 
     async def stop(self) -> None:

@@ -8,46 +8,52 @@ a kernel inode, of its own: once opened for writing, a nodeid is not given to fu
 at the same time, is told ESTALE, at which the kernel looks again, and then gets one that nobody else gets. Readers
 share: a fresh nodeid for every lookup would have each of a thousand that open a file at once throw away what the kernel
 just found for the others. A directory always keeps its nodeid, else getcwd would fail.
+
+A file that is a snapshot at its open (`.kept/STREAM`) has a nodeid for each open too, for another reason: the kernel
+does not say by which open file it asks for a size, and keeps one size for an inode.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, TypeAlias
 
 from mqfs import errors, limits
-from mqfs.engine.tree import Group, Node, Tree
+from mqfs.engine.tree import Node, Tree
 from mqfs.types import Handle, User
 
 ROOT = 1  # the kernel's name for the root directory
+Directory: TypeAlias = Any  # a node with `directory`: a group, or one of its folders
 
 
 class Inode:
     """A file the kernel knows."""
 
-    __slots__ = ("ino", "lookups", "node", "taken")
+    __slots__ = ("ino", "lookups", "node", "size", "taken")
 
     def __init__(self, node: Node, ino: int) -> None:
         self.node, self.ino, self.lookups = node, ino, 0
-        self.taken = False  # opened for writing
+        self.taken = False  # opened for writing, or as a snapshot
+        self.size: int | None = None  # of the snapshot
 
 
 class File:
     """A file the kernel has open."""
 
-    __slots__ = ("handle", "ino", "node", "reads", "writes")
+    __slots__ = ("handle", "ino", "node", "process", "reads", "thread", "writes")
 
     def __init__(self, node: Node, handle: Any, ino: int, reads: bool, writes: bool) -> None:
         self.node, self.handle, self.ino, self.reads, self.writes = node, handle, ino, reads, writes
+        self.thread = self.process = 0  # who read last, where it is asked for
 
 
 class Listing:
     """An open directory: what it held when it was read from its beginning, so that positions stay what they are."""
 
-    __slots__ = ("group", "names", "user")
+    __slots__ = ("names", "node", "user")
 
-    def __init__(self, group: Group, user: User) -> None:
-        self.group, self.user = group, user
+    def __init__(self, node: Directory, user: User) -> None:
+        self.node, self.user = node, user
         self.names: list[Node] = []
 
 
@@ -70,12 +76,23 @@ class Nodes:
             raise errors.Stale(f"node {nodeid}")
         return inode.node
 
-    def group(self, nodeid: int) -> Group:
+    def directory(self, nodeid: int) -> Directory:
         """Raises NotDirectory, Stale."""
         node = self.node(nodeid)
-        if not isinstance(node, Group):
+        if not node.directory:
             raise errors.NotDirectory(node.name)
         return node
+
+    def size(self, nodeid: int) -> int | None:
+        """What its open file has; None: what the file has now."""
+        inode = self._inodes.get(nodeid)
+        return None if inode is None else inode.size
+
+    def fix_size(self, nodeid: int, size: int) -> None:
+        """It is open as a snapshot of that many bytes."""
+        inode = self._inodes.get(nodeid)
+        if inode is not None:
+            inode.size = size
 
     def ino(self, nodeid: int) -> int:
         """The stable number of a file."""
@@ -95,7 +112,7 @@ class Nodes:
         return nodeid
 
     def take(self, nodeid: int, thread: int) -> None:
-        """It is opened for writing. Raises Stale, once in a row for a thread, where another has done so before."""
+        """It is opened by one alone. Raises Stale, once in a row for a thread, where another has done so before."""
         inode = self._inodes.get(nodeid)
         if inode is None:
             raise errors.Stale(f"node {nodeid}")
@@ -143,3 +160,9 @@ class Files:
         if file is not None:
             file.handle.watch(None)
             file.handle.close()
+
+    def close_all(self) -> None:
+        """The kernel is gone, and releases nothing any more."""
+        self.listings.clear()
+        for fh in list(self.open):
+            self.close(fh)

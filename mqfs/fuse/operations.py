@@ -23,10 +23,11 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from mqfs import errors, limits
-from mqfs.engine.tree import Group, Node, Tree
+from mqfs.engine.nodes import KeptFile
+from mqfs.engine.tree import Node, Tree
 from mqfs.fuse import people
 from mqfs.fuse.nodes import Files, Nodes
-from mqfs.types import User
+from mqfs.types import Step, User
 from mqfs.waiting import settle
 
 log = logging.getLogger("mqfs.fuse")
@@ -113,7 +114,9 @@ class Operations(pyfuse3.Operations):
             await settle(self.tree.setattr(user, node, mode=mode, uid=uid, gid=gid))
         elif fh is None and self.tree.stat(node).uid != user.uid:
             self.tree.access(user, node, os.W_OK)  # a size or times: nothing is done, but not for everybody
-        return self.attributes(node)
+        reply, size = self.attributes(node), self.nodes.size(inode)
+        reply.st_size = reply.st_size if size is None else size
+        return reply
 
     @answering
     async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:
@@ -141,7 +144,7 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        group = self.nodes.group(parent_inode)
+        group = self.nodes.directory(parent_inode)
         made = await settle(self.tree.mkdir(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
         return self.enter(made, ctx)
 
@@ -149,17 +152,17 @@ class Operations(pyfuse3.Operations):
     async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
         if not stat.S_ISREG(mode):
             raise errors.NotPermitted("only plain files and directories are made here")
-        group = self.nodes.group(parent_inode)
-        made = await settle(self.tree.create(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
-        return self.enter(made, ctx)
+        group = self.nodes.directory(parent_inode)
+        made: Step[Any] = self.tree.create(self.user(ctx), group, new_name(name), stat.S_IMODE(mode))
+        return self.enter(await settle(made), ctx)
 
     @answering
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
-        await settle(self.tree.unlink(self.user(ctx), self.nodes.group(parent_inode), known_name(name)))
+        await settle(self.tree.unlink(self.user(ctx), self.nodes.directory(parent_inode), known_name(name)))
 
     @answering
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
-        await settle(self.tree.rmdir(self.user(ctx), self.nodes.group(parent_inode), known_name(name)))
+        await settle(self.tree.rmdir(self.user(ctx), self.nodes.directory(parent_inode), known_name(name)))
 
     @answering
     async def rename(
@@ -173,7 +176,7 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         if flags & ~pyfuse3.RENAME_NOREPLACE:
             raise errors.BadRequest("of rename's flags there is only RENAME_NOREPLACE")
-        group, to = self.nodes.group(parent_inode_old), self.nodes.group(parent_inode_new)
+        group, to = self.nodes.directory(parent_inode_old), self.nodes.directory(parent_inode_new)
         await settle(self.tree.rename(self.user(ctx), group, known_name(name_old), to, new_name(name_new)))
 
     @answering
@@ -199,22 +202,25 @@ class Operations(pyfuse3.Operations):
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         node = self.nodes.node(inode)
-        if flags & os.O_ACCMODE:
+        snapshot = isinstance(node, KeptFile)
+        if flags & os.O_ACCMODE or snapshot:
             self.nodes.take(inode, ctx.pid)
-        return self.open_file(self.user(ctx, process=True), node, flags)
+        info = self.open_file(self.user(ctx, process=True), node, flags)
+        if snapshot:
+            self.nodes.fix_size(inode, self.files.open[info.fh].handle.size)
+        return info
 
     @answering
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        user, group = self.user(ctx, process=True), self.nodes.group(parent_inode)
-        node: Node
+        user, group = self.user(ctx, process=True), self.nodes.directory(parent_inode)
         made = True
         try:
-            node = await settle(self.tree.create(user, group, new_name(name), stat.S_IMODE(mode)))
+            node: Any = await settle(self.tree.create(user, group, new_name(name), stat.S_IMODE(mode)))
         except errors.Exists:  # made by another between the kernel's look and this
             node, made = self.tree.walk(user, group, known_name(name)), False
-            if flags & os.O_EXCL or isinstance(node, Group):
+            if flags & os.O_EXCL or node.directory:
                 raise
         info = self.open_file(user, node, flags, made=made)
         return info, self.attributes(node, self.nodes.enter(node, alone=True))

@@ -31,6 +31,7 @@ class Fid:
     __slots__ = (
         "clipped",
         "fills",
+        "given",
         "handle",
         "listing",
         "locked",
@@ -42,6 +43,7 @@ class Fid:
         "remove_at_close",
         "rest",
         "root",
+        "takes",
         "user",
         "writer",
         "xattr",
@@ -59,6 +61,8 @@ class Fid:
         self.reader: Handle | None = None  # the handle, if open for reading
         self.writer: Handle | None = None  # the handle, if open for writing
         self.listing: Listing | None = None  # an open directory
+        self.takes = False  # what it reads is claimed for it
+        self.given = 0, b""  # and where in all that was answered the last such reply ends, and its data
         self.xattr = False  # stands for the (empty) list of extended attributes
         self.nonblocking = False
         self.remove_at_close = False
@@ -68,6 +72,17 @@ class Fid:
     @property
     def open(self) -> bool:
         return self.handle is not None or self.listing is not None or self.xattr
+
+    @property
+    def size(self) -> int | None:
+        """Of the snapshot it is open for, if that is what its file is."""
+        return getattr(self.handle, "size", None)
+
+    @property
+    def unfinished(self) -> bool:
+        """Of the message last taken not everything was read."""
+        last: Any = getattr(self.reader, "last", None)
+        return last is not None and bool(last.again or last.given < len(last.body))
 
     def clone(self, number: int, node: Any) -> Fid:
         return Fid(number, self.user, self.root, node, self.fills)
@@ -98,6 +113,7 @@ class Fid:
         self.handle = handle
         self.reader = None if mode == os.O_WRONLY else handle
         self.writer = None if mode == os.O_RDONLY else handle
+        self.takes = self.reader is not None and bool(getattr(handle, "takes", False))
         self.fills = self.fills and handle.parkable and not nonblocking
         self.nonblocking = nonblocking
 
@@ -107,16 +123,16 @@ def qid_mode(mode: int, kind: int) -> int:
     return (mode & 0o777) | kind << 24
 
 
-def stat(tree: Tree, node: Any) -> Dir:
-    """A node's attributes as 9P2000 and 9P2000.u have them."""
+def stat(tree: Tree, node: Any, size: int | None = None) -> Dir:
+    """A node's attributes as 9P2000 and 9P2000.u have them. `size`: of the snapshot it is open for."""
     it = tree.stat(node)
     owner = people.user_name(it.uid)
     seconds = it.mtime_ns // 10**9 & ALL_ONES
     name = it.name or "/"
     mode = qid_mode(it.mode, it.qid.type)
     return Dir(
-        0, 0, it.qid, mode, seconds, seconds, it.size, name, owner, people.group_name(it.gid), owner, "",
-        it.uid, it.gid, it.uid,
+        0, 0, it.qid, mode, seconds, seconds, it.size if size is None else size, name, owner,
+        people.group_name(it.gid), owner, "", it.uid, it.gid, it.uid,
     )  # fmt: skip
 
 

@@ -138,7 +138,8 @@ def readdir(session: Session, request: m.Treaddir) -> Fcall:
 
 
 def getattr_(session: Session, request: m.Tgetattr) -> Fcall:
-    it = session.tree.stat(session.fid(request.fid).node)
+    fid = session.fid(request.fid)
+    it = session.tree.stat(fid.node)
     mtime, mtime_ns = divmod(it.mtime_ns, 10**9)
     ctime, ctime_ns = divmod(it.ctime_ns, 10**9)
     return m.Rgetattr(
@@ -150,7 +151,7 @@ def getattr_(session: Session, request: m.Tgetattr) -> Fcall:
         gid=it.gid,
         nlink=it.nlink,
         rdev=0,
-        size=it.size,
+        size=it.size if fid.size is None else fid.size,
         blksize=BLOCK_BYTES,
         blocks=-(-it.kept_bytes // STAT_BLOCK_BYTES),
         atime=mtime,

@@ -114,7 +114,7 @@ def open_(session: Session, request: m.Topen) -> Fcall:
 
 
 def directory(fid: Fid) -> Any:
-    """The group a fid stands for."""
+    """The group, or the folder of one, that a fid stands for."""
     if not fid.node.directory:
         raise NotDirectory
     return fid.node
@@ -195,7 +195,8 @@ def remove(session: Session, request: m.Tremove) -> Fcall | Later:
 
 
 def stat_(session: Session, request: m.Tstat) -> Fcall:
-    return m.Rstat(request.tag, stat(session.tree, session.fid(request.fid).node))
+    fid = session.fid(request.fid)
+    return m.Rstat(request.tag, stat(session.tree, fid.node, fid.size))
 
 
 def wstat(session: Session, request: m.Twstat) -> Fcall | Later:

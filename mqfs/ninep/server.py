@@ -129,6 +129,7 @@ class Connection:
         self.dirty = False  # in the server's list of those with replies to send
         self.ended = False
         self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
+        self.sent = 0  # bytes
         self._unsent: list[memoryview] = []
         self._moved = trio.Event()  # set when something was sent, or a reply came
 
@@ -155,7 +156,7 @@ class Connection:
         finally:
             self.flush()
             self.ended = True
-            self.session.close()
+            self.session.close(self.sent)
 
     async def _finish(self) -> None:
         """The client sends no more, but may still read: what was done and is not answered yet goes to it."""
@@ -234,6 +235,7 @@ class Connection:
         except OSError as error:
             self._broken(error)
             return
+        self.sent += sent
         if sent < len(whole):
             self._unsent = [memoryview(whole)[sent:]]
 
@@ -247,6 +249,7 @@ class Connection:
             except OSError as error:
                 self._broken(error)
                 return
+            self.sent += sent
             done = 0
             while done < len(self._unsent) and sent >= len(self._unsent[done]):
                 sent -= len(self._unsent[done])

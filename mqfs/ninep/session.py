@@ -89,6 +89,7 @@ class Session:
         self._ready: deque[Pending] = deque()  # settled, and the reply needs the tree
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._taken_bytes = 0
 
     # ------------------------------------------------------------ bytes in and out
 
@@ -130,6 +131,7 @@ class Session:
         """The replies so far, to be sent in this order. Not to be called from inside the engine."""
         while self._ready:
             self._complete(self._ready.popleft())
+        self._taken_bytes += self._out_bytes
         out, self._out, self._out_bytes = self._out, [], 0
         return out
 
@@ -139,8 +141,15 @@ class Session:
             if pending.wait.cancel():
                 self._forget(pending)
 
-    def close(self) -> None:
-        """The connection ended: nothing waits any more, nothing stays open."""
+    def close(self, sent: int | None = None) -> None:
+        """The connection ended: nothing waits any more, nothing stays open.
+
+        `sent`: how many of the bytes that `take` returned left. A message that was taken and did not is given back.
+        """
+        if sent is not None:
+            for fid in self.fids.values():
+                if fid.reader is not None and fid.given[0] > sent:
+                    fid.reader.unread(fid.given[1])
         self._reset()
         self._out, self._out_bytes = [], 0
 
@@ -232,7 +241,7 @@ class Session:
             ends = False
             if fid.rest != NOWHERE:
                 ends, fid.rest = fid.rest == offset, NOWHERE
-                if ends and not fid.clipped:
+                if ends and not (fid.clipped and (fid.unfinished or not fid.takes)):
                     self._put(READ_HEADER.pack(READ_OVERHEAD, R_READ, tag, 0))
                     return
             count = min(count, self.msize - READ_OVERHEAD)
@@ -244,6 +253,8 @@ class Session:
                 return
             if fid.fills:
                 self._expect_rest(fid, offset, count, len(step))
+            if fid.takes:
+                self._note_given(fid, step)
             self._put(READ_HEADER.pack(READ_OVERHEAD + len(step), R_READ, tag, len(step)), step)
         except BadFrame:
             raise
@@ -274,6 +285,8 @@ class Session:
         def then(data: bytes) -> Fcall:
             if fid.fills:
                 self._expect_rest(fid, offset, count, len(data))
+            if fid.takes:
+                self._note_given(fid, data)
             return Rread(tag, data)
 
         self._park(tag, Later(wait, then, fid))
@@ -287,6 +300,10 @@ class Session:
         """
         if length and (length < count or count == self.msize - IO_OVERHEAD):
             fid.rest, fid.clipped = offset + length, length == count
+
+    def _note_given(self, fid: Fid, data: bytes) -> None:
+        """The next frame that goes out brings a message which was taken."""
+        fid.given = self._taken_bytes + self._out_bytes + READ_OVERHEAD + len(data), data
 
     def _write(self, buffer: Buffer, start: int, size: int) -> None:
         _, _, tag, number, offset, length = WRITE_HEADER.unpack_from(buffer, start)

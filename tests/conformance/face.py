@@ -18,6 +18,8 @@ from mqfs.errors import MqfsError
 PATIENCE_S = 10.0
 A_MOMENT_S = 0.05  # how long a read that must wait is watched doing so
 MESSAGE_BYTES = 1_044_480
+FOLDERS = {".consumers", ".kept"}
+META = {"ctl", "order", ".cursor", ".put", ".stats", ".who", ".errors"} | FOLDERS
 
 
 class File(Protocol):
@@ -133,7 +135,7 @@ def check_ctl(client: Client) -> None:
     client.mkdir("copy")
     put(client, "ctl", b"replay last\ndepth 10\nttl 90s\nfull block\nsync 1s\n")
     text = client.open("ctl", "r").receive(4096, PATIENCE_S)
-    assert b"replay last\ndepth 10\nttl 90s\nfull block\nsync 1s\n" in text
+    assert {b"replay last", b"depth 10", b"ttl 90s", b"full block", b"sync 1s"} <= set(text.splitlines())
     put(client, "copy/ctl", text)
     assert client.open("copy/ctl", "r").receive(4096, PATIENCE_S) == text
     handle = client.open("ctl", "r+")
@@ -205,7 +207,7 @@ def check_bounds(client: Client) -> None:
 def check_names(client: Client) -> None:
     client.mkdir("d")
     client.create("d/s")
-    assert set(client.names("d")) - {".", ".."} == {"ctl", "order", ".cursor", ".stats", ".who", ".errors", "s"}
+    assert set(client.names("d")) - {".", ".."} == META | {"s"}
     refused(errno.EEXIST, lambda: client.create("d/s"))
     refused(errno.EEXIST, lambda: client.mkdir("d"))
     refused(errno.EINVAL, lambda: client.create("d/.hidden"))
@@ -220,13 +222,211 @@ def check_names(client: Client) -> None:
     refused(errno.EPERM, lambda: client.remove("d/t"))
     put(client, "d/ctl", b"protect off\n")
     for name in client.names("d"):
-        if name not in (".", ".."):
-            client.remove(f"d/{name}")  # the group's own files too: nothing happens
+        if name in FOLDERS:
+            client.rmdir(f"d/{name}")  # the group's own, and so its files: nothing happens
+        elif name not in (".", ".."):
+            client.remove(f"d/{name}")
     client.rmdir("d")
     refused(errno.ENOENT, lambda: client.names("d"))
 
 
+def entries(client: Client, path: str) -> set[str]:
+    return set(client.names(path)) - {".", ".."}
+
+
+def check_consumers(client: Client) -> None:
+    put(client, "ctl", b"replay all\n")
+    client.create("s")
+    client.create(".consumers/w")
+    assert entries(client, ".consumers") == {"w"}
+    refused(errno.EEXIST, lambda: client.create(".consumers/w"))
+    refused(errno.EPERM, lambda: client.mkdir(".consumers/d"))
+    refused(errno.EPERM, lambda: client.rename(".consumers/w", "v"))
+    put(client, "s", b"1", b"2", b"3", b"4")
+    one, two = client.open(".consumers/w", "r+"), client.open(".consumers/w", "r+")
+    assert [one.receive(64, PATIENCE_S), two.receive(64, PATIENCE_S)] == [b"1", b"2"]
+    one.write(b"ack\n")
+    two.write(b"release\n")
+    assert one.receive(1, PATIENCE_S) == b"2", "what was given back is the head"
+    refused(errno.ESTALE, lambda: two.write(b"ack\n"))
+    assert b"stale" in two.receive(4096, PATIENCE_S), "why is told by the next read of the handle"
+    refused(errno.EBUSY, lambda: client.remove(".consumers/w"))
+    shown = client.open(".consumers/w", "r")
+    assert [shown.receive(64, PATIENCE_S) for _ in range(3)] == [b"3", b"4", b""], (
+        "who may not take is shown what waits"
+    )
+    one.write(b"info\n")
+    told = one.receive(4096, PATIENCE_S)
+    assert told.startswith(b"sequence 2\nstream s\ntime ")
+    assert told.endswith(b"\ndeliveries 1\n\n")
+    one.close()
+    assert two.receive(64, PATIENCE_S) == b"2", "the last close gives back"
+    two.write(b"info\nack\n")
+    assert b"\ndeliveries 2\n" in two.receive(4096, PATIENCE_S)
+    assert [two.receive(64, PATIENCE_S), two.receive(64, PATIENCE_S)] == [b"3", b"4"]
+    two.write(b"ack 3\nack 4\n")
+    try:
+        two.receive(64, A_MOMENT_S)
+    except TimeoutError:
+        pass
+    else:
+        raise AssertionError("it did not wait")
+    put(client, "s", b"5")
+    assert two.receive(64, PATIENCE_S) == b"5", "a read that gave up has claimed nothing"
+    two.write(b"ack\n")
+    client.remove(".consumers/w")
+    assert two.receive(64, PATIENCE_S) == b""
+    refused(errno.ESTALE, lambda: two.write(b"seek first\n"))
+    assert entries(client, ".consumers") == set()
+
+
+def check_consumers_of_ctl(client: Client) -> None:
+    client.create("s")
+    put(client, "ctl", b"replay all\nconsumer mine s private\nconsumer gone s transient\n")
+    assert entries(client, ".consumers") == {"mine", "gone"}
+    text = client.open("ctl", "r").receive(4096, PATIENCE_S)
+    assert b"consumer mine s private\n" in text
+    held = client.open(".consumers/mine", "r+")
+    refused(errno.EBUSY, lambda: client.open(".consumers/mine", "r+"))
+    held.close()
+    client.open(".consumers/mine", "r+").close()
+    client.open(".consumers/gone", "r+").close()
+    assert entries(client, ".consumers") == {"mine"}
+    put(client, "ctl", b"remove mine\n")
+    assert entries(client, ".consumers") == set()
+
+
+def check_formats(client: Client) -> None:
+    put(client, "ctl", b"replay all\n")
+    client.create("s")
+    client.create(".consumers/w")
+    file = client.open(".consumers/w", "r+")
+
+    def given(how: bytes, body: bytes) -> bytes:
+        put(client, "s", body)
+        file.write(b"format " + how + b"\n")
+        data = file.receive(4096, PATIENCE_S)
+        file.write(b"ack\n")
+        return data
+
+    assert given(b"raw", b"x") == b"x"
+    assert given(b"line", b"x") == b"x\n"
+    assert given(b"line", b"x\n") == b"x\n"
+    assert given(b"nul", b"x") == b"x\0"
+    put(client, "s", b"x", b"y")
+    file.write(b"format each\n")
+    assert [file.receive(64, PATIENCE_S) for _ in range(4)] == [b"x", b"", b"y", b""]
+    file.write(b"ack 5 6\n")
+    row = json.loads(given(b"json", b"x"))
+    assert (row["sequence"], row["stream"], row["deliveries"], row["body"]) == (7, "s", 1, "x")
+    assert json.loads(given(b"json", b"\xff"))["body_base64"] == "/w=="
+    put(client, "s", b"one", b"two")
+    file.write(b"format record\n")
+    data = file.receive(4096, PATIENCE_S)
+    assert data.index(b"one") < data.index(b"two"), "as many whole records as fit"
+    file.write(b"ack\nformat raw\n")
+    file.write(b"seek -2\nuntil end\n")
+    assert drain(file) == [b"one", b"two"]
+    file.write(b"seek @1\nuntil 2\n")
+    assert drain(file) == [b"x", b"x"]
+    refused(errno.ESTALE, lambda: file.write(b"ack 9\n"))
+    assert b"message 9" in file.receive(4096, PATIENCE_S)
+
+
+def check_deliver_one(client: Client) -> None:
+    put(client, "ctl", b"deliver one\n")
+    client.create("s")
+    put(client, "s", b"1", b"2", b"3")
+    shown = client.open("s", "r")
+    assert [shown.receive(64, PATIENCE_S) for _ in range(4)] == [b"1", b"2", b"3", b""]
+    one, two = client.open("s", "r+"), client.open("s", "r+")
+    assert [one.receive(64, PATIENCE_S), two.receive(64, PATIENCE_S)] == [b"1", b"2"]
+    refused(errno.EBUSY, lambda: put(client, "ctl", b"deliver all\n"))
+    one.close()
+    two.close()
+    shown = client.open("s", "r")
+    assert [shown.receive(64, PATIENCE_S) for _ in range(2)] == [b"3", b""], "what was taken is gone"
+    put(client, "ctl", b"ack next\n")
+    one = client.open("s", "r+")
+    assert one.receive(64, PATIENCE_S) == b"3"
+    one.close()
+    one = client.open("s", "r+")
+    assert one.receive(1, PATIENCE_S) == b"3", "not acknowledged, so given back"
+    put(client, "s", b"45")
+    assert [one.receive(1, PATIENCE_S), one.receive(1, PATIENCE_S)] == [b"4", b"5"]
+    one.close()
+    assert (
+        json.loads(client.open(".stats", "r").receive(65536, PATIENCE_S))["streams"]["s"]["consumer"]["acknowledged"]
+        == 3
+    )
+
+
+def check_put(client: Client) -> None:
+    put(client, "ctl", b"replay all\n")
+    client.create("s")
+    file = client.open(".put", "r+")
+    file.write(b'{"stream":"s","headers":{"colour":"blue"}} hello\n')
+    assert file.receive(64, PATIENCE_S) == b"1\n"
+    file.write(b'{"stream":"s","id":"a"} once')
+    file.write(b'{"stream":"s","id":"a"} once')
+    assert file.receive(64, PATIENCE_S) == b"2\n", "the first's sequence"
+    refused(errno.EINVAL, lambda: file.write(b'{"stream":"s","colour":"blue"} x'))
+    assert b"colour" in file.receive(4096, PATIENCE_S)
+    refused(errno.ENOENT, lambda: put(client, ".put", b'{"stream":"t"} x'))
+    refused(errno.EINVAL, lambda: put(client, ".put", b'{"stream":"s"}'))
+    assert drain(client.open("s", "r")) == [b"hello\n", b"once"]
+    cursor = client.open(".cursor", "r+")
+    cursor.write(b"seek first\nuntil 1\nformat json\n")
+    assert json.loads(cursor.receive(4096, PATIENCE_S))["headers"]["colour"] == "blue"
+
+
+def check_kept(client: Client) -> None:
+    put(client, "ctl", b"replay all\n")
+    client.create("s")
+    put(client, "s", b"one\n", b"two\n")
+    assert entries(client, ".kept") == {"s"}
+    file = client.open(".kept/s", "r")
+    put(client, "s", b"three\n")
+    assert b"".join(drain(file, 3)) == b"one\ntwo\n", "as it was at the open"
+    assert b"".join(drain(client.open(".kept/s", "r"))) == b"one\ntwo\nthree\n"
+    refused(errno.EACCES, lambda: client.open(".kept/s", "r+"))
+    refused(errno.EPERM, lambda: client.create(".kept/t"))
+    refused(errno.EPERM, lambda: client.mkdir(".kept/d"))
+    refused(errno.EPERM, lambda: client.rename(".kept/s", "t"))
+    client.remove(".kept/s")
+    assert entries(client, ".kept") == {"s"}, "nothing happened"
+    client.remove("s")
+    assert entries(client, ".kept") == set()
+
+
+def check_views(client: Client) -> None:
+    put(client, "ctl", b"replay all\nbind all #\nbind news news.*\n")
+    for name in ("news.uk", "news.fr", "other"):
+        client.create(name)
+    assert {"all", "news"} < entries(client, "")
+    waiting = client.open("news", "r")
+    for name in ("news.uk", "other", "news.fr"):
+        put(client, name, name.encode())
+    assert drain(waiting) == [b"news.uk", b"news.fr"]
+    assert drain(client.open("all", "r")) == [b"news.uk", b"other", b"news.fr"]
+    refused(errno.EACCES, lambda: client.open("news", "w"))
+    put(client, "ctl", b"consumer w news\n")
+    worker = client.open(".consumers/w", "r+")
+    assert worker.receive(64, PATIENCE_S) == b"news.uk"
+    worker.write(b"ack\n")
+    assert worker.receive(64, PATIENCE_S) == b"news.fr"
+    client.remove("all")
+    assert "all" not in entries(client, "")
+
+
 CHECKS = [
+    check_consumers,
+    check_consumers_of_ctl,
+    check_formats,
+    check_deliver_one,
+    check_put,
+    check_kept,
+    check_views,
     check_streams,
     check_replay,
     check_order,

@@ -34,6 +34,7 @@ def sizes(tree: Tree, mount: FuseMount) -> str:
             "passed": len(mount.lane.passed),
             "early": len(mount.lane.early),
             "locks": len(mount.lane.locks),
+            "watched": len(mount.processes),
             "handles": tree.handles,
             "parked": tree.parked,
         }

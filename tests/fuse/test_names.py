@@ -17,7 +17,8 @@ from tests.campaign import size
 from tests.fuse.served_by import Child, Served, libc, until
 from tests.fuse.test_data import drain, sh
 
-META = {"ctl", "order", ".cursor", ".stats", ".who", ".errors"}
+FILES = {"ctl", "order", ".cursor", ".put", ".stats", ".who", ".errors"}
+FOLDERS = {".consumers", ".kept"}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
 
 
@@ -28,10 +29,10 @@ def refused(number: int, call: object, *words: object) -> None:
 
 
 def test_a_group_has_its_files(mq: Path) -> None:
-    assert {path.name for path in mq.iterdir()} == META
+    assert {path.name for path in mq.iterdir()} == FILES | FOLDERS
     (mq / "sub").mkdir()
     (mq / "s").touch()
-    assert sorted(os.listdir(mq)) == sorted(META | {"sub", "s"})
+    assert sorted(os.listdir(mq)) == sorted(FILES | FOLDERS | {"sub", "s"})
     with os.scandir(mq) as entries:
         found = {entry.name: (entry.is_dir(follow_symlinks=False), entry.inode()) for entry in entries}
     assert found["sub"] == (True, (mq / "sub").stat().st_ino)
@@ -43,7 +44,7 @@ def test_inode_numbers_stay_and_differ(mq: Path) -> None:
     with open(mq / "s") as one, open(mq / "s") as two:
         numbers = {os.stat(mq / "s").st_ino, os.fstat(one.fileno()).st_ino, os.fstat(two.fileno()).st_ino}
     assert len(numbers) == 1
-    assert len({path.stat().st_ino for path in mq.iterdir()}) == len(META) + 1
+    assert len({path.stat().st_ino for path in mq.iterdir()}) == len(FILES | FOLDERS) + 1
 
 
 def test_making_and_removing(mq: Path) -> None:
@@ -69,7 +70,7 @@ def test_removed_files_have_no_links(mq: Path) -> None:
     (mq / "g").mkdir()
     (mq / "s").touch()
     stream, group = os.open(mq / "s", os.O_RDONLY), os.open(mq / "g", os.O_RDONLY)
-    assert (os.fstat(stream).st_nlink, os.fstat(group).st_nlink) == (1, 2)
+    assert (os.fstat(stream).st_nlink, os.fstat(group).st_nlink) == (1, 4)
     os.unlink(mq / "s")
     os.rmdir(mq / "g")
     assert (os.fstat(stream).st_nlink, os.fstat(group).st_nlink) == (0, 0)
@@ -245,7 +246,7 @@ def test_every_refusal_has_an_errno() -> None:
 
 def test_python_opens_every_file(mq: Path) -> None:
     (mq / "s").write_text("x")
-    for name in META - {".cursor"}:
+    for name in FILES - {".cursor", ".put"}:
         with open(mq / name, "rb", buffering=0) as file:
             os.set_blocking(file.fileno(), False)
             try:

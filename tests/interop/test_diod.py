@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.ninep import people
-from tests.ninep.support import DEADLINE_S, Running, make_tree, running
+from tests.ninep.support import DEADLINE_S, META, Running, make_tree, running
 
 if shutil.which("diodls") is None:
     pytest.skip("diod's tools are not installed", allow_module_level=True)
@@ -42,7 +42,7 @@ def run(*command: str) -> str:
 
 def test_diodls(where: str) -> None:
     listed = run("diodls", "-s", where, "-a", "/", "a").split()
-    assert listed == [".cursor", ".errors", ".stats", ".who", "ctl", "order", "s"]
+    assert listed == [*META, "s"]
 
 
 def test_diodls_long(where: str) -> None:

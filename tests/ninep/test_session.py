@@ -17,7 +17,7 @@ from mqfs.ninep.messages import Dir, Rread, Rreaddir, Twrite
 from mqfs.ninep.pending import both
 from mqfs.ninep.wire import Reader, encode
 from mqfs.types import User, Wait
-from tests.ninep.support import ME, Line, SlowStore, make_tree, open_handles
+from tests.ninep.support import ME, META, Line, SlowStore, make_tree, open_handles
 
 FOR_ALL = (
     "Twstat tag 1 fid 0 stat {type ~ dev ~ qid 0.0.f mode 020000000777 "
@@ -342,9 +342,9 @@ def test_directory_in_pieces(line: Line) -> None:
         assert len(data) <= 200
         names += [stat.name for stat in entries(data)]
         offset += len(data)
-    assert names == sorted([".cursor", ".errors", ".stats", ".who", "ctl", "order", *(f"s{n:02}" for n in range(50))])
+    assert names == sorted([*META, *(f"s{n:02}" for n in range(50))])
     (first, *_) = entries(line.value("Tread tag 1 fid 1 offset 0 count 200").data)
-    assert first.name == ".cursor"
+    assert first.name == META[0]
 
 
 def test_removing_while_reading_skips_none(tree: Tree) -> None:
@@ -365,7 +365,7 @@ def test_removing_while_reading_skips_none(tree: Tree) -> None:
             if entry.name.startswith("s"):
                 assert line.one(f"Tunlinkat tag 1 dirfd 0 name {entry.name} flags 0") == "Runlinkat tag 1"
         offset = reply.entries[-1].offset
-    assert seen == [".", "..", ".cursor", ".errors", ".stats", ".who", "ctl", "order", *(f"s{n:02}" for n in range(20))]
+    assert seen == [".", "..", *META, *(f"s{n:02}" for n in range(20))]
     again = line.value("Treaddir tag 1 fid 1 offset 0 count 8000")
     assert [entry.name for entry in again.entries][-1] == "order"
 
