@@ -18,7 +18,7 @@ from tests.docs.pages import Block
 from tests.docs.scene import Scene
 from tests.docs.treated import prepared, treated
 from tests.interop.test_v9fs import BOOT_S, KERNEL, missing
-from tests.server.process import mounted, until
+from tests.server.process import mounted
 
 HERE = Path(__file__).parent
 
@@ -69,7 +69,7 @@ def and_then(at: Scene, block: Block) -> None:
 @treated("mqfs.1", "mqfs serve -D")
 def a_trace(at: Scene, block: Block) -> None:
     at.typing.begin(block.text)
-    until((at.folder / "tmp" / "mq.sock").exists, "the socket")
+    at.typing.terminal.expect_exact("mqfs: ready")
     with connect(f"unix!{at.folder}/tmp/mq.sock"):
         at.typing.terminal.expect(r"Tversion .*version 9P2000.*\r\n.*Rversion")
     at.typing.interrupt()
@@ -84,7 +84,7 @@ def on_another_linux_machine(at: Scene, block: Block) -> None:
         return
     at.typing.begin(at.block("mqfs serve -D").text)
     path = at.folder / "tmp" / "mq.sock"
-    until(path.exists, "the socket")
+    at.typing.terminal.expect_exact("mqfs: ready")
     with connect(f"unix!{path}") as client:
         client.mkdir("host")
         with client.open("host/ctl", "w") as ctl:
