@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.docs.server_pages", "tests.docs.tool_pages", "tests.docs.scene")
+pytest.register_assert_rewrite(*(f"tests.docs.{name}" for name in ("scene", "server_pages", "shell", "tool_pages")))
