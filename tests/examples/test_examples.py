@@ -6,11 +6,13 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
 
-from tests.tools.mount import DEADLINE_S, ROOT, Server, environment, mq_cat, opened, say, until
+from tests.tools.mount import DEADLINE_S, ROOT, Server, environment, mq, mq_cat, opened, say, until
 
 EXAMPLES = ROOT / "examples"
 
@@ -66,6 +68,78 @@ def test_persistent_shell(server: Server) -> None:
     assert re.search(r"^the answer: 42\r?$", said, re.MULTILINE)
     assert said.endswith("the shell ended with status 3\n")
     assert not (server.mount / "demo").exists()
+
+
+@contextmanager
+def started(name: str, *arguments: object, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An example that runs until it is told to end, and then ends well."""
+    command = [str(EXAMPLES / name), *map(str, arguments)]
+    with subprocess.Popen(command, env=environment(**env), stdin=subprocess.DEVNULL) as process:
+        try:
+            yield process
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+
+
+def test_mail_worker(server: Server, tmp_path: Path) -> None:
+    group = server.mount / "outbox"
+    mailer = tmp_path / "mailer"
+    mailer.write_text(f"#!/bin/sh\nread -r _ to\ncase $to in *@*) echo $to >>{tmp_path}/sent;; *) exit 65;; esac\n")
+    mailer.chmod(0o755)
+    with started("mail-worker.sh", group, "--rate", "50/s", MAILER=str(mailer)):
+        until(lambda: (group / "mail").exists(), "the group")
+        for to in ("ann@example.org", "nobody", "bob@example.org"):
+            mq("put", group / "mail", f"To: {to}")
+        sent = tmp_path / "sent"
+        until(lambda: sent.exists() and len(sent.read_text().splitlines()) == 2, "two mails")
+        until(lambda: mq("peek", group / "dead").stdout == b"To: nobody\n", "the dead letter")
+    assert sorted(sent.read_text().split()) == ["ann@example.org", "bob@example.org"]
+    assert mq("peek", group / ".consumers" / "mailer").stdout == b""
+
+
+def test_crawler(server: Server, tmp_path: Path) -> None:
+    links = {"a": ["b", "a"], "b": ["c", "a", "missing"], "c": [], "elsewhere/x": []}
+    for name, leads_to in links.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(
+            "".join(f'<a href="{tmp_path}/{to}">\n' for to in leads_to) + "<a href=/etc/passwd>\n"
+        )
+    group = server.mount / "crawl"
+    with started("crawler.sh", group, tmp_path / "a", FETCH="cat", RATE="20/s"):
+        until(lambda: (group / "dead").exists(), "the page that cannot be had")
+    pages = [row.splitlines()[0] for row in mq_cat("-e", "-0", group, "pages").stdout.decode().split("\0")[:-1]]
+    assert sorted(pages) == [f"{tmp_path}/{name}" for name in "abc"]
+    assert mq("peek", group / "dead").stdout.decode() == f"{tmp_path}/missing\n"
+
+
+def test_fan_out(server: Server) -> None:
+    said = run("fan-out.sh", server.mount / "shop")
+    wanted = {
+        "warehouse": "eu.new eu.failed",
+        "alarm": "eu.failed payment.failed",
+        "archive": "eu.new us.new eu.failed payment.failed",
+    }
+    expected = ""
+    for consumer, names in wanted.items():
+        expected += f"{consumer}:\n"
+        for name in names.split():
+            expected += f"    {name if name.startswith('p') else f'order.{name}'} happened\n"
+    assert said == expected
+
+
+def test_dead_letters(server: Server) -> None:
+    said = run("dead-letters.sh", server.mount / "orders")
+    assert said.splitlines() == [
+        "done:",
+        "    apples: 3",
+        "    plums: 4",
+        "given up:",
+        "    six pears, after 3 deliveries",
+        "again, by a worker that knows words:",
+        "    pears: 6",
+    ]
 
 
 def test_logging_from_cron(server: Server) -> None:

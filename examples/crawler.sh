@@ -1,0 +1,33 @@
+#!/bin/sh
+# A crawler that is polite: it fetches at most two pages a second, each once, and what it finds is its own work.
+#
+#   examples/crawler.sh [GROUP] URL       GROUP: ./mq/crawl
+#
+# Pages are written to the stream `pages`; `mq-cat mq/crawl pages` shows them. A link is a message of the stream `links`
+# whose id is the link: within a day the server accepts the same one again and forgets it. $FETCH prints a page: curl -fsS.
+# $RATE: 2/s. Only links into URL's directory and below are followed. Killed and started again, it goes on where it was. Ends with Ctrl-C.
+set -eu
+
+if [ "${MQ_SEQUENCE-}" ]; then # called by mq-work, for one link
+    url=$1
+    page=$(${FETCH:-curl -fsS} "$url") || exit 75 # try again later
+    printf '%s\n%s\n' "$url" "$page" | mq put "$MQ_GROUP/pages"
+    printf '%s\n' "$page" | grep -o 'href="[^"#?]*"' | cut -d'"' -f2 | while IFS= read -r link; do
+        case $link in
+            "$SITE"*) mq put -N --id "$link" "$MQ_GROUP/links" "$link" ;;
+        esac
+    done
+    exit 0
+fi
+
+url=${2:-$1}
+group=./mq/crawl
+[ $# -lt 2 ] || group=$1
+if mkdir "$group" 2>/dev/null; then
+    printf '%s\n' 'replay all' 'dedup 1d' 'retries 4' 'backoff 100ms 1m' 'consumer crawler links' >"$group/ctl"
+    : >>"$group/links"
+    : >>"$group/pages"
+fi
+
+mq put -N --id "$url" "$group/links" "$url"
+SITE=${url%/*}/ exec mq-work -j 4 --rate "${RATE:-2/s}" --timeout 1m "$group/.consumers/crawler" -- "$0" {}

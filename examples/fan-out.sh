@@ -1,0 +1,28 @@
+#!/bin/sh
+# Fan-out with wildcards: writers name what happened, readers name what they want to know, and neither knows the other.
+#
+#   examples/fan-out.sh [GROUP]           GROUP: ./mq/shop
+#
+# A stream's name is words with dots between. A view is a name for a pattern: * is one word, # any number. A consumer over a
+# view has its own place in it, so each of the three sees everything it is for, at its own speed, also what was written
+# while it was not there, and streams that are made later.
+set -eu
+
+group=${1:-./mq/shop}
+mkdir "$group"
+cat >"$group/ctl" <<'END'
+bind europe 'order.eu.*'
+bind failures '#.failed'
+consumer warehouse europe
+consumer alarm failures
+consumer archive
+END
+
+for name in order.eu.new order.us.new order.eu.failed payment.failed; do
+    echo "$name happened" >"$group/$name"
+done
+
+for consumer in warehouse alarm archive; do
+    echo "$consumer:"
+    mq-work -e "$group/.consumers/$consumer" -- sed 's/^/    /'
+done
