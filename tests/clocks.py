@@ -1,7 +1,8 @@
-"""A clock that stands still until it is told to move."""
+"""Clocks that stand still until they are told to move."""
 
 from collections.abc import Sequence
 
+from mqfs.clock import resumed
 from mqfs.types import Anchor
 
 SECOND = 10**9
@@ -29,3 +30,33 @@ class ManualClock:
     def forward(self, seconds: float) -> None:
         self.wall += int(seconds * SECOND)
         self.engine += int(seconds * SECOND)
+
+
+class MachineClock:
+    """Wall clock, boot clock and boots of a machine, moved by hand; engine time is told as the server tells it."""
+
+    def __init__(self, wall_ns: int = 1_700_000_000 * SECOND) -> None:
+        self.wall, self.boot_ns, self.boot = wall_ns, 1000 * SECOND, "first"
+        self.base = 0
+
+    def wall_ns(self) -> int:
+        return self.wall
+
+    def engine_ns(self) -> int:
+        return self.base + self.boot_ns
+
+    def anchor(self) -> Anchor:
+        return Anchor(self.engine_ns(), self.wall, self.boot_ns, self.boot)
+
+    def resume(self, last: Sequence[tuple[Anchor, int]]) -> None:
+        times = (resumed(anchor, newest, self.boot_ns, self.wall, self.boot) for anchor, newest in last)
+        self.base = max(max(times, default=0), 0) - self.boot_ns
+
+    def forward(self, seconds: float) -> None:
+        self.wall += int(seconds * SECOND)
+        self.boot_ns += int(seconds * SECOND)
+
+    def reboot(self, seconds: float) -> None:
+        """The machine is off for that long."""
+        self.wall += int(seconds * SECOND)
+        self.boot_ns, self.boot = 5 * SECOND, self.boot + "'"

@@ -458,7 +458,7 @@ class Machine(RuleBasedStateMachine):
         if model.set["deliver"] == "one":
             for name in model.names:
                 c = next(c for c in model.consumers if c["stream"] == model.names[name])
-                its = stats["streams"][name]["queue"]
+                its = stats["streams"][name]["consumer"]
                 mine = model.stats(c)
                 self.alike(mine, {key: its[key] for key in mine if key in its}, f"queue {name}")
                 self.alike(model.peek(c), subject.everything(name), f"waits in {name}")
