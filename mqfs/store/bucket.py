@@ -61,6 +61,7 @@ class DiskBucket(Syncing):
         self._unsure = 0  # where a segment was that is not whole
         self._seen = 0  # bytes appended at the last tick
         self._work: Generator[bool, None, None] | None = None  # a compaction under way
+        self.rewriting = False  # whether it has chosen segments: none may go meanwhile
         self._floors: Mapping[int, int] = {}
         self._told = False  # what is wanted: nothing is given back before
         self._dropped: Set[int] = frozenset()
@@ -382,7 +383,7 @@ class DiskBucket(Syncing):
                 unwanted.append(opened)
         if self._open is None:
             unwanted = [s for s in unwanted if s is not self._segments[-1]]  # it holds the newest state
-        if unwanted and self._work is None and self.failed is None:
+        if unwanted and not self.rewriting and self.failed is None:
             self.sync(lambda error: None if error else self._drop(unwanted))
 
     def _has_grown(self, segment: Segment) -> bool:
@@ -420,8 +421,8 @@ class DiskBucket(Syncing):
 
     def _drop(self, segments: list[Segment]) -> None:
         """Remove segments in which nothing is wanted, and everything that made it so is synced."""
-        if self._work is not None:
-            return  # it is rewriting some of them; the next trim asks again
+        if self.rewriting:
+            return  # perhaps some of them; the next trim asks again
         for segment in segments:
             if segment not in self._segments or segment in self._unsynced or self._closed:
                 continue
@@ -487,6 +488,17 @@ class DiskBucket(Syncing):
         """Whether that message is wanted, as `trim` was told last."""
         floor = self._floors.get(stream)
         return floor is not None and sequence >= floor and sequence not in self._dropped
+
+    def floor(self, stream: int) -> int:
+        """Below it nothing of that stream is wanted."""
+        return self._floors.get(stream, self.next)
+
+    def wants_all(self, lowest: Mapping[int, int]) -> bool:
+        """Whether no floor has passed those sequences of the streams. Messages dropped one by one are not looked at."""
+        return all(self._floors.get(stream, self.next) <= sequence for stream, sequence in lowest.items())
+
+    def holds(self, segment: Segment) -> bool:
+        return segment in self._segments
 
     def sealed_segments(self) -> list[tuple[Segment, int]]:
         """The sealed ones, each with the sequence where its responsibility ends."""

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqfs.store")
 
-_PORTION = 256  # streams looked at, or records copied, between two looks at the clock
+_PORTION = 256  # records copied between two looks at the clock
+_LOOKED = 4_096  # and messages counted
+_REMEMBERED = 64  # streams whose messages are enough to leave a segment as it is, until a floor passes them
 _BUFFER = 256 << 10
 _RUN = 64  # segments that one replaces: they are removed one by one, each with a sync
 
@@ -35,29 +37,42 @@ Work = Generator[bool, None, None]  # yields between portions; True: it waits fo
 def compact(bucket: DiskBucket) -> Work:
     """Rewrite each run of adjacent sealed segments of which less than a quarter is wanted."""
     for segment, end in bucket.sealed_segments():
-        yield from _weigh(bucket, segment, end)
-    for run in _runs(bucket):
-        try:
+        if bucket.holds(segment):  # it may go while others are weighed
+            yield from _weigh(bucket, segment, end)
+    runs = _runs(bucket)
+    bucket.rewriting = bool(runs)
+    try:
+        for run in runs:
             yield from _Rewrite(bucket, run).work()
-        except OSError as error:
-            log.warning("group %d was not compacted: %s", bucket.id, error)
-            return
+    except OSError as error:
+        log.warning("group %d was not compacted: %s", bucket.id, error)
+    finally:
+        bucket.rewriting = False
 
 
 def _weigh(bucket: DiskBucket, segment: Segment, end: int) -> Work:
     """Count the bytes of its wanted messages; more than a quarter is not counted further."""
-    index, kept = segment.load(), 0
-    for number, stream in enumerate(index.present()):
-        if number % _PORTION == _PORTION - 1:
-            yield False
+    if segment.heavy is not None and bucket.wants_all(segment.heavy):
+        return
+    segment.heavy = None
+    index, kept, seen = segment.load(), 0, 0
+    counted: dict[int, int] = {}  # of each stream, the lowest sequence
+    for stream in index.present():
         for ordinal in reversed(index.posting(stream)):
+            seen += 1
+            if seen % _LOOKED == 0:
+                yield False
             sequence = index.sequences[ordinal]
             if not bucket.wanted(stream, sequence):
-                break
+                if sequence < bucket.floor(stream):
+                    break
+                continue
             if sequence < end:
                 kept += padded(size_of(index, ordinal))
+                counted[stream] = sequence
             if kept >= segment.used // 4:
                 segment.kept = kept
+                segment.heavy = counted if len(counted) <= _REMEMBERED else None
                 return
     segment.kept = kept
 

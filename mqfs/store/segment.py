@@ -133,6 +133,7 @@ class Segment:
         "folder",
         "group",
         "head",
+        "heavy",
         "idx_path",
         "idx_size",
         "index",
@@ -188,6 +189,7 @@ class Segment:
         self.witness = (0, -1)  # a stream, and its last message here that was wanted when last looked
         self.cursor = 0  # streams before it have nothing wanted here
         self.kept: int | None = None  # wanted bytes when last counted
+        self.heavy: dict[int, int] | None = None  # streams and sequences: while all from there on are wanted, it stays
         self.weight = 0  # bytes of its records that are no messages; 0: not added up yet
 
     # ------------------------------------------------------------ descriptors

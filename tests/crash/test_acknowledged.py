@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from mqfs.store.bucket import DiskBucket
+from mqfs.store.compact import compact
 from mqfs.store.store import DiskStore
 from mqfs.types import Draft, Kind
 from tests.crash.liar import LyingDisk, Stopped
@@ -215,3 +216,26 @@ def test_a_state_is_not_written_more_often_than_its_own_bytes(padding: int) -> N
     assert heads * padding <= 1.1 * 56 * (used.acked - begun)
     assert heads or padding > 1_000
     assert largest <= 2 * (max(2_048, 4 * padding) + padding + 2_000)
+
+
+def test_a_segment_may_go_while_others_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighing is done in portions, and holds up nothing; what is known to be heavy is not weighed again."""
+    monkeypatch.setattr("mqfs.store.compact._LOOKED", 4)
+    used = Used()
+    while len(used.logs()) < 8:
+        used.kept.append(used.bucket.append(Kind.MESSAGE, 17, 0, b"x" * 60))
+    used.sync()
+    used.bucket.trim({17: 0}, frozenset())
+    for _ in range(5):
+        used.bucket.tick(0.0)  # one portion
+    assert used.bucket._work is not None
+    logs = used.logs()
+    used.bucket.trim({17: int(logs[4][:-4])}, frozenset())
+    assert used.logs() == logs[4:]
+    used.kept = [sequence for sequence in used.kept if sequence >= int(logs[4][:-4])]
+    for _ in range(100):
+        used.bucket.tick(0.0)
+    assert used.bucket._work is None
+    assert used.logs() == logs[4:]
+    check(used, used.disk.copy())
+    assert list(compact(used.bucket)) == []
