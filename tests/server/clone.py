@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 from tests.server.process import ROOT
@@ -27,7 +28,8 @@ def installed(clone: Path) -> Path:
     """What script/setup would make of it, but with this Python's packages: nothing is fetched."""
     bin_ = clone / ".venv" / "bin"
     bin_.mkdir(parents=True)
-    for name, words in (("python", ""), ("mqfs", " -m mqfs"), ("mq-cat", " -m mq_cat"), ("pin", " -m pin")):
+    scripts = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["scripts"]
+    for name, words in [("python", ""), *((name, f" -m {at.split('.')[0]}") for name, at in scripts.items())]:
         shim = bin_ / name
         shim.write_text(f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{sys.executable}"{words} "$@"\n')
         shim.chmod(0o755)
