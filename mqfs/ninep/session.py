@@ -320,6 +320,7 @@ class Session:
                 raise BadFid(f"fid {number} is not open for writing")
             if length > self.msize - IO_OVERHEAD:
                 raise TooLong(f"at most {self.msize - IO_OVERHEAD} bytes with this msize")
+            fid.rest = NOWHERE  # whoever writes in between does not go on with a read
             step = fid.writer.write(bytes(memoryview(buffer)[begin : begin + length]), offset)
             if isinstance(step, Wait):
                 self._park_write(tag, fid, step)

@@ -222,6 +222,71 @@ def test_clipped_reads(tree: Tree, length: int, parts: list[int]) -> None:
     assert line.ask(f"Tread tag 1 fid 1 offset {offset} count 8168") == []
 
 
+# ---------------------------------------------------------------- who takes
+
+
+def worker(line: Line, fid: int) -> None:
+    """The fid is a consumer's, open for reading and writing."""
+    line.send(f"Twalk tag 1 fid 0 newfid {fid} names [.consumers w]", f"Tlopen tag 1 fid {fid} flags 2")
+
+
+def test_a_message_of_the_size_of_a_clipped_read_is_taken_alone(tree: Tree) -> None:
+    line = Line(tree, version="9P2000.L")
+    line.send("Tmknod tag 1 fid 0 name s mode 0100666 major 0 minor 0 gid 0")
+    line.send("Twalk tag 1 fid 0 newfid 8 names [.consumers]")
+    line.send("Tmknod tag 1 fid 8 name w mode 0100666 major 0 minor 0 gid 0")
+    writer = tree.open(ME, tree.find(ME, "s"), os.O_WRONLY)
+    for length in (8168, 8168 + 5, 3):
+        writer.write(b"x" * length)
+    writer.close()
+    worker(line, 1)
+    line.replies()
+    offset, found = 0, []
+    for _ in range(6):
+        found.append(len(line.value(f"Tread tag 1 fid 1 offset {offset} count 8168").data))
+        offset += found[-1]
+    assert found == [8168, 0, 8168, 5, 0, 3]
+    assert line.one('Twrite tag 1 fid 1 offset 0 data "ack 1 2 3\\n"') == "Rwrite tag 1 count 10"
+
+
+@pytest.mark.parametrize("ack", ["read", "next"])
+@pytest.mark.parametrize("waited", [False, True])
+@pytest.mark.parametrize("sent", [False, True])
+def test_what_was_taken_and_never_sent_goes_back(tree: Tree, ack: str, waited: bool, sent: bool) -> None:
+    line = Line(tree, version="9P2000")
+    ctl(line, f"deliver one\nack {ack}\nretries 0\n")
+    make(line, 1, "s")
+    line.session.take()
+    writer = tree.open(ME, tree.find(ME, "s"), os.O_WRONLY)
+    if not waited:
+        writer.write(b"x")
+    line.send("Tread tag 1 fid 1 offset 0 count 9")
+    if waited:
+        writer.write(b"x")
+    writer.close()
+    before = line.session._taken_bytes
+    out = sum(map(len, line.session.take()))
+    line.session.close(before + out if sent else before + out - 1)
+    shown = tree.open(ME, tree.find(ME, "s"), os.O_RDONLY)
+    assert shown.read(9) == (b"" if sent and ack == "read" else b"x")
+    shown.close()
+
+
+def test_what_was_not_sent_yet_when_the_connection_broke_goes_back(tree: Tree) -> None:
+    """The reply was made, and nobody has carried it away."""
+    line = Line(tree, version="9P2000")
+    ctl(line, "deliver one\n")
+    make(line, 1, "s")
+    line.send('Twrite tag 1 fid 1 offset 0 data "x"')
+    line.session.take()
+    sent = line.session._taken_bytes
+    line.send("Tread tag 1 fid 1 offset 0 count 9")
+    line.session.close(sent)
+    shown = tree.open(ME, tree.find(ME, "s"), os.O_RDONLY)
+    assert shown.read(9) == b"x"
+    shown.close()
+
+
 # ---------------------------------------------------------------- limits
 
 
