@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -106,3 +107,74 @@ def test_first_steps(server: Running, version: Any) -> None:
         one.rm("a")
         assert [stat.name for stat in two.stat("ctl")] == [b"ctl"]
     eventually(lambda: open_handles(server.tree) == 0)
+
+
+FORMATS = [b"raw", b"line", b"nul", b"each", b"json", b"record"]
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=["9P2000", "9P2000.u"])
+def test_a_worker(server: Running, version: Any) -> None:
+    """A consumer made, read in every format, positioned, acknowledged and removed; the stream as a file."""
+    unix = version is py9p.Version.v9P2000u
+    with Peer(server, version) as one, Peer(server, version) as two:
+        put(one, "ctl", b"replay all\n")
+        one.create("s", perm=0o644, mode=OWRITE)
+        for number in range(20):
+            one.write(b"job %d" % number)
+        one.close()
+        one.create(".consumers/w", perm=0o666, mode=ORDWR)
+        assert names(two, ".consumers") == [b"w"]
+        shapes = [one.write(b"format %s\n" % how) and one.read(4096) for how in FORMATS[:5]]
+        assert shapes[:4] == [b"job 0", b"job 1\n", b"job 2\0", b"job 3"]
+        assert json.loads(shapes[4])["body"] == "job 4"
+        one.write(b"ack 1\nack 2 3\nack 4 5\nformat each\n")
+        ends = [b"", b""] if unix else [b""]  # of the message, and what is said to clients that go on reading
+        assert [one.read(100) for _ in range(1 + len(ends))] == [b"job 5", *ends]
+        one.write(b"ack\nformat record\n")
+        whole = one.read(4096)
+        assert whole.index(b"job 6") < whole.index(b"job 19")
+        one.write(b"ack\nformat raw\nseek -10\nuntil end\n")
+        assert one.read(100) == b"job 10"
+        one.write(b"seek @1\nuntil 1\n")
+        assert one.read(100) == b"job 0"
+        one.write(b"ack\n")
+        assert one.read(100) == b""
+        with pytest.raises(py9p.RpcError):
+            one.write(b"ack 99\n")
+        one.open(".errors", OREAD)  # py9p closes a file at its first error
+        assert b"message 99" in one.read(4096)
+        one.close()
+        one.open(".consumers/w", ORDWR)
+        one.write(b"seek last\n")
+        assert one.read(100) == b"job 19"
+        with pytest.raises(py9p.RpcError):
+            two.rm(".consumers/w")
+        one.write(b"ack\n")
+        two.rm(".consumers/w")
+        one.close()
+
+        two.open(".kept/s", OREAD)
+        assert two.read(4096) == b"".join(b"job %d" % number for number in range(20))
+        two.close()
+        (stat,) = two.stat(".kept/s")
+        assert stat.length == sum(len(f"job {number}") for number in range(20))
+    eventually(lambda: open_handles(server.tree) == 0)
+
+
+def test_a_queue(server: Running) -> None:
+    """Two connections share a stream that is delivered to one; what was not acknowledged goes back with them."""
+    with Peer(server) as one:
+        put(one, "ctl", b"deliver one\nack next\nretries 0\n")
+        one.create("s", perm=0o644, mode=OWRITE)
+        for body in (b"1", b"2", b"3"):
+            one.write(body)
+        one.close()
+        with Peer(server) as two:
+            one.open("s", ORDWR)
+            two.open("s", ORDWR)
+            assert [one.read(10), two.read(10), one.read(10)] == [b"1", b"2", b"3"]
+        assert one.read(10) == b"2", "the other's connection ended"
+        one.close()
+        one.open("s", OREAD)
+        assert [one.read(10), one.read(10)] == [b"2", b""]
+        one.close()
