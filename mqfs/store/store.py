@@ -94,11 +94,14 @@ class DiskStore:
     def groups(self) -> Sequence[int]:
         numbers = []
         for number, folder in group_folders(self.disk, self.path):
-            if any(name.endswith(".log") for name in self.disk.listdir(folder)):
+            if self._has_log(folder):
                 numbers.append(number)
             else:
                 log.warning("group %d has no log: it was not made to the end, or not removed to the end", number)
         return sorted(numbers)
+
+    def _has_log(self, folder: str) -> bool:
+        return any(name.endswith(".log") for name in self.disk.listdir(folder))
 
     def number(self) -> int:
         if self._next_number >= self._reserved:
@@ -149,7 +152,7 @@ class DiskStore:
         bucket = self._buckets.get(number)
         if bucket is None:
             folder = self._folder(number)
-            if not self.disk.is_folder(folder):
+            if not self.disk.is_folder(folder) or not self._has_log(folder):
                 raise errors.NotFound(f"group {number} has no bucket")
             with _refusing(f"group {number}"):
                 bucket = self._buckets[number] = DiskBucket(self, number, folder)
