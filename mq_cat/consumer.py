@@ -60,6 +60,7 @@ class Consumer(Cursor):
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise Problem(f"{self.path}: {verb}: {reason(error)}") from error
+            read_all(self.fd)  # why: else it would be the next message
 
 
 def message_of(line: bytes) -> Message:

@@ -13,7 +13,7 @@ import termios
 import time
 import tty
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import attrs
@@ -171,19 +171,19 @@ def _span(seconds: float | None) -> str:
     return f"{seconds:.1f}s"
 
 
-def frames(groups: Sequence[str], interval_s: float, sort: str, most: int | None) -> Iterator[list[Line]]:
-    """A frame each interval; whoever takes them does the waiting in between."""
+def frames(groups: Sequence[str], sort: str, most: Callable[[], int | None]) -> Iterator[list[Line]]:
+    """A frame for each who asks; he does the waiting in between."""
     before, at = sample(groups), time.monotonic()
-    yield frame({}, before, 0, sort, most)
+    yield frame({}, before, 0, sort, most())
     while True:
         now, then = sample(groups), time.monotonic()
-        yield frame(before, now, then - at, sort, most)
+        yield frame(before, now, then - at, sort, most())
         before, at = now, then
 
 
 def show_plain(groups: Sequence[str], interval_s: float, sort: str, count: int, *, as_json: bool) -> None:
     """So many frames as text, the first after one interval, so that it has rates."""
-    each = frames(groups, interval_s, sort, None)
+    each = frames(groups, sort, lambda: None)
     next(each)
     for _ in range(count):
         time.sleep(interval_s)
@@ -199,7 +199,7 @@ def show_live(groups: Sequence[str], interval_s: float, sort: str, count: int | 
     console = Console()
     shown = 0
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
-        for lines in frames(groups, interval_s, sort, max(1, console.height - _MARGIN)):
+        for lines in frames(groups, sort, lambda: max(1, console.height - _MARGIN)):
             live.update(table(lines), refresh=True)
             shown += 1
             if shown == count or key(interval_s):

@@ -146,7 +146,7 @@ class Handle:
         os.write(self.fd, lines.encode() + b"\n")
 
     def clear(self) -> None:
-        """Read away why the last command was refused."""
+        """Read away why the last command was refused: else it would be the next message."""
         with suppress(OSError):
             os.read(self.fd, READ_BYTES)
 

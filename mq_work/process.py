@@ -78,7 +78,10 @@ class Running:
         self.timed_out = False
         self.renew_at: float | None = None
         self.lost = False  # somebody else may have the message by now
-        stdin = _as_input(message.body)
+        try:
+            stdin = _as_input(message.body)
+        except OSError as error:
+            raise Busy(os.strerror(error.errno or 0).lower()) from error
         try:
             self._process = subprocess.Popen(
                 arguments_of(command, message.body), stdin=stdin, env={**os.environ, **env}, process_group=0

@@ -224,12 +224,14 @@ class Worker:
     def _renew(self, slot: Slot, running: Running, now: float) -> None:
         lease = self.place.lease_s()
         running.renew_at = now + (lease / 3 if lease else _LOOK_S)
+        if slot.handle is None:
+            return
         try:
-            if slot.handle is not None:
-                slot.handle.command("touch")
+            slot.handle.command("touch")
         except OSError as error:
             if error.errno == errno.ESTALE:
                 running.lost, running.renew_at = True, None
+                slot.handle.clear()
                 self._say(running.message, "its lease ran out while the command runs: others may get it")
 
     def _answer(self, slot: Slot, message: Message, verdict: Verdict) -> bool:

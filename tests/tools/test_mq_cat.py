@@ -249,6 +249,21 @@ def test_what_cannot_be_written_is_given_back(server: Server) -> None:
     assert (row["sequence"], row["deliveries"]) == (acknowledged + 1, 1)
 
 
+def test_a_lease_that_ran_out_while_nobody_read_the_output(server: Server) -> None:
+    group = work(server, "lease", "x" * 100_000)
+    (group / "ctl").write_text("lease 300ms\nbackoff 10ms 10ms\n")
+    with running("mq-cat", "--consumer", "w", group) as process:
+        until(lambda: left(group)[2] == 1, "the end of the lease")
+        assert len(mq_cat("-n", 1, "--consumer", "w", group).stdout) == 100_000
+        assert process.stdout is not None
+        got = 0
+        while got < 100_000:
+            got += len(process.stdout.read(100_000 - got))
+        say(group / "a", "next\n")
+        assert lines(process.stdout, 1) == [b"next\n"]
+        until(lambda: left(group)[1] == 2, "both acknowledged")
+
+
 def test_two_take_from_one_consumer(server: Server) -> None:
     group = work(server, "shares")
     with running("mq-cat", "--consumer", "w", group) as one, running("mq-cat", "--consumer", "w", group) as two:

@@ -267,6 +267,28 @@ def test_the_lease_is_renewed_while_the_command_runs(server: Server, tmp_path: P
     assert counts(consumer)["failed"] == 0
 
 
+def test_a_lease_that_ran_out(server: Server, tmp_path: Path) -> None:
+    group, consumer = work(server, "lease ends", "lease 300ms")
+    say(group / "mail", "x")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with worker(consumer, "sh", "-c", f"echo $MQ_SEQUENCE; [ $MQ_SEQUENCE != 1 ] || read _ <{fifo}") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        process.send_signal(signal.SIGSTOP)
+        assert mq_work("-n", 1, consumer, "sh", "-c", "echo $MQ_DELIVERIES").stdout == b"2\n"
+        process.send_signal(signal.SIGCONT)
+        assert process.stderr is not None
+        assert b"its lease ran out while the command runs" in process.stderr.readline()
+        fifo.write_text("go on\n")
+        assert process.stderr.readline() == b"mq-work: mail 1: done, too late: its lease had run out\n"
+        say(group / "mail", "next")  # and it works on
+        assert process.stdout.readline() == b"2\n"
+        until(lambda: done(consumer) == 2, "both")
+        process.send_signal(signal.SIGTERM)
+        assert ended(process) == (0, "")
+
+
 def test_rate(server: Server) -> None:
     group, consumer = work(server, "rate")
     say(group / "mail", *("x" for _ in range(11)))
