@@ -113,6 +113,47 @@ large() {
   killed $reader
 }
 
+# A worker in plain shell, and what a stream keeps as an ordinary file.
+queues() {
+  d=$1/q
+  mkdir $d && echo 'replay all' >$d/ctl || fail "mkdir q"
+  for n in 1 2 3 4; do echo "job $n" >>$d/s; done
+  : >$d/.consumers/w && touch $d/.consumers/v || fail "touch a consumer"
+  [ "$(ls $d/.consumers | tr '\n' ' ')" = "v w " ] || fail "consumers: $(ls $d/.consumers)"
+  rm $d/.consumers/v || fail "rm a consumer"
+  mkdir $d/.consumers/x 2>/tmp/err && fail "mkdir in .consumers"
+
+  [ "$(stat -c %s $d/.kept/s)" = 24 ] || fail "size of kept: $(stat -c %s $d/.kept/s)"
+  [ "$(tail -n 1 $d/.kept/s)" = "job 4" ] && [ $(wc -l <$d/.kept/s) = 4 ] || fail "tail, wc of kept"
+  /gnu/cat $d/.kept/s >/tmp/one && cp $d/.kept/s /tmp/two && cmp /tmp/one /tmp/two || fail "cp of kept"
+  [ $(bytes /tmp/one) = 24 ] && [ "$(grep -r 'job 3' $d/.kept)" = "$d/.kept/s:job 3" ] || fail "grep of kept"
+  [ "$(/gnu/cat $d/.consumers/w)" = "$(cat /tmp/one)" ] || fail "what waits for a consumer"
+
+  exec 3<>$d/.consumers/w || fail "open a consumer"
+  read -r job <&3 && [ "$job" = "job 1" ] && echo ack >&3 || fail "worker: $job"
+  exec 4<>$d/.consumers/w || fail "open again"
+  read -r job <&4 && [ "$job" = "job 2" ] || fail "second worker: $job"
+  rm $d/.consumers/w 2>/tmp/err && fail "removed while a claim is held"
+  exec 4>&-
+  echo 'format each' >&3
+  job=$(/gnu/cat <&3) && [ "$job" = "job 2" ] || fail "given back and read by cat: $job"
+  echo ack >&3 || fail ack
+  job=$(/gnu/dd bs=1M count=1 2>/dev/null <&3) && [ "$job" = "job 3" ] || fail "dd: $job"
+  echo 'ack' >&3 && echo 'format raw' >&3 || fail "ack after dd"
+  [ "$(/gnu/dd bs=1M count=1 2>/dev/null <&3)" = "job 4" ] && echo ack >&3 || fail "the last"
+
+  # A reader that waits is killed, and has claimed nothing.
+  /gnu/cat <&3 >/tmp/out & reader=$!
+  eventually "grep -q '\"parked\": 1' $d/.stats"
+  killed $reader
+  echo 'job 5' >>$d/s
+  [ "$(/gnu/dd bs=1M count=1 2>/dev/null <&3)" = "job 5" ] || fail "after a killed reader"
+  [ $(bytes /tmp/out) = 0 ] || fail "the killed reader got something"
+  echo ack >&3
+  exec 3>&-
+  rm $d/.consumers/w && rm -r $d && [ ! -e $d ] || fail "rm -r q"
+}
+
 for name in 9p2000.L 9p2000.u 9p2000; do
   for msize in default 131096; do
     options=trans=tcp,port=$PORT,version=$name,uname=root,access=any,cache=none
@@ -123,6 +164,7 @@ for name in 9p2000.L 9p2000.u 9p2000; do
     mount -t 9p -o "$options,aname=$tree" 10.0.2.2 /mnt/t || fail mount
     shows /mnt/t g
     large /mnt/t
+    queues /mnt/t
     umount /mnt/t || fail umount
     echo "GUEST-OK $name $msize"
   done
