@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from mqfs.ninep import blocking
 from tests.campaign import size
-from tests.fuse.served_by import READ, Child, Served, until
+from tests.fuse.served_by import READ, Child, Served, libc, until
 from tests.fuse.test_data import sh
+from tests.server.process import serving
 
 RDWR_NB = os.O_RDWR | os.O_NONBLOCK
 
@@ -280,25 +282,59 @@ input()
     until(lambda: not served.sizes()["files"])
 
 
-def test_who_opened_may_be_gone_while_who_reads_lives(mq: Path) -> None:
-    """A shell that opens, starts a worker with the descriptor, and ends."""
+HEIR = """
+import os, sys, threading
+thread = threading.Thread(target=lambda: print(os.read(3, 10), flush=True))
+thread.start()
+thread.join()
+sys.stdin.read(1)
+print(os.write(3, b"ack"), flush=True)
+sys.stdin.read(1)
+"""
+
+
+def test_who_opened_may_be_gone_while_who_reads_lives(mq: Path, served: Served) -> None:
+    """A shell opens, starts a program with the descriptor, and ends. A thread of the program reads, and ends."""
     path = consumer(mq, "1")
-    worker = "import os, sys; print(os.read(3, 10), flush=True); sys.stdin.read(1); print(os.write(3, b'ack'))"
     shell = subprocess.Popen(
-        ["bash", "-c", f'exec 3<>{path}; exec 4<&0; python3 -c "{worker}" <&4 & exit'],
+        ["bash", "-c", 'exec 3<>"$1"; exec 4<&0; python3 -c "$2" <&4 & exit', "-", path, HEIR],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert shell.stdout is not None
     assert shell.stdin is not None
-    assert shell.stdout.readline() == "b'1'\n"
-    shell.wait(10)
-    shell.stdin.write("x")
-    shell.stdin.flush()
-    assert shell.stdout.readline() == "3\n"
-    shell.stdin.close()
-    shell.stdout.close()
+    with shell, shell.stdout, shell.stdin:
+        assert shell.stdout.readline() == "b'1'\n"
+        shell.wait(10)
+        until(lambda: served.sizes()["watched"] == 1)
+        assert stats(mq)["consumers"]["w"]["claimed"] == 1
+        shell.stdin.write("x")
+        shell.stdin.flush()
+        assert shell.stdout.readline() == "3\n"
+    until(lambda: not served.sizes()["files"])
+    assert served.sizes()["watched"] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: ends a mount by force")
+def test_a_mount_that_is_ended_by_force_gives_back_all_claims(tmp_path: Path) -> None:
+    """Nobody releases what is open then; the server goes on over 9P."""
+    mount = tmp_path / "mq"
+    mount.mkdir()
+    with serving("--listen", "unix!sock", cwd=tmp_path, mount=mount):
+        (mount / "ctl").write_text("replay all\n")
+        path = consumer(mount, "1")
+        fd = os.open(path, os.O_RDWR)
+        assert os.read(fd, 10) == b"1"
+        libc.umount2(os.fsencode(mount), 1)
+        with pytest.raises(OSError, match=r"not connected|abort"):
+            os.write(fd, b"ack")
+        with blocking.connect(f"unix!{tmp_path}/sock", timeout=10) as client:
+            again = client.open(".consumers/w", "r+")
+            assert again.receive(10, 10) == b"1"
+            assert json.loads(client.open(".stats").receive(65536, 10))["consumers"]["w"]["handles"] == 1
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 # ---------------------------------------------------------------- waiting, interrupts, poll
