@@ -236,20 +236,22 @@ class Worker:
 
     def _answer(self, slot: Slot, message: Message, verdict: Verdict) -> bool:
         """Tell the consumer, and people where it did not go well. Whether that failed."""
-        if verdict.text:
-            self._say(message, verdict.text + (f" (delivery {message.deliveries})" if message.deliveries > 1 else ""))
+        text, trouble = verdict.text, ""
         try:
-            if slot.handle is not None:
-                self._tell(slot.handle, verdict.command)
-            return False
+            if slot.handle is not None and not self._tell(slot.handle, verdict.command):
+                text = f"{text.partition(',')[0]}, but it cannot be a dead letter: will be tried again"
         except OSError as error:
             slot.drop()  # gives the message back, if it is still ours
             verb = verdict.command.split()[0]
-            self._say(message, f"could not be told {verb!r}: {reason(error)}; the message may come again")
-            return True
+            trouble = f"could not be told {verb!r}: {reason(error)}; the message may come again"
+        if text:
+            self._say(message, text + (f" (delivery {message.deliveries})" if message.deliveries > 1 else ""))
+        if trouble:
+            self._say(message, trouble)
+        return bool(trouble)
 
-    def _tell(self, handle: Handle, command: str) -> None:
-        """A dead letter cannot become one, and what cannot be kept as one is not lost: then it is a failure."""
+    def _tell(self, handle: Handle, command: str) -> bool:
+        """Whether that could be said. A dead letter cannot become one, nor what has no room: then it is a failure."""
         try:
             handle.command(command)
         except OSError as error:
@@ -257,6 +259,8 @@ class Worker:
                 raise
             handle.clear()
             handle.command("nack")
+            return False
+        return True
 
     def _give_back(self) -> None:
         """End at once: kill what runs, then let others have it."""
