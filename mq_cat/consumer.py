@@ -15,6 +15,8 @@ from contextlib import suppress
 from mq_cat.cursor import Cursor, Message, read_all
 from mq_cat.problem import Problem, reason
 
+_AT_ONCE = 1000  # messages in one command, whose length has a limit
+
 
 class Consumer(Cursor):
     """An open consumer. One message is claimed at a time; where whole records are wanted, as many as a read gives."""
@@ -53,8 +55,10 @@ class Consumer(Cursor):
             self._say("release", messages)
 
     def _say(self, verb: str, messages: Sequence[Message]) -> None:
-        if not messages:
-            return
+        for at in range(0, len(messages), _AT_ONCE):
+            self._say_some(verb, messages[at : at + _AT_ONCE])
+
+    def _say_some(self, verb: str, messages: Sequence[Message]) -> None:
         try:
             os.write(self.fd, f"{verb} {' '.join(str(message.sequence) for message in messages)}\n".encode())
         except OSError as error:

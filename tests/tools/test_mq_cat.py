@@ -237,6 +237,13 @@ def test_records_that_were_not_asked_for_are_given_back(server: Server) -> None:
     assert mq_cat("-n", 1, "--json", "--consumer", "w", group).stdout.count(b'"deliveries":1,') == 1
 
 
+def test_many_records_at_a_time(server: Server) -> None:
+    group = work(server, "many records", *(f"{number}\n" for number in range(12_000)))
+    result = mq_cat("-e", "-f", "record", "--consumer", "w", group)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert left(group) == (0, 12_000, 0)
+
+
 def test_what_cannot_be_written_is_given_back(server: Server) -> None:
     group = work(server, "torn pipe", *("x" * 70_000 for _ in range(5)))
     script = f"mq-cat --consumer w '{group}' | head -c 100000 | wc -c"
