@@ -16,7 +16,7 @@ import click
 from mq_cat.command import guarded, parsed
 from mq_cat.consumer import Consumer
 from mq_cat.cursor import Cursor, Message
-from mq_cat.group import check_group, check_streams, inodes, streams_of
+from mq_cat.group import check_group, check_streams, inodes, streams_of, views_of
 from mq_cat.order import InOrder
 from mq_cat.output import Format, Output, as_json, as_record, die_of_sigpipe, ended_by_newline, ended_by_nul, raw, timed
 from mq_cat.problem import USAGE, Problem, note, reason
@@ -150,7 +150,11 @@ def _in_order(wish: Wish) -> InOrder:
         if asked:
             raise Problem(f"{wish.group}: {option} needs a tree with .cursor files: 'order' tells only streams' names")
     source = InOrder(wish.group, wish.streams, lambda text: note(PROGRAM, text))
-    source.open(wish.streams or streams_of(wish.group))
+    views = views_of(wish.group)
+    for name in wish.streams:
+        if name in views:
+            raise Problem(f"{wish.group}: {name!r} is a view, which 'order' does not name; give its streams")
+    source.open(wish.streams or [name for name in streams_of(wish.group) if name not in views])
     return source
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 
 from mq_cat.problem import Problem, reason
+
+_QUOTED = r"'(?:[^']|'')*'"
 
 
 def check_group(group: str) -> None:
@@ -31,6 +34,27 @@ def streams_of(group: str) -> list[str]:
     except OSError as error:
         raise Problem(f"{group}: {reason(error)}") from error
     return sorted(names)
+
+
+def views_of(group: str) -> dict[str, list[str]]:
+    """What each view of a group is bound to; nothing where its ctl may not be read."""
+    views: dict[str, list[str]] = {}
+    try:
+        with open(os.path.join(group, "ctl"), encoding="utf-8") as ctl:
+            text = ctl.read()
+    except (OSError, ValueError):
+        return {}
+    for line in text.splitlines():
+        found = re.fullmatch(rf"bind\s+({_QUOTED}|\S+)\s+(.*)", line)
+        if found:
+            is_word = re.fullmatch(_QUOTED, found[2])  # else a program
+            views.setdefault(unquoted(found[1]), []).append(unquoted(found[2]) if is_word else found[2])
+    return views
+
+
+def unquoted(word: str) -> str:
+    """A word without the quotes of rc(1)."""
+    return word[1:-1].replace("''", "'") if word.startswith("'") else word
 
 
 def inodes(group: str) -> frozenset[int]:

@@ -147,7 +147,7 @@ def stat(what: str | None, json_: bool) -> None:
     value: Any = files.stats_of(where.group)
     if where.kind != "group":
         place.check_there(where, what or "")
-        table = value.get("streams" if where.kind == "stream" else "consumers", {})
+        table = {**value.get("views", {}), **value["streams"]} if where.kind == "stream" else value.get("consumers", {})
         if where.name not in table:
             raise Problem(f"{what}: the server counts nothing for it")
         value = table[where.name]

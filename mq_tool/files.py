@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +16,6 @@ from mq_cat.problem import Problem, close, reason
 from mq_tool.place import Place
 
 READ_BYTES = 1 << 20
-_QUOTED = re.compile(r"'(?:[^']|'')*'")
 _HINTS = {
     errno.EMSGSIZE: "the message is too long; the most is 1,044,480 bytes",
     errno.ENOSPC: "the stream is full, or the disk",
@@ -87,23 +85,3 @@ def stats_of(group: str) -> dict[str, Any]:
     except ValueError as error:
         raise Problem(f"{path}: {error}") from error
     return value if isinstance(value, dict) else {}
-
-
-def views_of(group: str) -> dict[str, list[str]]:
-    """What each view of a group is bound to; nothing where its ctl may not be read."""
-    views: dict[str, list[str]] = {}
-    try:
-        text = read_whole(os.path.join(group, "ctl"))
-    except Problem:
-        return {}
-    for line in text.splitlines():
-        found = re.match(r"bind\s+('(?:[^']|'')*'|\S+)\s+(.*)", line)
-        if found:
-            pattern = unquoted(found[2]) if _QUOTED.fullmatch(found[2]) else found[2]  # else a program
-            views.setdefault(unquoted(found[1]), []).append(pattern)
-    return views
-
-
-def unquoted(word: str) -> str:
-    """A word without the quotes of rc(1)."""
-    return word[1:-1].replace("''", "'") if word.startswith("'") else word

@@ -11,8 +11,9 @@ from typing import Any
 
 import attrs
 
+from mq_cat.group import views_of
 from mq_cat.problem import Problem
-from mq_tool.files import stats_of, views_of
+from mq_tool.files import stats_of
 from mq_tool.place import subgroups
 
 

@@ -206,6 +206,8 @@ def test_stat(server: Server) -> None:
     assert json.loads(said("stat", "--json", group))["streams"]["s"]["written"] == 2
     assert {"written 2", "streams s messages 2", "streams 'a b' messages 0"} <= set(said("stat", group).splitlines())
     assert "messages 2" in said("stat", group / "s").splitlines()
+    (group / "ctl").write_text("bind v s\n")
+    assert said("stat", group / "v").startswith("readers 0\n")
     assert "waiting 2" in said("stat", group / ".consumers" / "w").splitlines()
     assert "no such stream" in refused(1, "stat", group / "t")
 

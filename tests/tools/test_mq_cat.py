@@ -669,6 +669,17 @@ def test_aligned_again_after_messages_were_removed(server: Server) -> None:
         assert lines(process.stdout, 2) == [b"4\n", b"5\n"]
 
 
+def test_views(server: Server) -> None:
+    group = server.group("views", "replay all", "bind 'both of' 's.*'", "bind x true()", streams=["s.a", "s.b"])
+    for name, body in (("s.a", "1\n"), ("s.b", "2\n"), ("s.a", "3\n")):
+        say(group / name, body)
+    for words in ([], ["--order"]):
+        result = mq_cat("-e", *words, group)
+        assert (result.stdout, result.stderr) == (b"1\n2\n3\n", b"")
+    assert mq_cat("-e", group, "both of").stdout == b"1\n2\n3\n"
+    assert "is a view" in refused(1, "-e", "--order", group, "both of")
+
+
 def test_what_order_cannot_tell_is_refused(server: Server) -> None:
     group = server.group("cannot", "replay all", streams=["a"])
     for option in (["--from", "first"], ["--json"], ["-t"]):

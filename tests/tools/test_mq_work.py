@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import pexpect
 import pytest
 
-from tests.tools.mount import DEADLINE_S, Server, mq_work, running, say, serving, until
+from tests.campaign import seed, size
+from tests.tools.mount import DEADLINE_S, Server, environment, mq_work, running, say, serving, until
 
 QUICK = ("replay all", "sync off", "backoff 10ms 20ms")
 
@@ -365,6 +370,24 @@ def test_a_signal_lets_what_runs_end(server: Server, tmp_path: Path, number: int
     assert (done(consumer), counts(consumer)["waiting"]) == (1, 1)
 
 
+def test_ctrl_c_is_for_the_worker_alone(server: Server, tmp_path: Path) -> None:
+    group, consumer = work(server, "ctrl c")
+    say(group / "mail", "x")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    words = [str(consumer), "sh", "-c", f"echo begun; read _ <{fifo}; echo done"]
+    settings = {"env": environment(), "timeout": DEADLINE_S, "encoding": "utf-8", "use_poll": True}
+    terminal = pexpect.spawn("mq-work", words, **settings)
+    terminal.expect("begun")
+    terminal.sendintr()
+    terminal.expect(r"\^C")
+    fifo.write_text("go on\n")
+    terminal.expect("done")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert (terminal.exitstatus, done(consumer)) == (0, 1)
+
+
 def test_a_second_signal_gives_back_and_kills(server: Server, tmp_path: Path) -> None:
     group, consumer = work(server, "kills")
     say(group / "mail", "x")
@@ -403,6 +426,35 @@ def test_what_was_done_is_told(server: Server) -> None:
     group, consumer = work(server, "told")
     say(group / "mail", "x")
     assert re.fullmatch(rb"mq-work: mail 1: done in \d\.\d\d s\n", mq_work("-v", "-e", consumer, "true").stderr)
+
+
+@pytest.mark.parametrize("victim", ["worker", "server"])
+def test_killed_at_random_nothing_is_lost(tmp_path: Path, victim: str) -> None:
+    random_, kills, parallel = random.Random(seed()), size(60), 2
+    with serving(tmp_path) as server:
+        group, consumer = work(server, "random", "retries 0", "lease 5s")
+        runs = tmp_path / "runs"
+        runs.touch()
+        script = f"read number; echo $number >>{runs}; sleep 0.0$(( number % 9 ))"
+        count = 40 * kills
+        words = ("-j", parallel, consumer, "sh", "-c", script)
+        say(group / "mail", *(f"{number}\n" for number in range(count)))
+        with ExitStack() as stack:
+            process = stack.enter_context(worker(*words))
+            for _ in range(kills):
+                before = len(runs.read_text())
+                until(lambda: len(runs.read_text()) > before, "work")  # noqa: B023
+                Event().wait(random_.random() * 0.3)
+                if victim == "server":
+                    server.stop(signal.SIGKILL)
+                    server.start()
+                else:
+                    process.kill()
+                    process = stack.enter_context(worker(*words))
+            until(lambda: (row := counts(consumer))["waiting"] + row["claimed"] == 0, "all answered for", 90)
+        did = Counter(runs.read_text().split())
+    assert sorted(map(int, did)) == list(range(count))
+    assert did.total() - count <= kills * parallel
 
 
 # ---------------------------------------------------------------- the tree comes and goes
