@@ -51,7 +51,7 @@ class Claim:
     def __init__(self, taker: Taker, record: Record, entry: Entry) -> None:
         self.taker, self.entry = taker, entry
         self.sequence, self.stream, self.size = record.sequence, record.stream, len(record.body)
-        self.pid = taker.reader_pid
+        self.pid = taker.claiming_pid
         self.deadline_ns = 0  # engine time; 0: none
 
 
@@ -73,6 +73,7 @@ class Consumer:
         self._ready: list[Key] | None = None  # known and free, perhaps; None: not looked up since nobody takes
         self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, perhaps outdated
         self._backlog: int | None = None
+        self._singles: set[int] = set()  # messages for one taker that this one took first, and has not dealt with
         self._selection: Selection | None = None
         self._epoch = -1
 
@@ -219,7 +220,7 @@ class Consumer:
             sequence = key[2]
             record = self._record(sequence)
             entry = self.state.progress.open.get(sequence) or Entry(sequence)
-            if record is not None:
+            if record is not None and self._is_mine(self.group.numbers[record.stream], record):
                 return key, (record, entry), key
             self._vanished(sequence, entry)
             heap[:] = [other for other in heap if other[2] != sequence]
@@ -286,7 +287,15 @@ class Consumer:
         return _TAKE
 
     def _is_mine(self, stream: Stream, record: Record) -> bool:
-        return self.stream is not None or (self.covers(stream) and self.selection.selects(stream, record))
+        if self.stream is not None:
+            return True
+        return self.covers(stream) and self.selection.selects(stream, record) and not self._is_others(stream, record)
+
+    def _is_others(self, stream: Stream, record: Record) -> bool:
+        """Whether it is for one taker, and another has come first."""
+        if not record.headers or not self.group.ranks.is_single(record.sequence):
+            return False
+        return stream.is_taken(record.sequence) and record.sequence not in self._singles
 
     def _pass(self, sequence: int) -> int:
         """The scan goes past a message with an Entry, or past a run; returns where to go on."""
@@ -309,6 +318,8 @@ class Consumer:
             return None
         record, entry = picked
         sequence = record.sequence
+        if self.stream is None and record.headers and self.group.ranks.is_single(sequence):
+            self._take_single(record)
         op = ACK if taker.acks_at_once else CLAIM
         self._log(before + step(op, entry.first, sequence, entry.failed))
         if sequence >= self._scan and entry.first == self._first:
@@ -322,6 +333,34 @@ class Consumer:
         else:
             self._claimed(taker, record)
         return record
+
+    def _take_single(self, record: Record) -> None:
+        if record.sequence not in self._singles:
+            self.group.numbers[record.stream].take_single(record.sequence)
+            self._singles.add(record.sequence)
+
+    def give_singles_back(self) -> None:
+        """It is removed: messages for one taker that it took and did not deal with are for others again."""
+        for sequence in list(self._singles):
+            self._give_single_back(sequence)
+
+    def _give_single_back(self, sequence: int) -> None:
+        self._singles.discard(sequence)
+        record = self._record(sequence)
+        if record is not None:
+            stream = self.group.numbers[record.stream]
+            stream.give_single_back(sequence)
+            for other in stream.consumers():
+                if other is not self:
+                    other.offer_again(sequence)
+
+    def offer_again(self, sequence: int) -> None:
+        """A message for one taker, which another had, is to be had again."""
+        if self.has_had(sequence):
+            self._log(step(BACK, sequence, sequence))
+        if (entry := self.state.progress.open.get(sequence)) is not None:
+            self._free(sequence, entry)
+        self.serve()
 
     def _claimed(self, taker: Taker, record: Record) -> None:
         claim = Claim(taker, record, self.state.progress.open[record.sequence])
@@ -364,6 +403,7 @@ class Consumer:
         """One message less waits for this consumer."""
         if self._backlog is not None:
             self._backlog -= 1
+        self._singles.discard(sequence)
         stream = self.group.numbers.get(number)
         if stream is not None:
             stream.had_by(self, sequence, size)
@@ -372,6 +412,8 @@ class Consumer:
     def release(self, claim: Claim) -> None:
         """Back at once, not counted."""
         self._give_back(claim, claim.entry.failed, 0)
+        if claim.sequence in self._singles and not claim.entry.failed:
+            self._give_single_back(claim.sequence)  # for anyone, as if it had never been taken
 
     def fail(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
         """A delivery failed: back after that time (None: as `backoff` says), or to the dead letters."""
@@ -411,25 +453,28 @@ class Consumer:
         return True
 
     def take_back(self, taker: Taker) -> None:
-        """What `ack read` handed over did not arrive, and its handle is gone: it is at the head again, counted."""
+        """What `ack read` handed over did not arrive, and its handle goes: it has it claimed, as if not acknowledged."""
         had, taker.had = taker.had, None
         if had is None:
             return
         record, entry = had
-        self._log(step(BACK, entry.first, record.sequence, entry.failed + 1, 0))
+        self._log(step(CLAIM, entry.first, record.sequence, entry.failed))
         self.counts.acknowledged -= 1
         if self._backlog is not None:
             self._backlog += 1
         stream = self.group.numbers.get(record.stream)
         if stream is not None:
-            stream.count = -1  # counted again when needed
-        self._free(record.sequence, self.state.progress.open[record.sequence])
-        self.serve()
+            stream.recount()
+        claim = Claim(taker, record, self.state.progress.open[record.sequence])
+        self.claims[record.sequence] = taker.claims[record.sequence] = claim
 
     def recover(self) -> None:
         """After a start: what was claimed then is free, counted as failed; delays go on."""
         progress = self.state.progress
         dead = self.group.settings.retries
+        if self.stream is None:
+            had_once = (sequence for sequence, entry in progress.open.items() if entry.claimed or entry.failed)
+            self._singles = {sequence for sequence in had_once if self.group.ranks.is_single(sequence)}
         for sequence, entry in list(progress.open.items()):
             if entry.claimed:
                 entry.claimed, entry.failed, entry.due_ns = False, entry.failed + 1, 0
@@ -484,6 +529,11 @@ class Consumer:
         if not self.parked and not self.watchers:
             self.group.consumers.waiting.pop(self, None)
         return True
+
+    @property
+    def may_end(self) -> bool:
+        """Whether a read waits that ends at some sequence, whatever stream takes it."""
+        return any(taker.ends for taker in self.parked.values())
 
     def serve(self) -> None:
         """Hand what there is to who waits, first come first served."""

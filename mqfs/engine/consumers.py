@@ -154,6 +154,7 @@ class Consumers(dict[str, Consumer]):
         """Raises Busy while it holds claims."""
         if consumer.claims:
             raise errors.Busy(f"consumer {consumer.name} holds {len(consumer.claims)} claims")
+        consumer.give_singles_back()
         self.group.change({"do": "forget", "number": consumer.number})
         del self[consumer.name]
         self._lowest.remove(consumer.number)
@@ -197,9 +198,8 @@ class Consumers(dict[str, Consumer]):
                 raise errors.StreamFull(f"{most} messages wait for consumer {consumer.name}, its backlog")
         return Verdict.APPEND
 
-    def offer(self, stream: Stream, record: Record) -> None:
+    def offer(self, stream: Stream, record: Record, rank: Rank | None) -> None:
         """A new message: for who waits, and to be counted."""
-        rank = self.group.ranks.note(record) if record.headers else None
         if rank is not None:
             self._rank(stream, record.sequence, rank)
         for consumer in self.bounded:
@@ -208,7 +208,7 @@ class Consumers(dict[str, Consumer]):
         if stream.nameless is not None:
             stream.nameless.serve()
         for consumer in list(self.waiting):
-            if consumer.covers(stream):
+            if consumer.covers(stream) or consumer.may_end:
                 consumer.serve()
 
     def _rank(self, stream: Stream, sequence: int, rank: Rank) -> None:

@@ -169,7 +169,12 @@ class Reader(Open):
                 if self.group.blocking:
                     self.group.unblock()
                 return data
-        return self._park(count, offset)
+        ended = self.at_end()
+        return self._park(count, offset) if ended is None else ended
+
+    def at_end(self) -> bytes | None:
+        """What a read gets where there is nothing to be found; None: it waits."""
+        return None
 
     def _fill(self, count: int, offset: int) -> bytes | None:
         """`data coalesce`: as much as fits; an end mark ends what stands before it."""
@@ -343,10 +348,35 @@ class StreamHandle(Reader, Writer):
     def over(self) -> bool:
         return self.node.removed
 
+    def wants(self, record: Record) -> bool:
+        return not record.headers or self._may_take(record.sequence)
+
+    def _may_take(self, sequence: int) -> bool:
+        """Whether a message with headers is for this handle; one that is for one taker is then taken."""
+        stream = self.node
+        if not self.group.ranks.is_single(sequence):
+            return True
+        if not self.writes or stream.is_taken(sequence):
+            return False
+        stream.take_single(sequence)
+        return True
+
+    def _find_single(self) -> Record | None:
+        """A message for one taker, written before this handle came and not taken since."""
+        stream = self.node
+        while (sequence := stream.untaken()) and sequence < self.position:
+            record = self.group.bucket.find(stream.number, sequence)
+            stream.take_single(sequence)
+            if record is not None and record.sequence == sequence and stream.visible(record):
+                return record
+        return None
+
     def find(self) -> Record | None:
         stream = self.node
         if self.position < stream.cut:
             self._fell_behind()
+        if self.writes and (single := self._find_single()) is not None:
+            return single
         while True:
             try:
                 record = self.group.bucket.find(stream.number, self.position)
@@ -357,7 +387,7 @@ class StreamHandle(Reader, Writer):
                 return None
             self.position = record.sequence + 1
             self.had += 1
-            if stream.visible(record):
+            if stream.visible(record) and (not record.headers or self._may_take(record.sequence)):
                 return record
 
     def _fell_behind(self) -> None:
@@ -407,8 +437,12 @@ class LogReader(Reader):
         """The next message in the log that may be for it. Raises Damaged."""
         return self.group.bucket.scan(self.position)
 
+    def at_end(self) -> bytes | None:
+        """Under `deliver one` it only shows: what is there, then end-of-file."""
+        return b"" if self.group.settings.deliver == "one" else None
+
     def _start(self) -> None:
-        replay = self.group.settings.replay
+        replay = "all" if self.group.settings.deliver == "one" else self.group.settings.replay
         if replay == "off":
             return
         for stream in self.group.numbers.values():

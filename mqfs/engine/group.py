@@ -436,6 +436,7 @@ class Group:
             counts.written_bytes += len(body)
         self.tree.touched.add(self)
         record = Record(sequence, time_ns, stream.number, kind, 0, head, body)
+        rank = self.ranks.note(record) if head else None
         if stream.parked or self.order_parked or self.cursors_parked:
             if stream.parked:
                 serve_parked(stream.parked, record)
@@ -446,7 +447,7 @@ class Group:
         if self.views:
             self.views.offer(stream, record)
         if head or self.consumers or stream.nameless is not None:
-            self.consumers.offer(stream, record)
+            self.consumers.offer(stream, record, rank)
         if stream.watchers:
             stream.wake_watchers()
         if self.order_watchers or self.cursor_watchers:

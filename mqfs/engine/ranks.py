@@ -38,6 +38,7 @@ class Ranks:
         self.group = group
         self._messages: dict[int, Rank] | None = None
         self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence)
+        self._singles: dict[int, list[int]] = {}  # stream -> sequences of messages for one taker, ascending
 
     def _all(self) -> dict[int, Rank]:
         if self._messages is None:
@@ -59,6 +60,8 @@ class Ranks:
             self._all()[record.sequence] = rank
             if rank.expires_ns != NEVER:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
+            if rank.single:
+                self._singles.setdefault(rank.stream, []).append(record.sequence)
         return rank
 
     def _rank(self, record: Record) -> Rank | None:
@@ -73,6 +76,15 @@ class Ranks:
 
     def get(self, sequence: int) -> Rank | None:
         return self._all().get(sequence)
+
+    def singles(self, stream: int) -> list[int]:
+        """The sequences of that stream's messages which are for one taker, taken or not; who asks may shorten it."""
+        self._all()
+        return self._singles.setdefault(stream, []) if self._singles else []
+
+    def is_single(self, sequence: int) -> bool:
+        rank = self._all().get(sequence)
+        return rank is not None and rank.single
 
     def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, Rank]]:
         """(sequence, rank) of all that belong to such streams."""

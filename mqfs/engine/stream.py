@@ -6,6 +6,7 @@ writers. The log itself, and the order of things between streams, are the group'
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import attrs
 
 from mqfs import errors
 from mqfs.engine.consumer import UNTOUCHED, Untouched
+from mqfs.progress import ACK, BACK, step
 from mqfs.state import StreamState
 from mqfs.types import QTFILE, Kind, Qid, Record, Step, Wait
 
@@ -121,6 +123,8 @@ class Stream:
         if settings.replay == "all" or self.name == settings.dead:
             return floor
         live = group.live_floor(self)
+        if single := self.untaken():
+            live = min(live, single)
         if settings.replay == "last" and (newest := self.newest_kept()) >= floor and newest:
             live = min(live, newest)
         return max(floor, live)
@@ -320,6 +324,39 @@ class Stream:
         self.count = self.size = 0
         return self.state.floor
 
+    # ------------------------------------------------------------ messages for one taker (`single`)
+
+    def untaken(self) -> int:
+        """The lowest sequence of a message that is for one taker and was not taken; 0 where there is none.
+
+        Who took which, its own consumer knows, under `deliver all` too.
+        """
+        singles = self.group.ranks.singles(self.number)
+        if not singles:
+            return 0
+        while singles and (singles[0] < self.state.floor or self.is_taken(singles[0]) or self.is_gone(singles[0])):
+            del singles[0]
+        return singles[0] if singles else 0
+
+    def is_taken(self, sequence: int) -> bool:
+        """Whether somebody has that message which is for one taker, for good or not."""
+        consumer = self.own_consumer()
+        return consumer.has_had(sequence) or sequence in consumer.claims
+
+    def take_single(self, sequence: int) -> None:
+        """Somebody takes it: nobody else gets it. Raises DiskFailed, ReadOnly."""
+        self.group.consumers.acknowledge(self.own_consumer().state, step(ACK, sequence, sequence))
+        self.group.loosened()
+
+    def give_single_back(self, sequence: int) -> None:
+        """Who took it could not keep it."""
+        own = self.own_consumer().state
+        self.group.consumers.acknowledge(own, step(BACK, sequence, sequence))
+        del own.progress.open[sequence]
+        singles = self.group.ranks.singles(self.number)
+        if sequence not in singles:
+            bisect.insort(singles, sequence)
+
     # ------------------------------------------------------------ who shares it
 
     def own_consumer(self) -> Consumer:
@@ -417,7 +454,7 @@ def serve_parked(parked: Parked, record: Record) -> None:
     """Settle the first waiting read of each handle that may have it with the message."""
     for reader in list(parked):
         if not reader.wants(record):
-            continue
+            continue  # also all but the first, of a message for one taker
         waits = parked[reader]
         wait, count, offset = waits.pop(0)
         if not waits:

@@ -33,6 +33,7 @@ class Taker(Open):
 
     parkable = True
     takes = True
+    ends = False  # reads of it end at some sequence
     acks_at_once = False
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
@@ -41,7 +42,8 @@ class Taker(Open):
         self.claims: dict[int, Claim] = {}
         self.had: tuple[Record, Entry] | None = None  # acknowledged at once, not known to have arrived
         self.last = Given()
-        self.waits: dict[Wait[bytes], tuple[int, int]] = {}  # count, offset
+        self.waits: dict[Wait[bytes], tuple[int, int, int]] = {}  # count, offset, the process that reads
+        self.claiming_pid = 0  # the process for which a message is being fetched
         self.looked, self.looked_epoch = 0, -1  # up to here the log has nothing for this handle
         self.guards: dict[int, Callable[[], None]] = {}  # processes that live, and how to stop watching them
         self.consumer.opens += 1
@@ -62,19 +64,27 @@ class Taker(Open):
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
+        told = self.tell(count)
+        if told is not None:
+            return told
         if not self.waits:
             data = self.at_once(count, offset)
             if data is not None:
                 return data
+            self.claiming_pid = self.reader_pid
             data = self.fetch(count, offset)
             if data is not None:
                 self.group.unblock()
                 return data
         self.group.tree.park()
         wait: Wait[bytes] = Wait(self._unpark)
-        self.waits[wait] = count, offset
+        self.waits[wait] = count, offset, self.reader_pid
         self.consumer.park(wait, self)
         return wait
+
+    def tell(self, count: int) -> bytes | None:
+        """What a read is told, whoever waits: why a write was refused, `info`."""
+        return None
 
     def at_once(self, count: int, offset: int) -> bytes | None:
         """What a read gets without a new message."""
@@ -89,7 +99,7 @@ class Taker(Open):
 
     def next_data(self, wait: Wait[bytes]) -> bytes | None:
         """For a read that waits."""
-        count, offset = self.waits[wait]
+        count, offset, self.claiming_pid = self.waits[wait]
         data = self.at_once(count, offset)
         return self.fetch(count, offset) if data is None else data
 
@@ -227,13 +237,18 @@ class ConsumerHandle(Taker, Commands):
 
     # ------------------------------------------------------------ reading
 
-    def at_once(self, count: int, offset: int) -> bytes | None:
+    @property
+    def ends(self) -> bool:  # type: ignore[override]
+        return self.until != _NEVER
+
+    def tell(self, count: int) -> bytes | None:
         told = self.told(count)
         if told is None and self.pending is not None:
             told, rest = self.pending[:count], self.pending[count:]
             self.pending = rest or None
-        if told is not None:
-            return told
+        return told
+
+    def at_once(self, count: int, offset: int) -> bytes | None:
         again = self.last.rest(count, 0, sequential=True)
         if again is not None:
             return again
@@ -244,12 +259,12 @@ class ConsumerHandle(Taker, Commands):
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
-        if self.refusal or self.pending or self.end_due or self.until != _NEVER:
+        if self.refusal or self.pending or self.end_due or self.group.bucket.next >= self.until:
             return True
         return super().readable
 
     def fetch(self, count: int, offset: int) -> bytes | None:
-        self.current = current = list[int]()
+        current: list[int] = []
         pieces: list[bytes] = []
         room = _NEVER  # the first message always
         while room > 0 and (record := self.consumer.take(self, most=room)) is not None:
@@ -258,7 +273,8 @@ class ConsumerHandle(Taker, Commands):
             pieces.append(self._shape(record))
             room = count - sum(map(len, pieces)) - _OVERHEAD if self.format == "record" else 0
         if not pieces:
-            return None if self.until == _NEVER else b""
+            return b"" if self.group.bucket.next >= self.until else None
+        self.current = current
         self.end_due = self.format == "each"
         return self.last.first(b"".join(pieces), count, 0)
 
@@ -433,10 +449,6 @@ class ConsumerHandle(Taker, Commands):
         self.looked = 0
         if self.waits:
             self.consumer.serve()
-        if self.until != _NEVER:
-            for wait in list(self.waits):
-                if self.consumer.unpark(wait):
-                    self.answer(wait, b"")
 
 
 _USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1}

@@ -103,6 +103,8 @@ class ViewHandle(LogReader):
         return self.selection.covers(stream) and allowed(self.user, stream.state, R)
 
     def admits(self, stream: Stream, record: Record) -> bool:
+        if record.headers and self.group.ranks.is_single(record.sequence):
+            return False  # it is for one taker; here is nobody who takes
         return record.kind == Kind.MESSAGE and self.covers(stream) and self.node.selects(stream, record)
 
     def wants(self, record: Record) -> bool:
