@@ -44,14 +44,20 @@ class SystemClock:
     def resume(self, last: Iterable[tuple[Anchor, int]]) -> None:
         """Continue behind the newest of `last`: (anchor, wall time of the newest record under that anchor)."""
         boot, wall = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns()
-        now = max((resumed(anchor, newest, boot, wall, self.boot) for anchor, newest in last), default=0)
-        self._base = max(now, 0) - boot
+        self._base = resumed(last, boot, wall, self.boot) - boot
 
 
-def resumed(anchor: Anchor, newest_ns: int, boot_ns: int, wall_ns: int, boot: str) -> int:
-    """Engine time now, told from one anchor and the newest record written under it."""
-    written = max(newest_ns - anchor.wall_ns, 0)
+def resumed(last: Iterable[tuple[Anchor, int]], boot_ns: int, wall_ns: int, boot: str) -> int:
+    """Engine time now. `last`: of each group its newest anchor and the wall time of its newest record.
+
+    What was written last of all tells where the run before stopped; only from there on it is asked how long nothing
+    ran.
+    """
+    ends = [(anchor.engine_ns + max(newest - anchor.wall_ns, 0), anchor, newest) for anchor, newest in last]
+    if not ends:
+        return 0
+    stopped, anchor, newest = max(ends, key=lambda end: end[0])
     if boot and anchor.boot == boot:
-        return anchor.engine_ns + max(boot_ns - anchor.boot_ns, 0)
-    down = min(max(wall_ns - newest_ns, 0), limits.DOWNTIME_DAYS * DAY_NS)
-    return anchor.engine_ns + written + down
+        return max(stopped, anchor.engine_ns + boot_ns - anchor.boot_ns)
+    down = wall_ns - max(newest, anchor.wall_ns)
+    return stopped + min(max(down, 0), limits.DOWNTIME_DAYS * DAY_NS)

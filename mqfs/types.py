@@ -277,6 +277,10 @@ class Bucket(Protocol):
         Costs a search, and a step for each message counted."""
         ...
 
+    def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
+        """How many of what `tally` counts are end marks."""
+        ...
+
     def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
         """The sequences, ascending, of the messages (of `stream`) at or after `sequence` whose record carries headers,
         from the index: the log is not read. The log may change meanwhile: what is appended or removed then may be

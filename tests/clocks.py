@@ -49,8 +49,7 @@ class MachineClock:
         return Anchor(self.engine_ns(), self.wall, self.boot_ns, self.boot)
 
     def resume(self, last: Sequence[tuple[Anchor, int]]) -> None:
-        times = (resumed(anchor, newest, self.boot_ns, self.wall, self.boot) for anchor, newest in last)
-        self.base = max(max(times, default=0), 0) - self.boot_ns
+        self.base = resumed(last, self.boot_ns, self.wall, self.boot) - self.boot_ns
 
     def forward(self, seconds: float) -> None:
         self.wall += int(seconds * SECOND)

@@ -453,7 +453,7 @@ class Consumer:
         return True
 
     def take_back(self, taker: Taker) -> None:
-        """What `ack read` handed over did not arrive, and its handle goes: it has it claimed, as if not acknowledged."""
+        """What `ack read` handed over did not arrive, and its handle goes: it is claimed, as if not acknowledged."""
         had, taker.had = taker.had, None
         if had is None:
             return
@@ -668,15 +668,22 @@ class Consumer:
 
     def count(self) -> int:
         """Messages that are not acknowledged (what a program in a view leaves out counts, too)."""
-        tally, last = self.group.bucket.tally, self.group.bucket.next
+        last = self.group.bucket.next
         total = 0
         for stream in self._streams():
             stream.advance()
             floor = stream.state.floor
-            total += tally(stream.number, floor)[0] - len(stream.absent(floor))
-            for first, end in self.had_in(floor, last):
-                total -= tally(stream.number, first, end + 1)[0] - len(stream.absent(first, end + 1))
+            total += stream.messages(floor)
+            total -= sum(stream.messages(first, end + 1) for first, end in self.had_in(floor, last))
         return total
+
+    def waiting_now(self) -> tuple[int, int]:
+        """(messages neither acknowledged nor claimed, those of them that are not due)"""
+        now = self.group.tree.clock.engine_ns()
+        claimed = sum(self._record(sequence) is not None for sequence in self.claims)
+        entries = self.state.progress.open.items()
+        later = (s for s, entry in entries if not entry.claimed and entry.due_ns > now)
+        return self.count() - claimed, sum(self._record(sequence) is not None for sequence in later)
 
     def backlog(self) -> int:
         """As `count`, kept up to date."""

@@ -66,7 +66,7 @@ class Consumers(dict[str, Consumer]):
         """The lowest sequence of the stream that a named consumer has not dealt with."""
         low = self._lowest.value
         if len(self) > len(self._lowest):
-            low = min((c.low for c in stream.consumers() if c.state.over), default=low)
+            low = min([low, *(consumer.low for consumer in stream.consumers() if consumer.state.over)])
         return low
 
     def lines(self) -> list[str]:

@@ -56,15 +56,14 @@ def _stream(stream: Stream) -> dict[str, Any]:
 
 def _consumer(consumer: Consumer) -> dict[str, Any]:
     """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time."""
-    now = consumer.group.tree.clock.engine_ns()
-    entries = consumer.state.progress.open.values()
+    waiting, delayed = consumer.waiting_now()
     oldest = next(consumer.waiting(), None)
     return {
         "over": consumer.stream.name if consumer.stream is not None else consumer.state.over,
         "low": consumer.low,
         "claimed": len(consumer.claims),
-        "waiting": consumer.count() - len(consumer.claims),
-        "delayed": sum(not entry.claimed and entry.due_ns > now for entry in entries),
+        "waiting": waiting,
+        "delayed": delayed,
         "oldest": oldest.time_ns / 1e9 if oldest is not None else None,
         "handles": consumer.opens,
         "parked": len(consumer.parked),

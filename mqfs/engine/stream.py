@@ -42,6 +42,9 @@ class Post:
         return sum(map(len, self.bodies))
 
 
+UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, and to be counted again
+
+
 class Verdict(enum.Enum):
     """What `depth` and `full` say of a write."""
 
@@ -87,7 +90,7 @@ class Stream:
         self.parked: Parked = {}
         self.blocked: dict[Wait[int], Post] = {}
         self.watchers: dict[object, Callable[[], None]] = {}
-        self.count = -1  # messages kept at or above the floor; -1: not counted yet
+        self.count = UNKNOWN  # messages kept at or above the floor
         self.size = 0  # their bytes
         self.gone = 0  # messages that fell below the floor since the start
         self.cut = 0  # one above the newest message that a bound or `clear` took away
@@ -141,7 +144,7 @@ class Stream:
         self.state.floor = floor = max(floor, old)
         if before < 0:
             self.count, self.size = self._counted(floor)
-            if self.group.settings.full == "drop-old":
+            if before == UNKNOWN and self.group.settings.full == "drop-old":
                 # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
                 cut = self.group.counts.cut
                 self.cut_to_depth()
@@ -166,6 +169,12 @@ class Stream:
             size -= done_size - sum(away.values())
         away = self.absent(first, end)
         return count - len(away), size - sum(away.values())
+
+    def messages(self, first: int, end: int | None = None) -> int:
+        """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
+        bucket = self.group.bucket
+        there = bucket.tally(self.number, first, end)[0]
+        return there - bucket.end_marks(self.number, first, end) - len(self.absent(first, end)) if there else 0
 
     def _acknowledged(self, first: int, end: int | None) -> list[tuple[int, int]]:
         """Under `deliver one`: the parts of [first, end) that everyone has had."""
@@ -197,7 +206,7 @@ class Stream:
 
     def recount(self) -> None:
         """What is kept has changed in the middle."""
-        self.count = -1
+        self.count = min(self.count, RECOUNT)
 
     def lapse(self, sequence: int) -> None:
         """A message outlived its own ttl. Not yet in the group's list of those."""

@@ -132,6 +132,11 @@ class MemoryBucket:
         to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
         return to - at, sum(len(self._records[s].body) for s in sequences[at:to])
 
+    def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
+        sequences, at = self._search(sequence, stream)
+        to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
+        return sum(self._records[s].kind == Kind.END for s in sequences[at:to])
+
     def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
         sequences, at = self._search(sequence, stream)
         return iter([s for s in sequences[at:] if self._records[s].headers])

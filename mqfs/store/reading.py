@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from mqfs import errors
@@ -219,6 +219,21 @@ class Reading:
 
     def tally(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
         messages = size = 0
+        for index, ordinals in self._range(stream, sequence, end):
+            messages += len(ordinals)
+            bodies = index.bodies
+            size += sum([bodies[ordinal] for ordinal in ordinals])
+        return messages, size
+
+    def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
+        marks = 0
+        for index, ordinals in self._range(stream, sequence, end):
+            kinds = index.kinds
+            marks += sum([kinds[ordinal] == Kind.END for ordinal in ordinals])
+        return marks
+
+    def _range(self, stream: int, sequence: int, end: int | None) -> Iterator[tuple[Index, Sequence[int]]]:
+        """Where the messages of the stream in [sequence, end) are: of each segment, their ordinals."""
         end = self.next if end is None else end
         at = max(0, bisect_right(self._firsts, sequence) - 1)
         for number in range(at, len(self._segments)):
@@ -229,10 +244,7 @@ class Reading:
             posting = index.posting(stream)
             begin = bisect_left(posting, bisect_left(index.sequences, sequence))
             to = bisect_left(posting, bisect_left(index.sequences, stop), begin)
-            messages += to - begin
-            bodies = index.bodies
-            size += sum([bodies[ordinal] for ordinal in posting[begin:to]])
-        return messages, size
+            yield index, posting[begin:to]
 
     def _end_of(self, number: int) -> int:
         """Where the responsibility of a segment ends."""

@@ -127,6 +127,9 @@ def check_tally(store: Store) -> None:
                 within = [s for n, (where, s) in sizes.items() if begin <= n < end and where == stream]
                 assert bucket.tally(stream, begin, end) == (len(within), sum(within)), (stream, begin, end)
         assert bucket.tally(A, begin) == bucket.tally(A, begin, None) == bucket.tally(A, begin, last)
+    assert bucket.end_marks(A, 0) == 0
+    marked = bucket.append(Kind.END, A, bucket.last_ns, b"")
+    assert (bucket.end_marks(A, 0), bucket.end_marks(A, 0, marked), bucket.end_marks(B, 0)) == (1, 0, 0)
 
 
 def check_headed(store: Store) -> None:
