@@ -220,7 +220,7 @@ class Consumer:
             sequence = key[2]
             record = self._record(sequence)
             entry = self.state.progress.open.get(sequence) or Entry(sequence)
-            if record is not None and self._is_mine(self.group.numbers[record.stream], record):
+            if record is not None and self.is_mine(self.group.numbers[record.stream], record):
                 return key, (record, entry), key
             self._vanished(sequence, entry)
             heap[:] = [other for other in heap if other[2] != sequence]
@@ -276,7 +276,7 @@ class Consumer:
         if sequence in progress.open or progress.has_had(sequence):
             return _LOOKED_AT
         stream = self.group.numbers.get(record.stream)
-        if stream is None or record.kind != MESSAGE or not self._is_mine(stream, record):
+        if stream is None or record.kind != MESSAGE or not self.is_mine(stream, record):
             return _SKIP
         if not stream.visible(record):
             stream.advance()  # before its slot is acknowledged with the next one's: it is counted as gone now
@@ -286,7 +286,8 @@ class Consumer:
             return _LOOKED_AT
         return _TAKE
 
-    def _is_mine(self, stream: Stream, record: Record) -> bool:
+    def is_mine(self, stream: Stream, record: Record) -> bool:
+        """Whether the message is for this consumer, had or not."""
         if self.stream is not None:
             return True
         return self.covers(stream) and self.selection.selects(stream, record) and not self._is_others(stream, record)
@@ -663,7 +664,7 @@ class Consumer:
             and record.kind == MESSAGE
             and not self.has_had(record.sequence)
             and stream.visible(record)
-            and self._is_mine(stream, record)
+            and self.is_mine(stream, record)
         )
 
     def count(self) -> int:

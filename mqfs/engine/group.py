@@ -301,7 +301,8 @@ class Group:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
         if post.kind != MESSAGE and self.settings.deliver == "one":
             return post.total  # an end mark is for all readers: here is none who could get it
-        self.reserve_room(post.total + RECORD_BYTES * len(post.bodies))
+        if not (post.id and self.ids.known(post.id)):  # a repeat needs no room
+            self.reserve_room(post.total + RECORD_BYTES * len(post.bodies))
         verdict = self.verdict(stream, post)
         if verdict is Verdict.WAIT:
             return self._block(stream, post)
@@ -317,7 +318,7 @@ class Group:
 
     def verdict(self, stream: Stream, post: Post) -> Verdict:
         """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
-        if post.kind != MESSAGE:
+        if post.kind != MESSAGE or (post.id and self.ids.known(post.id)):
             return Verdict.APPEND
         verdict = Verdict.APPEND
         if self.settings.depth is not NO_DEPTH or stream.blocked:

@@ -432,9 +432,9 @@ class ConsumerHandle(Taker, Commands):
         require(self.user, self.node.state, R | W, self.node.name)
 
         def do() -> None:
-            covered = self.consumer.selection
-            streams = [s for s in self.group.numbers.values() if covered.covers(s) and allowed(self.user, s.state, R)]
-            self.consumer.seek(position(covered, word, streams, self._shows))
+            consumer = self.consumer
+            streams = [s for s in self.group.numbers.values() if consumer.covers(s) and allowed(self.user, s.state, R)]
+            consumer.seek(position(consumer.selection, word, streams, self._shows))
             self.until, self.end_due, self.last, self.current = _NEVER, False, Given(), []
             self._look_anew()
 
@@ -442,7 +442,7 @@ class ConsumerHandle(Taker, Commands):
 
     def _shows(self, record: Record) -> bool:
         stream = self.group.numbers.get(record.stream)
-        return stream is not None and self.consumer.selection.selects(stream, record) and stream.visible(record)
+        return stream is not None and self.consumer.is_mine(stream, record) and stream.visible(record)
 
     def _look_anew(self) -> None:
         """What this handle may have has changed."""
