@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 import trio
@@ -31,8 +31,14 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def sleeper() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "1000"])
+@contextlib.contextmanager
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -99,9 +105,8 @@ def test_who_stopped_watching_is_not_told() -> None:
 
 def test_a_process_that_has_ended_is_not_watched() -> None:
     async def body(watcher: Watcher) -> None:
-        process = sleeper()
-        process.kill()
-        process.wait()
+        with sleeper() as process:
+            pass
         assert watcher.watch(process.pid, lambda: None) is None
         assert watcher.watch(0, lambda: None) is None
         assert len(watcher) == 0

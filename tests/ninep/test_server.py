@@ -364,3 +364,29 @@ def test_over_pipes() -> None:
     asked = encode(Tversion(0xFFFF, 8192, "9P2000"), False)
     assert over_pipes(asked) == b"\x13\0\0\0\x65\xff\xff\0\x20\0\0\x06\x009P2000"
     assert over_pipes(b"") == b""
+
+
+def test_a_client_that_goes_without_reading_gives_back_what_was_not_sent(tmp_path: Path) -> None:
+    """What the system had taken for it may be lost; what the server still had is not."""
+    tree, count, size = make_tree(), 12, 60_000
+    with running(tree, tmp_path) as server, server.connect(msize=1 << 20) as client:
+        with client.open("ctl", "w") as ctl:
+            ctl.write(b"deliver one\n")
+        with client.create("s") as stream:
+            for _ in range(count):
+                stream.write(bytes(size))
+        gone = Raw(server.socket())
+        gone.ask(f"Tversion tag NOTAG msize {1 << 20} version 9P2000")
+        gone.ask('Tattach tag 0 fid 0 afid NOFID uname "" aname ""')
+        for fid in range(1, count + 1):
+            gone.ask(f"Twalk tag 1 fid 0 newfid {fid} names [s]")
+            gone.ask(f"Topen tag 1 fid {fid} mode 2")
+        for fid in range(1, count + 1):
+            gone.send(f"Tread tag {fid} fid {fid} offset 0 count {size}")
+        stream_node = tree.root.streams["s"]
+        eventually(lambda: server.call(lambda: stream_node.own_consumer().counts.delivered) >= 8)
+        gone.close()
+        eventually(lambda: server.call(open_handles, tree) == 0)
+        with client.open("s") as shown:
+            back = len(list(iter(lambda: shown.receive(size), b"")))
+        assert count - 6 <= back < count
