@@ -21,6 +21,29 @@ from tests.engine.conftest import ROOT, Hand
 BIG = 1 << 20
 
 
+class Taker:
+    """A stream of a `deliver one` group, open to take from: as a client that goes on where it is, at its offset."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle, self.offset = handle, 0
+        self.close, self.write = handle.close, handle.write
+
+    def read(self, count: int) -> Any:
+        step = self.handle.read(count, self.offset)
+        if isinstance(step, Wait):
+            step.subscribe(lambda done: self._moved(done.result()))
+        else:
+            self._moved(step)
+        return step
+
+    def _moved(self, data: bytes) -> None:
+        self.offset += len(data)
+
+    def unread(self, data: bytes) -> None:
+        self.offset -= len(data)
+        self.handle.unread(data)
+
+
 class Queues(Hand):
     """A tree, a group `g` in it and a stream `s` in that. With a path, on disk: then it can be restarted."""
 
@@ -63,8 +86,8 @@ class Queues(Hand):
             say(handle, command)
         return handle
 
-    def taker(self, name: str = "s", user: User = ROOT) -> Any:
-        return self.at(name, os.O_RDWR, user)
+    def taker(self, name: str = "s", user: User = ROOT) -> Taker:
+        return Taker(self.at(name, os.O_RDWR, user))
 
     def put(self, body: bytes, stream: str = "s", **keys: Any) -> int:
         """The sequence that the next read told."""

@@ -30,6 +30,7 @@ class Model:
         self.parked = []  # (key of the wait, handle key, count), in the order in which they began to wait
         self.blocked = []  # (key of the wait, stream id, body, headers, ttl, id, result)
         self.held = []  # puts that are not due: dicts
+        self.claimed = 0
         self.ids = {}  # id of a put -> (until, seq)
         self.put_seq = None  # what the last put is told
         self.answers = []  # (key of the wait, result)
@@ -119,8 +120,10 @@ class Model:
         return self.go(None)
 
     def redrive(self, name=None, count=FOREVER):
-        for m in self.kept(self.names.get(self.set["dead"], 0)):
-            origin = m["headers"].get("stream")
+        dead = self.names.get(self.set["dead"], 0)
+        taken = {seq for c in self.consumers if c["stream"] == dead for seq, e in c["open"].items() if e["claim"]}
+        for m in self.kept(dead):
+            origin = m["headers"].get("stream") if m["seq"] not in taken else None
             if origin in self.names and name in (None, origin) and count > 0:
                 count -= 1
                 m["why"] = "redriven"
@@ -146,7 +149,7 @@ class Model:
                 if e["claim"] and e["until"] is not None and e["until"] <= self.now
             ]
             for _, seq, i in sorted(ended):
-                self.fail(self.consumers[i], seq, "lease ran out")
+                self.fail(self.consumers[i], seq, "the lease ran out")
             self.go(None)
 
     # -------------------------------------------------------- writing
@@ -156,8 +159,7 @@ class Model:
         if stream not in self.names.values():
             return "NotFound"
         if not body:
-            self.next += 1  # an end mark: nobody here sees it
-            return 0
+            return 0  # an end mark: nobody here could be given it
         return self.go(self.append(wait, stream, body, {}, 0, None, len(body)))
 
     def put(self, wait, name, body, count, *, delay=0, ttl=0, priority=5, id=None, headers=None):
@@ -171,9 +173,8 @@ class Model:
             headers["ttl"] = "some"
         if id is not None:
             headers["id"] = id
-            until, seq = self.ids.get(id, (0, 0))
-            if until > self.now:
-                self.put_seq = seq
+            if self.known(id):
+                self.put_seq = self.ids[id][1]
                 return count
         if delay:
             put = {"due": self.now + delay, "seq": self.next, "stream": self.names[name], "body": body}
@@ -182,6 +183,9 @@ class Model:
             self.next += 1
             return count
         return self.go(self.append(wait, self.names[name], body, headers, ttl, id, count))
+
+    def known(self, id):
+        return id is not None and id in self.ids and self.ids[id][0] > self.now
 
     def remember(self, id):
         self.put_seq = self.next
@@ -194,6 +198,8 @@ class Model:
         if self.set["size"] and len(body) > self.set["size"] and not queued:
             return "TooLong"
         self.put_seq = None
+        if again and self.known(id):
+            return result  # the same id was accepted while this one waited
         while queued or not self.fits(stream, len(body)):
             if full == "reject":
                 return "StreamFull"
@@ -247,6 +253,8 @@ class Model:
     def covers(self, c, stream):
         if c["stream"] is not None:
             return c["stream"] == stream
+        if stream == self.names.get(self.set["dead"]) and c["over"] != self.set["dead"]:
+            return False  # dead letters are not for who made them
         return c["over"] is None or self.names.get(c["over"]) == stream
 
     def mine(self, c):
@@ -284,9 +292,10 @@ class Model:
         c["open"].clear()
 
     def claims(self, key):
-        """The sequences that a handle holds."""
+        """The sequences that a handle holds, in the order in which it came to them."""
         c = self.handles[key]["c"]
-        return sorted(seq for seq, e in c["open"].items() if e["claim"] == key) if c else []
+        mine = [(e["place"], seq) for seq, e in c["open"].items() if e["claim"] == key] if c else []
+        return [seq for _, seq in sorted(mine)]
 
     def done(self, c, seq):
         c["open"].pop(seq, None)
@@ -294,6 +303,9 @@ class Model:
 
     def message(self, seq):
         return next(m for m in self.log if m["seq"] == seq)
+
+    def is_letter(self, m):
+        return m["stream"] == self.names.get(self.set["dead"])
 
     def backoff(self, failed):
         least, most = self.set["backoff"]
@@ -308,14 +320,15 @@ class Model:
             return
         e["failed"] += 1
         over = dead or (self.set["retries"] and e["failed"] >= self.set["retries"])
-        if over and m["stream"] != self.names.get(self.set["dead"]):
+        if over and not self.is_letter(m):
             name = next(n for n, s in self.names.items() if s == m["stream"])
             letter = {"stream": name, "sequence": str(seq), "deliveries": str(e["failed"]), "reason": reason}
             if c["name"]:
                 letter["consumer"] = c["name"]
             self.create(self.set["dead"])
             self.done(c, seq)
-            self.enter(self.names[self.set["dead"]], m["body"], {**m["headers"], **letter}, m["ttl"])
+            headers = {key: value for key, value in m["headers"].items() if key != "ttl"}  # it is to be looked at
+            self.enter(self.names[self.set["dead"]], m["body"], {**headers, **letter}, 0)
             return
         e["due"] = self.now + (self.backoff(e["failed"]) if delay is None or over else delay)
 
@@ -344,7 +357,8 @@ class Model:
         for wait in [p[0] for p in self.parked if p[1] == key]:
             self.cancel(wait)
         for seq in self.claims(key):
-            self.fail(self.handles[key]["c"], seq, "reader ended", delay=0)
+            self.fail(self.handles[key]["c"], seq, "its reader ended", delay=0)
+            self.go(None)
         h = self.handles.pop(key)
         c = h["c"]
         if c and c["transient"] and not c["gone"] and not any(other["c"] is c for other in self.handles.values()):
@@ -399,7 +413,8 @@ class Model:
             return b"" if h["until"] is not None and self.next >= h["until"] else None
         m = found[0]
         e = c["open"].setdefault(m["seq"], {"failed": 0, "due": 0})
-        e.update(claim=key, until=self.now + self.set["lease"] if self.set["lease"] else None)
+        self.claimed += 1
+        e.update(claim=key, place=self.claimed, until=self.now + self.set["lease"] if self.set["lease"] else None)
         h["last"], h["lost"] = [m["seq"]], None
         data = self.shape(h, m, e)
         if h["kind"] == "taker" and self.set["ack"] == "read":
@@ -481,6 +496,10 @@ class Model:
         asked = list(seqs) or h["last"]
         if c["gone"] or not asked or any(seq not in claimed for seq in asked):
             return "Stale"
+        if verb == "dead" and any(self.is_letter(self.message(seq)) for seq in asked):
+            return "BadCommand"
+        if verb != "touch" and set(h["last"]) & set(asked):
+            h["rest"], h["due"] = b"", False
         for seq in asked:
             e = c["open"][seq]
             if verb == "ack":
@@ -493,9 +512,8 @@ class Model:
                 e.update(claim=None, due=self.now)
             else:
                 e["until"] = self.now + self.set["lease"] if self.set["lease"] else None
-        if set(h["last"]) & set(asked):
-            h["rest"], h["due"] = b"", False
-        return self.go(None)
+            self.go(None)
+        return None
 
     def format(self, key, word):
         h = self.handles[key]
@@ -548,7 +566,7 @@ class Model:
         claimed = sum(1 for e in c["open"].values() if e["claim"])
         mine = [c["open"].get(m["seq"], {"claim": None, "due": 0}) for m in self.mine(c)]
         delayed = sum(1 for e in mine if not e["claim"] and e["due"] > self.now)
-        waiting = sum(1 for e in mine if not e["claim"] and e["due"] <= self.now)
+        waiting = sum(1 for e in mine if not e["claim"])
         handles = [key for key, h in self.handles.items() if h["c"] is c]
         parked = sum(1 for p in self.parked if p[1] in handles)
         return {"claimed": claimed, "waiting": waiting, "delayed": delayed, "handles": len(handles), "parked": parked}

@@ -59,7 +59,7 @@ class QueueSubject(TreeSubject):
         return self._try(lambda: self.put_handle.write(text), wait)
 
     def put_answer(self) -> bytes:
-        return bytes(self.put_handle.read(64))
+        return bytes(self.put_handle.read(4096))
 
     def touch(self, name: str) -> Any:
         folder: Any = self.tree.find(USER, "g/.consumers")
@@ -71,6 +71,7 @@ class QueueSubject(TreeSubject):
         return self._try(lambda: self.tree.unlink(USER, folder, name))
 
     def unread(self, key: str, data: bytes) -> None:
+        self.offsets[key] -= len(data)
         self.handles[key].unread(data)
 
     def tick(self, seconds: float) -> None:
@@ -122,7 +123,7 @@ class QueueNine(NineSubject):
             del self.handles["put"]
 
     def put_answer(self) -> bytes:
-        return bytes(self.do(self.put_channel.read(64)))
+        return bytes(self.do(self.put_channel.read(4096)))
 
     def touch(self, name: str) -> Any:
         return self.try_(self._touch(name))

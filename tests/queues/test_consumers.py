@@ -340,6 +340,32 @@ def test_nothing_that_was_not_acknowledged_is_removed() -> None:
     assert waits(late)
 
 
+@pytest.mark.parametrize("replay", ["off", "last", "all"])
+@pytest.mark.parametrize(("first", "second"), [("", "s"), ("s", ""), ("s", "s"), ("", ""), ("", "v"), ("v", "s")])
+def test_what_one_has_had_is_kept_for_the_other(replay: str, first: str, second: str) -> None:
+    q = Queues(f"replay {replay}", "bind v '#'")
+    q.consumer("one", first)
+    q.consumer("two", second)
+    q.write("s", b"1", b"2", b"3")
+    assert drain(q.worker("one")) == [b"1", b"2", b"3"]
+    q.pass_time(1)
+    assert q.shows(".consumers/two") == [b"1", b"2", b"3"]
+    assert drain(q.worker("two")) == [b"1", b"2", b"3"]
+    assert len(q.kept()) == {"off": 0, "last": 1, "all": 3}[replay]
+
+
+def test_the_text_of_a_refusal_is_for_the_next_read() -> None:
+    """Also where another read of the handle waits for a message."""
+    q = Queues()
+    q.consumer()
+    worker = q.worker()
+    wait = worker.read(BIG)
+    error = refusal(worker, "ack")
+    assert isinstance(error, errors.Stale)
+    q.write("s", b"one")
+    assert wait.result() == b"one"
+
+
 # ------------------------------------------------------------------ in which order
 
 
@@ -425,7 +451,7 @@ def test_a_short_buffer_gets_the_rest_next() -> None:
     assert [worker.read(4), worker.read(4), worker.read(4), worker.read(4)] == [b"0123", b"4567", b"89", b"next"]
 
 
-@pytest.mark.parametrize("command", ["ack", "nack 1m", "release", "dead", "touch"])
+@pytest.mark.parametrize("command", ["ack", "nack 1m", "release", "dead"])
 def test_a_command_discards_the_rest_of_its_message(command: str) -> None:
     q = Queues()
     q.consumer()
@@ -448,6 +474,16 @@ def test_info_tells_of_the_last_message() -> None:
     assert own == {
         "sequence": str(sequence), "stream": "s", "deliveries": "1", "colour": "blue", "sender": "0", "priority": "7",
     }  # fmt: skip
+
+
+def test_touch_leaves_the_rest() -> None:
+    q = Queues("lease 10s")
+    q.consumer()
+    q.write("s", b"0123456789")
+    worker = q.worker()
+    assert worker.read(4) == b"0123"
+    say(worker, "touch")
+    assert read(worker) == b"456789"
 
 
 # ------------------------------------------------------------------ formats
@@ -827,7 +863,7 @@ def test_stats_tell_of_a_consumer() -> None:
     say(other, "dead")
     own = q.stats()
     assert {key: own[key] for key in ("over", "claimed", "waiting", "delayed", "handles", "parked")} == {
-        "over": "s", "claimed": 1, "waiting": 1, "delayed": 1, "handles": 2, "parked": 0,
+        "over": "s", "claimed": 1, "waiting": 2, "delayed": 1, "handles": 2, "parked": 0,
     }  # fmt: skip
     assert {key: own[key] for key in ("delivered", "acknowledged", "dead")} == {
         "delivered": 4, "acknowledged": 1, "dead": 1,

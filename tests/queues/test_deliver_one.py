@@ -21,6 +21,7 @@ def take(handle: Any) -> list[bytes]:
     """Every message that is to be had at once."""
     bodies = []
     while not isinstance(step := handle.read(BIG), Wait):
+        assert step
         bodies.append(bytes(step))
     assert step.cancel()
     return bodies
@@ -192,11 +193,14 @@ def test_a_writer_does_not_read() -> None:
         q.at("s", os.O_WRONLY).read(BIG)
 
 
-def test_end_marks_are_not_for_takers() -> None:
+def test_nobody_could_be_given_an_end_mark() -> None:
     q = Queues(ONE)
     q.write("s", b"one")
-    q.ctl("eof s")
+    with pytest.raises(errors.BadCommand):
+        q.ctl("eof s")
+    q.write("s", b"")
     q.write("s", b"two")
+    assert q.shows("s") == [b"one", b"two"]
     assert take(q.taker()) == [b"one", b"two"]
 
 
@@ -228,7 +232,7 @@ def test_what_waits_for_its_backoff_is_shown() -> None:
     assert read(q.taker()) == b"one"
     q.pass_time(1)
     assert q.shows("s") == [b"one", b"two"]
-    assert (q.queue()["delayed"], q.queue()["waiting"]) == (1, 1)
+    assert (q.queue()["delayed"], q.queue()["waiting"]) == (1, 2)
 
 
 def test_who_only_looks_holds_nothing_back() -> None:
@@ -255,7 +259,7 @@ def test_acknowledged_is_gone_whatever_replay_says() -> None:
     q.write("s", b"one", b"two")
     assert take(q.taker()) == [b"one", b"two"]
     assert q.kept() == []
-    assert q.tree.stat(q.group.streams["s"]).blocks == 0
+    assert q.tree.stat(q.group.streams["s"]).kept_bytes == 0
 
 
 def test_depth_counts_what_waits_and_what_is_claimed() -> None:
@@ -388,7 +392,8 @@ def test_deliver_is_not_changed_on_a_group_that_keeps_messages() -> None:
     q.write("s", b"one")
     with pytest.raises(errors.Busy):
         q.ctl(ONE)
-    q.ctl("clear", ONE)
+    q.ctl("clear")
+    q.ctl(ONE)
     q.write("s", b"one")
     with pytest.raises(errors.Busy):
         q.ctl("deliver all")

@@ -204,6 +204,28 @@ def test_an_id_is_accepted_once() -> None:
     assert [row["body"] for row in q.kept()] == ["one", "other"]
 
 
+@pytest.mark.parametrize("full", ["drop-old", "drop-new", "reject", "block"])
+def test_a_repeat_needs_no_room(full: str) -> None:
+    q = Queues("replay all", "depth 1", f"full {full}")
+    first = q.put(b"one", id="x")
+    assert q.put(b"one", id="x") == first
+    assert [row["body"] for row in q.kept()] == ["one"]
+
+
+def test_two_that_wait_for_room_with_one_id() -> None:
+    q = Queues("deliver one", "depth 1", "full block")
+    q.write("s", b"in the way")
+    handles = [q.at(".put", os.O_RDWR) for _ in range(3)]
+    steps = [handle.write(b'{"stream":"s","id":"x"} one') for handle in handles]
+    assert all(isinstance(step, Wait) for step in steps)
+    taker = q.taker()
+    assert read(taker) == b"in the way"
+    assert read(taker) == b"one"
+    assert waits(taker)
+    assert [step.result() for step in steps] == [27, 27, 27]
+    assert [handle.read(64) for handle in handles] == [b"2\n"] * 3
+
+
 def test_an_id_is_remembered_for_dedup() -> None:
     q = Queues("replay all", "dedup 10s")
     first = q.put(b"one", id="x")
