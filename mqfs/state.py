@@ -53,7 +53,7 @@ class ConsumerState(Attributes):
     made_ns: int
     transient: bool = False
     private: bool = False
-    backlog: tuple[int, int] = (0, 0)  # messages, bytes; 0 = no bound
+    backlog: int = 0  # messages; 0 = no bound
     progress: Progress = attrs.Factory(Progress)
 
 
@@ -181,7 +181,7 @@ def _consumer_row(c: ConsumerState) -> list[Any]:
 def _consumer(*row: Any) -> ConsumerState:
     mode, uid, gid, number, name, over, made, transient, private, backlog, low, runs, entries = row
     return ConsumerState(
-        mode, uid, gid, number, name, over, made, bool(transient), bool(private), (backlog[0], backlog[1]),
+        mode, uid, gid, number, name, over, made, bool(transient), bool(private), backlog,
         Progress.decode(low, runs, entries),
     )  # fmt: skip
 
@@ -256,7 +256,7 @@ def _clock(state: State, c: Change) -> None:
 
 def _consume(state: State, c: Change) -> None:
     """A consumer is made, or its options are changed."""
-    number, backlog = c["number"], (c["backlog"][0], c["backlog"][1])
+    number, backlog = c["number"], c["backlog"]
     found = state.consumers.get(number)
     if found is not None:
         found.transient, found.private, found.backlog = c["transient"], c["private"], backlog

@@ -256,6 +256,8 @@ class Consumer:
                 if not aside:
                     self._scan = max(position, self.group.bucket.next)
                 return None
+            if record.sequence >= taker.until:
+                return None
             position = record.sequence + 1
             what = self._judge(record)
             if what is _TAKE:
@@ -500,6 +502,11 @@ class Consumer:
 
     def _set_timer(self, due_ns: int, sequence: int) -> None:
         heapq.heappush(self._timers, (due_ns, sequence))
+        if len(self._timers) > 2 * len(self.state.progress.open) + 64:  # most are of claims that ended long ago
+            mine = self.claims
+            self._timers = [(claim.deadline_ns, s) for s, claim in mine.items() if claim.deadline_ns]
+            self._timers += [(e.due_ns, s) for s, e in self.state.progress.open.items() if s not in mine and e.due_ns]
+            heapq.heapify(self._timers)
         self.group.consumers.set_alarm(self, due_ns)
 
     def wake(self, now_ns: int) -> None:
@@ -534,7 +541,7 @@ class Consumer:
     @property
     def may_end(self) -> bool:
         """Whether a read waits that ends at some sequence, whatever stream takes it."""
-        return any(taker.ends for taker in self.parked.values())
+        return any(taker.until != NEVER for taker in self.parked.values())
 
     def serve(self) -> None:
         """Hand what there is to who waits, first come first served."""
@@ -698,7 +705,7 @@ class Consumer:
 
     def overflows(self, messages: int) -> bool:
         """Whether so many more would exceed its own bound."""
-        most = self.state.backlog[0]
+        most = self.state.backlog
         if not most or self.backlog() + messages <= most:
             return False
         self._backlog = None  # what expired or was cut since does not count

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.consumer import Consumer
-from mqfs.engine.ctl import print_backlog
 from mqfs.engine.lowest import Lowest
 from mqfs.engine.names import quote
 from mqfs.engine.nodes import bits_for_writers
@@ -87,7 +86,7 @@ class Consumers(dict[str, Consumer]):
     def bounded(self) -> list[Consumer]:
         """Consumers with a `backlog`."""
         if not self._bounded_known:
-            self._bounded = [c for c in self.values() if c.state.backlog != (0, 0)]
+            self._bounded = [c for c in self.values() if c.state.backlog]
             self._bounded_known = True
         return self._bounded
 
@@ -100,7 +99,7 @@ class Consumers(dict[str, Consumer]):
         *,
         transient: bool = False,
         private: bool = False,
-        backlog: tuple[int, int] = (0, 0),
+        backlog: int = 0,
     ) -> Consumer:
         """A new consumer, at the place where `replay` lets readers begin."""
         if len(self) >= limits.CONSUMERS:
@@ -108,7 +107,7 @@ class Consumers(dict[str, Consumer]):
         number = self.group.state.next_stream
         change = {
             "do": "consumer", "number": number, "name": name, "over": over, "transient": transient, "private": private,
-            "backlog": list(backlog), "mode": mode & bits_for_writers(self.group.state.mode), "uid": user.uid,
+            "backlog": backlog, "mode": mode & bits_for_writers(self.group.state.mode), "uid": user.uid,
             "gid": user.gid, "time": self.group.tree.clock.wall_ns(), "low": self._beginning(over),
         }  # fmt: skip
         self.group.change(change)
@@ -119,23 +118,24 @@ class Consumers(dict[str, Consumer]):
         return consumer
 
     def _beginning(self, over: str) -> int:
-        replay, end = self.group.settings.replay, self.group.bucket.next
+        """Where a new consumer starts: as `replay` lets a reader begin."""
+        group = self.group
+        replay, end = group.settings.replay, group.bucket.next
         if replay == "off":
             return end
+        for stream in group.streams.values():  # what was not kept any more stays gone
+            stream.advance()
         if replay == "all":
-            return self.group.bucket.first
-        streams = [self.group.streams[over]] if over in self.group.streams else list(self.group.streams.values())
-        if over in self.group.views:
-            streams = [stream for stream in streams if over in self.group.views.of(stream)]
-        return (
-            max(
-                (stream.newest_kept() for stream in streams if over or stream.name != self.group.settings.dead),
-                default=0,
-            )
-            or end
-        )
+            return group.bucket.first
+        if over in group.streams:
+            streams = [group.streams[over]]
+        else:
+            streams = [stream for stream in group.streams.values() if stream.name != group.settings.dead]
+        if over in group.views:
+            streams = [stream for stream in streams if over in group.views.of(stream)]
+        return max((stream.newest_kept() for stream in streams), default=0) or end
 
-    def set(self, consumer: Consumer, transient: bool, private: bool, backlog: tuple[int, int]) -> None:
+    def set(self, consumer: Consumer, transient: bool, private: bool, backlog: int) -> None:
         """Change a consumer's options."""
         own = consumer.state
         if (own.transient, own.private, own.backlog) != (transient, private, backlog):
@@ -145,7 +145,7 @@ class Consumers(dict[str, Consumer]):
                     "number": own.number,
                     "transient": transient,
                     "private": private,
-                    "backlog": list(backlog),
+                    "backlog": backlog,
                 }
             )
         self._bounded_known = False
@@ -194,8 +194,9 @@ class Consumers(dict[str, Consumer]):
             if full in ("reject", "block") and consumer.covers(stream) and consumer.overflows(messages):
                 if full == "block":
                     return Verdict.WAIT
-                most = print_backlog(consumer.state.backlog)
-                raise errors.StreamFull(f"{most} messages wait for consumer {consumer.name}, its backlog")
+                raise errors.StreamFull(
+                    f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog"
+                )
         return Verdict.APPEND
 
     def offer(self, stream: Stream, record: Record, rank: Rank | None) -> None:
@@ -250,5 +251,5 @@ def _words(own: ConsumerState) -> list[str]:
     words = ["consumer", quote(own.name)]
     words += [quote(own.over)] if own.over else []
     words += ["transient"] * own.transient + ["private"] * own.private
-    words += ["backlog", print_backlog(own.backlog)] if own.backlog != (0, 0) else []
+    words += ["backlog", str(own.backlog)] if own.backlog else []
     return words

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine import letters, program, topics
-from mqfs.engine.ctl import USAGE, Action, Settings, parse, parse_backlog
+from mqfs.engine.ctl import USAGE, Action, Settings, parse, parse_number
 from mqfs.engine.files import Open
 from mqfs.engine.names import check_name
 from mqfs.engine.stream import Post, Stream
@@ -208,12 +208,12 @@ class Plan:
             del self.views[name]
 
 
-def consumer_options(action: Action) -> tuple[str, bool, bool, tuple[int, int]]:
+def consumer_options(action: Action) -> tuple[str, bool, bool, int]:
     """(over, transient, private, backlog) of `consumer NAME ...`. Raises BadCommand."""
     words = list(action.words)
     over = words.pop(0) if words and words[0] not in ("transient", "private", "backlog") else ""
     transient = private = False
-    backlog = (0, 0)
+    backlog = 0
     while words:
         word = words.pop(0)
         if word == "transient":
@@ -221,7 +221,7 @@ def consumer_options(action: Action) -> tuple[str, bool, bool, tuple[int, int]]:
         elif word == "private":
             private = True
         elif word == "backlog" and words:
-            backlog = parse_backlog(words.pop(0))
+            backlog = parse_number(words.pop(0))
         else:
             raise errors.BadCommand(f"consumer: {word!r}; write {USAGE['consumer']}")
     return over, transient, private, backlog

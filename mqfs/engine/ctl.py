@@ -191,18 +191,6 @@ def _parse_sync(word: str) -> int:
     return value
 
 
-def parse_backlog(word: str) -> tuple[int, int]:
-    """(messages, bytes) of `backlog N|SIZE`. Raises BadCommand."""
-    try:
-        return tuple(_parse_depth(word))  # type: ignore[return-value]
-    except BadCommand as error:
-        raise BadCommand(error.detail.replace("depth", "backlog")) from None
-
-
-def print_backlog(backlog: tuple[int, int]) -> str:
-    return _print_depth(Depth(*backlog))
-
-
 def _parse_name(word: str) -> str:
     try:
         return check_name(word)

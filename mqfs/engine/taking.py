@@ -33,7 +33,7 @@ class Taker(Open):
 
     parkable = True
     takes = True
-    ends = False  # reads of it end at some sequence
+    until = _NEVER  # reads of it end at that sequence
     acks_at_once = False
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
@@ -236,10 +236,6 @@ class ConsumerHandle(Taker, Commands):
         return sequence < self.until and allowed(self.user, stream.state, R) and self.selection.covers(stream)
 
     # ------------------------------------------------------------ reading
-
-    @property
-    def ends(self) -> bool:  # type: ignore[override]
-        return self.until != _NEVER
 
     def tell(self, count: int) -> bytes | None:
         told = self.told(count)
