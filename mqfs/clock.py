@@ -59,5 +59,5 @@ def resumed(last: Iterable[tuple[Anchor, int]], boot_ns: int, wall_ns: int, boot
     stopped, anchor, newest = max(ends, key=lambda end: end[0])
     if boot and anchor.boot == boot:
         return max(stopped, anchor.engine_ns + boot_ns - anchor.boot_ns)
-    down = wall_ns - max(newest, anchor.wall_ns)
+    down = wall_ns - (anchor.shown_ns or anchor.wall_ns) - max(newest - anchor.wall_ns, 0)
     return stopped + min(max(down, 0), limits.DOWNTIME_DAYS * DAY_NS)

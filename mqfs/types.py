@@ -173,12 +173,14 @@ class Stat(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """The clocks read at one moment: what turns a record's wall time into engine time."""
+    """The clocks read at one moment: what turns a record's wall time into engine time. `wall_ns` is what a record got
+    then: where the wall clock went back, that is more than what it showed, `shown_ns` (0: the same)."""
 
     engine_ns: int
     wall_ns: int
     boot_ns: int = 0
     boot: str = ""
+    shown_ns: int = 0
 
 
 class Clock(Protocol):

@@ -94,6 +94,7 @@ class Group:
         self._loose = False  # something that was wanted then may not be any more
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._checked_ns = 0  # wall time at which the clocks were last compared
+        self._anchored = False  # the log says how the clocks stand in this boot
         self._expired: tuple[int, int] = (-1, 0)
         self.ranks = Ranks(self)
         self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
@@ -142,13 +143,28 @@ class Group:
         anchors = self.state.anchors
         if anchors:
             last = anchors[-1][1]
-            if abs((wall - last.wall_ns) - (engine - last.engine_ns)) < SECOND_NS:
+            steady = abs((wall - last.wall_ns) - (engine - last.engine_ns)) < SECOND_NS
+            if steady and (self._anchored or last.boot == clock.anchor().boot):
+                self._anchored = True
                 return wall
-        anchor = clock.anchor()._replace(wall_ns=wall, engine_ns=engine)
+        self._anchored = True
+        self._anchor(wall, engine)
+        return wall
+
+    def _anchor(self, wall: int, engine: int) -> None:
+        """Note how the clocks stand."""
+        now = self.tree.clock.anchor()
+        anchor = now._replace(wall_ns=wall, engine_ns=engine, shown_ns=now.wall_ns)
         change = {"do": "clock", "sequence": self.bucket.next, "anchor": list(anchor)}
         self.bucket.append(Kind.CLOCK, 0, wall, state.encode_change(change))
         self.state.apply(change)
-        return wall
+
+    def note_step(self) -> None:
+        """The wall clock was set: let the log say so even if nothing is written, for the next boot to know."""
+        if self.bucket.failed is None:
+            wall = max(self.tree.clock.wall_ns(), self.bucket.last_ns)
+            self._anchor(wall, self.tree.clock.engine_ns())
+            self.bucket.sync(None, 1.0)
 
     def engine_time(self, record: Record) -> int:
         """When a message was written, on the engine clock."""

@@ -72,6 +72,7 @@ class Tree:
         if ROOT not in self.groups:
             self._make_root(owner, umask)
         self.root = self.groups[ROOT]
+        self._ahead_ns = self.clock.wall_ns() - self.clock.engine_ns()  # what the wall clock is before the engine's
         for number in sorted(self.groups):
             self._adopt(self.groups[number])
         for group in self.groups.values():
@@ -439,6 +440,7 @@ class Tree:
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
         self.wake()
+        self._look_at_clocks()
         for group in list(self.touched):
             settings = group.settings
             if settings.ttl:
@@ -449,6 +451,13 @@ class Tree:
             if not (settings.ttl or settings.idle):
                 self.touched.discard(group)
         self.store.tick()
+
+    def _look_at_clocks(self) -> None:
+        """A step of the wall clock is noted in one log: the one that was written last says how time goes on."""
+        ahead = self.clock.wall_ns() - self.clock.engine_ns()
+        if abs(ahead - self._ahead_ns) >= 10**9:
+            self._ahead_ns = ahead
+            self.root.note_step()
 
     def set_alarm(self, group: Group, due_ns: int) -> None:
         """Wake that group at an engine time (called by the group)."""
