@@ -114,7 +114,7 @@ class Consumers(dict[str, Consumer]):
         consumer = Consumer(self.group, self.group.state.consumers[number])
         self._enter(consumer)
         self._bounded_known = False
-        self.group.epoch += 1
+        self.group.shape += 1  # it is in the list only now
         return consumer
 
     def _beginning(self, over: str) -> int:

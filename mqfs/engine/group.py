@@ -35,6 +35,7 @@ T = TypeVar("T")
 SECOND_NS = 10**9
 COMPARE_NS = SECOND_NS // 10  # how often the two clocks are compared while messages are written
 MESSAGE = int(Kind.MESSAGE)
+_RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see Group.shape
 RECORD_BYTES = 40  # of a message in the log, beside its body
 
 
@@ -89,6 +90,7 @@ class Group:
         self.counts = Counts()
         self.cuts = 0  # grows with every cut, so that cursors look only then
         self.epoch = 0  # grows with every change of names and permissions
+        self.shape = 0  # grows when streams that are there may be covered by other views or consumers than before
         self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
         self._trimmed_expired = 0
         self._loose = False  # something that was wanted then may not be any more
@@ -511,6 +513,7 @@ class Group:
         for c in changes:
             self.state.apply(c)
             self._loose = self._loose or c["do"] in ("remove", "floor", "drop", "ctl", "forget")
+            self.shape += c["do"] in _RESHAPE
         self.epoch += 1
         self.tree.touched.add(self)
 

@@ -23,13 +23,13 @@ _LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against 
 class Selection:
     """`numbers`: of streams. `names`: of views, and patterns. Both None: everything."""
 
-    __slots__ = ("_covered", "_epoch", "_few", "_matches", "group", "names", "numbers")
+    __slots__ = ("_covered", "_epoch", "_few", "_matches", "_shape", "group", "names", "numbers")
 
     def __init__(
         self, group: Group, numbers: Collection[int] | None = None, names: Collection[str] | None = None
     ) -> None:
         self.group, self.numbers, self.names = group, numbers, names or ()
-        self._epoch = -1
+        self._epoch = self._shape = -1
         self._covered: dict[int, bool] = {}
         self._few: tuple[int, ...] | None = None
         self._matches: list[Callable[[str], bool]] = [topics.compile(n) for n in self.names if n not in group.views]
@@ -42,8 +42,9 @@ class Selection:
         """Whether messages of the stream may belong to it."""
         if self.numbers is None and not self.names:
             return True
-        if self._epoch != self.group.epoch:
-            self._look_again()
+        if self._shape != self.group.shape:
+            self._shape = self.group.shape
+            self._covered.clear()
         found = self._covered.get(stream.number)
         if found is None:
             found = self._covered[stream.number] = self._try(stream)
@@ -78,7 +79,6 @@ class Selection:
         """Names or views of the group have changed."""
         group = self.group
         self._epoch = group.epoch
-        self._covered.clear()
         self._few = None
         numbers = group.numbers
         if self.everything:

@@ -382,10 +382,10 @@ class Stream:
 
     def consumers(self) -> tuple[Consumer, ...]:
         """The named consumers over it."""
-        epoch = self.group.epoch
-        if self._covering[0] != epoch:
+        shape = self.group.shape
+        if self._covering[0] != shape:
             named = self.group.consumers.values()
-            self._covering = (epoch, tuple(consumer for consumer in named if consumer.covers(self)))
+            self._covering = (shape, tuple(consumer for consumer in named if consumer.covers(self)))
         return self._covering[1]
 
     def had_by(self, consumer: Consumer, sequence: int, size: int) -> None:

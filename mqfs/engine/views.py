@@ -72,10 +72,10 @@ class Views(dict[str, View]):
 
     def _look_up_views(self, stream: Stream) -> tuple[frozenset[str], frozenset[str]]:
         found = stream.views
-        if found is None or found[0] != self.group.epoch:
+        if found is None or found[0] != self.group.shape:
             matched = frozenset(self._patterns.match(stream.name))
             routed = (name for name, view in self.items() if view.may_route(stream.name))
-            stream.views = found = (self.group.epoch, matched, matched.union(routed))
+            stream.views = found = (self.group.shape, matched, matched.union(routed))
         return found[1], found[2]
 
     def matched(self, stream: Stream) -> frozenset[str]:
