@@ -390,6 +390,50 @@ print(got == [b"%d" % i for i in range(len(got) - 1)] + [b"end"], len(got))
     assert (told["acknowledged"], told["failed"], told["waiting"]) == (count + 1, 0, 0)
 
 
+def test_a_read_that_claimed_nothing_leaves_the_last_claim(mq: Path) -> None:
+    with opened(consumer(mq, "1"), RDWR_NB) as fd:
+        assert os.read(fd, 10) == b"1"
+        with pytest.raises(BlockingIOError):
+            os.read(fd, 10)
+        os.write(fd, b"ack\n")
+        os.write(fd, b"until end\n")
+        assert os.read(fd, 10) == b""
+
+
+def test_a_claim_hangs_on_who_waited_for_it(mq: Path, served: Served) -> None:
+    """Two heirs of a process that is gone wait on its descriptor; the first dies with what it got."""
+    path = consumer(mq)
+    heir = "import os, signal, sys; os.read(int(sys.argv[1]), 10); signal.pause()"
+    program = f"""
+import subprocess
+fd = os.open({str(path)!r}, os.O_RDWR)
+for _ in range(2):
+    print(subprocess.Popen([sys.executable, "-c", {heir!r}, str(fd)], pass_fds=[fd]).pid)
+    input()
+os._exit(0)
+"""
+    heirs: list[int] = []
+    with Child(mq, program) as opener:
+        try:
+            for number in (1, 2):
+                heirs.append(int(opener.line()))
+                until(lambda number=number: served.sizes()["waiting"] == number)  # type: ignore[misc]
+                opener.tell()
+            opener.process.wait(10)
+            put(mq / "s", "1")
+            until(lambda: stats(mq)["consumers"]["w"]["claimed"] == 1)
+            assert served.sizes()["waiting"] == 1
+            os.kill(heirs[0], signal.SIGKILL)
+            until(lambda: served.sizes()["waiting"] == 0)
+            told = stats(mq)["consumers"]["w"]
+            assert (told["failed"], told["claimed"]) == (1, 1), "the other has it"
+        finally:
+            for pid in heirs:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    until(lambda: not served.sizes()["files"])
+
+
 @pytest.mark.parametrize("kind", ["consumer", "queue"])
 def test_poll_and_nonblocking(mq: Path, kind: str) -> None:
     path = consumer(mq) if kind == "consumer" else queue(mq)
@@ -444,7 +488,7 @@ def test_put(mq: Path) -> None:
 
 
 LOOKERS = [
-    "grep -r job {0}",
+    "grep -ra job {0}",
     "tar cf - {0} | cat >$OUT",
     "cp -r {0} $OUT",
     "find {0} -ls -type f -exec head -c 100 '{{}}' +",
@@ -456,14 +500,14 @@ LOOKERS = [
 
 @pytest.mark.parametrize("script", LOOKERS, ids=lambda script: script.partition(" ")[0])
 def test_whoever_only_looks_changes_nothing(mq: Path, tmp_path: Path, script: str) -> None:
-    (mq / "ctl").write_text("deliver one\nack next\nconsumer all\nconsumer own jobs\n")
+    (mq / "ctl").write_text("deliver one\nack next\nconsumer all\nconsumer own jobs\nbind view #\n")
     put(mq / "jobs", "job 1\n", "job 2\n", "job 3\n")
     with opened(mq / "jobs") as taken, opened(mq / ".consumers" / "all") as claimed:
         assert [os.read(taken, 100), os.read(claimed, 100)] == [b"job 1\n", b"job 1\n"]
         before = looked_at(mq)
         (tmp_path / "out").mkdir()
         looker = subprocess.run(
-            ["bash", "-c", script.format("jobs .consumers .kept ctl .stats .who .errors .put")],
+            ["bash", "-c", script.format("jobs view order .consumers .kept ctl .stats .who .errors .put")],
             cwd=mq,
             env={**os.environ, "OUT": str(tmp_path / "out" / ("tar" if "tar" in script else ""))},
             capture_output=True,
