@@ -99,7 +99,8 @@ class Machine(RuleBasedStateMachine):
     def begin(self, data: st.DataObject, deliver: str, full: str) -> None:
         self.model = Model(deliver)
         self.subject = self.make(deliver)
-        self.set(full=full, replay=data.draw(SOME(["off", "last", "all"])), depth=data.draw(SOME([0, 0, 0, 1, 3])))
+        replay, depth = data.draw(SOME(["off", "last", "all"])), data.draw(SOME([0, 0, 0, 1, 3]))
+        self.set(full=full, replay=replay, depth=depth if deliver == "one" or replay == "all" else 0)
         self.set(retries=data.draw(SOME([0, 1, 2, 3])), lease=data.draw(SOME([0, 2])), backoff=(1, 4))
         if deliver == "one":
             self.set(ack=data.draw(SOME(["read", "next"])))
@@ -199,6 +200,8 @@ class Machine(RuleBasedStateMachine):
     def fits(self, setting: dict[str, Any]) -> bool:  # PENDING
         """Whether what is kept is within the depth of these settings."""
         new = {**self.model.set, **setting}
+        if new["deliver"] == "all" and new["replay"] != "all" and (new["depth"] or new["size"]):
+            return False
         if new["full"] != "drop-old" or not setting.keys() & {"full", "depth", "size"}:
             return True
         for stream in self.model.names.values():

@@ -31,6 +31,7 @@ class Model:
         self.blocked = []  # (key of the wait, stream id, body, headers, ttl, id, result)
         self.held = []  # puts that are not due: dicts
         self.claimed = 0
+        self.sleepers = []  # consumers with leases or delays
         self.ids = {}  # id of a put -> (until, seq)
         self.put_seq = None  # what the last put is told
         self.answers = []  # (key of the wait, result)
@@ -132,7 +133,7 @@ class Model:
         return self.go(None)
 
     def tick(self, seconds):
-        """Time passes, a second at a time: puts come due, leases end, messages expire."""
+        """Time passes by seconds: puts come due, then leases end and delays are over, then there may be room."""
         for _ in range(seconds):
             self.now += 1
             self.settle_kept()
@@ -142,15 +143,30 @@ class Model:
                     if put["stream"] in self.names.values():
                         headers = {**put["headers"], "held": str(put["seq"])}
                         self.enter(put["stream"], put["body"], headers, put["ttl"])
-            ended = [
-                (e["until"], seq, i)
-                for i, c in enumerate(self.consumers)
-                for seq, e in c["open"].items()
-                if e["claim"] and e["until"] is not None and e["until"] <= self.now
-            ]
-            for _, seq, i in sorted(ended):
-                self.fail(self.consumers[i], seq, "the lease ran out")
+                        self.serve()
+            for c in [c for c in self.sleepers if c["timers"] and c["timers"][0][0] <= self.now]:
+                self.sleepers.remove(c)
+                self.wake(c)
             self.go(None)
+
+    def wake(self, c):
+        """Leases and delays of one consumer that end now, in their order; then its readers are served."""
+        while c["timers"] and c["timers"][0][0] <= self.now:
+            _, seq = c["timers"].pop(0)
+            e = c["open"].get(seq)
+            if e and e["claim"] and e["until"] is not None and e["until"] <= self.now:
+                self.fail(c, seq, "the lease ran out")
+            elif e and not e["claim"] and e["due"] <= self.now:
+                e["due"] = 0
+        if c["timers"] and c not in self.sleepers:
+            self.sleepers.append(c)
+        self.serve()
+
+    def set_timer(self, c, when, seq):
+        """Who has something to do later; they are woken in the order in which they came to have it."""
+        c["timers"] = sorted([*c["timers"], (when, seq)])
+        if c not in self.sleepers:
+            self.sleepers.append(c)
 
     # -------------------------------------------------------- writing
 
@@ -198,8 +214,6 @@ class Model:
         if self.set["size"] and len(body) > self.set["size"] and not queued:
             return "TooLong"
         self.put_seq = None
-        if again and self.known(id):
-            return result  # the same id was accepted while this one waited
         while queued or not self.fits(stream, len(body)):
             if full == "reject":
                 return "StreamFull"
@@ -218,6 +232,8 @@ class Model:
             if not again:
                 self.blocked.append((wait, stream, body, headers, ttl, id, result))
             return WAIT
+        if self.known(id):
+            return result  # it was accepted while this one waited
         self.remember(id)
         m = self.enter(stream, body, headers, ttl)
         for c in tight:
@@ -290,6 +306,8 @@ class Model:
         self.consumers.remove(c)
         c["gone"] = True
         c["open"].clear()
+        if c in self.sleepers:
+            self.sleepers.remove(c)
 
     def claims(self, key):
         """The sequences that a handle holds, in the order in which it came to them."""
@@ -306,6 +324,12 @@ class Model:
 
     def is_letter(self, m):
         return m["stream"] == self.names.get(self.set["dead"])
+
+    def renew(self, c, seq):
+        lease = self.set["lease"]
+        c["open"][seq]["until"] = self.now + lease if lease else None
+        if lease:
+            self.set_timer(c, self.now + lease, seq)
 
     def backoff(self, failed):
         least, most = self.set["backoff"]
@@ -330,7 +354,10 @@ class Model:
             headers = {key: value for key, value in m["headers"].items() if key != "ttl"}  # it is to be looked at
             self.enter(self.names[self.set["dead"]], m["body"], {**headers, **letter}, 0)
             return
-        e["due"] = self.now + (self.backoff(e["failed"]) if delay is None or over else delay)
+        delay = self.backoff(e["failed"]) if delay is None or over else delay
+        e["due"] = self.now + delay if delay else 0
+        if delay:
+            self.set_timer(c, e["due"], seq)
 
     # -------------------------------------------------------- handles
 
@@ -358,7 +385,7 @@ class Model:
             self.cancel(wait)
         for seq in self.claims(key):
             self.fail(self.handles[key]["c"], seq, "its reader ended", delay=0)
-            self.go(None)
+            self.serve()
         h = self.handles.pop(key)
         c = h["c"]
         if c and c["transient"] and not c["gone"] and not any(other["c"] is c for other in self.handles.values()):
@@ -376,7 +403,7 @@ class Model:
         for c in list(self.consumers):
             for seq, e in sorted(c["open"].items()):
                 if e["claim"] and clean:
-                    e.update(claim=None, due=self.now)
+                    e.update(claim=None, due=0)
                 elif e["claim"]:
                     self.fail(c, seq, None, delay=0)
         for i, m in enumerate(reversed(self.log[first:]), 1):
@@ -414,7 +441,8 @@ class Model:
         m = found[0]
         e = c["open"].setdefault(m["seq"], {"failed": 0, "due": 0})
         self.claimed += 1
-        e.update(claim=key, place=self.claimed, until=self.now + self.set["lease"] if self.set["lease"] else None)
+        e.update(claim=key, place=self.claimed)
+        self.renew(c, m["seq"])
         h["last"], h["lost"] = [m["seq"]], None
         data = self.shape(h, m, e)
         if h["kind"] == "taker" and self.set["ack"] == "read":
@@ -425,7 +453,7 @@ class Model:
 
     def available(self, h, m):
         e = h["c"]["open"].get(m["seq"])
-        if e and (e["claim"] or e["due"] > self.now):
+        if e and (e["claim"] or e["due"]):
             return False
         return (h["select"] is None or m["stream"] in h["select"]) and (h["until"] is None or m["seq"] < h["until"])
 
@@ -456,19 +484,19 @@ class Model:
         h["rest"] = data
 
     def go(self, result):
-        """Serve whatever can be served; then it is as if everything had happened at once."""
-        changed = True
-        while changed:
-            self.settle_kept()
-            changed = False
-            for wait, key, count in self.parked:
-                data = self.take(key, count)
-                if data is not None:
-                    self.answer(wait, data)
-                    changed = True
-                    break
-            changed = changed or self.unblock()
+        """Serve whatever can be served, then let writers go on for whom there is room, and so on."""
+        self.serve()
+        while self.unblock():
+            self.serve()
         return result
+
+    def serve(self):
+        self.settle_kept()
+        for wait, key, count in list(self.parked):
+            data = self.take(key, count)
+            if data is not None:
+                self.answer(wait, data)
+                self.settle_kept()
 
     def unblock(self):
         for stream in sorted({b[1] for b in self.blocked}):
@@ -509,11 +537,11 @@ class Model:
             elif verb == "dead":
                 self.fail(c, seq, reason, dead=True)
             elif verb == "release":
-                e.update(claim=None, due=self.now)
+                e.update(claim=None, due=0)
             else:
-                e["until"] = self.now + self.set["lease"] if self.set["lease"] else None
-            self.go(None)
-        return None
+                self.renew(c, seq)
+            self.serve()
+        return self.go(None)
 
     def format(self, key, word):
         h = self.handles[key]
@@ -551,6 +579,7 @@ class Model:
             c["low"] = where if where >= 0 else mine[max(where, -len(mine))]
         c["had"], h["until"], h["rest"], h["due"] = set(), None, b"", False
         c["open"].clear()
+        c["timers"] = []
         return self.go(None)
 
     # -------------------------------------------------------- what is shown
@@ -565,7 +594,7 @@ class Model:
     def stats(self, c):
         claimed = sum(1 for e in c["open"].values() if e["claim"])
         mine = [c["open"].get(m["seq"], {"claim": None, "due": 0}) for m in self.mine(c)]
-        delayed = sum(1 for e in mine if not e["claim"] and e["due"] > self.now)
+        delayed = sum(1 for e in mine if not e["claim"] and e["due"])
         waiting = sum(1 for e in mine if not e["claim"])
         handles = [key for key, h in self.handles.items() if h["c"] is c]
         parked = sum(1 for p in self.parked if p[1] in handles)
@@ -580,6 +609,7 @@ def consumer(name, over, stream, low):
     """Over a stream by number (the nameless one of deliver one), by name, or over the whole group."""
     return {
         "name": name, "over": over, "stream": stream, "low": low, "had": set(),
+        "timers": [],  # (when, seq) of leases and delays, perhaps outdated
         "open": {},  # seq -> failed, due, claim (handle key or None), until (end of the lease or None)
         "transient": False, "private": False, "backlog": 0, "gone": False,
     }  # fmt: skip

@@ -238,3 +238,30 @@ def test_a_lease_ends_for_who_waits_without_anything_else_happening() -> None:
     q.pass_time(1)
     assert wait.result() == b"one"
     assert isinstance(refusal(slow, "ack"), errors.Stale)
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_jump_in_the_second_boot(tmp_path: Path, jump: int, clean: bool) -> None:
+    """What was written tells of the boot before; the server has been restarted within this one."""
+    q = loaded(tmp_path / "store")
+    q.restart(while_down=lambda: q.clock.reboot(10))
+    q.pass_time(1)
+    q.write("s", b"in the second boot")
+    q.restart(clean=clean, while_down=lambda: jump_of(jump)(q.clock))
+    q.tree.tick()
+    assert [row["body"] for row in q.kept()] == ["kept", "in the second boot"]
+    q.pass_time(50)
+    assert [row["body"] for row in q.kept()] == ["in the second boot", "later"]
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_jump_that_nobody_wrote_after_and_another_boot(tmp_path: Path, jump: int) -> None:
+    q = loaded(tmp_path / "store")
+    q.clock.wall += jump
+    q.pass_time(10)
+    q.restart(while_down=lambda: q.clock.reboot(10))
+    q.tree.tick()
+    assert [row["body"] for row in q.kept()] == ["kept"]
+    q.pass_time(41)
+    assert [row["body"] for row in q.kept()] == ["later"]
