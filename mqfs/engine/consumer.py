@@ -1,11 +1,8 @@
 """A consumer: a durable cursor whose messages its readers share, each to one of them; a work queue.
 
-Owns which message is handed to whom, what becomes of it, and the records of that in the log. One class serves the named
-consumers of `.consumers` and the nameless one that each stream has under `deliver one`. What a handle looks like to its
-user is in taking.py.
-
-Memory grows with what is claimed, given back or urgent, never with what waits: everything from `_scan` on is only in
-the log. Below it each message is acknowledged (progress.runs), or has an Entry.
+Owns what becomes of a message that is handed to a reader, and the records of that in the log. One class serves the
+named consumers of `.consumers` and the nameless one that each stream has under `deliver one`. Which message is next is
+in picking.py, what a handle looks like to its user in taking.py.
 """
 
 from __future__ import annotations
@@ -18,7 +15,8 @@ import attrs
 
 from mqfs import errors
 from mqfs.engine import letters
-from mqfs.engine.ranks import NEVER, NORMAL, ORDINARY, Rank
+from mqfs.engine.picking import Picker
+from mqfs.engine.ranks import NEVER
 from mqfs.engine.selection import Selection
 from mqfs.progress import ACK, BACK, CLAIM, SEEK, Entry, step
 from mqfs.state import Attributes, ConsumerState
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from mqfs.engine.taking import Taker
 
 MESSAGE = int(Kind.MESSAGE)
-Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): what is served first is least
 
 
 @attrs.define
@@ -69,8 +66,7 @@ class Consumer:
         self.parked: dict[Wait[bytes], Taker] = {}  # reads that wait, in the order in which they began to
         self.watchers: dict[object, Callable[[], None]] = {}
         self.counts = Counts()
-        self._scan = self._first = own.progress.low  # where to look next; where the slot of what is found begins
-        self._ready: list[Key] | None = None  # known and free, perhaps; None: not looked up since nobody takes
+        self.picker = Picker(self)
         self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, perhaps outdated
         self._backlog: int | None = None
         self._singles: set[int] = set()  # messages for one taker that this one took first, and has not dealt with
@@ -150,144 +146,6 @@ class Consumer:
         """Everything below is dealt with."""
         return self.state.progress.low
 
-    # ------------------------------------------------------------ which message is next
-
-    def pick(self, taker: Taker) -> tuple[Record, Entry] | None:
-        """What this handle is to have next, not claimed yet. Raises Damaged, once for each record that is."""
-        ready = self._best_ready(taker) if self._ready_keys() else None
-        if ready is not None and ready[0] < ORDINARY:
-            return ready[1]
-        found = self._look(taker)
-        if ready is None or (found is not None and self._key(found[0]) < ready[2]):
-            return found
-        return ready[1]
-
-    def _ready_keys(self) -> list[Key]:
-        if self._ready is None:
-            self._ready = []
-            for sequence, rank in self.group.ranks.over(self.covers):
-                if not self.has_had(sequence):
-                    heapq.heappush(self._ready, self.group.ranks.key(sequence, rank))
-            for sequence, entry in self.state.progress.open.items():
-                self._free(sequence, entry)
-        return self._ready
-
-    def _free(self, sequence: int, entry: Entry) -> None:
-        """It may be handed out again, now or when it is due."""
-        if entry.claimed:
-            return
-        if entry.due_ns > self.group.tree.clock.engine_ns():
-            self._set_timer(entry.due_ns, sequence)
-        elif self._ready is not None:
-            record = self._record(sequence)
-            if record is not None:
-                heapq.heappush(self._ready, self._key(record))
-
-    def _key(self, record: Record) -> Key:
-        ranks = self.group.ranks
-        rank = ranks.get(record.sequence) if record.headers else None
-        return ranks.key(record.sequence, rank or Rank(record.stream, NORMAL, NEVER))
-
-    def _record(self, sequence: int) -> Record | None:
-        """The message, if it is still there to be had."""
-        try:
-            record = self.group.bucket.scan(sequence)
-        except errors.Damaged:
-            return None
-        if record is None or record.sequence != sequence:
-            return None
-        stream = self.group.numbers.get(record.stream)
-        return record if stream is not None and stream.visible(record) else None
-
-    def _is_free(self, sequence: int) -> bool:
-        progress = self.state.progress
-        entry = progress.open.get(sequence)
-        if entry is None:
-            return not progress.has_had(sequence)
-        return not entry.claimed and entry.due_ns <= self.group.tree.clock.engine_ns()
-
-    def _best_ready(self, taker: Taker) -> tuple[Key, tuple[Record, Entry], Key] | None:
-        """The best that is known, and may be had by this handle."""
-        heap = self._ready
-        assert heap is not None
-        while heap:
-            if not self._is_free(heap[0][2]):
-                heapq.heappop(heap)
-                continue
-            key = heap[0] if self._may_have(taker, heap[0]) else self._next_best(taker, heap)
-            if key is None:
-                return None
-            sequence = key[2]
-            record = self._record(sequence)
-            entry = self.state.progress.open.get(sequence) or Entry(sequence)
-            if record is not None and self.is_mine(self.group.numbers[record.stream], record):
-                return key, (record, entry), key
-            self._vanished(sequence, entry)
-            heap[:] = [other for other in heap if other[2] != sequence]
-            heapq.heapify(heap)
-        return None
-
-    def _next_best(self, taker: Taker, heap: list[Key]) -> Key | None:
-        fit = (key for key in sorted(heap) if self._is_free(key[2]) and self._may_have(taker, key))
-        return next(fit, None)
-
-    def _may_have(self, taker: Taker, key: Key) -> bool:
-        stream = self.group.numbers.get(key[3])
-        return stream is None or taker.admits(stream, key[2])  # one that is gone is found to be so
-
-    def _vanished(self, sequence: int, entry: Entry) -> None:
-        """It expired, was cut or dropped: nobody can have it any more."""
-        self.state.progress.open.pop(sequence, None)
-        self.state.progress.had(entry.first, sequence)
-
-    def _look(self, taker: Taker) -> tuple[Record, Entry] | None:
-        """The first message in the log that nobody was given and this handle may have."""
-        position, aside = self._scan, False
-        if taker.looked > position and taker.looked_epoch == self.group.epoch:
-            position, aside = taker.looked, True  # what lies between is not for this one
-        while True:
-            try:
-                record = self.selection.find(position)
-            except errors.Damaged as error:
-                self._scan = max(self._scan, error.sequence + 1) if not aside else self._scan
-                taker.looked, taker.looked_epoch = error.sequence + 1, self.group.epoch
-                raise
-            if record is None:
-                if not aside:
-                    self._scan = max(position, self.group.bucket.next)
-                return None
-            if record.sequence >= taker.until:
-                return None
-            position = record.sequence + 1
-            what = self._judge(record)
-            if what is _TAKE:
-                stream = self.group.numbers[record.stream]
-                if taker.admits(stream, record.sequence):
-                    return record, Entry(record.sequence if aside else self._first)
-                aside = True
-            elif what is _SKIP and not aside:
-                self._scan = position
-            elif what is _LOOKED_AT and not aside:
-                position = self._pass(record.sequence)
-            if aside:
-                taker.looked, taker.looked_epoch = position, self.group.epoch
-
-    def _judge(self, record: Record) -> int:
-        """What to do with a message that the scan meets."""
-        sequence, progress = record.sequence, self.state.progress
-        if sequence in progress.open or progress.has_had(sequence):
-            return _LOOKED_AT
-        stream = self.group.numbers.get(record.stream)
-        if stream is None or record.kind != MESSAGE or not self.is_mine(stream, record):
-            return _SKIP
-        if not stream.visible(record):
-            stream.advance()  # before its slot is acknowledged with the next one's: it is counted as gone now
-            return _SKIP
-        if record.headers and self.group.ranks.get(sequence) is not None:
-            progress.open[sequence] = Entry(sequence)  # it is served by its rank
-            return _LOOKED_AT
-        return _TAKE
-
     def is_mine(self, stream: Stream, record: Record) -> bool:
         """Whether the message is for this consumer, had or not."""
         if self.stream is not None:
@@ -300,21 +158,23 @@ class Consumer:
             return False
         return stream.is_taken(record.sequence) and record.sequence not in self._singles
 
-    def _pass(self, sequence: int) -> int:
-        """The scan goes past a message with an Entry, or past a run; returns where to go on."""
-        progress = self.state.progress
-        if self._first < sequence:
-            progress.had(self._first, sequence - 1)  # nothing of ours is in between
-        end = max(sequence, progress.runs.end_of(sequence), progress.low - 1)
-        self._first = self._scan = end + 1
-        return self._scan
+    def record(self, sequence: int) -> Record | None:
+        """The message, if it is still there to be had."""
+        try:
+            record = self.group.bucket.scan(sequence)
+        except errors.Damaged:
+            return None
+        if record is None or record.sequence != sequence:
+            return None
+        stream = self.group.numbers.get(record.stream)
+        return record if stream is not None and stream.visible(record) else None
 
     # ------------------------------------------------------------ claims
 
     def take(self, taker: Taker, before: bytes = b"", most: int = NEVER) -> Record | None:
         """Hand a message to a handle; None: nothing for it, or it is larger than `most`. `before`: steps to be recorded
         with it."""
-        picked = self.pick(taker)
+        picked = self.picker.pick(taker)
         if picked is None or len(picked[0].headers) + len(picked[0].body) > most:
             if before:
                 self._log(before)
@@ -325,8 +185,7 @@ class Consumer:
             self._take_single(record)
         op = ACK if taker.acks_at_once else CLAIM
         self._log(before + step(op, entry.first, sequence, entry.failed))
-        if sequence >= self._scan and entry.first == self._first:
-            self._first = self._scan = sequence + 1
+        self.picker.picked(sequence, entry)
         self.counts.delivered += 1
         self.group.counts.read += 1
         if taker.acks_at_once:
@@ -349,7 +208,7 @@ class Consumer:
 
     def _give_single_back(self, sequence: int) -> None:
         self._singles.discard(sequence)
-        record = self._record(sequence)
+        record = self.record(sequence)
         if record is not None:
             stream = self.group.numbers[record.stream]
             stream.give_single_back(sequence)
@@ -362,7 +221,7 @@ class Consumer:
         if self.has_had(sequence):
             self._log(step(BACK, sequence, sequence))
         if (entry := self.state.progress.open.get(sequence)) is not None:
-            self._free(sequence, entry)
+            self.free(sequence, entry)
         self.serve()
 
     def _claimed(self, taker: Taker, record: Record) -> None:
@@ -431,9 +290,18 @@ class Consumer:
         due = self.group.tree.clock.engine_ns() + delay_ns if delay_ns else 0
         self._log(step(BACK, claim.entry.first, claim.sequence, failed, due))
         self._end_claim(claim)
-        self._free(claim.sequence, self.state.progress.open[claim.sequence])
+        self.free(claim.sequence, self.state.progress.open[claim.sequence])
         if not due:
             self.serve()
+
+    def free(self, sequence: int, entry: Entry) -> None:
+        """It may be handed out again, now or when it is due."""
+        if entry.claimed:
+            return
+        if entry.due_ns > self.group.tree.clock.engine_ns():
+            self._set_timer(entry.due_ns, sequence)
+        elif (record := self.record(sequence)) is not None:
+            self.picker.note(record)
 
     def bury(self, claim: Claim, reason: str, failed: int) -> bool:
         """Make it a dead letter. False: it stays, for it is one, or there is no room for it."""
@@ -441,7 +309,7 @@ class Consumer:
         stream = group.numbers.get(claim.stream)
         if stream is not None and stream.name == group.settings.dead:
             return False
-        record = self._record(claim.sequence)
+        record = self.record(claim.sequence)
         if record is None:
             self.acknowledge([claim])
             return True
@@ -488,7 +356,7 @@ class Consumer:
 
     def _bury_lost(self, sequence: int, entry: Entry) -> None:
         """A message whose server was killed under it once too often."""
-        record = self._record(sequence)
+        record = self.record(sequence)
         if record is None or self.group.numbers[record.stream].name == self.group.settings.dead:
             return
         try:
@@ -520,7 +388,7 @@ class Consumer:
                 if claim.deadline_ns and claim.deadline_ns <= now_ns:
                     self.fail(claim, "the lease ran out")
             elif entry is not None and not entry.claimed and entry.due_ns <= now_ns:
-                self._free(sequence, entry)
+                self.free(sequence, entry)
         if timers:
             self.group.consumers.set_alarm(self, timers[0][0])
         self.serve()
@@ -596,7 +464,7 @@ class Consumer:
         self.takers.discard(taker)
         self.give_back_all(list(taker.claims.values()), "its reader ended")
         if not self.takers and not self.claims:
-            self._ready = None  # looked up again when somebody takes
+            self.picker.forget()
         self.left()
 
     def left(self) -> None:
@@ -621,11 +489,6 @@ class Consumer:
         if self._backlog is not None:
             self._backlog += 1
 
-    def ranked(self, sequence: int, rank: Rank) -> None:
-        """It has a rank of its own."""
-        if self._ready is not None:
-            heapq.heappush(self._ready, self.group.ranks.key(sequence, rank))
-
     # ------------------------------------------------------------ position and count
 
     def seek(self, position: int) -> None:
@@ -633,8 +496,8 @@ class Consumer:
         self._log(step(SEEK, position, position))
         for claim in list(self.claims.values()):
             self._end_claim(claim)
-        self._scan = self._first = position
-        self._ready, self._timers, self._backlog = None, [], None
+        self.picker.move(position)
+        self._timers, self._backlog = [], None
         for taker in self.takers:
             taker.looked = 0
         for stream in self._streams():
@@ -688,20 +551,16 @@ class Consumer:
     def waiting_now(self) -> tuple[int, int]:
         """(messages neither acknowledged nor claimed, those of them that are not due)"""
         now = self.group.tree.clock.engine_ns()
-        claimed = sum(self._record(sequence) is not None for sequence in self.claims)
+        claimed = sum(self.record(sequence) is not None for sequence in self.claims)
         entries = self.state.progress.open.items()
         later = (s for s, entry in entries if not entry.claimed and entry.due_ns > now)
-        return self.count() - claimed, sum(self._record(sequence) is not None for sequence in later)
+        return self.count() - claimed, sum(self.record(sequence) is not None for sequence in later)
 
     def backlog(self) -> int:
         """As `count`, kept up to date."""
         if self._backlog is None:
             self._backlog = self.count()
         return self._backlog
-
-    def forget_ranks(self) -> None:
-        """What is served first has changed, or is over other streams now."""
-        self._ready = None
 
     def overflows(self, messages: int) -> bool:
         """Whether so many more would exceed its own bound."""
@@ -739,7 +598,6 @@ class Untouched:
 
 
 UNTOUCHED = Untouched()
-_TAKE, _SKIP, _LOOKED_AT = 0, 1, 2
 
 
 def delivery_count(entry: Entry) -> int:

@@ -59,7 +59,7 @@ class Consumers(dict[str, Consumer]):
     def rank_anew(self) -> None:
         """The order in which messages are served has changed, or which they are."""
         for consumer in self.every():
-            consumer.forget_ranks()
+            consumer.picker.forget()
 
     def floor(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a named consumer has not dealt with."""
@@ -214,9 +214,9 @@ class Consumers(dict[str, Consumer]):
 
     def _rank(self, stream: Stream, sequence: int, rank: Rank) -> None:
         if stream.nameless is not None:
-            stream.nameless.ranked(sequence, rank)
+            stream.nameless.picker.rank(sequence, rank)
         for consumer in stream.consumers():
-            consumer.ranked(sequence, rank)
+            consumer.picker.rank(sequence, rank)
 
     def _keep_bound(self, consumer: Consumer, record: Record) -> None:
         """A new message for a consumer with a `backlog`: `full drop-new` skips it, `full drop-old` the oldest."""

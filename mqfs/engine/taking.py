@@ -127,7 +127,7 @@ class Taker(Open):
         if last.again or self.over or last.given < len(last.body):
             return True
         try:
-            return self.consumer.pick(self) is not None
+            return self.consumer.picker.pick(self) is not None
         except errors.MqfsError:
             return True
 
