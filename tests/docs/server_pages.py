@@ -18,7 +18,7 @@ from tests.docs.pages import Block
 from tests.docs.scene import Scene
 from tests.docs.treated import prepared, treated
 from tests.interop.test_v9fs import BOOT_S, KERNEL, missing
-from tests.server.process import mounted
+from tests.server.process import mounted, until
 
 HERE = Path(__file__).parent
 
@@ -168,6 +168,66 @@ def the_last_three_messages_and_what_comes_after(at: Scene, block: Block) -> Non
     assert objects[3]["body"] == "after\n"
     at.typing.interrupt()
     at.type("exec 3>&-")
+
+
+@treated("mqfs.4", "mkdir mq/jobs")
+def work_for_one_of_many(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+
+
+@treated("mqfs.4", "mkdir mq/post")
+def a_worker_in_plain_shell(at: Scene, block: Block) -> None:
+    """It sends what it can; what fails comes again."""
+    send = at.folder / "send"
+    send.write_text('#!/bin/sh\n[ "$1" != bob ] || [ -e tried ] || { touch tried; exit 1; }\necho "$1" >>sent\n')
+    send.chmod(0o755)
+    before, loop = block.lines[:4], block.lines[4:]
+    for line in before:
+        assert at.type(line.typed) == []
+    at.typing.begin("\n".join(line.typed for line in loop))
+    for name in ("ann", "bob", "cem"):
+        (at.mount / "post" / "mail").write_text(name)
+    sent = at.folder / "sent"
+    until(lambda: sent.exists() and len(sent.read_text().split()) == 3, "all are sent")
+    assert sent.read_text().split() == ["ann", "cem", "bob"]
+    row = '"acknowledged": 3,\n   "failed": 1'
+    until(lambda: row in (at.mount / "post" / ".stats").read_text(), "all are acknowledged")
+    at.typing.interrupt()
+
+
+@treated("mqfs.4", 'echo \'{"stream":"mail","headers"')
+def what_else_there_is_to_know(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+
+
+@treated("mqfs.4", "echo 'dead no such address'")
+def give_up_on_it_and_try_again(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+    at.type("exec 3>&-")
+
+
+@treated("mqfs.4", 'echo \'{"stream":"mail","delay"')
+def later_and_before_the_others(at: Scene, block: Block) -> None:
+    """A second later."""
+    post = at.mount / "post"
+    short = block.text.replace("30s", "1s")
+    assert short != block.text
+    assert at.type(short) == []
+    assert '"held": 1' in (post / ".stats").read_text()
+    assert (post / ".consumers" / "mailer").read_text() == "eve\n"
+    until(lambda: '"held": 0' in (post / ".stats").read_text(), "it is due")
+    assert at.type("read -r first <>mq/post/.consumers/mailer; echo $first") == ["joe"]
+
+
+@treated("mqfs.4", "mkdir mq/home")
+def all_that_has_to_do_with_warmth(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+
+
+@treated("mqfs.4", "tail -n 2 mq/log/.kept")
+def a_log_as_an_ordinary_file(at: Scene, block: Block) -> None:
+    said = at.type(block.text)
+    assert (said[0].startswith("make: ***"), said[1]) == (True, "after")
 
 
 @treated("mqfs.4", "echo 'replay everything'")
