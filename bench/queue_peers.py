@@ -1,0 +1,283 @@
+"""What `queues.py` compares: one small class each way to a work queue, for who sends and who takes, and the servers.
+
+All clients are plain Python, a process each, over a file or a unix socket. `take` waits for a message; `done` says that
+it was dealt with. Servers are started in a folder of their own and stopped by their process id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+HERE = Path(__file__).resolve().parent
+ROOM = 4_096  # bytes asked for by a read
+
+
+class Client(Protocol):
+    """One end of a work queue. `prepare` and `remove` make and drop the queue, in the bench's own process."""
+
+    def __init__(self, where: str, name: str, role: str, synced: bool) -> None: ...
+
+    def prepare(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+    def send(self, body: bytes) -> None: ...
+
+    def take(self) -> bytes: ...
+
+    def done(self) -> None: ...
+
+
+def settings(synced: bool) -> str:
+    return f"deliver one\nack next\nsync {'always' if synced else 'off'}\n"
+
+
+class MountNext:
+    """A file of a `deliver one` group: each read acknowledges the message before."""
+
+    taken = "s"
+
+    def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
+        self.group, self.synced = f"{where}/{name}", synced
+        if role == "send":
+            self.file = os.open(f"{self.group}/s", os.O_WRONLY)
+        if role == "take":
+            self.file = os.open(f"{self.group}/{self.taken}", os.O_RDWR)
+
+    def prepare(self) -> None:
+        os.mkdir(self.group)
+        Path(self.group, "ctl").write_text(settings(self.synced))
+        Path(self.group, "s").touch()
+
+    def remove(self) -> None:
+        os.unlink(f"{self.group}/s")
+        os.rmdir(self.group)
+
+    def send(self, body: bytes) -> None:
+        os.write(self.file, body)
+
+    def take(self) -> bytes:
+        return os.read(self.file, ROOM)
+
+    def done(self) -> None:
+        """The next read says so."""
+
+
+class MountAck(MountNext):
+    """A consumer's file: a read claims, `ack` is written."""
+
+    taken = ".consumers/w"
+
+    def prepare(self) -> None:
+        os.mkdir(self.group)
+        lines = f"replay off\nsync {'always' if self.synced else 'off'}\nconsumer w\n"
+        Path(self.group, "ctl").write_text(lines)
+        Path(self.group, "s").touch()
+
+    def remove(self) -> None:
+        os.unlink(f"{self.group}/{self.taken}")
+        super().remove()
+
+    def done(self) -> None:
+        os.write(self.file, b"ack\n")
+
+
+class NinepNext:
+    """`MountNext` over 9P."""
+
+    taken = "s"
+
+    def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
+        from mqfs.ninep import blocking
+
+        self.client, self.group, self.synced = blocking.connect(f"unix!{where}"), name, synced
+        if role == "send":
+            self.file = self.client.open(f"{name}/s", "w")
+        if role == "take":
+            self.file = self.client.open(f"{name}/{self.taken}", "r+")
+
+    def lines(self) -> str:
+        return settings(self.synced)
+
+    def prepare(self) -> None:
+        self.client.mkdir(self.group)
+        with self.client.open(f"{self.group}/ctl", "w") as ctl:
+            ctl.write(self.lines().encode())
+        self.client.create(f"{self.group}/s").close()
+
+    def remove(self) -> None:
+        self.client.remove(f"{self.group}/s")
+        self.client.remove(self.group)
+
+    def send(self, body: bytes) -> None:
+        self.file.write(body)
+
+    def take(self) -> bytes:
+        return self.file.receive(ROOM)
+
+    def done(self) -> None:
+        """The next read says so."""
+
+
+class NinepAck(NinepNext):
+    """`MountAck` over 9P."""
+
+    taken = ".consumers/w"
+
+    def lines(self) -> str:
+        return f"replay off\nsync {'always' if self.synced else 'off'}\nconsumer w\n"
+
+    def remove(self) -> None:
+        self.client.remove(f"{self.group}/{self.taken}")
+        super().remove()
+
+    def done(self) -> None:
+        self.file.write(b"ack\n")
+
+
+class Beanstalk:
+    """put, reserve, delete."""
+
+    def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
+        import greenstalk
+
+        self.client = greenstalk.Client(f"{where}", encoding=None, use=name, watch=name)
+
+    def prepare(self) -> None: ...
+
+    def remove(self) -> None:
+        import greenstalk
+
+        with contextlib.suppress(greenstalk.NotFoundError):
+            while True:
+                self.client.delete(self.client.peek_ready())
+
+    def send(self, body: bytes) -> None:
+        self.client.put(body)
+
+    def take(self) -> bytes:
+        self.job = self.client.reserve()
+        body: bytes = self.job.body
+        return body
+
+    def done(self) -> None:
+        self.client.delete(self.job)
+
+
+class RedisStream:
+    """XADD, XREADGROUP COUNT 1, XACK and, in the same request, XDEL: else the stream would grow without end."""
+
+    def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
+        import redis
+
+        self.client, self.name, self.me = redis.Redis(unix_socket_path=where), name, str(os.getpid())
+
+    def prepare(self) -> None:
+        self.client.xgroup_create(self.name, "w", mkstream=True)
+
+    def remove(self) -> None:
+        self.client.delete(self.name)
+
+    def send(self, body: bytes) -> None:
+        self.client.xadd(self.name, {b"b": body})
+
+    def take(self) -> bytes:
+        found: Any = self.client.xreadgroup("w", self.me, {self.name: ">"}, count=1, block=0)
+        if isinstance(found, dict):
+            entries = next(iter(found.values()))
+            while isinstance(entries[0], list):
+                entries = entries[0]
+        else:
+            entries = found[0][1]
+        self.id, fields = entries[0]
+        body: bytes = fields[b"b"]
+        return body
+
+    def done(self) -> None:
+        both = self.client.pipeline(transaction=False)
+        both.xack(self.name, "w", self.id)
+        both.xdel(self.name, self.id)
+        both.execute()
+
+
+WAYS: dict[str, type[Client]] = {
+    "mount, ack next": MountNext,
+    "mount, consumer": MountAck,
+    "9P, ack next": NinepNext,
+    "9P, consumer": NinepAck,
+    "beanstalkd": Beanstalk,
+    "Redis streams": RedisStream,
+}
+OURS = 4  # so many of them
+
+# ---------------------------------------------------------------- servers
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.02)
+
+
+def log() -> int | None:
+    """Where servers write: nowhere, or with the bench where they are to be profiled."""
+    return None if os.environ.get("MQFS_BENCH_PROFILE") else subprocess.DEVNULL
+
+
+@contextlib.contextmanager
+def running(command: list[str], ready: Callable[[], object]) -> Iterator[int]:
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log(), cwd=HERE.parent)
+    try:
+        until(lambda: server.poll() is not None or ready())
+        assert server.poll() is None, f"{command[0]} ended"
+        yield server.pid
+    finally:
+        server.terminate()
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def mqfs_command(*words: str) -> list[str]:
+    """The server; under a profiler where MQFS_BENCH_PROFILE names a file for what it finds."""
+    profile = os.environ.get("MQFS_BENCH_PROFILE")
+    profiler = ["-m", "cProfile", "-o", profile] if profile else []
+    return [sys.executable, *profiler, "-m", "mqfs", "serve", *words]
+
+
+@contextlib.contextmanager
+def servers(base: Path, synced: bool, pin: list[str]) -> Iterator[dict[str, tuple[str, int]]]:
+    """All of them; where each is to be found, and its process."""
+    from mqfs.fuse.mount import mounted, unmount
+
+    mount, ninep, bean, red = (str(base / name) for name in ("mq", "9p", "bean", "redis"))
+    for folder in (mount, f"{bean}.d", f"{red}.d"):
+        os.makedirs(folder)
+    ours = mqfs_command("--store", str(base / "store"), "--mount", mount, "--listen", f"unix!{ninep}")
+    beanstalkd = ["beanstalkd", "-l", f"unix:{bean}", "-b", f"{bean}.d", *(["-f0"] if synced else ["-F"])]
+    redis = ["redis-server", "--port", "0", "--unixsocket", red, "--dir", f"{red}.d", "--save", "", "--daemonize", "no"]
+    redis += ["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
+    redis += ["--appendfsync", "always" if synced else "no"]
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: mounted(mount) and unmount(mount, lazily=True))
+        enter = stack.enter_context
+        pid = enter(running([*pin, *ours], lambda: os.path.exists(f"{mount}/ctl") and os.path.exists(ninep)))
+        found = {way: (mount if way.startswith("mount") else ninep, pid) for way in WAYS}
+        found["beanstalkd"] = bean, enter(running([*pin, *beanstalkd], lambda: os.path.exists(bean)))
+        found["Redis streams"] = red, enter(running([*pin, *redis], lambda: os.path.exists(red)))
+        yield found
+
+
+def missing() -> list[str]:
+    return [name for name in ("beanstalkd", "redis-server", "taskset") if shutil.which(name) is None]
