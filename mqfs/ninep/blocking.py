@@ -82,6 +82,7 @@ class Client:
     def __init__(self, sock: socket.socket, machine: Caller) -> None:
         self.socket, self.caller = sock, machine
         self._replies: dict[int, Fcall] = {}
+        self._dropped: list[int] = []  # fids of files that nobody has any more, to be let go with the next call
 
     def __enter__(self) -> Client:
         return self
@@ -96,8 +97,21 @@ class Client:
 
     # ------------------------------------------------------------ calls
 
+    def drop(self, fid: int) -> None:
+        """A file was forgotten and not closed. Perhaps in the middle of another call, so nothing is said now."""
+        self._dropped.append(fid)
+
     def do(self, procedure: Procedure[T]) -> T:
         """Drive a procedure of the client machine to its end."""
+        self._let_go()
+        return self._drive(procedure)
+
+    def _let_go(self) -> None:
+        while self._dropped:
+            with contextlib.suppress(MqfsError):
+                self._drive(self.caller.clunk(self._dropped.pop()))
+
+    def _drive(self, procedure: Procedure[T]) -> T:
         try:
             request = next(procedure)
             while True:
@@ -133,6 +147,7 @@ class Client:
 
     def read(self, channel: Channel, count: int, timeout: float | None = None) -> bytes:
         """One read. On a time-out (TimeoutError) or an interrupt it is flushed; what came meanwhile is kept."""
+        self._let_go()
         deadline = None if timeout is None else time.monotonic() + timeout
         procedure = channel.read(count)
         try:
@@ -221,3 +236,8 @@ class File(io.RawIOBase):
                         self._client.do(self._client.caller.clunk(self.channel.fid))
             finally:
                 super().close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self._client.drop(self.channel.fid)
+            super().close()

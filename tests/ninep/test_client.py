@@ -17,7 +17,7 @@ from mqfs.engine.tree import Tree
 from mqfs.ninep import blocking, client
 from mqfs.ninep.caller import Caller
 from mqfs.ninep.dialect import Dialect
-from mqfs.ninep.messages import Rclunk, Rread, Tclunk, Tread
+from mqfs.ninep.messages import Rclunk, Rread, Tclunk, Tread, Twalk
 from mqfs.ninep.wire import encode
 from tests.ninep.support import DEADLINE_S, META, Running, eventually, make_tree, open_handles, running
 
@@ -113,6 +113,29 @@ def test_blocking_errors(server: Running, dialect: Dialect) -> None:
         assert len(server.server.connections) == 1
         (connection,) = server.server.connections
         assert list(connection.session.fids) == [0]
+
+
+def test_a_file_that_is_forgotten_in_the_middle_of_a_call_is_let_go_with_the_next(server: Running) -> None:
+    """Its finalizer runs wherever the interpreter pleases: here, while another request is put into bytes."""
+
+    class Name(str):
+        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+            files.clear()
+            return super().encode(encoding, errors)
+
+    with server.connect() as one:
+        one.socket.settimeout(10)
+        files = [one.open("ctl")]
+        walk = one.do(_ask(Twalk(0, 0, 77, (Name("order"),))))
+        assert len(walk.qids) == 1
+        (connection,) = server.server.connections
+        assert len(connection.session.fids) == 3
+        one.do(_ask(Tclunk(0, 77)))
+        assert list(connection.session.fids) == [0]
+
+
+def _ask(request: Any) -> Any:
+    return (yield request)
 
 
 def test_time_out_keeps_what_came(server: Running, tree: Tree, dialect: Dialect) -> None:
