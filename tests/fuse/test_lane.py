@@ -159,3 +159,36 @@ def test_a_nodeid_is_opened_for_writing_once() -> None:
     for nodeid, lookups in ((first, 3), (second, 1), (third, 1), (nodes.given, 1)):
         nodes.forget(nodeid, lookups)
     assert len(nodes) == 1
+
+
+@pytest.mark.parametrize("ack", ["read", "next"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_was_taken_for_a_caller_that_is_gone_is_the_next_readers(
+    ack: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply is not taken: the handle has it still, and gives it back when it is closed."""
+
+    def gone(*_: object) -> int:
+        raise OSError(errno.ENOENT, "gone")
+
+    async def check(bench: Bench) -> None:
+        tree = bench.tree
+        group: Any = tree.mkdir(USER, tree.root, "g", 0o755)
+        ctl = tree.open(USER, group.metas["ctl"], os.O_WRONLY)
+        ctl.write(f"deliver one\nack {ack}\n".encode())
+        stream: Any = tree.create(USER, group, "s", 0o644)
+        fh = bench.files.add(stream, tree.open(USER, stream, os.O_RDWR), True, True)
+        writer = tree.open(USER, stream, os.O_WRONLY)
+        monkeypatch.setattr(os, "writev", gone)
+        if not waits:
+            writer.write(b"job")
+        bench.read(2, fh)
+        await trio.testing.wait_all_tasks_blocked()
+        if waits:
+            writer.write(b"job")
+        shown = tree.open(USER, stream, os.O_RDONLY)
+        assert shown.read(10) == b""
+        bench.files.close(fh)
+        assert shown.read(10) == b"job"
+
+    with_bench(check)
