@@ -17,7 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("mqfs", "mq_cat", "mq_tool", "mq_work", "pin", "tests")
 NEEDED = (
-    "attr", "attrs", "click", "google_crc32c", "idna", "lark", "outcome", "pyfuse3", "sniffio", "sortedcontainers", "trio",
+    "attr", "attrs", "click", "google_crc32c", "idna", "lark", "outcome", "pyfuse3", "sniffio", "sortedcontainers",
+    "trio",
 )  # fmt: skip
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
