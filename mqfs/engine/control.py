@@ -99,7 +99,15 @@ class CtlHandle(Commands):
 
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:
-    """Raises Busy where `deliver` would change under messages or readers."""
+    """Raises Busy where `deliver` would change under messages or readers, or dead letters would be kept no more."""
+    now = group.settings
+    letters_of = group.streams.get(now.dead)
+    if letters_of is not None and any(settings.dead != now.dead for settings, _ in steps):
+        letters_of.advance()
+        if letters_of.count > 0 and now.deliver == "all" and now.replay != "all":
+            raise errors.Busy(
+                f"dead: {now.dead} keeps {letters_of.count} dead letters; 'redrive' or 'clear' them first"
+            )
     if all(settings.deliver == group.settings.deliver for settings, _ in steps):
         return
     for stream in group.streams.values():

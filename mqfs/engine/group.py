@@ -263,7 +263,7 @@ class Group:
         floors = {}
         for stream in self.numbers.values():
             stream.advance()
-            if stream.count > 0:
+            if self.bucket.peek(stream.number, stream.state.floor) is not None:
                 floors[stream.number] = stream.state.floor
         for away in (self.state.dropped, self.lapsed):
             for sequence, number in list(away.items()):

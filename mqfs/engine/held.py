@@ -30,6 +30,7 @@ class Held:
         self.group = group
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for
+        self._known = False  # all of them are
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -46,6 +47,7 @@ class Held:
                 position = error.sequence + 1
                 continue
             if record is None:
+                self._known = True
                 return
             position = record.sequence + 1
             if own is None or not own.progress.has_had(record.sequence):
@@ -54,8 +56,8 @@ class Held:
 
     @property
     def floor(self) -> int:
-        """The lowest sequence of one; 0 where there is none."""
-        return min(self._streams, default=0)
+        """The lowest sequence that one may have; 0 where there is none."""
+        return min(self._streams, default=0) if self._known else 1
 
     def put(self, stream: Stream, body: bytes, texts: dict[str, str], due_ns: int, also: list[Draft]) -> int:
         """Keep a message until then; returns the sequence it has here. Raises OverLimit."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqfs import errors, headers, state
+from mqfs import errors, headers, limits, state
 from mqfs.state import Change, ConsumerState
 from mqfs.types import Draft, Kind, Record, User
 
@@ -52,7 +52,7 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
         return 0
     dead.advance()
     moved, position = 0, dead.state.floor
-    while most is None or moved < most:
+    while (most is None or moved < most) and len(group.state.dropped) < limits.DROPPED:
         record = _next_letter(group, dead, position)
         if record is None:
             break
@@ -82,10 +82,11 @@ def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts
     head = headers.encode({key: value for key, value in texts.items() if key not in headers.LETTER})
     group.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
     change: Change = {"do": "drop", "stream": dead.number, "sequences": [record.sequence]}
+    if dead.first_kept() == record.sequence:
+        change = {"do": "floor", "floors": [[dead.number, record.sequence + 1]]}
     also = [Draft(Kind.CHANGE, dead.number, state.encode_change(change))]
     sequence = group.append_message(origin, record.body, head, also)
     group.state.apply(change)
     group.loosened()
-    dead.recount()
-    dead.advance()
+    dead.gave_up(len(record.body))
     group.announce(origin, sequence, record.body, head)

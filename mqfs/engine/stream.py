@@ -144,7 +144,8 @@ class Stream:
         self.state.floor = floor = max(floor, old)
         if before < 0:
             self.count, self.size = self._counted(floor)
-            if before == UNKNOWN and self.group.settings.full == "drop-old":
+            settings = self.group.settings
+            if before == UNKNOWN and settings.full == "drop-old" and self.name != settings.dead:
                 # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
                 cut = self.group.counts.cut
                 self.cut_to_depth()
@@ -203,6 +204,12 @@ class Stream:
         if sequence in group.state.dropped or sequence in group.lapsed:
             return True
         return group.settings.deliver == "one" and all(c.has_had(sequence) for c in self.sharers())
+
+    def gave_up(self, size: int) -> None:
+        """One message of that size was taken away, by a change that the log has."""
+        if self.count > 0:
+            self.count -= 1
+            self.size -= size
 
     def recount(self) -> None:
         """What is kept has changed in the middle."""
