@@ -211,6 +211,7 @@ class Group:
             if stream is not None:
                 stream.lapse(sequence)
                 self.lapsed[sequence] = rank.stream
+                self._loose = True
 
     def outlived(self, sequence: int) -> bool:
         """Whether a message has outlived its own ttl."""
@@ -593,8 +594,11 @@ class Group:
     def wake(self, now_ns: int) -> None:
         """Delays and leases that are over."""
         self._alarm_ns = 0
+        self.lapse()
         self.held.wake(now_ns)
         self.consumers.wake(now_ns)
+        if self.ranks.next_expiry_ns != NEVER:
+            self.alarm(self.ranks.next_expiry_ns)
         self.unblock()
 
     def start(self) -> None:

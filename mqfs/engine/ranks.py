@@ -60,6 +60,7 @@ class Ranks:
             self._all()[record.sequence] = rank
             if rank.expires_ns != NEVER:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
+                self.group.alarm(rank.expires_ns)  # a writer may wait for its room
             if rank.single:
                 self._singles.setdefault(rank.stream, []).append(record.sequence)
         return rank
@@ -110,6 +111,11 @@ class Ranks:
             if rank is not None:
                 gone.append((sequence, rank))
         return gone
+
+    @property
+    def next_expiry_ns(self) -> int:
+        """When the next own ttl ends, engine time; NEVER where none does."""
+        return self._expiring[0][0] if self._expiring else NEVER
 
     def forget(self) -> None:
         """Leave out what is not kept any more."""

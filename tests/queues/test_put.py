@@ -94,6 +94,16 @@ def test_a_put_may_wait_for_room() -> None:
     assert handle.read(64) == b"2\n"
 
 
+def test_a_writer_goes_on_when_a_message_has_outlived_its_ttl() -> None:
+    q = Queues("deliver one", "depth 1", "full block")
+    q.put(b"short", ttl="3s")
+    blocked = q.at("s", os.O_WRONLY).write(b"waits")
+    assert isinstance(blocked, Wait)
+    q.pass_time(3)
+    assert blocked.result() == 5
+    assert q.shows("s") == [b"waits"]
+
+
 # ------------------------------------------------------------------ delay
 
 
@@ -375,3 +385,14 @@ def test_nothing_is_held_for_ever_in_json() -> None:
     q.put(json.dumps({"a": 1}).encode())
     assert q.kept()[0]["body"] == '{"a": 1}'
     assert waits(q.at("s", os.O_RDWR)) is False
+
+
+def test_a_message_that_outlived_its_ttl_makes_room_for_a_writer_that_waits() -> None:
+    q = Queues("deliver one", "depth 1", "full block")
+    q.put(b"short", ttl="2s")
+    wait = q.at("s", os.O_WRONLY).write(b"next")
+    q.pass_time(1)
+    assert not wait.settled
+    q.pass_time(1)
+    assert wait.settled
+    assert q.shows("s") == [b"next"]
