@@ -67,6 +67,7 @@ class Consumer:
         self.watchers: dict[object, Callable[[], None]] = {}
         self.counts = Counts()
         self.picker = Picker(self)
+        self.undelivered: dict[Taker, int] = {}  # `ack read`: what was handed out last, by who got it
         self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, perhaps outdated
         self._backlog: int | None = None
         self._singles: set[int] = set()  # messages for one taker that this one took first, and has not dealt with
@@ -143,8 +144,9 @@ class Consumer:
 
     @property
     def low(self) -> int:
-        """Everything below is dealt with."""
-        return self.state.progress.low
+        """Everything below is dealt with, and has arrived as far as is known."""
+        low = self.state.progress.low
+        return min(low, *self.undelivered.values()) if self.undelivered else low
 
     def is_mine(self, stream: Stream, record: Record) -> bool:
         """Whether the message is for this consumer, had or not."""
@@ -191,6 +193,7 @@ class Consumer:
         if taker.acks_at_once:
             self.counts.acknowledged += 1
             taker.had = (record, entry)
+            self.undelivered[taker] = entry.first
             self._gone(record.sequence, record.stream, len(record.body))
         else:
             self._claimed(taker, record)
@@ -328,6 +331,7 @@ class Consumer:
         had, taker.had = taker.had, None
         if had is None:
             return
+        self.undelivered.pop(taker, None)
         record, entry = had
         self._log(step(CLAIM, entry.first, record.sequence, entry.failed))
         self.counts.acknowledged -= 1
@@ -458,10 +462,12 @@ class Consumer:
 
     def opened(self, taker: Taker) -> None:
         self.takers.add(taker)
+        self.group.settle_cuts()
 
     def closed(self, taker: Taker) -> None:
         """A handle goes: what it has goes back to the head."""
         self.takers.discard(taker)
+        self.undelivered.pop(taker, None)
         self.give_back_all(list(taker.claims.values()), "its reader ended")
         if not self.takers and not self.claims:
             self.picker.forget()

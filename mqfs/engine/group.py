@@ -8,7 +8,7 @@ work queue is the consumer's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import attrs
@@ -96,6 +96,7 @@ class Group:
         self._loose = False  # something that was wanted then may not be any more
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._checked_ns = 0  # wall time at which the clocks were last compared
+        self._cuts_settled = False
         self._anchored = False  # the log says how the clocks stand in this boot
         self._expired: tuple[int, int] = (-1, 0)
         self.ranks = Ranks(self)
@@ -303,6 +304,7 @@ class Group:
             stream.advance()
             while stream.count > 0 and stream.state.floor < target:
                 stream.cut_oldest()
+        self.note_floors(self.numbers.values())
         self._trimmed_bytes = 0
         self.trim(always=True)
 
@@ -518,6 +520,18 @@ class Group:
         self.epoch += 1
         self.tree.touched.add(self)
 
+    def note_floors(self, streams: Iterable[Stream]) -> None:
+        """Have the log say what these do not keep any more. Raises DiskFailed."""
+        change: Change = {"do": "floor", "floors": [[stream.number, stream.state.floor] for stream in streams]}
+        self.append_drafts([Draft(Kind.CHANGE, 0, state.encode_change(change))], self.time_ns())
+
+    def settle_cuts(self) -> None:
+        """What `depth` had cut before the start is not offered to anyone again."""
+        if self.settings.depth is not NO_DEPTH and not self._cuts_settled:
+            for stream in self.numbers.values():
+                stream.advance()
+        self._cuts_settled = True
+
     def promised(self, value: T) -> Step[T]:
         """`value`, when a change of names, modes or settings is as safe as `sync` says."""
         sync = self.settings.sync
@@ -553,6 +567,8 @@ class Group:
         stream.end()
         for cursor in [cursor for cursor in self.cursors if cursor.over]:
             cursor.end()
+        for consumer in list(self.consumers.waiting):
+            consumer.serve()
 
     def rename_stream(self, stream: Stream, name: str) -> None:
         old = stream.name
@@ -563,7 +579,8 @@ class Group:
     def set(self, settings: Settings) -> None:
         """Put settings in force."""
         floors = []
-        if settings.replay != self.settings.replay or settings.ttl != self.settings.ttl:
+        now = self.settings
+        if (settings.replay, settings.ttl, settings.depth, settings.full) != (now.replay, now.ttl, now.depth, now.full):
             # What the old settings did not keep any more must not come back under the new ones.
             for stream in self.numbers.values():
                 stream.advance()

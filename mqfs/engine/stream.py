@@ -58,6 +58,7 @@ class Stream:
 
     __slots__ = (
         "_covering",
+        "_was_shared",
         "blocked",
         "count",
         "cut",
@@ -100,6 +101,7 @@ class Stream:
         self.unused_since_ns = group.tree.clock.engine_ns()
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
         self.nameless: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
+        self._was_shared = False  # when it was counted
         self._covering: tuple[int, tuple[Consumer, ...]] = (-1, ())
 
     @property
@@ -135,6 +137,9 @@ class Stream:
     def advance(self) -> None:
         """Raise the floor to what is kept now, and count what is above it."""
         self.group.lapse()
+        if self._was_shared != self.shared:
+            self._was_shared = self.shared
+            self.recount()
         floor = self.kept_from()
         if self.count < 0 or floor > self.state.floor:
             self._raise(floor)
@@ -145,7 +150,8 @@ class Stream:
         if before < 0:
             self.count, self.size = self._counted(floor)
             settings = self.group.settings
-            if before == UNKNOWN and settings.full == "drop-old" and self.name != settings.dead:
+            depth_tells = settings.full == "drop-old" and self.name != settings.dead and not self._outlasts_readers
+            if before == UNKNOWN and depth_tells:
                 # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
                 cut = self.group.counts.cut
                 self.cut_to_depth()
@@ -178,8 +184,8 @@ class Stream:
         return there - bucket.end_marks(self.number, first, end) - len(self.absent(first, end)) if there else 0
 
     def _acknowledged(self, first: int, end: int | None) -> list[tuple[int, int]]:
-        """Under `deliver one`: the parts of [first, end) that everyone has had."""
-        if self.group.settings.deliver == "all":
+        """Where it is shared: the parts of [first, end) that everyone has had."""
+        if not self.shared:
             return []
         last = self.group.bucket.next if end is None else end - 1
         common = [(first, last)]
@@ -199,11 +205,11 @@ class Stream:
         return found
 
     def is_gone(self, sequence: int) -> bool:
-        """Whether a message at or above the floor was dropped, outlived its ttl, or under `deliver one` had by all."""
+        """Whether a message at or above the floor was dropped, outlived its ttl, or was had by all who share it."""
         group = self.group
         if sequence in group.state.dropped or sequence in group.lapsed:
             return True
-        return group.settings.deliver == "one" and all(c.has_had(sequence) for c in self.sharers())
+        return self.shared and all(c.has_had(sequence) for c in self.sharers())
 
     def gave_up(self, size: int) -> None:
         """One message of that size was taken away, by a change that the log has."""
@@ -259,7 +265,7 @@ class Stream:
             return False
         if record.headers and group.outlived(sequence):
             return False
-        return group.settings.deliver == "all" or not all(c.has_had(sequence) for c in self.sharers())
+        return not self.shared or not all(c.has_had(sequence) for c in self.sharers())
 
     # ------------------------------------------------------------ depth
 
@@ -287,8 +293,7 @@ class Stream:
             return Verdict.DISCARD
         if full == "reject":
             raise errors.StreamFull(f"{self.name} keeps {self.count} messages, {self.size} bytes; its depth is reached")
-        while self.count > 0 and not self._fits(messages, size):
-            self.cut_oldest()
+        self.cut_to_depth(messages, size)
         return Verdict.APPEND
 
     def _require_fit(self, messages: int, size: int) -> None:
@@ -304,10 +309,19 @@ class Stream:
             return False
         return not (depth.size and self.size + size > depth.size)
 
-    def cut_to_depth(self) -> None:
-        """Take away the oldest until the rest fits."""
-        while self.count > 0 and not self._fits(0, 0):
+    def cut_to_depth(self, messages: int = 0, size: int = 0) -> None:
+        """Take away the oldest until the rest fits, and so much more."""
+        before = self.state.floor
+        while self.count > 0 and not self._fits(messages, size):
             self.cut_oldest()
+        if self.state.floor != before and self._outlasts_readers:
+            self.group.note_floors([self])
+
+    @property
+    def _outlasts_readers(self) -> bool:
+        """Whether what it keeps after a start is told by what consumers have acknowledged, and not by `depth`."""
+        settings = self.group.settings
+        return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
     def cut_oldest(self) -> None:
         """Take away the oldest kept message; readers behind it are told."""
@@ -381,8 +395,21 @@ class Stream:
             self.nameless = self.group.consumers.nameless(self)
         return self.nameless
 
+    @property
+    def shared(self) -> bool:
+        """Whether consumers alone are to have its messages, so that one goes when the last of them acknowledged it."""
+        group = self.group
+        if group.settings.deliver == "one":
+            return True
+        if group.settings.replay != "off" or not group.consumers:
+            return False
+        live = self.readers or group.log_readers or group.cursors
+        return not live and self.name != group.settings.dead and bool(self.consumers())
+
     def sharers(self) -> tuple[Consumer | Untouched, ...]:
-        """Under `deliver one`, everyone who is to have its messages: its own consumer and the named ones over it."""
+        """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
+        if self.group.settings.deliver == "all":
+            return self.consumers()
         if self.nameless is None and self.number not in self.group.state.consumers:
             return (UNTOUCHED, *self.consumers())
         return (self.own_consumer(), *self.consumers())
@@ -396,8 +423,11 @@ class Stream:
         return self._covering[1]
 
     def had_by(self, consumer: Consumer, sequence: int, size: int) -> None:
-        """The consumer acknowledged a message: under `deliver one` it counts no more when everyone has."""
-        if self.count < 0 or sequence < self.state.floor or self.group.settings.deliver == "all":
+        """The consumer acknowledged a message: where it is shared it counts no more when everyone has."""
+        if self.count < 0 or sequence < self.state.floor or not self.shared:
+            return
+        if not self._was_shared:
+            self.recount()
             return
         if sequence in self.group.state.dropped or sequence in self.group.lapsed:
             return

@@ -197,9 +197,10 @@ class TakeHandle(Taker, Writer):
         if done is not None:
             self.pending = None
             consumer.acknowledged(done)
+        if record is None and done is not None:
+            self.group.unblock()  # what it acknowledged may have made room for a writer that waits
+            record = consumer.take(self)
         if record is None:
-            if done is not None:
-                self.group.unblock()
             return None
         if not self.acks_at_once:
             self.pending = self.claims[record.sequence]
@@ -236,6 +237,10 @@ class ConsumerHandle(Taker, Commands):
         return sequence < self.until and allowed(self.user, stream.state, R) and self.selection.covers(stream)
 
     # ------------------------------------------------------------ reading
+
+    @property
+    def over(self) -> bool:
+        return super().over or self.selection.over
 
     def tell(self, count: int) -> bytes | None:
         told = self.told(count)
@@ -286,7 +291,7 @@ class ConsumerHandle(Taker, Commands):
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
         try:
-            if self.over:
+            if super().over:
                 raise errors.Stale(f"{self.node.name} was removed")
             if (data == b"ack\n" or data == b"ack") and len(self.current) == 1 and not self.partial:
                 self._acknowledge(self._claims([], set()))
@@ -459,6 +464,7 @@ class ShowHandle(Open):
         self.last = Given()
         self.position = 0
         self.consumer.opens += 1
+        self.group.settle_cuts()
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
