@@ -354,7 +354,7 @@ class Model:
             headers = {key: value for key, value in m["headers"].items() if key != "ttl"}  # it is to be looked at
             self.enter(self.names[self.set["dead"]], m["body"], {**headers, **letter}, 0)
             return
-        delay = self.backoff(e["failed"]) if delay is None or over else delay
+        delay = self.backoff(e["failed"]) if delay is None else delay
         e["due"] = self.now + delay if delay else 0
         if delay:
             self.set_timer(c, e["due"], seq)
@@ -424,7 +424,12 @@ class Model:
         if h["kind"] == "taker" and self.set["ack"] == "next":
             for seq in self.claims(key):
                 self.done(h["c"], seq)
-        result = None if any(p[1] == key for p in self.parked) else self.take(key, count)
+        result = None
+        if not any(p[1] == key for p in self.parked):
+            result = self.take(key, count)
+            if result is None:  # what was acknowledged just now may have made room for a writer
+                self.go(None)
+                result = self.take(key, count)
         if result is None:
             self.parked.append((wait, key, count))
         return self.go(WAIT if result is None else result)

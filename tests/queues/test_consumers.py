@@ -354,6 +354,30 @@ def test_what_one_has_had_is_kept_for_the_other(replay: str, first: str, second:
     assert len(q.kept()) == {"off": 0, "last": 1, "all": 3}[replay]
 
 
+def test_acknowledged_ones_make_room() -> None:
+    """A poison message does not stop the writers."""
+    q = Queues("replay off", "depth 2", "full reject", "retries 0", "backoff 1h 1h")
+    q.consumer()
+    q.write("s", b"poison")
+    worker = q.worker()
+    assert read(worker) == b"poison"
+    say(worker, "nack")
+    for i in range(5):
+        q.write("s", b"%d" % i)
+        assert drain(worker) == [b"%d" % i]
+
+
+def test_a_selection_that_was_removed_ends() -> None:
+    q = Queues()
+    q.stream("t")
+    q.consumer()
+    worker = q.worker("w", "select t")
+    wait = worker.read(BIG)
+    q.tree.unlink(ROOT, q.group, "t")
+    assert wait.result() == b""
+    assert read(worker) == b""
+
+
 def test_the_text_of_a_refusal_is_for_the_next_read() -> None:
     """Also where another read of the handle waits for a message."""
     q = Queues()
@@ -949,6 +973,21 @@ def test_a_clean_stop_ends_those_who_wait(tmp_path: Path) -> None:
     assert wait.result() == b""
 
 
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("replay", ["off", "last", "all"])
+@pytest.mark.parametrize("lines", [[], ["depth 2"], ["full reject"]])
+def test_what_depth_cut_stays_cut(tmp_path: Path, clean: bool, replay: str, lines: list[str]) -> None:
+    q = Queues(f"replay {replay}", "depth 1", path=tmp_path / "store")
+    q.consumer()
+    q.write("s", b"one", b"two", b"three")
+    q.ctl(*lines)
+    q.restart(clean=clean)
+    assert drain(q.worker()) == [b"three"]
+    q.restart(clean=clean)
+    say(worker := q.worker(), "seek first")
+    assert drain(worker) == ([] if replay == "off" else [b"three"])
+
+
 def test_another_user_may_work() -> None:
     q = Queues()
     q.tree.setattr(ROOT, q.group, mode=0o777)
@@ -959,3 +998,24 @@ def test_another_user_may_work() -> None:
     with pytest.raises(errors.Denied):
         q.worker("hers", user=BERT)
     assert User(1001, 1001) == ANNA
+
+
+def test_what_consumers_alone_have_acknowledged_makes_room() -> None:
+    """One message that cannot be dealt with does not stop the writers."""
+    q = Queues("depth 2", "full reject")
+    q.consumer("w", "s")
+    worker = q.worker()
+    q.write("s", b"bad")
+    q.write("s", b"good")
+    assert [read(worker), read(worker)] == [b"bad", b"good"]
+    say(worker, "ack 2")
+    q.write("s", b"more")
+    with pytest.raises(errors.StreamFull):
+        q.write("s", b"too many")
+    reader = q.at("s")
+    with pytest.raises(errors.StreamFull):
+        q.write("s", b"too many")
+    reader.close()
+    say(worker, "ack 1")
+    q.write("s", b"last")
+    assert q.shows(".consumers/w") == [b"more", b"last"]

@@ -76,6 +76,31 @@ def test_ack_read_what_could_not_be_delivered_goes_back() -> None:
     assert take(lives) == [b"one", b"two"]
 
 
+def test_ack_read_what_could_not_be_delivered_while_a_writer_waits() -> None:
+    q = Queues(ONE, "depth 1", "full block")
+    writer, dies = q.at("s", os.O_WRONLY), q.taker()
+    writer.write(b"one")
+    blocked = writer.write(b"two")
+    assert isinstance(blocked, Wait)
+    data = dies.read(BIG)
+    assert blocked.settled
+    q.queue()
+    dies.unread(data)
+    dies.close()
+    assert q.shows("s") == [b"one", b"two"]
+    assert take(q.taker()) == [b"one", b"two"]
+
+
+def test_ack_next_the_read_that_makes_room_gets_what_comes() -> None:
+    q = Queues(ONE, NEXT, "depth 1", "full block")
+    writer, taker = q.at("s", os.O_WRONLY), q.taker()
+    writer.write(b"one")
+    blocked = writer.write(b"two")
+    assert read(taker) == b"one"
+    assert read(taker) == b"two"
+    assert blocked.result() == 3
+
+
 def test_ack_read_what_could_not_be_delivered_is_given_again() -> None:
     q = Queues(ONE)
     taker = q.taker()
@@ -472,6 +497,19 @@ def test_a_kill_counts_and_a_clean_stop_does_not(tmp_path: Path) -> None:
     q.restart(clean=False)
     assert q.shows("s") == []
     assert q.shows("dead") == [b"one"]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("lines", [[], ["depth 2"], ["full reject"]])
+def test_what_depth_cut_stays_cut(tmp_path: Path, clean: bool, lines: list[str]) -> None:
+    q = Queues(ONE, "depth 1", "full drop-old", path=tmp_path / "store")
+    q.write("s", b"one", b"two", b"three")
+    q.ctl(*lines)
+    q.restart(clean=clean)
+    assert q.shows("s") == [b"three"]
+    assert take(q.taker()) == [b"three"]
+    q.restart(clean=clean)
+    assert take(q.taker()) == []
 
 
 def test_depth_after_a_restart(tmp_path: Path) -> None:
