@@ -160,7 +160,7 @@ class Machine(RuleBasedStateMachine):
         what = data.draw(CHURN)
         if what == "set":
             setting = dict([data.draw(SETTINGS)])
-            if not (model.held and setting.keys() & {"depth", "size"}):
+            if not (model.held and setting.keys() & {"depth", "size"}) and self.fits(setting):
                 self.set(**setting)
         elif what == "create":
             self.create(name)
@@ -196,6 +196,17 @@ class Machine(RuleBasedStateMachine):
         """Whether going back there may or may not show again what all have had: nothing is said about that."""
         gone = (m for m in self.model.log if m["why"] == "had" and self.model.covers(c, m["stream"]))
         return any(not isinstance(where, int) or where < 0 or m["seq"] >= where for m in gone)
+
+    def fits(self, setting: dict[str, Any]) -> bool:
+        """Whether what is kept is within these bounds. If not, drop-old cuts it at the next write, or at a start."""
+        new = {**self.model.set, **setting}
+        for kept in map(self.model.kept, self.model.names.values()):
+            over = new["depth"] and len(kept) > new["depth"]
+            if new["full"] == "drop-old" and (
+                over or (new["size"] and sum(len(m["body"]) for m in kept) > new["size"])
+            ):
+                return False
+        return True
 
     def a_sequence(self) -> st.SearchStrategy[int]:
         kept = [m["seq"] for m in self.model.kept()]
