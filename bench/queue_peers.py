@@ -178,7 +178,7 @@ class RedisStream:
     def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
         import redis
 
-        self.client, self.name, self.me = redis.Redis(unix_socket_path=where), name, str(os.getpid())
+        self.client, self.name, self.me = redis.Redis(unix_socket_path=where, protocol=2), name, str(os.getpid())
 
     def prepare(self) -> None:
         self.client.xgroup_create(self.name, "w", mkstream=True)
@@ -191,13 +191,7 @@ class RedisStream:
 
     def take(self) -> bytes:
         found: Any = self.client.xreadgroup("w", self.me, {self.name: ">"}, count=1, block=0)
-        if isinstance(found, dict):
-            entries = next(iter(found.values()))
-            while isinstance(entries[0], list):
-                entries = entries[0]
-        else:
-            entries = found[0][1]
-        self.id, fields = entries[0]
+        self.id, fields = found[0][1][0]
         body: bytes = fields[b"b"]
         return body
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import shutil
 import statistics
 import subprocess
@@ -54,10 +55,7 @@ def client(way: str, where: str, name: str, role: str, first: int, count: int, s
             assert len(body) == BODY, len(body)
             done()
             ended = time.monotonic()
-        if way.endswith("next") and found:
-            ended = time.monotonic()  # this read acknowledged the last one
-        if not way.endswith("next"):
-            done()
+        done()
     result = {"begun": begun, "ended": ended, "cpu": time.process_time() - used, "found": found}
     print(json.dumps(result), flush=True)
     sys.stdin.readline()  # what it had last stays claimed until all are done
@@ -109,9 +107,10 @@ class Run:
         for process in self.processes:
             tell(process)
         sent = [json.loads(out(process)) for process in producers]
-        for _ in workers:
+        took = []
+        for _ in range(WORKERS):  # one after another, so that each worker takes one
             last.send(END)
-        took = [json.loads(out(process)) for process in workers]
+            took.append(json.loads(out(first_of(workers))))
         used = server_cpu(self.pid) - used + sum(one["cpu"] for one in sent + took)
         for process in self.processes:
             tell(process)
@@ -125,6 +124,15 @@ def out(process: subprocess.Popen[str]) -> str:
     line = process.stdout.readline()
     assert line, "a process ended early"
     return line.rstrip("\n")
+
+
+def first_of(waiting: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """The one that says something; it is taken off the list."""
+    said, _, _ = select.select([process.stdout for process in waiting], [], [], 60)
+    assert said, "nobody got the end mark"
+    process = next(process for process in waiting if process.stdout is said[0])
+    waiting.remove(process)
+    return process
 
 
 def tell(process: subprocess.Popen[str]) -> None:
