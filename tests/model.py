@@ -97,6 +97,11 @@ class Model:
     def ctl(self, **settings):
         self.settle_kept()
         self.set.update(settings)
+        for stream in (
+            self.names.values() if self.set["full"] == "drop-old" and {"depth", "size", "full"} & set(settings) else ()
+        ):
+            while not self.fits(stream, 0, 0):
+                self.cut(self.kept(stream)[0])
         self.unblock()
         return None
 

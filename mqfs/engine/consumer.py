@@ -62,6 +62,7 @@ class Consumer:
         self.removed = False
         self.claims: dict[int, Claim] = {}
         self.takers: set[Taker] = set()  # handles open for reading and writing
+        self.restless: set[Taker] = set()  # of them: those whose reads may end without a new message
         self.opens = 0
         self.parked: dict[Wait[bytes], Taker] = {}  # reads that wait, in the order in which they began to
         self.watchers: dict[object, Callable[[], None]] = {}
@@ -418,11 +419,15 @@ class Consumer:
     def serve(self) -> None:
         """Hand what there is to who waits, first come first served."""
         passed: set[Taker] = set()
-        while True:
-            first = next(((wait, taker) for wait, taker in self.parked.items() if taker not in passed), None)
-            if first is None:
+        while self.parked:
+            dry = self.picker.dry
+            if dry and not self.restless:
                 break
-            wait, taker = first
+            waits = self.parked.items()
+            fit = ((w, t) for w, t in waits if t not in passed and (not dry or t in self.restless))
+            wait, taker = next(fit, (None, None))
+            if wait is None or taker is None:
+                break
             try:
                 data = taker.next_data(wait)
             except errors.MqfsError as error:
@@ -467,6 +472,7 @@ class Consumer:
     def closed(self, taker: Taker) -> None:
         """A handle goes: what it has goes back to the head."""
         self.takers.discard(taker)
+        self.restless.discard(taker)
         self.undelivered.pop(taker, None)
         self.give_back_all(list(taker.claims.values()), "its reader ended")
         if not self.takers and not self.claims:
@@ -575,6 +581,10 @@ class Consumer:
             return False
         self._backlog = None  # what expired or was cut since does not count
         return self.backlog() + messages > most
+
+    def recount(self) -> None:
+        """Other streams than before may be covered, or other messages be kept."""
+        self._backlog = None
 
     def skip_oldest(self) -> bool:
         """Its own bound is exceeded: the oldest message that waits is given up. False: all are claimed."""

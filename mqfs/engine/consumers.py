@@ -56,6 +56,12 @@ class Consumers(dict[str, Consumer]):
         """The named ones, and the nameless ones that are in use."""
         return [*self.values(), *(s.nameless for s in self.group.numbers.values() if s.nameless is not None)]
 
+    def reshaped(self) -> None:
+        """A stream went, or what views and consumers are over has changed: room for writers that wait, perhaps."""
+        for consumer in self.bounded:
+            consumer.recount()
+        self.group.unblock()
+
     def rank_anew(self) -> None:
         """The order in which messages are served has changed, or which they are."""
         for consumer in self.every():

@@ -85,6 +85,7 @@ class Group:
         self.cursors: set[Cursor] = set()
         self.cursors_parked: dict[Cursor, None] = {}  # in the order in which they began to wait
         self.cursor_watchers: dict[Cursor, Callable[[], None]] = {}
+        self.fresh: Record | None = None  # the newest message, while it is offered
         self.blocking: set[Stream] = set()  # streams on which writers wait for room
         self.refusals: deque[Refused] = deque(maxlen=limits.ERRORS)
         self.counts = Counts()
@@ -384,8 +385,8 @@ class Group:
 
     def bound_depth(self, stream: Stream) -> None:
         """What was accepted earlier was appended whatever `depth` says: with `full drop-old` the oldest go."""
-        depth = self.settings.depth
-        if self.settings.full == "drop-old" and depth is not NO_DEPTH:
+        settings = self.settings
+        if settings.full == "drop-old" and settings.depth is not NO_DEPTH and stream.name != settings.dead:
             stream.advance()
             stream.cut_to_depth()
 
@@ -469,7 +470,11 @@ class Group:
         if self.views:
             self.views.offer(stream, record)
         if head or self.consumers or stream.nameless is not None:
-            self.consumers.offer(stream, record, rank)
+            self.fresh = record
+            try:
+                self.consumers.offer(stream, record, rank)
+            finally:
+                self.fresh = None
         if stream.watchers:
             stream.wake_watchers()
         if self.order_watchers or self.cursor_watchers:
@@ -569,12 +574,14 @@ class Group:
             cursor.end()
         for consumer in list(self.consumers.waiting):
             consumer.serve()
+        self.consumers.reshaped()
 
     def rename_stream(self, stream: Stream, name: str) -> None:
         old = stream.name
         self.change({"do": "rename", "stream": stream.number, "name": name})
         del self.streams[old]
         self.streams[name] = stream
+        self.consumers.reshaped()
 
     def set(self, settings: Settings) -> None:
         """Put settings in force."""
@@ -594,6 +601,9 @@ class Group:
         if changes:
             self.change(*changes)
         self.settings = settings
+        if (settings.depth, settings.full) != (now.depth, now.full):
+            for stream in self.numbers.values():
+                self.bound_depth(stream)
         self.consumers.rank_anew()
 
     def lines(self) -> list[str]:
@@ -630,6 +640,8 @@ class Group:
 
     def unblock(self) -> None:
         """Something may have made room: let blocked writers go on."""
+        if not self.blocking:
+            return
         for stream in sorted(self.blocking, key=lambda stream: stream.number):
             stream.unblock()
             if not stream.blocked:

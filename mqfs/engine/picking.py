@@ -59,8 +59,15 @@ class Picker:
         if sequence >= self._scan and entry.first == self._first:
             self._first = self._scan = sequence + 1
 
+    @property
+    def dry(self) -> bool:
+        """There is surely nothing, whoever asks: all that is known was handed out, and the log was read to its end."""
+        return self._ready is not None and not self._ready and self._scan >= self.group.bucket.next
+
     def pick(self, taker: Taker) -> tuple[Record, Entry] | None:
         """What this handle is to have next, not claimed yet. Raises Damaged, once for each record that is."""
+        if self.dry:
+            return None
         ready = self._best_ready(taker) if self._ready_keys() else None
         if ready is not None and ready[0] < ORDINARY:
             return ready[1]
@@ -132,7 +139,7 @@ class Picker:
             position, aside = taker.looked, True  # what lies between is not for this one
         while True:
             try:
-                record = self.consumer.selection.find(position)
+                record = self._find(position)
             except errors.Damaged as error:
                 self._scan = max(self._scan, error.sequence + 1) if not aside else self._scan
                 taker.looked, taker.looked_epoch = error.sequence + 1, self.group.epoch
@@ -156,6 +163,13 @@ class Picker:
                 position = self._pass(record.sequence)
             if aside:
                 taker.looked, taker.looked_epoch = position, self.group.epoch
+
+    def _find(self, position: int) -> Record | None:
+        """The first message at or after that sequence that may be for it; not read again where it was just written."""
+        fresh, selection = self.group.fresh, self.consumer.selection
+        if fresh is not None and fresh.sequence == position and selection.covers(self.group.numbers[fresh.stream]):
+            return fresh
+        return selection.find(position)
 
     def _judge(self, record: Record) -> int:
         """What to do with a message that the scan meets."""

@@ -76,6 +76,8 @@ class Taker(Open):
             if data is not None:
                 self.group.unblock()
                 return data
+        else:
+            self.consumer.restless.add(self)  # a read before it may leave something for this one
         self.group.tree.park()
         wait: Wait[bytes] = Wait(self._unpark)
         self.waits[wait] = count, offset, self.reader_pid
@@ -120,6 +122,7 @@ class Taker(Open):
 
     def unread(self, data: bytes) -> None:
         self.last.back(data)
+        self.consumer.restless.add(self)
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
@@ -413,6 +416,7 @@ class ConsumerHandle(Taker, Commands):
 
         def do() -> None:
             self.until = self.group.bucket.next if bound is None else bound
+            self.consumer.restless.add(self)
             self._look_anew()
 
         return do
@@ -424,6 +428,7 @@ class ConsumerHandle(Taker, Commands):
 
         def do() -> None:
             self.selection = selection
+            self.consumer.restless.add(self)  # what it selected may be removed
             self._look_anew()
 
         return do

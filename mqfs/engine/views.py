@@ -68,6 +68,7 @@ class Views(dict[str, View]):
             del self[name]
             view.removed = True
             end_parked(view.parked, self.group)
+        self.group.consumers.reshaped()
         self.group.consumers.rank_anew()
 
     def _look_up_views(self, stream: Stream) -> tuple[frozenset[str], frozenset[str]]:

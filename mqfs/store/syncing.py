@@ -143,7 +143,7 @@ class Syncing(Reading):
     def _ask_for_part(self, segment: Segment) -> None:
         """Extend the index on disk when what is appended now is synced."""
         to, messages, others, last_ns = segment.used, segment.counts()[0], segment.count_others(), self.last_ns
-        self.sync(lambda error: None if error else segment.extend(to, messages, others, last_ns), 1.0)
+        self.sync(lambda error: None if error or self._closed else segment.extend(to, messages, others, last_ns), 1.0)
 
     def pause(self) -> None:
         """Nothing of it is synced until `resume` or `give_up`: its folder is being moved."""

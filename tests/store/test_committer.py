@@ -17,6 +17,7 @@ from mqfs.store.committer import Thread
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
 from mqfs.types import Bucket, Kind
+from tests.store.small import SMALL, lowered
 
 Calls = queue.SimpleQueue[Callable[[], None]]
 
@@ -131,6 +132,21 @@ def test_a_removed_bucket_answers_those_who_wait(tmp_path: Path) -> None:
     assert told == [None]
     assert list(store.groups()) == []
     store.close()
+
+
+def test_a_bucket_is_removed_while_its_index_is_to_be_extended(tmp_path: Path) -> None:
+    told: list[OSError | None] = []
+    with lowered(**{**SMALL, "SEGMENT_BYTES": 1 << 20, "SEGMENT_RECORDS": 1_000}):
+        store, bucket, calls = made(tmp_path, Disk())
+        for number in range(12):
+            bucket.append(Kind.MESSAGE, 16, 0, bytes(1_000))
+            if number < 8:  # parts of the index are written; behind them more are asked for
+                bucket.sync(told.append)
+                while len(told) <= number:
+                    calls.get(timeout=20)()
+        store.remove(1)
+        assert list(store.groups()) == []
+        store.close()
 
 
 def test_a_loop_that_ended_is_no_error() -> None:
