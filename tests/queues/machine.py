@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
         self.model = Model(deliver)
         self.subject = self.make(deliver)
         replay, depth = data.draw(SOME(["off", "last", "all"])), data.draw(SOME([0, 0, 0, 1, 3]))
-        self.set(full=full, replay=replay, depth=depth)
+        self.set(full=full, replay=replay, depth=0 if deliver == "all" and replay == "last" else depth)
         self.set(retries=data.draw(SOME([0, 1, 2, 3])), lease=data.draw(SOME([0, 2])), backoff=(1, 4))
         if deliver == "one":
             self.set(ack=data.draw(SOME(["read", "next"])))
@@ -200,6 +200,8 @@ class Machine(RuleBasedStateMachine):
     def fits(self, setting: dict[str, Any]) -> bool:
         """Whether what is kept is within these bounds. If not, drop-old cuts it at the next write, or at a start."""
         new = {**self.model.set, **setting}
+        if new["deliver"] == "all" and new["replay"] == "last" and (new["depth"] or new["size"]):
+            return False  # PENDING
         for kept in map(self.model.kept, self.model.names.values()):
             over = new["depth"] and len(kept) > new["depth"]
             if new["full"] == "drop-old" and (
@@ -434,6 +436,8 @@ class Machine(RuleBasedStateMachine):
         if key is None:
             return
         verb, value = what
+        if verb == "seek" and isinstance(value, int):
+            value = min(value, self.model.next)
         h = self.model.handles[key]
         if verb == "seek" and (h["select"] is not None or (value != "end" and self.had_by_all(h["c"], value))):
             return

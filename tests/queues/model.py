@@ -239,8 +239,9 @@ class Model:
         for c in tight:
             if full == "drop-new":
                 self.done(c, m["seq"])
-            while len(self.mine(c)) > c["backlog"]:
-                self.done(c, next(o for o in self.mine(c) if not c["open"].get(o["seq"], {}).get("claim"))["seq"])
+            unclaimed = [o for o in self.mine(c) if not c["open"].get(o["seq"], {}).get("claim")]
+            for o in unclaimed[: max(len(self.mine(c)) - c["backlog"], 0)]:
+                self.done(c, o["seq"])
         return result
 
     def enter(self, stream, body, headers, ttl):
