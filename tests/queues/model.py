@@ -104,6 +104,10 @@ class Model:
 
     def ctl(self, **settings):
         self.set.update(settings)
+        if settings.keys() & {"depth", "size", "full"} and self.set["full"] == "drop-old":
+            for name, stream in self.names.items():
+                while name != self.set["dead"] and not self.fits(stream, 0, 0):
+                    self.kept(stream)[0]["why"] = "cut"
         return self.go(None)
 
     def clear(self, name):
@@ -214,7 +218,7 @@ class Model:
         if self.set["size"] and len(body) > self.set["size"] and not queued:
             return "TooLong"
         self.put_seq = None
-        while queued or not self.fits(stream, len(body)):
+        while queued or not self.fits(stream, 1, len(body)):
             if full == "reject":
                 return "StreamFull"
             if full == "drop-new":
@@ -259,9 +263,9 @@ class Model:
         self.log.append(m)
         return m
 
-    def fits(self, stream, size):
+    def fits(self, stream, new, size):
         kept = self.kept(stream)
-        if self.set["depth"] and len(kept) + 1 > self.set["depth"]:
+        if self.set["depth"] and len(kept) + new > self.set["depth"]:
             return False
         return not (self.set["size"] and sum(len(m["body"]) for m in kept) + size > self.set["size"])
 
