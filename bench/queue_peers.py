@@ -215,8 +215,8 @@ OURS = 4  # so many of them
 # ---------------------------------------------------------------- servers
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the server did not start"
         time.sleep(0.02)
