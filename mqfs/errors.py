@@ -141,10 +141,22 @@ class Unsupported(MqfsError):
     errno, text, http = _errno.EOPNOTSUPP, "operation not supported", 405
 
 
+class Disconnected(MqfsError):
+    """The server is gone, or the client was closed; whether a call under way was carried out is not known."""
+
+    errno, text, http = _errno.ENOTCONN, "not connected", 503
+
+
 class BadStore(MqfsError):
     """A store that cannot be opened: not one, of another version, locked, or beyond repair without `mqfs check`."""
 
     errno, text, http = _errno.EINVAL, "bad store", 500
+
+
+class BadRing(MqfsError):
+    """Shared memory that is no ring of this version and boot, or whose state makes no sense."""
+
+    errno, text, http = _errno.EINVAL, "bad ring", 500
 
 
 class BadFrame(MqfsError):

@@ -1,0 +1,103 @@
+"""A client: a tree that is reached somehow, and its groups.
+
+Owns the choice of the transport by address.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+from mqfs.client.group import Group, make_groups
+from mqfs.client.link import Link
+from mqfs.errors import BadRequest, Unsupported
+
+TRANSPORTS = ("auto", "9p")
+
+
+def connect(
+    address: str,
+    *,
+    transport: str = "auto",
+    user: str = "",
+    aname: str = "",
+    timeout: float | None = 10.0,
+    reconnect: bool | float = True,
+) -> Client:
+    """A client of the server at an address, `unix!PATH` or `tcp!HOST!PORT`.
+
+    `aname`: the group that is to be the root. `timeout`: seconds, of connecting. `reconnect`: whether a connection that
+    was lost is made anew by the next call, and subscriptions and consumers wait for the server and go on (a number: so
+    many seconds at most). Raises BadAddress where nobody answers.
+    """
+    if transport == "ring":
+        raise Unsupported("transport 'ring': this version has no shared-memory ring; 'auto' and '9p' are right")
+    if transport not in TRANSPORTS:
+        raise BadRequest(f"transport {transport!r}; one of {', '.join(TRANSPORTS)} is right")
+    from mqfs.client.nine import Nine
+
+    link = Nine(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
+    return Client(link, reconnect)
+
+
+def open(store: str | os.PathLike[str] | None, *, defaults: Sequence[str] = ()) -> Client:
+    """A client of a store that no server has: the engine runs in this process, which holds the store's lock until `close`.
+
+    The store is made if there is none; None: in memory. Raises BadStore where another process has it; that says how to
+    reach it. `defaults`: ctl lines of new groups.
+    """
+    from mqfs.client.inside import Inside
+
+    return Client(Inside(None if store is None else os.fspath(store), defaults), False)
+
+
+class Client:
+    """A tree; `mqfs.connect` and `mqfs.open` give it. Any number of threads may use it."""
+
+    def __init__(self, link: Link, reconnect: bool | float) -> None:
+        self._link, self._reconnect = link, reconnect
+        self._groups: dict[str, Group] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<mqfs client of {self._link.where}>"
+
+    def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = ()) -> Group:
+        """A group by its path from the root. `create`: it, and those above it, are made if they are missing. `ctl`:
+        settings it is then to have. NotFound where there is none."""
+        path = "/".join(name for name in path.split("/") if name)
+        if create and path:
+            make_groups(self._link, path)
+        else:
+            self._link.names(path)
+        with self._lock:
+            group = self._groups.setdefault(path, Group(self._link, path, self._reconnect))
+        if ctl:
+            group.ctl(*ctl)
+        return group
+
+    def remove_group(self, path: str) -> None:
+        """Remove a group that holds no streams and groups."""
+        with self._lock:
+            group = self._groups.pop(path.strip("/"), None)
+        if group is not None:
+            group.close()
+        self._link.remove(path.strip("/"))
+
+    def close(self) -> None:
+        """End everything that was begun here; messages that were published stay."""
+        with self._lock:
+            groups, self._groups = list(self._groups.values()), {}
+        for group in groups:
+            group.close()
+        self._link.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

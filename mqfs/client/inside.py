@@ -1,0 +1,320 @@
+"""The tree of a store that no server has: the engine in this process.
+
+Owns the lock that stands for the engine's one thread, the thread that keeps house, and how a thread waits for a `Wait`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from mqfs import limits
+from mqfs.client.link import READ_BYTES, File
+from mqfs.clock import SystemClock
+from mqfs.engine.tree import Tree
+from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
+from mqfs.ninep.blocking import flags_of
+from mqfs.store.memory import MemoryStore
+from mqfs.store.store import DiskStore
+from mqfs.types import Step, Store, User, Wait
+
+T = TypeVar("T")
+
+log = logging.getLogger("mqfs.client")
+TICK_S = 1.0
+LEAST_WAIT_S = 0.001
+_INTERRUPTED, _SETTLED = True, False
+
+
+def file_mask() -> int:
+    """This process's umask, without setting it: other threads may be making files."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        found = re.search(r"^Umask:\s*([0-7]+)", file.read(), re.MULTILINE)
+    return int(found[1], 8) if found else 0o022
+
+
+class Inside:
+    """See `Link`."""
+
+    can_be_lost = False
+
+    def __init__(self, path: str | None, defaults: Sequence[str] = ()) -> None:
+        self.where = path or "memory"
+        self._pid = os.getpid()
+        self.lock = threading.Lock()  # whoever holds it is the engine's thread
+        self._changed = threading.Condition(self.lock)
+        self.dropped: list[Any] = []  # handles of files that were forgotten
+        self._busy = 0  # threads that wait for a result
+        self._closed = self._ended = False
+        self._store: Store = open_store(path, self._post) if path else MemoryStore()
+        try:
+            pid = os.getpid()
+            self.user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), pid, "library")
+            self.tree = Tree(self._store, SystemClock(), owner=self.user, umask=file_mask(), defaults=defaults)
+        except BaseException:
+            self._ended = True
+            self._store.close()
+            raise
+        self.tree.alarmed = self._changed.notify_all
+        self._house = threading.Thread(target=self._keep_house, name="mqfs-house", daemon=True)
+        self._house.start()
+
+    # ------------------------------------------------------------ threads
+
+    def _post(self, call: Callable[[], None]) -> None:
+        """Results of the committer, on its thread."""
+        with self.lock:
+            if self._ended:
+                raise RuntimeError("the store is closed")
+            call()
+
+    def _keep_house(self) -> None:
+        """Once a second, and when the tree asked to be woken."""
+        tick_at = time.monotonic()
+        with self._changed:
+            while not self._ended:
+                try:
+                    if time.monotonic() >= tick_at:
+                        tick_at = time.monotonic() + TICK_S
+                        self.tree.tick()
+                    else:
+                        self.tree.wake()
+                except (OSError, MqfsError) as error:
+                    log.error("house-keeping: %s", error)
+                wait_s = tick_at - time.monotonic()
+                if (due := self.tree.next_alarm_ns) is not None:
+                    wait_s = min(wait_s, (due - self.tree.clock.engine_ns()) / 1e9)
+                self._changed.wait(max(wait_s, LEAST_WAIT_S))
+
+    def require(self) -> None:
+        """The lock is held."""
+        if os.getpid() != self._pid:
+            raise Disconnected("this store was opened by the parent process; it cannot be used here")
+        if self._closed:
+            raise Disconnected("the client was closed")
+        while self.dropped:
+            self.dropped.pop().close()
+
+    def do(self, call: Callable[[], Step[T]]) -> T:
+        """A call of the engine, and its result when it is there. Cut short (Ctrl-C) it is taken back, if it still can
+        be."""
+        gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        with self.lock:
+            self.require()
+            step = self.begun(call(), gate)
+        return self.ended(step, gate) if isinstance(step, Wait) else step
+
+    def begun(self, step: Step[T], gate: queue.SimpleQueue[bool]) -> Step[T]:
+        """A step, and the gate will open when it is settled. The lock is held."""
+        if isinstance(step, Wait):
+            step.subscribe(lambda _: gate.put(_SETTLED))
+            self._busy += 1
+        return step
+
+    def ended(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None = None) -> T:
+        """Wait. Raises what the step fails with; TimeoutError or Interrupted have done nothing."""
+        try:
+            if self._cut_short(step, gate, timeout):
+                raise Interrupted
+            return step.result()
+        finally:
+            with self.lock:
+                self._busy -= 1
+                self._changed.notify_all()
+
+    def _cut_short(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None) -> bool:
+        try:
+            return gate.get(timeout=timeout)
+        except queue.Empty:
+            with self.lock:
+                if step.cancel():
+                    raise TimeoutError from None
+        except BaseException:
+            with self.lock:
+                if step.cancel():
+                    raise
+            gate.get()
+            raise
+        return gate.get()
+
+    # ------------------------------------------------------------ files
+
+    def open(self, path: str, mode: str) -> File:
+        with self.lock:
+            self.require()
+            node = self.tree.find(self.user, path)
+            return InsideFile(self, self.tree.open(self.user, node, flags_of(mode)))
+
+    def create(self, path: str) -> None:
+        self._make(path, self.tree.create, 0o666)
+
+    def mkdir(self, path: str) -> None:
+        self._make(path, self.tree.mkdir, 0o777)
+
+    def _make(self, path: str, make: Callable[..., Step[Any]], mode: int) -> None:
+        """As 9P makes files: not the umask but the group above says who may do what."""
+
+        def call() -> Step[Any]:
+            above, _, name = path.rstrip("/").rpartition("/")
+            group: Any = self.tree.find(self.user, above)
+            return make(self.user, group, name, self.tree.stat(group).mode & mode)
+
+        self.do(call)
+
+    def remove(self, path: str) -> None:
+        def call() -> Step[None]:
+            node: Any = self.tree.find(self.user, path)
+            if node is self.tree.root:
+                raise NotPermitted("the root group stays")
+            return (self.tree.rmdir if node.directory else self.tree.unlink)(self.user, node.parent, node.name)
+
+        self.do(call)
+
+    def names(self, path: str) -> list[str]:
+        with self.lock:
+            self.require()
+            node: Any = self.tree.find(self.user, path)
+            return [entry.name for entry in self.tree.entries(self.user, node)]
+
+    def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
+        """All are begun before the first is waited for, so that one commit serves them."""
+        begun: list[tuple[Step[int] | MqfsError, queue.SimpleQueue[bool]]] = []
+        with self.lock:
+            self.require()
+            for file, data in writes:
+                gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
+                assert isinstance(file, InsideFile)
+                try:
+                    begun.append((self.begun(file.handle.write(data), gate), gate))
+                except MqfsError as error:
+                    begun.append((error, gate))
+        return [self._became(step, gate) for step, gate in begun]
+
+    def _became(self, step: Step[int] | MqfsError, gate: queue.SimpleQueue[bool]) -> MqfsError | None:
+        if isinstance(step, MqfsError):
+            return step
+        try:
+            if isinstance(step, Wait):
+                self.ended(step, gate)
+        except MqfsError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Who waits is answered, what was written is on disk, the store is free for the next."""
+        with self._changed:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self.require()
+            self._closed = True
+            self.tree.close()
+            self._changed.wait_for(lambda: not self._busy, limits.SHUTDOWN_S)
+            self._ended = True
+            self._changed.notify_all()
+        self._house.join()
+        self._store.close()
+
+
+class InsideFile:
+    """An open file of the engine."""
+
+    def __init__(self, link: Inside, handle: Any) -> None:
+        self._link, self.handle = link, handle
+        self._offset = 0
+        self._waiting: tuple[Wait[bytes], queue.SimpleQueue[bool]] | None = None
+        self._interrupted = False
+
+    def read(self, count: int = READ_BYTES, timeout: float | None = None) -> bytes:
+        gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        with self._link.lock:
+            self._link.require()
+            step = self._link.begun(self.handle.read(count, self._offset), gate)
+            if isinstance(step, Wait):
+                self._waiting = step, gate
+                self._end_if_interrupted()
+        data = self._wait(step, gate, timeout) if isinstance(step, Wait) else step
+        self._offset += len(data)
+        return data
+
+    def _wait(self, step: Wait[bytes], gate: queue.SimpleQueue[bool], timeout: float | None) -> bytes:
+        try:
+            return self._link.ended(step, gate, timeout)
+        except (MqfsError, TimeoutError):
+            raise
+        except BaseException:
+            with self._link.lock, contextlib.suppress(MqfsError):
+                if step.settled:
+                    self.handle.unread(step.result())
+            raise
+        finally:
+            self._waiting = None
+
+    def _end_if_interrupted(self) -> None:
+        if self._interrupted and self._waiting is not None:
+            step, gate = self._waiting
+            if step.cancel():
+                self._interrupted = False
+                gate.put(_INTERRUPTED)
+
+    def interrupt(self) -> None:
+        with self._link.lock:
+            self._interrupted = True
+            self._end_if_interrupted()
+
+    def write(self, data: bytes) -> None:
+        self._link.do(lambda: self.handle.write(data))
+
+    def close(self) -> None:
+        with self._link.lock:
+            self.handle.close()
+
+    def __del__(self) -> None:
+        if not self.handle.closed:
+            self._link.dropped.append(self.handle)
+
+
+# ---------------------------------------------------------------- the store, and who has it
+
+
+def open_store(path: str, post: Callable[[Callable[[], None]], None]) -> DiskStore:
+    """The store; where another process has it, the error says how to reach that one."""
+    try:
+        return DiskStore(path, post)
+    except BadStore as error:
+        holder = re.search(r"is in use by process (\d+)$", error.detail)
+        if holder is None:
+            raise
+        raise BadStore(f"{error.detail}; {_advice(int(holder[1]))}") from None
+
+
+def _advice(pid: int) -> str:
+    if pid == os.getpid():
+        return "that is this very process: use the client it has, from any thread"
+    addresses = listening(pid)
+    if addresses:
+        return f"mqfs.connect({addresses[0]!r}) reaches it"
+    return "mqfs.connect(ADDRESS) reaches a server at the address it was started with"
+
+
+def listening(pid: int) -> list[str]:
+    """The unix sockets a process listens on, as the system tells; nothing where it does not tell us."""
+    found = []
+    with contextlib.suppress(OSError):
+        sockets = set()
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                words = line.split(maxsplit=7)
+                if len(words) == 8 and words[3] == "00010000" and f"socket:[{words[6]}]" in sockets:
+                    folder = os.readlink(f"/proc/{pid}/cwd")
+                    found.append(f"unix!{os.path.join(folder, words[7].rstrip(chr(10)))}")
+    return found

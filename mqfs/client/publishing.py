@@ -1,0 +1,203 @@
+"""Writing messages: the open files that a group's publishers share, and what `.put` is told.
+
+Owns those files; a thread that writes has one to itself for that time.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+import attrs
+
+from mqfs.client import words
+from mqfs.client.link import Body, File, Link
+from mqfs.client.words import Duration
+from mqfs.errors import Disconnected, Exists, MqfsError, NotFound
+
+T = TypeVar("T")
+
+KEPT_OPEN = 128  # files of one group: a fid each in the server
+PUT = ".put"
+_BATCH = 1_024  # messages handed to the link at once: bounds what is held of an endless iterable
+
+
+@attrs.frozen
+class Outgoing:
+    """A message to be published, and what is said with it: the values of `Group.publish`."""
+
+    stream: str
+    body: Body
+    ttl: Duration | None = None
+    delay: Duration | None = None
+    at: float | datetime | None = None
+    priority: int | None = None
+    headers: Mapping[str, str] | None = None
+    id: str = ""
+    single: bool = False
+
+    def spoken(self) -> dict[str, Any]:
+        """The object of `.put`, but for its stream; empty where a plain write does."""
+        said: dict[str, Any] = {}
+        if self.ttl is not None:
+            said["ttl"] = words.duration(self.ttl)
+        if self.delay is not None:
+            said["delay"] = words.duration(self.delay)
+        if self.at is not None:
+            said["at"] = self.at.timestamp() if isinstance(self.at, datetime) else self.at
+        if self.priority is not None:
+            said["priority"] = self.priority
+        if self.headers:
+            said["headers"] = dict(self.headers)
+        if self.id:
+            said["id"] = self.id
+        if self.single:
+            said["single"] = True
+        return said
+
+    def put(self) -> bytes:
+        said = json.dumps({"stream": self.stream, **self.spoken()}, ensure_ascii=False)
+        return said.encode() + b"\n" + words.data(self.body)
+
+
+class Publisher:
+    """The writing side of one group."""
+
+    def __init__(self, link: Link, path: str) -> None:
+        self._link, self._path = link, path
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[str, list[File]] = OrderedDict()
+
+    # ------------------------------------------------------------ open files
+
+    def _take(self, name: str) -> File:
+        with self._lock:
+            idle = self._idle.get(name)
+            if idle:
+                file = idle.pop()
+                if not idle:
+                    del self._idle[name]
+                return file
+        return self._link.open(f"{self._path}/{name}", "r+" if name == PUT else "w")
+
+    def _put_back(self, name: str, file: File) -> None:
+        spare: list[File] = []
+        with self._lock:
+            self._idle.setdefault(name, []).append(file)
+            self._idle.move_to_end(name)
+            if len(self._idle) > KEPT_OPEN:
+                spare = self._idle.popitem(last=False)[1]
+        for old in spare:
+            old.close()
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[File]:
+        """A file to write to; not used again after an error."""
+        file = self._take(name)
+        try:
+            yield file
+        except BaseException as error:
+            if isinstance(error, Disconnected):
+                self.let_go()
+            file.close()
+            raise
+        self._put_back(name, file)
+
+    def let_go(self) -> None:
+        """Close what is open and not in use."""
+        with self._lock:
+            idle, self._idle = self._idle, OrderedDict()
+        for files in idle.values():
+            for file in files:
+                file.close()
+
+    # ------------------------------------------------------------ one message
+
+    def publish(self, message: Outgoing, create: bool, sequence: bool) -> int | None:
+        """Write it, its stream made if it is missing; its sequence if that is wanted."""
+        write = self._by_put if sequence or message.spoken() else self._plainly
+        return self._again(message.stream, create, lambda: write(message, sequence))
+
+    def _plainly(self, message: Outgoing, sequence: bool) -> None:
+        body = words.data(message.body)
+        with self._opened(message.stream) as file:
+            file.write(body)
+
+    def _by_put(self, message: Outgoing, sequence: bool) -> int | None:
+        data = message.put()
+        with self._opened(PUT) as file:
+            file.write(data)
+            return int(file.read(64)) if sequence else None
+
+    def _again(self, stream: str, create: bool, write: Callable[[], T]) -> T:
+        """A stream that is missing, or was removed under an open file, is made, once."""
+        try:
+            return write()
+        except NotFound:
+            if not create:
+                raise
+        self.make(stream)
+        return write()
+
+    def make(self, stream: str) -> None:
+        """Make a stream, if there is none."""
+        try:
+            self._link.create(f"{self._path}/{stream}")
+        except Exists:
+            pass
+
+    # ------------------------------------------------------------ many
+
+    def publish_many(self, messages: Iterable[Outgoing], create: bool) -> int:
+        """Write them in order, none waiting for the one before; how many."""
+        count = 0
+        batch: list[Outgoing] = []
+        for message in messages:
+            batch.append(message)
+            if len(batch) == _BATCH:
+                count += self._write(batch, create, count)
+                batch = []
+        return count + (self._write(batch, create, count) if batch else 0)
+
+    def _write(self, batch: list[Outgoing], create: bool, before: int) -> int:
+        files: dict[str, File] = {}
+        ordered: list[tuple[File, bytes]] = []
+        try:
+            for message in batch:
+                plain = not message.spoken()
+                if message.stream not in files:
+                    files[message.stream] = self._again(message.stream, create, lambda m=message: self._take(m.stream))  # type: ignore[misc]
+                name = message.stream if plain else PUT
+                if name not in files:
+                    files[name] = self._take(name)
+                ordered.append((files[name], words.data(message.body) if plain else message.put()))
+            results = self._link.write_all(ordered)
+        except BaseException as error:
+            if isinstance(error, Disconnected):
+                self.let_go()
+            for file in files.values():
+                file.close()
+            raise
+        self._look(results, before, files)
+        return len(batch)
+
+    def _look(self, results: list[MqfsError | None], before: int, files: dict[str, File]) -> None:
+        failed = next((n for n, error in enumerate(results) if error is not None), None)
+        if failed is None:
+            for name, file in files.items():
+                self._put_back(name, file)
+            return
+        for file in files.values():
+            file.close()
+        error = results[failed]
+        assert error is not None
+        stored = results.count(None)
+        error.add_note(
+            f"message {before + failed} of publish_many; of its batch of {len(results)} {stored} were stored"
+        )
+        raise error

@@ -1,0 +1,275 @@
+"""Reading a group's log through a `.cursor`: subscriptions that wait, and stretches of the past that end.
+
+Owns the reading of `format record`, and how a reader goes on behind its last message when the server was away.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TypeAlias
+
+from mqfs import headers, record
+from mqfs.client.link import File, Link, read_whole
+from mqfs.client.words import commands, quote
+from mqfs.errors import Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
+from mqfs.types import Kind, Message, Record
+
+log = logging.getLogger("mqfs.client")
+
+Filter: TypeAlias = Callable[[Message], bool]
+Filters: TypeAlias = Filter | Sequence[Filter]
+Patterns: TypeAlias = str | Sequence[str]
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # between two attempts to reach a server that is away
+_EVERYTHING = "#"
+
+
+class Records:
+    """The bytes of `format record` ↔ messages, however they are cut."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._data = b""
+        self._at = 0
+
+    def feed(self, data: bytes) -> None:
+        self._data = self._data[self._at :] + data if self._at < len(self._data) else data
+        self._at = 0
+
+    def next(self) -> Message | None:
+        """The next whole message. Raises DiskFailed where the bytes do not pass their check."""
+        while (found := self._next()) is not None:
+            if found.kind == Kind.NAMES:
+                self._learn(found.body)
+            elif found.kind == Kind.MESSAGE:
+                more = headers.decode(found.headers) if found.headers else {}
+                return Message(found.sequence, self._names[found.stream], found.time_ns, found.body, more)
+        return None
+
+    def _next(self) -> Record | None:
+        at, have = self._at, len(self._data)
+        if have - at < record.HEAD_BYTES:
+            return None
+        size = int.from_bytes(self._data[at : at + 4], "little")
+        if have - at < record.padded(size):
+            return None
+        found = record.decode(self._data[at : at + size])
+        if found is None:
+            raise DiskFailed("a record came that does not pass its check")
+        self._at = at + record.padded(size)
+        return found
+
+    def _learn(self, table: bytes) -> None:
+        at = 0
+        while at < len(table):
+            number, end = int.from_bytes(table[at : at + 4], "little"), at + 6
+            end += int.from_bytes(table[at + 4 : at + 6], "little")
+            self._names[number] = table[at + 6 : end].decode()
+            at = end
+
+
+def all_of(filters: Filters) -> tuple[Filter, ...]:
+    return (filters,) if callable(filters) else tuple(filters)
+
+
+def names_of(patterns: Patterns) -> tuple[str, ...]:
+    """What is to be selected; nothing: everything."""
+    names = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    return () if _EVERYTHING in names else names
+
+
+def wild(name: str) -> bool:
+    return "*" in name or "#" in name
+
+
+class Patience:
+    """How long to go on trying to reach a server, and the pauses between."""
+
+    def __init__(self, limit: bool | float, closed: threading.Event, where: str) -> None:
+        self._limit, self._closed, self._where = limit, closed, where
+        self._pause, self._began = FIRST_PAUSE_S, 0.0
+
+    def wait(self, error: Disconnected) -> None:
+        """A pause; or raises what went wrong, where it was not to be borne (any longer)."""
+        if self._limit is False or self._closed.is_set():
+            raise error
+        if not self._began:
+            self._began = time.monotonic()
+            log.warning("%s; trying again", error)
+        elif self._limit is not True and time.monotonic() - self._began > self._limit:
+            raise error
+        self._closed.wait(self._pause)
+        if self._closed.is_set():
+            raise error
+        self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
+
+
+class Reading:
+    """Messages of a group, one by one: an iterator that any number of threads may share.
+
+    After FellBehind or DiskFailed, told once each, it can be asked again and goes on behind what was lost.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        path: str,
+        patterns: Patterns,
+        *,
+        start: str,
+        until: str = "",
+        filters: Filters = (),
+        reconnect: bool | float = False,
+    ) -> None:
+        self._link, self._path = link, path
+        self._names, self._until = names_of(patterns), until
+        self._filters, self._reconnect = all_of(filters), reconnect if link.can_be_lost else False
+        self._exactly: frozenset[str] = frozenset()  # names that are looked for here, as no stream is called so yet
+        self._turn = threading.Lock()  # one thread reads
+        self._closed = threading.Event()
+        self._wanted = False  # an interrupt that somebody asked for
+        self._over = False
+        if start == "end" and self._reconnect is not False:
+            # So that it is known where to go on if the server is away before the first message.
+            start = str(json.loads(read_whole(link, f"{path}/.stats"))["next"])
+        self._start = start
+        self._file = self._open()
+
+    # ------------------------------------------------------------ the cursor
+
+    def _open(self) -> File:
+        self._records = Records()
+        file = self._link.open(f"{self._path}/.cursor", "r+")
+        try:
+            self._select(file)
+            until = (f"until {self._until}",) if self._until else ()
+            file.write(commands(f"seek {self._start}", *until, "format record"))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _select(self, file: File) -> None:
+        """A name without a wildcard may be that of a stream that is not there yet: then all is read, and sifted."""
+        self._exactly = frozenset()
+        if not self._names:
+            return
+        try:
+            file.write(commands("select " + " ".join(map(quote, self._names))))
+        except NotFound:
+            if any(map(wild, self._names)):
+                raise
+            file.read(65_536)  # the refusal's text
+            self._exactly = frozenset(self._names)
+
+    def _reopen(self) -> None:
+        """A new cursor behind the last message; the server is waited for."""
+        patience = Patience(self._reconnect, self._closed, self._link.where)
+        while True:
+            try:
+                self._file = self._open()
+                return
+            except Disconnected as error:
+                patience.wait(error)
+
+    def _ended(self) -> None:
+        """An end of file: what it reads is gone, or the server stops."""
+        self._over = True
+        if self._reconnect is False or self._until:
+            return
+        try:
+            self._reopen()
+            self._over = bool(self._exactly)  # the stream it was over is gone
+        except NotFound:
+            pass
+
+    # ------------------------------------------------------------ messages
+
+    def get(self, timeout: float | None = None) -> Message:
+        """The next message. Raises EOFError at the end, TimeoutError, and what the tree refuses with."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            message = self._get(deadline)
+            if all(passes(message) for passes in self._filters):
+                return message
+
+    def _get(self, deadline: float | None) -> Message:
+        with self._turn:
+            while True:
+                message = self._records.next()
+                if message is not None:
+                    self._start = str(message.sequence + 1)
+                    if not self._exactly or message.stream in self._exactly:
+                        return message
+                else:
+                    self._fill(deadline)
+
+    def _fill(self, deadline: float | None) -> None:
+        if self._over or self._closed.is_set():
+            raise EOFError
+        try:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            data = self._file.read(timeout=left)
+        except Interrupted:
+            wanted, self._wanted = self._wanted, False
+            if wanted and not self._closed.is_set():
+                raise
+            return
+        except Disconnected:
+            if self._closed.is_set():
+                raise EOFError from None
+            if self._reconnect is False:
+                raise
+            self._reopen()
+            return
+        if data:
+            self._records.feed(data)
+        elif not self._closed.is_set():
+            self._ended()
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        try:
+            return self.get()
+        except EOFError:
+            raise StopIteration from None
+        except Disconnected:
+            if self._closed.is_set():
+                raise StopIteration from None
+            raise
+
+    # ------------------------------------------------------------ ends
+
+    def lost(self, error: Exception) -> bool:
+        """Whether nothing comes after that error."""
+        return self._over or self._closed.is_set() or not isinstance(error, FellBehind | DiskFailed)
+
+    def interrupt(self) -> None:
+        """The thread that waits in `get` gets Interrupted, or the next one that would; nothing is lost."""
+        self._wanted = True
+        self._file.interrupt()
+
+    def close(self) -> None:
+        """End it, whoever waits in it."""
+        self._closed.set()
+        self._file.interrupt()
+        with self._turn:
+            self._file.close()
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+__all__ = ["Filter", "Filters", "Patience", "Patterns", "Reading", "Records", "all_of", "names_of"]

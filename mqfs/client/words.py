@@ -1,0 +1,56 @@
+"""What the library's values look like in commands and `.put`: names quoted, durations, positions.
+
+Owns the printing; the language is the tree's, mqfs(4).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from mqfs.client.link import Body
+from mqfs.errors import BadRequest
+
+Duration: TypeAlias = float | str | timedelta  # seconds, or as in ctl: "30s"
+Moment: TypeAlias = float | str | timedelta | datetime  # UNIX seconds; or ago: "10m", timedelta
+
+_PLAIN = re.compile(r"[^\s'#]+\Z")
+
+
+def quote(word: str) -> str:
+    """As in rc(1)."""
+    if "\n" in word:
+        raise BadRequest(f"{word!r} cannot stand in a command: it holds a newline")
+    return word if _PLAIN.match(word) else "'" + word.replace("'", "''") + "'"
+
+
+def duration(value: Duration) -> str:
+    """In whole milliseconds, rounded up: what is not nothing stays so."""
+    if isinstance(value, str):
+        return value
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not 0 <= seconds < 1e9:
+        raise BadRequest(f"a duration of {seconds} seconds; 0 or more is right")
+    return f"{math.ceil(round(seconds * 1_000, 3))}ms" if seconds else "0"
+
+
+def moment(value: Moment) -> str:
+    """As `seek` has it."""
+    if isinstance(value, str | timedelta):
+        return f"-{duration(value)}"
+    seconds = value.timestamp() if isinstance(value, datetime) else value
+    return f"@{seconds:.6f}"
+
+
+def data(body: Body) -> bytes:
+    """A message's bytes; text is UTF-8."""
+    it = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else bytes(body)
+    if not it:
+        raise BadRequest("a message has at least one byte; ctl('eof STREAM') writes an end mark")
+    return it
+
+
+def commands(*lines: str) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()

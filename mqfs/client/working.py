@@ -1,0 +1,53 @@
+"""Workers: threads that call a function for each message they claim."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from mqfs.client.consuming import Claim, Claims
+from mqfs.errors import MqfsError
+
+log = logging.getLogger("mqfs.client")
+
+
+class Worker:
+    """A thread for each handle on a consumer. `Group.work` begins it, `stop` ends it."""
+
+    def __init__(self, handles: Sequence[Claims], handler: Callable[[Claim], object]) -> None:
+        self._handles, self._handler = handles, handler
+        self._threads = [threading.Thread(target=self._run, args=(claims,), daemon=True) for claims in handles]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, claims: Claims) -> None:
+        with claims:
+            try:
+                for claim in claims:
+                    self._one(claim)
+            except MqfsError as error:
+                log.error("a worker ends: %s", error)
+
+    def _one(self, claim: Claim) -> None:
+        try:
+            with claim:
+                self._handler(claim)
+        except Exception as error:
+            log.error("message %d of %s: %s", claim.sequence, claim.stream, error, exc_info=error)
+
+    def stop(self) -> None:
+        """Claim nothing more, and wait for the calls under way."""
+        for claims in self._handles:
+            claims.finish()
+        self.join()
+
+    def join(self, timeout: float | None = None) -> None:
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
