@@ -1,0 +1,70 @@
+"""The ring: shared memory in which processes of one machine publish and follow a group's records.
+
+Owns the shared memory and what processes do in it (doc/ring.md). Never touches the store and knows no streams' names,
+permissions or limits: the server follows the ring and keeps those. The work is done in C (`_native.c`); where that part
+was not built everything else works, and using a name of this module raises errors.Unsupported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mqfs import errors
+
+try:
+    from mqfs.ring import _native
+except ImportError as error:
+    MISSING = str(error)  # why there is no ring; empty where there is one
+else:
+    MISSING = ""
+
+if TYPE_CHECKING:
+    from mqfs.ring._native import Consumer, Ring, attach, crc32c, create
+elif not MISSING:
+    Consumer, Ring, attach, crc32c, create = (
+        _native.Consumer,
+        _native.Ring,
+        _native.attach,
+        _native.crc32c,
+        _native.create,
+    )
+
+
+class Columns(NamedTuple):
+    """The records of a buffer, column by column; `end` is where the first that does not pass would begin."""
+
+    end: int
+    sequences: memoryview
+    times: memoryview
+    positions: memoryview  # in the buffer
+    bodies: memoryview  # bytes of each body
+    streams: memoryview
+    headers: memoryview  # bytes of each record's headers
+    kinds: memoryview
+    flags: memoryview
+
+
+def scan(buffer: bytes | bytearray | memoryview) -> Columns:
+    """Index the run of records at the head of `buffer`, each checked as a start checks a log."""
+    end, *columns = _need().scan(buffer)
+    return Columns(end, *(memoryview(column).cast(code) for column, code in zip(columns, "QqQIIHBB", strict=True)))
+
+
+def _need() -> Any:
+    if MISSING:
+        raise errors.Unsupported(
+            "the ring's part in C was not built: install a C compiler and the Python headers "
+            f"(Debian: apt install gcc libc6-dev python3-dev), then install mqfs again ({MISSING})"
+        )
+    return _native
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if not name.startswith("__") and name != "_native":
+            return getattr(_need(), name)
+        raise AttributeError(name)
+
+
+__all__ = ["MISSING", "Columns", "Consumer", "Ring", "attach", "crc32c", "create", "scan"]
