@@ -161,6 +161,7 @@ class Consumers(dict[str, Consumer]):
         if consumer.claims:
             raise errors.Busy(f"consumer {consumer.name} holds {len(consumer.claims)} claims")
         consumer.give_singles_back()
+        covered = [stream for stream in self.group.numbers.values() if consumer.covers(stream)]
         self.group.change({"do": "forget", "number": consumer.number})
         del self[consumer.name]
         self._lowest.remove(consumer.number)
@@ -168,9 +169,8 @@ class Consumers(dict[str, Consumer]):
         self._bounded_known = False
         consumer.removed = True
         consumer.end()
-        if self.group.settings.deliver == "one":
-            for stream in self.group.numbers.values():
-                stream.recount()
+        for stream in covered:
+            stream.recount()
         self.group.loosened()
         self.group.unblock()
 
