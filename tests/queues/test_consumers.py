@@ -748,7 +748,6 @@ def test_backlog_is_over_what_is_still_there() -> None:
     assert drain(q.worker()) == [b"one"]
 
 
-@pytest.mark.xfail(reason="what only a removed consumer had not had is still counted")
 @pytest.mark.parametrize("full", ["reject", "block"])
 def test_removing_a_consumer_makes_room(full: str) -> None:
     q = Queues("depth 1", f"full {full}")
