@@ -54,7 +54,9 @@ class Consumers(dict[str, Consumer]):
 
     def every(self) -> list[Consumer]:
         """The named ones, and the nameless ones that are in use."""
-        return [*self.values(), *(s.nameless for s in self.group.numbers.values() if s.nameless is not None)]
+        numbers = self.group.numbers
+        streams = (numbers.get(own.number) for own in self.group.state.consumers.values() if not own.name)
+        return [*self.values(), *(s.nameless for s in streams if s is not None and s.nameless is not None)]
 
     def reshaped(self) -> None:
         """A stream went, or what views and consumers are over has changed: room for writers that wait, perhaps."""

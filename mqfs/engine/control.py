@@ -123,8 +123,23 @@ class Plan:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.consumers = {name: consumer.state.over for name, consumer in group.consumers.items()}
-        self.views = {name: list(view.state.patterns) for name, view in group.views.items()}
+        self._consumers: dict[str, str | None] = {}  # what those spoken of will be over; None: gone
+        self._views: dict[str, list[str]] = {}  # the patterns of those spoken of; without any it is gone
+        self._grown = 0  # by so many patterns all views together
+
+    def over(self, name: str) -> str | None:
+        """What a consumer will be over; None where there will be none of that name."""
+        if name in self._consumers:
+            return self._consumers[name]
+        consumer = self.group.consumers.get(name)
+        return consumer.state.over if consumer is not None else None
+
+    def patterns(self, name: str) -> list[str]:
+        """What a view will be bound to, to be changed by who asks; empty where there will be none of that name."""
+        if name not in self._views:
+            view = self.group.views.get(name)
+            self._views[name] = list(view.state.patterns) if view is not None else []
+        return self._views[name]
 
     def check(self, settings: Settings, action: Action) -> None:
         """Raises what would stop the action."""
@@ -177,19 +192,19 @@ class Plan:
         name = action.stream or ""
         check_name(name)
         over, *_ = consumer_options(action)
-        if self.consumers.get(name, over) != over:
-            raise errors.Exists(f"consumer {name} is over {self.consumers[name] or 'the whole group'}; remove it first")
-        self.consumers[name] = over
+        if (now := self.over(name)) not in (None, over):
+            raise errors.Exists(f"consumer {name} is over {now or 'the whole group'}; remove it first")
+        self._consumers[name] = over
 
     def _check_remove(self, settings: Settings, action: Action) -> None:
         name = action.stream or ""
-        if name not in self.consumers:
+        if self.over(name) is None:
             raise errors.NotFound(f"remove: no consumer {name!r} in this group")
         self._require_unprotected(settings, action)
         consumer = self.group.consumers.get(name)
         if consumer is not None and consumer.claims:
             raise errors.Busy(f"remove: consumer {name} holds {len(consumer.claims)} claims")
-        del self.consumers[name]
+        self._consumers[name] = None
 
     def _check_bind(self, settings: Settings, action: Action) -> None:
         name, pattern = check_name(action.stream or ""), action.words[0]
@@ -199,21 +214,21 @@ class Plan:
             program.parse(pattern)
         else:
             topics.check_pattern(pattern)
-        patterns = self.views.setdefault(name, [])
-        if len(patterns) >= limits.VIEW_PATTERNS or sum(map(len, self.views.values())) >= limits.PATTERNS:
+        patterns = self.patterns(name)
+        if len(patterns) >= limits.VIEW_PATTERNS or self.group.views.bound + self._grown >= limits.PATTERNS:
             raise errors.OverLimit(f"bind: at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group")
         patterns.append(pattern)
+        self._grown += 1
 
     def _check_unbind(self, settings: Settings, action: Action) -> None:
         name = action.stream or ""
-        patterns = self.views.get(name)
+        patterns = self.patterns(name)
         pattern = action.words[0] if action.words else None
-        if patterns is None or (pattern is not None and pattern not in patterns):
+        if not patterns or (pattern is not None and pattern not in patterns):
             raise errors.NotFound(f"unbind: {name!r} is not bound{f' to {pattern!r}' if pattern and patterns else ''}")
         self._require_unprotected(settings, action)
-        self.views[name] = [text for text in patterns if pattern not in (None, text)]
-        if not self.views[name]:
-            del self.views[name]
+        left = self._views[name] = [text for text in patterns if pattern not in (None, text)]
+        self._grown -= len(patterns) - len(left)
 
 
 def consumer_options(action: Action) -> tuple[str, bool, bool, int]:

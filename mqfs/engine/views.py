@@ -23,7 +23,9 @@ class Views(dict[str, View]):
     def __init__(self, group: Group) -> None:
         super().__init__()
         self.group = group
+        self.bound = 0  # patterns and programs of all of them
         self._patterns: Patterns[str] = Patterns()
+        self._routing: dict[str, View] = {}  # those with a program
 
     def load(self) -> None:
         """Those that the group's state names."""
@@ -36,8 +38,16 @@ class Views(dict[str, View]):
 
     def _enter(self, view: View) -> None:
         self[view.name] = view
+        self.bound += len(view.state.patterns)
         for pattern in view.patterns:
             self._patterns.add(pattern, view.name)
+        self._note_programs(view)
+
+    def _note_programs(self, view: View) -> None:
+        if view.programs:
+            self._routing[view.name] = view
+        else:
+            self._routing.pop(view.name, None)
 
     def bind(self, name: str, pattern: str) -> None:
         """A pattern or program more for a view, which is made if it is not there. Both were checked."""
@@ -50,17 +60,21 @@ class Views(dict[str, View]):
         if view is None:
             self._enter(View(self.group, self.group.state.views[name]))
         else:
+            self.bound += 1
             view.refresh()
             if pattern in view.patterns:
                 self._patterns.add(pattern, name)
+            self._note_programs(view)
         self.group.consumers.rank_anew()
 
     def unbind(self, name: str, pattern: str | None) -> None:
         """One pattern or program of a view less, or all of them; without any it is gone."""
         view = self[name]
-        before = view.patterns
+        before, bound = view.patterns, len(view.state.patterns)
         self.group.change({"do": "unbind", "name": name, "pattern": pattern})
+        self.bound -= bound - len(view.state.patterns)
         view.refresh()
+        self._note_programs(view)
         for text in before:
             if text not in view.patterns:
                 self._patterns.remove(text, name)
@@ -75,7 +89,7 @@ class Views(dict[str, View]):
         found = stream.views
         if found is None or found[0] != self.group.shape:
             matched = frozenset(self._patterns.match(stream.name))
-            routed = (name for name, view in self.items() if view.may_route(stream.name))
+            routed = (name for name, view in self._routing.items() if view.may_route(stream.name))
             stream.views = found = (self.group.shape, matched, matched.union(routed))
         return found[1], found[2]
 
