@@ -13,6 +13,7 @@ soak:
 	MQFS_SOAK=1 script/test
 
 bench: setup
+	@script/setup bench
 	for bench in bench/[a-z]*.py; do $(python) "$$bench" || exit 1; done
 
 setup:
