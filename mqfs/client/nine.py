@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from mqfs import limits
 from mqfs.client.link import READ_BYTES, File
-from mqfs.errors import BadFrame, Disconnected, Interrupted, MqfsError, TooLong
+from mqfs.errors import BadAddress, BadFrame, Disconnected, Interrupted, MqfsError, TooLong
 from mqfs.ninep import blocking, caller
 from mqfs.ninep.caller import Channel, Procedure
 from mqfs.ninep.messages import Fcall, Twrite
@@ -316,10 +316,13 @@ class Nine:
             if self._closed:
                 raise Disconnected("the client was closed")
             if self._now.lost and self._reconnect:
+                self._now.close()
                 try:
                     self._now = Connection(self.where, *self._options)
+                except BadAddress as error:
+                    raise Disconnected(error.detail) from None
                 except (OSError, MqfsError) as error:
-                    raise Disconnected(str(error)) from None
+                    raise Disconnected(f"{self.where}: {error}") from None
             return self._now
 
     def open(self, path: str, mode: str) -> File:

@@ -1,0 +1,237 @@
+"""What only a server can do: be killed, be restarted, be somebody else's. And who has a store."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import mqfs
+from mqfs import errors
+from tests.client.conftest import Away
+from tests.server.process import environment
+
+
+def test_a_connection_that_is_lost_is_one_clear_error(server: Away) -> None:
+    with server.connect(reconnect=False) as client:
+        group = client.group("g", create=True)
+        group.publish("s", b"1")
+        messages = group.subscribe()
+        server.process.kill()
+        with pytest.raises(errors.Disconnected, match="not connected: unix!"):
+            next(messages)
+        for _ in range(2):
+            with pytest.raises(errors.Disconnected):
+                group.publish("s", b"2")
+        server.start()
+        with pytest.raises(errors.Disconnected):
+            group.publish("s", b"3")
+
+
+def test_a_call_after_the_restart_connects_again(server: Away) -> None:
+    with server.connect() as client:
+        group = client.group("g", create=True, ctl=["replay all"])
+        group.publish("s", b"1")
+        server.again()
+        with pytest.raises(errors.Disconnected):
+            group.publish("s", b"2", id="two")
+        group.publish("s", b"2", id="two")
+        server.process.kill()
+        with pytest.raises(errors.Disconnected):
+            group.publish("s", b"3")
+        with pytest.raises(errors.Disconnected, match="is served by nobody"):
+            group.publish("s", b"3")
+        server.start()
+        group.publish("s", b"3")
+        assert [message.body for message in group.history()] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("pattern", ["#", "s", "*"])
+def test_a_subscription_goes_on_behind_the_last(server: Away, number: int, pattern: str) -> None:
+    """Everything once, in order, whenever the server goes away: before the first message, between, while it waits."""
+    got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    with server.connect() as client, server.connect() as waits:
+        group = client.group("g", create=True, ctl=["replay all"])
+        group.publish("s", b"before")
+        unread, read = group.subscribe(pattern), waits.group("g").subscribe(pattern)
+        thread = threading.Thread(target=lambda: [got.put(message.body) for message in read], daemon=True)
+        thread.start()
+        group.publish("s", b"0")
+        assert got.get(timeout=20) == b"0"
+        for turn in range(1, 4):
+            server.again(number)
+            with server.connect() as other:
+                other.group("g").publish_many([("s", f"{turn}a"), ("s", f"{turn}b")])
+        wanted = [b"1a", b"1b", b"2a", b"2b", b"3a", b"3b"]
+        assert [got.get(timeout=20) for _ in wanted] == wanted
+        assert [unread.get(20).body for _ in range(7)] == [b"0", *wanted]
+        read.close()
+        thread.join(20)
+        assert got.empty()
+
+
+def test_a_kill_under_load_loses_and_repeats_nothing(server: Away) -> None:
+    """A publisher with ids that repeats what is not known, a subscription, and a server that is killed five times."""
+    got: list[int] = []
+    with server.connect() as client, server.connect() as other:
+        group = client.group("g", create=True, ctl=["replay all"])
+        messages = group.subscribe()
+
+        def run() -> None:
+            while len(got) < 400:
+                got.append(int(messages.get(60).body))
+
+        reader = threading.Thread(target=run)
+        reader.start()
+        for number in range(400):
+            if number % 80 == 40:
+                threading.Thread(target=server.process.process.kill).start()
+            while True:
+                try:
+                    other.group("g").publish("s", str(number), id=str(number))
+                    break
+                except errors.Disconnected:
+                    server.process.kill()
+                    server.start()
+        reader.join(60)
+    assert got == list(range(400))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_consumer_goes_on(server: Away, number: int) -> None:
+    with server.connect() as client:
+        group = client.group("g", create=True, ctl=["replay all"])
+        group.publish_many(("s", str(n)) for n in range(3))
+        with group.consume("c") as claims:
+            claims.get(20).ack()
+            lost = claims.get(20)
+            server.again(number)
+            with pytest.raises(errors.MqfsError) as raised:
+                lost.ack()
+            assert isinstance(raised.value, errors.Disconnected | errors.Stale)
+            again = claims.get(20)
+            assert (again.sequence, again.deliveries) == (lost.sequence, 2 if number == signal.SIGKILL else 1)
+            with pytest.raises(errors.Stale, match="connection was lost"):
+                lost.ack()
+            again.ack()
+            claims.get(20).ack()
+        assert group.stats()["consumers"]["c"]["waiting"] == 0
+
+
+def test_patience_has_an_end(server: Away) -> None:
+    with server.connect(reconnect=0.05) as client:
+        messages = client.group("g", create=True).subscribe()
+        server.process.kill()
+        with pytest.raises(errors.Disconnected):
+            messages.get()
+        server.start()
+
+
+def test_closing_ends_a_reader_that_waits_for_the_server(server: Away) -> None:
+    with server.connect() as client:
+        messages = client.group("g", create=True).subscribe()
+        ended: queue.SimpleQueue[object] = queue.SimpleQueue()
+        thread = threading.Thread(target=lambda: ended.put(list(messages)))
+        thread.start()
+        server.process.kill()
+        messages.close()
+        assert ended.get(timeout=20) == []
+        thread.join()
+        server.start()
+
+
+# ---------------------------------------------------------------- addresses and stores
+
+
+def test_a_store_that_a_server_has(server: Away, tmp_path: Path) -> None:
+    with pytest.raises(errors.BadStore) as raised:
+        mqfs.open(server.folder / "store")
+    assert f"in use by process {server.process.pid}; mqfs.connect('{server.address}') reaches it" in str(raised.value)
+    with mqfs.open(tmp_path / "store"), pytest.raises(errors.BadStore, match="this very process"):
+        mqfs.open(tmp_path / "store")
+
+
+def test_a_store_is_free_again_and_keeps_what_it_was_told(tmp_path: Path) -> None:
+    for number in range(3):
+        with mqfs.open(tmp_path / "store", defaults=["replay all"]) as client:
+            group = client.group("g", create=True)
+            group.publish("s", str(number))
+            with group.consume("c") as claims, claims.get(20) as claim:
+                assert (claim.body, claim.deliveries) == (str(number).encode(), 1)
+    with mqfs.open(tmp_path / "store") as client:
+        assert [message.body for message in client.group("g").history()] == [b"0", b"1", b"2"]
+
+
+def test_what_was_published_inside_survives_a_kill(tmp_path: Path) -> None:
+    """`sync always`: it is on disk when publish returns, and a server finds it."""
+    code = (
+        "import mqfs, os, signal, sys; g = mqfs.open(sys.argv[1]).group('g', create=True, ctl=['replay all']);"
+        "g.publish('s', b'kept'); g.publish_many([('s', b'too')]); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], env=environment(), timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    with mqfs.open(tmp_path / "store") as client:
+        assert [message.body for message in client.group("g").history()] == [b"kept", b"too"]
+
+
+def test_in_memory() -> None:
+    with mqfs.open(None, defaults=["replay all"]) as client:
+        client.group("a/b", create=True).publish("s", b"x")
+        assert [message.body for message in client.group("a/b").history()] == [b"x"]
+
+
+def test_transports(server: Away) -> None:
+    with pytest.raises(errors.Unsupported, match="ring"):
+        server.connect(transport="ring")
+    with pytest.raises(errors.BadRequest, match="transport 'udp'"):
+        server.connect(transport="udp")
+    with pytest.raises(errors.BadAddress):
+        mqfs.connect("http://nowhere")
+    with pytest.raises(errors.BadAddress, match="is not there"):
+        mqfs.connect(server.address + ".none")
+    with server.connect(transport="9p") as client:
+        client.group("deep/er", create=True)
+        with server.connect(aname="deep") as inner:
+            assert inner.group().groups() == ["er"]
+
+
+def test_a_forked_child_is_told_to_connect_again(server: Away, tmp_path: Path) -> None:
+    with server.connect() as client, mqfs.open(tmp_path / "store") as inside:
+        for tree in (client, inside):
+            group = tree.group("g", create=True)
+            child = os.fork()
+            if not child:
+                try:
+                    group.publish("s", b"x")
+                except errors.Disconnected as error:
+                    os._exit(0 if "parent process" in str(error) else 1)
+                finally:
+                    os._exit(2)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Away, tmp_path: Path) -> None:
+    with server.connect() as client, mqfs.open(tmp_path / "store") as inside:
+        for tree in (client, inside):
+            group = tree.group("g", create=True, ctl=["replay all"])
+            messages = group.subscribe()
+            timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                next(messages)
+            timer.join()
+            group.publish("s", b"next")
+            assert messages.get(20).body == b"next"
+
+
+def test_importing_loads_nothing_of_the_library() -> None:
+    code = "import sys, mqfs; assert not [m for m in sys.modules if m.startswith('mqfs.')]; mqfs.connect; "
+    code += "assert 'trio' not in sys.modules and 'mqfs.engine.tree' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=60)

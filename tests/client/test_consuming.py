@@ -1,0 +1,207 @@
+"""Consumers: the same over both transports."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from mqfs import Claim, Client, errors
+from mqfs.client import Group
+
+
+def work(tree: Client, name: str, *ctl: str) -> Group:
+    return tree.group(name, create=True, ctl=["replay all", "sync off", "backoff 1ms 1ms", *ctl])
+
+
+def waiting(group: Group, consumer: str) -> int:
+    return int(group.stats()["consumers"][consumer]["waiting"])
+
+
+def test_a_clean_exit_acknowledges(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    group.publish_many([("s", b"1"), ("t", b"2")])
+    group.publish("s", "ünï", priority=9, headers={"a": "b"})
+    got = []
+    with group.consume("mailer") as claims:
+        for claim in claims:
+            with claim:
+                got.append((claim.stream, claim.body, claim.headers.get("a"), claim.deliveries))
+            if len(got) == 3:
+                break
+    assert got == [("s", "ünï".encode(), "b", 1), ("s", b"1", None, 1), ("t", b"2", None, 1)]
+    assert [m.time_ns for m in group.history()] == sorted(m.time_ns for m in group.history())
+    assert waiting(group, "mailer") == 0
+
+
+def test_what_a_claim_tells_is_what_history_tells(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    group.publish("s", bytes(range(256)) * 3_000, headers={"k": 'quoted " \n\\ line'}, ttl="1h")
+    with group.consume("c") as claims:
+        assert claims.get(20).message == next(group.history())
+
+
+def test_an_exception_is_a_nack(tree: Client, name: str) -> None:
+    group = work(tree, name, "retries 3")
+    group.publish("s", b"poison")
+    seen = []
+    with group.consume("c") as claims:
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError), claims.get(20) as claim:
+                seen.append(claim.deliveries)
+                raise ZeroDivisionError
+    assert seen == [1, 2, 3]
+    (dead,) = group.history(pattern="dead")
+    assert (dead.body, dead.headers["deliveries"], dead.headers["consumer"]) == (b"poison", "3", "c")
+    group.redrive("s")
+    with group.consume("c") as claims, claims.get(20) as claim:
+        assert (claim.body, claim.deliveries) == (b"poison", 1)
+
+
+def test_every_word_about_a_claim(tree: Client, name: str) -> None:
+    group = work(tree, name, "lease 1h")
+    group.publish_many(("s", str(number)) for number in range(5))
+    with group.consume("c") as claims:
+        first = claims.get(20)
+        first.touch()
+        first.release()
+        assert (claims.get(20).body, first.settled) == (b"0", True)
+        second = claims.get(20)
+        second.nack(delay=3_600)
+        third = claims.get(20)
+        third.dead("it's no good\nat all")
+        claims.get(20).ack()
+        with claims.get(20) as last:
+            last.release()  # what was said inside stands
+        for settled in (first, second, third):
+            with pytest.raises(errors.Stale):
+                settled.ack()
+        assert [claims.get(20).body] == [b"4"]
+    (dead,) = group.history(pattern="dead")
+    assert dead.headers["reason"] == "it's no good at all"
+    row = group.stats()["consumers"]["c"]
+    assert (row["waiting"], row["delayed"]) == (3, 1)  # 0 and 4 were released at the end, 1 waits for its time
+
+
+def test_the_end_of_the_block(tree: Client, name: str) -> None:
+    """A clean one releases what nobody spoke about, an exception leaves it to be counted."""
+    group = work(tree, name)
+    group.publish("s", b"x")
+    with group.consume("c") as claims:
+        assert claims.get(20).deliveries == 1
+    with pytest.raises(ZeroDivisionError), group.consume("c") as claims:
+        assert claims.get(20).deliveries == 1
+        raise ZeroDivisionError
+    with group.consume("c") as claims:
+        assert claims.get(20).deliveries == 2
+
+
+def test_a_lease_that_ran_out(tree: Client, name: str) -> None:
+    group = work(tree, name, "lease 30ms")
+    group.publish("s", b"x")
+    with group.consume("c") as claims, group.consume("c") as others:
+        with pytest.raises(errors.Stale, match="not any more"), claims.get(20) as claim:
+            with others.get(20) as again:
+                assert (again.sequence, again.deliveries) == (claim.sequence, 2)
+        group.publish("s", b"y")
+        assert claims.get(20).body == b"y"  # the refusal's text is no message
+
+
+def test_a_lease_that_is_renewed(tree: Client, name: str) -> None:
+    group = work(tree, name, "lease 60ms")
+    group.publish("s", b"x")
+    with group.consume("c", renew=True) as claims, group.consume("c") as others, claims.get(20) as claim:
+        with pytest.raises(TimeoutError):
+            others.get(0.5)
+        assert claim.deliveries == 1
+    assert waiting(group, "c") == 0
+
+
+def test_over_private_and_transient(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    group.bind("view it", "a.*")
+    group.publish_many([("a.b", b"1"), ("c", b"2"), ("a.c", b"3")])
+    with group.consume("over view", over="view it") as claims, claims.get(20) as one, claims.get(20) as two:
+        assert one.body + two.body == b"13"
+    with pytest.raises(errors.Exists):
+        group.consume("over view", over="c")
+    with group.consume("c", over="c", private=True) as claims, claims.get(20) as claim:
+        assert claim.body == b"2"
+        with pytest.raises(errors.Busy, match="private"):
+            group.consume("c", over="c", private=True)
+    with group.consume("passing", transient=True, pattern="a.c") as claims:
+        assert claims.get(20).body == b"3"
+        assert "passing" in group.consumers()
+    assert group.consumers() == ["c", "over view"]
+    group.remove_consumer("c")
+    with pytest.raises(errors.NotFound):
+        group.consume("c", create=False)
+
+
+def test_a_consumer_that_is_removed_ends_it(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    group.publish("s", b"1")
+    with group.consume("c") as claims:
+        claims.get(20).ack()
+        with pytest.raises(TimeoutError):
+            claims.get(0.01)
+        group.remove_consumer("c")
+        assert list(claims) == []
+
+
+def test_each_message_is_for_one_of_many_threads(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def run(share: Group) -> None:
+        with share.consume("c") as claims:
+            for claim in claims:
+                with claim:
+                    if claim.body == b"end":
+                        return
+                    got.put(claim.body)
+
+    threads = [threading.Thread(target=run, args=(group,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    group.publish_many(("s", str(number)) for number in range(300))
+    group.publish_many(("s", b"end") for _ in threads)
+    for thread in threads:
+        thread.join()
+    assert sorted(int(got.get(timeout=1)) for _ in range(300)) == list(range(300))
+    assert got.empty()
+
+
+def test_workers(tree: Client, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    group = work(tree, name, "retries 2")
+    both, done = threading.Barrier(2), queue.SimpleQueue[bytes]()
+
+    def handler(claim: Claim) -> None:
+        if claim.body == b"bad":
+            raise ValueError("no good")
+        both.wait(20)
+        done.put(claim.body)
+
+    with group.work("c", handler, concurrency=2):
+        group.publish("s", b"bad", priority=9)
+        group.publish_many(("s", str(number)) for number in range(10))
+        assert sorted(int(done.get(timeout=20)) for _ in range(10)) == list(range(10))
+        while not list(group.history(pattern="dead")):
+            pass
+    assert "no good" in caplog.text
+    row = group.stats()["consumers"]["c"]
+    assert (row["handles"], row["claimed"], row["waiting"]) == (0, 0, 0)
+
+
+def test_a_message_for_one_only(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    with group.consume("a") as a, group.consume("b") as b:
+        group.publish("s", b"for one", single=True)
+        group.publish("s", b"for both")
+        got = [a.get(20).body, b.get(20).body]
+        for claims in (a, b):
+            with pytest.raises(TimeoutError):
+                while True:
+                    got.append(claims.get(0.05).body)
+    assert sorted(got) == [b"for both", b"for both", b"for one"]

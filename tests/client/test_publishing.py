@@ -1,0 +1,208 @@
+"""Publishing, and what there is of a group: the same over both transports."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from mqfs import Client, Message, Outgoing, errors
+from mqfs.client import Group
+
+LARGEST = 1_044_480
+
+
+def kept(tree: Client, name: str, *ctl: str) -> Group:
+    return tree.group(name, create=True, ctl=["replay all", *ctl])
+
+
+def bodies(group: Group, pattern: str = "#") -> list[bytes]:
+    return [message.body for message in group.history(pattern=pattern)]
+
+
+def test_a_message_is_what_was_said(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    before = time.time_ns()
+    assert group.publish("plain", b"\x00\xff") is None
+    at = group.publish("rich", "tëxt", priority=9, ttl="1h", headers={"colour": "blue", "empty": ""}, sequence=True)
+    plain, rich = group.history()
+    assert plain == Message(plain.sequence, "plain", plain.time_ns, b"\x00\xff", {})
+    assert before <= plain.time_ns <= rich.time_ns <= time.time_ns()
+    assert (rich.sequence, rich.stream, rich.body) == (at, "rich", "tëxt".encode())
+    wanted = {"priority": "9", "ttl": "1h", "colour": "blue", "empty": ""}
+    assert {key: rich.headers[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("size", [1, 4_096, 262_144 - 40, 262_144, 1_000_000, LARGEST])
+def test_bodies_of_any_size(tree: Client, name: str, size: int) -> None:
+    group = kept(tree, name)
+    body = bytes(range(251)) * (size // 251 + 1)
+    with group.subscribe() as messages, group.consume("taker") as claims:
+        group.publish("s", body[:size])
+        group.publish("s", body[:size], headers={"with": "headers"})
+        group.publish("s", b"the next")
+        for read in (messages.get(20), messages.get(20), claims.get(20).message, claims.get(20).message):
+            assert read.body == body[:size]
+        assert messages.get(20).body == claims.get(20).body == b"the next"
+    assert [len(body) for body in bodies(group)] == [size, size, 8]
+
+
+@pytest.mark.parametrize("id", ["", "with-an-id"])
+def test_what_cannot_be_published(tree: Client, name: str, id: str) -> None:
+    group = kept(tree, name)
+    with pytest.raises(errors.TooLong):
+        group.publish("s", bytes(LARGEST + 1), id=id)
+    with pytest.raises(errors.BadRequest):
+        group.publish("s", b"", id=id)
+    with pytest.raises(errors.MqfsError, match="reserved"):
+        group.publish(".hidden", b"x")
+    with pytest.raises(errors.NotFound):
+        group.publish("missing", b"x", create=False, id=id)
+    with pytest.raises(errors.BadCommand, match="priority is a number from 0 to 9"):
+        group.publish("s", b"x", priority=10)
+    assert group.publish("s", b"afterwards", id=id) is None
+    assert bodies(group) == [b"afterwards"]
+
+
+def test_the_refusal_of_a_full_stream_is_the_trees(tree: Client, name: str) -> None:
+    group = kept(tree, name, "depth 1", "full reject")
+    group.publish("s", b"1")
+    for many in (False, True):
+        with pytest.raises(errors.StreamFull, match="stream is full"):
+            group.publish_many([("s", b"2")]) if many else group.publish("s", b"2")
+    assert bodies(group) == [b"1"]
+
+
+def test_the_same_id_is_published_once(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    first = group.publish("s", b"once", id="a", sequence=True)
+    assert group.publish("s", b"again", id="a", sequence=True) == first
+    assert bodies(group) == [b"once"]
+
+
+def test_a_message_that_waits_for_its_time(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    with group.subscribe() as messages:
+        group.publish("s", b"late", delay=timedelta(milliseconds=300))
+        group.publish("s", b"at", at=datetime.now(UTC) + timedelta(milliseconds=100))
+        group.publish("s", b"now")
+        assert [messages.get(20).body for _ in range(3)] == [b"now", b"at", b"late"]
+
+
+def test_ttl(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    group.publish("s", b"short", ttl=0.05)
+    group.publish("s", b"long", ttl=3_600)
+    deadline = time.monotonic() + 20
+    while bodies(group) != [b"long"]:
+        assert time.monotonic() < deadline
+
+
+def test_many_keep_their_order(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    sent = [(f"s{number % 7}", str(number)) for number in range(3_000)]
+    mixed = [Outgoing(s, b, headers={"n": b}) if int(b) % 5 == 0 else (s, b) for s, b in sent]
+    assert group.publish_many(iter(mixed)) == 3_000
+    got = list(group.history())
+    assert [(message.stream, message.body.decode()) for message in got] == sent
+    assert [m.headers.get("n") for m in got[:6]] == ["0", None, None, None, None, "5"]
+
+
+def test_one_bad_of_many_is_told(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    with pytest.raises(errors.TooLong) as raised:
+        group.publish_many([("s", b"1"), ("s", bytes(LARGEST + 1)), ("s", b"3")])
+    assert "message 1 of publish_many" in raised.value.__notes__[0]
+    assert bodies(group) == [b"1", b"3"]
+
+
+def test_a_stream_removed_under_a_publisher(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    group.publish("s", b"1")
+    group.remove("s")
+    group.publish("s", b"2")
+    assert bodies(group) == [b"2"]
+
+
+def test_threads_publish_through_one_client(tree: Client, name: str) -> None:
+    group = kept(tree, name, "sync off")
+    threads = [
+        threading.Thread(target=lambda n=n: [group.publish(f"s{n}", str(i)) for i in range(200)]) for n in range(8)
+    ]
+    with group.subscribe() as messages:
+        for thread in threads:
+            thread.start()
+        got = [messages.get(20) for _ in range(1_600)]
+        for thread in threads:
+            thread.join()
+    assert [m.sequence for m in got] == sorted(m.sequence for m in got)
+    for n in range(8):
+        assert [m.body for m in got if m.stream == f"s{n}"] == [str(i).encode() for i in range(200)]
+
+
+# ---------------------------------------------------------------- a group
+
+
+def test_what_there_is(tree: Client, name: str) -> None:
+    group = tree.group(f"{name}/in/ner", create=True)
+    group.create("b", "a", "a")
+    group.bind("all", "#")
+    assert (group.streams(), group.groups()) == (["a", "b"], [])
+    assert tree.group(name).groups() == ["in"]
+    assert "ner" in tree.group(f"{name}/in").groups()
+    group.ctl("replay all", "ttl 1h")
+    assert {"replay": "all", "ttl": "1h", "deliver": "all"}.items() <= group.settings().items()
+    with pytest.raises(errors.BadCommand, match="replay"):
+        group.ctl("depth 5", "replay sometimes")
+    assert group.settings()["depth"] == "0"
+    group.publish("a", b"x")
+    assert group.stats()["streams"]["a"]["messages"] == 1
+    group.purge("a")
+    assert group.stats()["streams"]["a"]["messages"] == 0
+    group.unbind("all")
+    group.remove("a")
+    group.remove("b")
+    tree.remove_group(f"{name}/in/ner")
+    assert tree.group(f"{name}/in").groups() == []
+    with pytest.raises(errors.NotFound):
+        tree.group(f"{name}/in/ner")
+
+
+def test_deliver_can_be_set_after_publishing(tree: Client, name: str) -> None:
+    """The files that publishers keep open are in nobody's way."""
+    group = tree.group(name, create=True)
+    group.publish("s", b"x")
+    group.ctl("deliver one")
+    assert group.settings()["deliver"] == "one"
+
+
+# ---------------------------------------------------------------- history
+
+
+def test_stretches_of_the_past(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    group.publish_many((f"s.{number % 2}", str(number)) for number in range(10))
+    first = next(group.history()).sequence
+
+    def got(*bounds: int | None, **more: object) -> str:
+        return "".join(message.body.decode() for message in group.history(*bounds, **more))  # type: ignore[arg-type]
+
+    assert got() == "0123456789"
+    assert got(first + 3) == "3456789"
+    assert got(first + 3, first + 5) == "345"
+    assert got(None, first + 1) == "01"
+    assert got(-2) == "89"
+    assert got(pattern="*.1") == "13579"
+    assert got(-2, pattern="s.0") == "68"
+    assert got(pattern=["s.0", "s.1"]) == "0123456789"
+    assert got(pattern="unheard.of") == ""
+    assert got(filters=lambda message: int(message.body) > 7) == "89"
+    assert got(since="1h") == got(since=timedelta(hours=1)) == "0123456789"
+    middle = list(group.history())[5]
+    assert got(since=middle.time_ns / 1e9 + 3_600) == ""
+    assert got(since=datetime.fromtimestamp(0, UTC)) == "0123456789"
+    with pytest.raises(errors.BadRequest):
+        got(1, since=0.0)
+    assert [m.body for m in group.history(first, first)] == [b"0"]
