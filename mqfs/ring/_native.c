@@ -22,7 +22,7 @@ typedef struct {
     PyObject_HEAD
     Ring *ring;
     uint64_t position, released, last;
-    int seat, gates, hold, busy;
+    int seat, gates, hold, busy, fell; /* fell: it was overtaken and is yet to be told */
     enum ring_wait how;
 } Consumer;
 
@@ -318,6 +318,10 @@ static void leave(Consumer *self)
 static int await_head(Consumer *self, int64_t until, struct ring_record *head)
 {
     struct ring_handle *h = &self->ring->h;
+    if (self->fell) {
+        self->fell = 0;
+        return fail(self, RING_OVERTAKEN);
+    }
     for (;;) {
         int result = ring_look(h, self->position, head);
         if (!result) return 1;
@@ -421,11 +425,15 @@ static PyObject *take_many(Consumer *self, PyObject *const *args, Py_ssize_t cou
         until = 0;
     }
     leave(self);
-    if (PyErr_Occurred()) { /* what was taken before is not lost: the condition is met again by the next call */
-        if (!PyList_Size(all) || !PyErr_ExceptionMatches(damaged)) Py_CLEAR(all);
-        else PyErr_Clear();
+    if (!PyErr_Occurred()) return all;
+    int fell = PyErr_ExceptionMatches(fell_behind);
+    if (PyList_Size(all) && (fell || PyErr_ExceptionMatches(damaged) || PyErr_ExceptionMatches(stale))) {
+        PyErr_Clear(); /* what was taken before is not lost: the next call meets the condition again */
+        self->fell = fell;
+        return all;
     }
-    return all;
+    Py_DECREF(all);
+    return NULL;
 }
 
 static PyObject *Consumer_body(Consumer *self, PyObject *const *args, Py_ssize_t count)
@@ -458,7 +466,7 @@ static PyObject *Consumer_range(Consumer *self, PyObject *const *args, Py_ssize_
     if (until < 0 || !enter(self)) return NULL;
     PyObject *range = NULL;
     int found = await_head(self, until, &head), result = found > 0 ? ring_span(h, self->position, most, &bytes) : RING_OK;
-    if (found >= 0 && !result && (range = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes))) {
+    if (found > 0 && !result && (range = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes))) {
         void *to = PyBytes_AsString(range);
         Py_BEGIN_ALLOW_THREADS
         memcpy(to, h->data + (self->position & (h->size - 1)), bytes);
@@ -473,7 +481,7 @@ static PyObject *Consumer_range(Consumer *self, PyObject *const *args, Py_ssize_
         if (!self->hold) settle(self);
     }
     leave(self);
-    return range;
+    return range || PyErr_Occurred() ? range : Py_NewRef(Py_None);
 }
 
 static PyObject *Consumer_release(Consumer *self, PyObject *nothing)
@@ -560,7 +568,7 @@ static PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords)
     consumer->seat = seat;
     consumer->gates = gates || kept;
     consumer->hold = hold;
-    consumer->busy = 0;
+    consumer->busy = consumer->fell = 0;
     consumer->how = (enum ring_wait)how;
     return (PyObject *)consumer;
 }
