@@ -181,7 +181,7 @@ class Consumers(dict[str, Consumer]):
         if self.group.bucket.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {self.group.bucket.failed}")
         try:
-            self.group.bucket.append(Kind.ACK, own.number, self.group.time_ns(), steps)
+            self.group.bucket.append(Kind.ACK, own.number, self.group.times.next_ns(), steps)
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
         self.progressed(own, steps)

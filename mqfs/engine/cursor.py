@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits
 from mqfs.engine.control import Commands
 from mqfs.engine.ctl import parse_number
-from mqfs.engine.files import Given, overtaken
+from mqfs.engine.files import Given
 from mqfs.engine.format import FORMATS, Names, describe, parse_seek, shape
 from mqfs.engine.names import split
+from mqfs.engine.order import overtaken
 from mqfs.engine.permission import R, allowed, require
 from mqfs.engine.seeking import position
 from mqfs.engine.selection import Selection, select

@@ -21,19 +21,18 @@ from mqfs.engine.ids import Ids
 from mqfs.engine.nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.ranks import NEVER, Ranks
 from mqfs.engine.stream import Parked, Post, Stream, Verdict, end_parked, serve_parked
+from mqfs.engine.times import Times
 from mqfs.engine.views import Views
 from mqfs.state import Change, State
 from mqfs.types import QTDIR, Bucket, Draft, Kind, Qid, Record, Step, User, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.cursor import Cursor
-    from mqfs.engine.files import LogReader
+    from mqfs.engine.order import LogReader
     from mqfs.engine.tree import Tree
 
 T = TypeVar("T")
 
-SECOND_NS = 10**9
-COMPARE_NS = SECOND_NS // 10  # how often the two clocks are compared while messages are written
 MESSAGE = int(Kind.MESSAGE)
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see Group.shape
 RECORD_BYTES = 40  # of a message in the log, beside its body
@@ -96,10 +95,8 @@ class Group:
         self._trimmed_expired = 0
         self._loose = False  # something that was wanted then may not be any more
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
-        self._checked_ns = 0  # wall time at which the clocks were last compared
         self._cuts_settled = False
-        self._anchored = False  # the log says how the clocks stand in this boot
-        self._expired: tuple[int, int] = (-1, 0)
+        self.times = Times(self)
         self.ranks = Ranks(self)
         self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
         self.held = Held(self)
@@ -132,79 +129,7 @@ class Group:
     def encode_state(self) -> bytes:
         return self.state.encode()
 
-    # ------------------------------------------------------------ time
-
-    def time_ns(self) -> int:
-        """The wall time of the next record: never before the last one's. Notes a step of the wall clock."""
-        clock = self.tree.clock
-        wall = clock.wall_ns()
-        last_ns = self.bucket.last_ns
-        if wall < last_ns:
-            wall = last_ns
-        elif 0 <= wall - self._checked_ns < COMPARE_NS:
-            return wall
-        self._checked_ns, engine = wall, clock.engine_ns()
-        anchors = self.state.anchors
-        if anchors:
-            last = anchors[-1][1]
-            steady = abs((wall - last.wall_ns) - (engine - last.engine_ns)) < SECOND_NS
-            if steady and (self._anchored or last.boot == clock.anchor().boot):
-                self._anchored = True
-                return wall
-        self._anchored = True
-        self._anchor(wall, engine)
-        return wall
-
-    def _anchor(self, wall: int, engine: int) -> None:
-        """Note how the clocks stand."""
-        now = self.tree.clock.anchor()
-        anchor = now._replace(wall_ns=wall, engine_ns=engine, shown_ns=now.wall_ns)
-        change = {"do": "clock", "sequence": self.bucket.next, "anchor": list(anchor)}
-        self.bucket.append(Kind.CLOCK, 0, wall, state.encode_change(change))
-        self.state.apply(change)
-
-    def note_step(self) -> None:
-        """The wall clock was set: let the log say so even if nothing is written, for the next boot to know."""
-        if self.bucket.failed is None:
-            wall = max(self.tree.clock.wall_ns(), self.bucket.last_ns)
-            self._anchor(wall, self.tree.clock.engine_ns())
-            self.bucket.sync(None, 1.0)
-
-    def engine_time(self, record: Record) -> int:
-        """When a message was written, on the engine clock."""
-        anchor = self.state.anchor_at(record.sequence)
-        return anchor.engine_ns + record.time_ns - anchor.wall_ns if anchor else record.time_ns
-
-    def expired(self, record: Record) -> bool:
-        ttl = self.settings.ttl
-        return bool(ttl) and self.engine_time(record) + ttl <= self.tree.clock.engine_ns()
-
-    def expired_before(self) -> int:
-        """Every message below this sequence has outlived `ttl`."""
-        ttl = self.settings.ttl
-        if not ttl:
-            return 0
-        limit = self.tree.clock.engine_ns() - ttl
-        known_at, known = self._expired
-        if known_at == limit:
-            return known
-        floor = 0
-        anchors = self.state.anchors
-        for i, (_, anchor) in enumerate(anchors):
-            if anchor.engine_ns > limit and i:
-                break
-            floor = self.bucket.at(anchor.wall_ns + limit - anchor.engine_ns + 1)
-            if i + 1 < len(anchors):
-                floor = min(floor, anchors[i + 1][0])
-        self._expired = (limit, floor)
-        return floor
-
-    def expires_by_ttl(self, sequence: int) -> int:
-        """Until when the group's `ttl` keeps a message, engine ns; NEVER where it has none."""
-        if not self.settings.ttl:
-            return NEVER
-        record = self.bucket.scan(sequence)
-        return self.engine_time(record) + self.settings.ttl if record is not None else NEVER
+    # ------------------------------------------------------------ what is kept
 
     def lapse(self) -> None:
         """Messages whose own ttl has ended count no more."""
@@ -219,8 +144,6 @@ class Group:
         """Whether a message has outlived its own ttl."""
         rank = self.ranks.get(sequence)
         return rank is not None and rank.expires_ns <= self.tree.clock.engine_ns()
-
-    # ------------------------------------------------------------ what is kept
 
     def live_floor(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
@@ -241,7 +164,7 @@ class Group:
     def overtake_cursors(self, stream: Stream) -> None:
         """Messages of the stream went because a cursor may hold back only so many: tell those who had not had them."""
         gone = self.bucket.before(stream.state.floor, stream.number)
-        if gone is None or gone < self.expired_before():
+        if gone is None or gone < self.times.expired_before():
             return
         for cursor in self.cursors:
             if cursor.position <= gone and stream.number in cursor.streams():
@@ -257,7 +180,7 @@ class Group:
 
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
-        size, expired = self.bucket.size, self.expired_before()
+        size, expired = self.bucket.size, self.times.expired_before()
         grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
         loose = self._loose and size > limits.TRIM_BYTES
         if not (always or grown or loose or expired > self._trimmed_expired):
@@ -371,7 +294,7 @@ class Group:
             if post.told is not None:
                 post.told(known)
             return self.promise(post.total)
-        time_ns = self.time_ns()
+        time_ns = self.times.next_ns()
         if post.headers:
             self._append_with_headers(stream, post, time_ns)
         elif len(post.bodies) == 1:
@@ -427,7 +350,7 @@ class Group:
     ) -> int:
         """Append one message, and other records in the same unit; nobody is told yet. Returns its sequence."""
         drafts = [Draft(MESSAGE, stream.number, body, head), *also]
-        sequence = self.append_drafts(drafts, time_ns or self.time_ns())
+        sequence = self.append_drafts(drafts, time_ns or self.times.next_ns())
         stream.appended(sequence, MESSAGE, len(body))
         return sequence
 
@@ -515,7 +438,7 @@ class Group:
         """Write changes to the log as one unit and carry them out."""
         if self.bucket.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
-        time_ns = self.time_ns()
+        time_ns = self.times.next_ns()
         drafts = [Draft(Kind.CHANGE, c.get("stream", 0), state.encode_change(c)) for c in changes]
         self.append_drafts(drafts, time_ns)
         for c in changes:
@@ -528,7 +451,7 @@ class Group:
     def note_floors(self, streams: Iterable[Stream]) -> None:
         """Have the log say what these do not keep any more. Raises DiskFailed."""
         change: Change = {"do": "floor", "floors": [[stream.number, stream.state.floor] for stream in streams]}
-        self.append_drafts([Draft(Kind.CHANGE, 0, state.encode_change(change))], self.time_ns())
+        self.append_drafts([Draft(Kind.CHANGE, 0, state.encode_change(change))], self.times.next_ns())
 
     def settle_cuts(self) -> None:
         """What `depth` had cut before the start is not offered to anyone again."""

@@ -66,7 +66,7 @@ class Held:
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
         self.group.reserve_room(len(body) + len(head) + 40)
         drafts = [Draft(Kind.MESSAGE, PUT, body, head), *also]
-        sequence = self.group.append_drafts(drafts, self.group.time_ns())
+        sequence = self.group.append_drafts(drafts, self.group.times.next_ns())
         self.group.state.nameless(PUT)
         self._add(sequence, stream.number, due_ns)
         return sequence

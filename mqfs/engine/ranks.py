@@ -69,7 +69,7 @@ class Ranks:
         texts = headers.decode(record.headers)
         priority = int(texts.get(headers.PRIORITY, NORMAL))
         ttl = texts.get(headers.TTL)
-        expires = self.group.engine_time(record) + parse_duration(ttl) if ttl else NEVER
+        expires = self.group.times.written_ns(record) + parse_duration(ttl) if ttl else NEVER
         single = headers.SINGLE in texts
         if priority == NORMAL and expires == NEVER and not single:
             return None
@@ -98,7 +98,7 @@ class Ranks:
         """What is served first is least."""
         expires = 0
         if self.group.settings.order == "expiry":
-            expires = min(rank.expires_ns, self.group.expires_by_ttl(sequence))
+            expires = min(rank.expires_ns, self.group.times.expires_by_ttl(sequence))
         return (-rank.priority, expires, sequence, rank.stream)
 
     def expired(self, now_ns: int) -> list[tuple[int, Rank]]:

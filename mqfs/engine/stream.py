@@ -21,8 +21,9 @@ from mqfs.types import QTFILE, Kind, Qid, Record, Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.consumer import Consumer
-    from mqfs.engine.files import Reader, StreamHandle
+    from mqfs.engine.files import Reader
     from mqfs.engine.group import Group
+    from mqfs.engine.stream_handle import StreamHandle
 
 
 @attrs.define
@@ -122,7 +123,7 @@ class Stream:
         """The lowest sequence this stream keeps now."""
         group = self.group
         settings = group.settings
-        floor = max(self.state.floor, group.expired_before())
+        floor = max(self.state.floor, group.times.expired_before())
         if settings.deliver == "one":
             return max(floor, min(consumer.low for consumer in self.sharers()))
         if settings.replay == "all" or self.name == settings.dead:
@@ -261,7 +262,7 @@ class Stream:
     def visible(self, record: Record) -> bool:
         """Whether a message found in the log is still to be seen."""
         group, sequence = self.group, record.sequence
-        if sequence < self.state.floor or sequence in group.state.dropped or group.expired(record):
+        if sequence < self.state.floor or sequence in group.state.dropped or group.times.expired(record):
             return False
         if record.headers and group.outlived(sequence):
             return False

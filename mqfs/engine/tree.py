@@ -18,15 +18,18 @@ from mqfs.engine.consumer import Consumer
 from mqfs.engine.control import CtlHandle
 from mqfs.engine.ctl import parse_settings
 from mqfs.engine.cursor import Cursor
-from mqfs.engine.files import Open, OrderHandle, StreamHandle, TextHandle
+from mqfs.engine.files import Open
 from mqfs.engine.group import Group
 from mqfs.engine.kept import KeptHandle
 from mqfs.engine.names import check_name
 from mqfs.engine.nodes import Folder, KeptFile, Meta
+from mqfs.engine.order import OrderHandle
 from mqfs.engine.permission import R, W, X, require, require_owner
 from mqfs.engine.put import PutHandle
 from mqfs.engine.stream import Stream, end_parked
+from mqfs.engine.stream_handle import StreamHandle
 from mqfs.engine.taking import ConsumerHandle, ShowHandle, TakeHandle
+from mqfs.engine.text import TextHandle
 from mqfs.engine.view import View, ViewHandle
 from mqfs.locks import Locks
 from mqfs.state import Attributes, State, decode_change
@@ -457,7 +460,7 @@ class Tree:
         ahead = self.clock.wall_ns() - self.clock.engine_ns()
         if abs(ahead - self._ahead_ns) >= 10**9:
             self._ahead_ns = ahead
-            self.root.note_step()
+            self.root.times.note_step()
 
     def set_alarm(self, group: Group, due_ns: int) -> None:
         """Wake that group at an engine time (called by the group)."""

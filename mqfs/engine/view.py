@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine import program
-from mqfs.engine.files import LogReader
+from mqfs.engine.order import LogReader
 from mqfs.engine.permission import R, allowed
 from mqfs.engine.program import Program
 from mqfs.engine.selection import Selection
