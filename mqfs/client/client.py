@@ -43,7 +43,7 @@ def connect(
 
 
 def open(store: str | os.PathLike[str] | None, *, defaults: Sequence[str] = ()) -> Client:
-    """A client of a store that no server has: the engine runs in this process, which holds the store's lock until `close`.
+    """A client of a store that no server has: the engine runs in this process, which has the store until `close`.
 
     The store is made if there is none; None: in memory. Raises BadStore where another process has it; that says how to
     reach it. `defaults`: ctl lines of new groups.

@@ -1,4 +1,4 @@
-"""The two ways to a tree: every test that takes `tree` runs over 9P against a real server, and with the engine inside."""
+"""The two ways to a tree: what takes `tree` runs over 9P against a real server, and with the engine inside."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ def test_the_end_of_the_client_ends_who_waits(tree: Client, name: str) -> None:
 def test_a_timeout_and_an_interrupt_lose_nothing(tree: Client, name: str) -> None:
     group = kept(tree, name, "sync off")
     messages = group.subscribe()
-    got = []
-    thread, out = in_thread(lambda: [group.publish("s", str(n)) for n in range(500)])
+    got: list[int] = []
+    thread, _ = in_thread(lambda: [group.publish("s", str(n)) for n in range(500)])
     while len(got) < 500:
         try:
             messages.interrupt()
