@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a quarter of it")
     parser.add_argument("--cpus", default="", help="the CPUs that all share, as for taskset -c; all if not given")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--count", type=int, default=20_000, help="messages in a round")
+    parser.add_argument("--count", type=int, default=20_000, help="messages in a round, synced a quarter")
     parser.add_argument("--way", action="append", choices=list(WAYS), help="only this one; repeatable")
     parser.add_argument("--level", choices=["cache", "synced"], help="only this one")
     parser.add_argument("--client", help=argparse.SUPPRESS)
@@ -210,7 +210,7 @@ def main() -> None:
     try:
         for synced in (False, True):
             if given.level in (None, "synced" if synced else "cache"):
-                level(base / LEVELS[synced].split()[0], synced, given.way or list(WAYS), count, rounds, pin)
+                level(base / str(synced), synced, given.way or list(WAYS), count // (4 if synced else 1), rounds, pin)
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
