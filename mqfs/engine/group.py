@@ -234,6 +234,18 @@ class Group:
 
     # ------------------------------------------------------------ the way of a write
 
+    def write_message(self, stream: Stream, body: bytes) -> Step[int]:
+        """As `write`, of one plain message: the common case where nothing bounds the stream is a straight line."""
+        size = len(body)
+        bounded = self.settings.depth is not NO_DEPTH or stream.blocked or self.consumers
+        if bounded or stream.removed or self.bucket.failed is not None:
+            return self.write(stream, Post(MESSAGE, (body,), size))
+        self._room -= size + RECORD_BYTES
+        if self._room < 0:
+            self._find_room(size + RECORD_BYTES)
+        self._append_one(stream, MESSAGE, body, self.times.next_ns())
+        return self.promise(size)
+
     def write(self, stream: Stream, post: Post) -> Step[int]:
         """Append messages as one unit, or do with them what `full` says. The step comes to `post.total`.
 

@@ -43,7 +43,7 @@ class Writer(Open):
             return self.group.write(self.node, Post(Kind.END, (b"",), 0))
         if self.group.settings.data == "line":
             return self._write_lines(data)
-        return self.group.write(self.node, Post(Kind.MESSAGE, (data,), size))
+        return self.group.write_message(self.node, data)
 
     def _write_lines(self, data: bytes) -> Step[int]:
         """Whole lines are messages, one unit; what follows the last newline waits here."""
