@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""A worker in Python: what it claims it acknowledges, or gives back.
+
+    examples/worker.py ADDRESS GROUP [HANDLES]      e.g. examples/worker.py 'unix!./mqfs.sock' sums 4
+
+Each message is a sum, "2+3"; the answer goes to the stream `answers`. What cannot be reckoned is tried twice more and
+then put to the stream `dead`. Ends when nothing has come for a second. Any number may run, on any machine: each message
+goes to one of them. Shows `consume`, `with claim`, and one handle for each thread.
+"""
+
+import sys
+import threading
+
+import mqfs
+from mqfs.client import Group
+
+
+def reckon(text: str) -> int:
+    return sum(int(number) for number in text.split("+"))
+
+
+def work(group: Group) -> None:
+    with group.consume("reckoner", over="sums") as claims:
+        while True:
+            try:
+                claim = claims.get(timeout=1)
+            except TimeoutError:
+                return
+            try:
+                with claim:  # a clean exit acknowledges; an exception gives it back, and counts
+                    answer = reckon(claim.body.decode())
+                    # With an id the answer is published once, even if we die before the acknowledgement.
+                    group.publish("answers", f"{claim.body.decode()}={answer}", id=f"answer to {claim.sequence}")
+            except ValueError as error:
+                print(f"{claim.body.decode()}, attempt {claim.deliveries}: {error}", file=sys.stderr)
+
+
+def main() -> None:
+    address, name, *handles = sys.argv[1:]
+    with mqfs.connect(address) as client:
+        group = client.group(name, create=True, ctl=["replay all", "retries 3", "backoff 10ms 1s"])
+        threads = [threading.Thread(target=work, args=(group,)) for _ in range(int(handles[0]) if handles else 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+if __name__ == "__main__":
+    main()
