@@ -1,0 +1,132 @@
+"""The library under trio: the same over both transports, and what cancelling does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from mqfs import Message, errors
+from mqfs.client import tasks
+from mqfs.client.tasks import AsyncClient, AsyncGroup
+from tests.client.conftest import Away
+
+Opening = Callable[[], AbstractAsyncContextManager[AsyncClient]]
+
+
+@pytest.fixture(params=["9p", "inside"])
+def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opening]:
+    if request.param == "9p":
+        shared: Away = request.getfixturevalue("shared")
+        yield partial(tasks.connect, shared.address)
+    else:
+        yield partial(tasks.open, tmp_path / "store")
+
+
+def test_publish_subscribe_and_history(opening: Opening, name: str) -> None:
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["replay all"])
+            got: list[Message] = []
+
+            async def read() -> None:
+                async with await group.subscribe("a.*") as messages:
+                    begun.set()
+                    async for message in messages:
+                        got.append(message)
+                        if len(got) == 3:
+                            return
+
+            async with trio.open_nursery() as nursery:
+                begun = trio.Event()
+                nursery.start_soon(read)
+                await begun.wait()
+                assert await group.publish("a.b", b"1", sequence=True)
+                await group.publish_many([("c", b"no"), ("a.b", b"2"), ("a.c", b"3")])
+            assert [message.body for message in got] == [b"1", b"2", b"3"]
+            async with await group.history() as history:
+                assert [message.body async for message in history] == [b"1", b"no", b"2", b"3"]
+            assert await group.streams() == ["a.b", "a.c", "c"]
+            with pytest.raises(errors.BadCommand):
+                await group.ctl("nonsense")
+
+    trio.run(main)
+
+
+def test_cancelling_loses_nothing(opening: Opening, name: str) -> None:
+    async def publish(group: AsyncGroup) -> None:
+        for number in range(200):
+            await group.publish("s", str(number))
+
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["replay all", "sync off"])
+            got: list[int] = []
+            async with await group.subscribe() as messages, trio.open_nursery() as nursery:
+                nursery.start_soon(publish, group)
+                while len(got) < 200:
+                    with trio.move_on_after(0.001):
+                        while len(got) < 200:
+                            got.append(int((await messages.get()).body))
+            assert got == list(range(200))
+
+    trio.run(main)
+
+
+def test_many_wait_and_the_loop_goes_on(opening: Opening, name: str) -> None:
+    """More readers than the threads trio allows by default."""
+
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["sync off"])
+            done = []
+
+            async def read(task_status: trio.TaskStatus[None]) -> None:
+                async with await group.subscribe() as messages:
+                    task_status.started()
+                    done.append((await messages.get()).body)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(60):
+                    await nursery.start(read)
+                await group.publish("s", b"x")
+            assert done == [b"x"] * 60
+
+    trio.run(main)
+
+
+def test_consuming(opening: Opening, name: str) -> None:
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["replay all", "backoff 1ms 1ms"])
+            await group.publish_many([("s", b"1"), ("s", b"2")])
+            async with group.consume("c") as claims:
+                claim = await claims.get()
+                with pytest.raises(ZeroDivisionError):
+                    async with claim:
+                        1 / 0  # noqa: B018
+                seen = {}
+                async for claim in claims:
+                    async with claim:
+                        seen[claim.body] = claim.deliveries
+                    if len(seen) == 2:
+                        break
+                assert seen == {b"1": 2, b"2": 1}
+                with trio.move_on_after(0.01) as waited:
+                    await claims.get()
+                assert waited.cancelled_caught
+                await group.publish("s", b"3")
+                with trio.CancelScope() as scope:
+                    async with await claims.get() as claim:
+                        scope.cancel()
+                        await trio.sleep_forever()
+                again = await claims.get()  # released, not counted
+                assert (again.body, again.deliveries) == (b"3", 1)
+                await again.ack()
+            assert (await group.stats())["consumers"]["c"]["waiting"] == 0
+
+    trio.run(main)
