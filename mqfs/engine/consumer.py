@@ -476,7 +476,7 @@ class Consumer:
         self.undelivered.pop(taker, None)
         self.give_back_all(list(taker.claims.values()), "its reader ended")
         if not self.takers and not self.claims:
-            self.picker.forget()
+            self.picker.rest()
         self.left()
 
     def left(self) -> None:
@@ -551,22 +551,29 @@ class Consumer:
 
     def count(self) -> int:
         """Messages that are not acknowledged (what a program in a view leaves out counts, too)."""
-        last = self.group.bucket.next
+        low, last = self.state.progress.low, self.group.bucket.next
+        if low >= last:
+            return 0
         total = 0
         for stream in self._streams():
             stream.advance()
-            floor = stream.state.floor
-            total += stream.messages(floor)
-            total -= sum(stream.messages(first, end + 1) for first, end in self.had_in(floor, last))
+            begin = max(stream.state.floor, low)
+            total += stream.messages(begin)
+            total -= sum(stream.messages(first, end + 1) for first, end in self.had_in(begin, last))
         return total
 
-    def waiting_now(self) -> tuple[int, int]:
-        """(messages neither acknowledged nor claimed, those of them that are not due)"""
+    def waiting_now(self, counts: dict[object, int]) -> tuple[int, int]:
+        """(messages neither acknowledged nor claimed, those of them that are not due). `counts`: what was counted for
+        others at the same moment, for many are at one place."""
+        progress = self.state.progress
+        place = self.stream, self.state.over, progress.low, tuple(progress.runs)
+        if place not in counts:
+            counts[place] = self.count()
         now = self.group.tree.clock.engine_ns()
         claimed = sum(self.record(sequence) is not None for sequence in self.claims)
         entries = self.state.progress.open.items()
         later = (s for s, entry in entries if not entry.claimed and entry.due_ns > now)
-        return self.count() - claimed, sum(self.record(sequence) is not None for sequence in later)
+        return counts[place] - claimed, sum(self.record(sequence) is not None for sequence in later)
 
     def backlog(self) -> int:
         """As `count`, kept up to date."""

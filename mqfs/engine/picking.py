@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mqfs.engine.taking import Taker
 
 MESSAGE = int(Kind.MESSAGE)
+_FEW = 64  # messages looked up in less than a millisecond
 Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): what is served first is least
 
 
@@ -44,6 +45,12 @@ class Picker:
         """What is served first has changed, or nobody takes: it is looked up again when somebody does."""
         self._ready = None
 
+    def rest(self) -> None:
+        """Nobody takes. What was given back took long to look up where it is much, so that is kept: a worker that opens
+        anew for each message would look it up each time. Urgent messages, which all consumers share, are not."""
+        if self._ready is not None and not _FEW < len(self._ready) <= 2 * len(self.progress.open):
+            self._ready = None
+
     def note(self, record: Record) -> None:
         """That message is free."""
         if self._ready is not None:
@@ -53,6 +60,8 @@ class Picker:
         """A new message has a rank of its own."""
         if self._ready is not None:
             heapq.heappush(self._ready, self.group.ranks.key(sequence, rank))
+            if not self.consumer.takers:
+                self.rest()
 
     def picked(self, sequence: int, entry: Entry) -> None:
         """It was handed out: if the scan found it, the scan goes on behind it."""

@@ -18,6 +18,7 @@ def stats(group: Group, user: User) -> str:
     """One JSON object: the group, and each stream by name. Counts run since the server started."""
     bucket = group.bucket
     failed = bucket.failed
+    counts: dict[object, int] = {}
     body = {
         "group": group.number,
         "next": bucket.next,
@@ -29,14 +30,14 @@ def stats(group: Group, user: User) -> str:
         "order_readers": len(group.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.cursors),
         "held": len(group.held),
-        "streams": {name: _stream(stream) for name, stream in sorted(group.streams.items())},
+        "streams": {name: _stream(stream, counts) for name, stream in sorted(group.streams.items())},
         "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
-        "consumers": {name: _consumer(consumer) for name, consumer in sorted(group.consumers.items())},
+        "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(group.consumers.items())},
     }
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
 
-def _stream(stream: Stream) -> dict[str, Any]:
+def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
     stream.advance()
     newest = stream.newest_kept()
     row: dict[str, Any] = {
@@ -50,13 +51,13 @@ def _stream(stream: Stream) -> dict[str, Any]:
         "blocked": len(stream.blocked),
     }
     if stream.group.settings.deliver == "one":
-        row["consumer"] = _consumer(stream.own_consumer())
+        row["consumer"] = _consumer(stream.own_consumer(), counts)
     return row
 
 
-def _consumer(consumer: Consumer) -> dict[str, Any]:
+def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
     """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time."""
-    waiting, delayed = consumer.waiting_now()
+    waiting, delayed = consumer.waiting_now(counts)
     oldest = next(consumer.waiting(), None)
     return {
         "over": consumer.stream.name if consumer.stream is not None else consumer.state.over,
