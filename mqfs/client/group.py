@@ -13,7 +13,7 @@ from typing import Any
 
 from mqfs.client.consuming import Claim, Claims, maker
 from mqfs.client.link import Body, Link, read_whole
-from mqfs.client.listening import Handler, OnError, Registration, Registry
+from mqfs.client.listening import Handler, Joined, OnError, Registration, Registry
 from mqfs.client.publishing import Outgoing, Publisher
 from mqfs.client.reading import Filters, Patterns, Reading, names_of
 from mqfs.client.words import Duration, Moment, commands, moment, quote
@@ -123,7 +123,8 @@ class Group:
         on_error: OnError | None = None,
     ) -> Registration:
         """Call `handler(message)` for each, on a thread of the library's; one after the other in their order, or up
-        to `concurrency` at once. The same handler for the same pattern is registered only once.
+        to `concurrency` at once. The same handler for the same pattern is registered only once, and called only once
+        for a message that several of its patterns match.
 
         `on_error(error, message or None)` is told what the handler raises, and that messages were lost; without it
         that is logged. Either way it goes on.
@@ -132,10 +133,16 @@ class Group:
         if concurrency < 1:
             raise BadRequest(f"concurrency {concurrency}; 1 or more is right")
 
-        def make(ended: Callable[[Registration], None]) -> Registration:
-            reading = self.subscribe(pattern, existing=existing, filters=filters)
+        def make(joined: Joined) -> Registration:
             return Registration(
-                reading, names, handler, once=once, concurrency=concurrency, on_error=on_error, ended=ended
+                self.subscribe(pattern, existing=existing, filters=filters),
+                names,
+                handler,
+                once=once,
+                concurrency=concurrency,
+                on_error=on_error,
+                joined=joined,
+                ended=self._registry.forget,
             )
 
         return self._registry.add(names, handler, make)

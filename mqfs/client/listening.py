@@ -18,6 +18,7 @@ from mqfs.types import Message
 log = logging.getLogger("mqfs.client")
 
 Handler: TypeAlias = Callable[[Message], object]
+TOGETHER = 16_384  # messages by which one pattern of a handler may be behind another and still be known to repeat it
 OnError: TypeAlias = Callable[[Exception, Message | None], object]
 
 
@@ -25,6 +26,26 @@ def say(error: Exception, message: Message | None) -> None:
     """What is done with errors where nobody said otherwise."""
     at = f"message {message.sequence} of {message.stream}" if message is not None else "a subscription"
     log.error("%s: %s", at, error, exc_info=error if message is not None else None)
+
+
+class Joined:
+    """What the registrations of one handler share: each message is for the first of them that meets it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[int, None] = {}
+        self.sharers = 1
+
+    def first(self, message: Message) -> bool:
+        if self.sharers == 1:
+            return True
+        with self._lock:
+            if message.sequence in self._seen:
+                return False
+            self._seen[message.sequence] = None
+            if len(self._seen) > TOGETHER:
+                del self._seen[next(iter(self._seen))]
+            return True
 
 
 class Registration:
@@ -39,11 +60,13 @@ class Registration:
         once: bool,
         concurrency: int,
         on_error: OnError | None,
+        joined: Joined,
         ended: Callable[[Registration], None],
     ) -> None:
-        self.patterns, self.handler = patterns, handler
+        self.patterns, self.handler, self.joined = patterns, handler, joined
         self._reading, self._once, self._on_error = reading, once, on_error or say
-        self._ended = ended
+        self._ended, self._over = ended, threading.Event()
+        self._calling: set[int] = set()  # threads inside the handler
         self._free = threading.Semaphore(concurrency)
         self._pool = ThreadPoolExecutor(concurrency, "mqfs-handler") if concurrency > 1 else None
         self._thread = threading.Thread(target=self._run, name="mqfs-listener", daemon=True)
@@ -51,12 +74,12 @@ class Registration:
 
     @property
     def active(self) -> bool:
-        return self._thread.is_alive()
+        return not self._over.is_set()
 
     def unsubscribe(self, wait: bool = True) -> None:
         """No call begins after this; it waits for those under way, unless it is one of them that asks."""
         self._reading.close()
-        if wait and threading.current_thread() is not self._thread:
+        if wait and threading.get_ident() not in self._calling:
             self._thread.join()
 
     def join(self, timeout: float | None = None) -> None:
@@ -71,6 +94,7 @@ class Registration:
             if self._pool is not None:
                 self._pool.shutdown()
             self._reading.close()
+            self._over.set()
             self._ended(self)
 
     def _step(self) -> bool:
@@ -82,6 +106,8 @@ class Registration:
             return not self._reading.lost(error)
         if message is None:
             return False
+        if not self.joined.first(message):
+            return True
         if self._pool is None:
             self._call(message)
         else:
@@ -96,10 +122,13 @@ class Registration:
             self._free.release()
 
     def _call(self, message: Message) -> None:
+        self._calling.add(threading.get_ident())
         try:
             self.handler(message)
         except Exception as error:
             self._report(error, message)
+        finally:
+            self._calling.discard(threading.get_ident())
 
     def _report(self, error: Exception, message: Message | None) -> None:
         try:
@@ -113,29 +142,26 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._adding = threading.Lock()
         self._all: list[Registration] = []
 
-    def find(self, patterns: tuple[str, ...], handler: Handler) -> Registration | None:
-        with self._lock:
-            return next((r for r in self._all if r.handler == handler and r.patterns == patterns), None)
-
-    def add(
-        self,
-        patterns: tuple[str, ...],
-        handler: Handler,
-        make: Callable[[Callable[[Registration], None]], Registration],
-    ) -> Registration:
+    def add(self, patterns: tuple[str, ...], handler: Handler, make: Callable[[Joined], Registration]) -> Registration:
         """The registration of that handler for those patterns: the one there is, or a new one."""
-        found = self.find(patterns, handler)
-        if found is not None:
-            return found
-        made = make(self._forget)
-        with self._lock:
-            if made.active:
-                self._all.append(made)
-        return made
+        with self._adding:
+            with self._lock:
+                same = [r for r in self._all if r.handler == handler]
+                found = next((r for r in same if r.patterns == patterns), None)
+                if found is not None:
+                    return found
+                joined = same[0].joined if same else Joined()
+                joined.sharers = len(same) + 1  # before the new one begins: from now on it is noted what was met
+            made = make(joined)
+            with self._lock:
+                if made.active:
+                    self._all.append(made)
+            return made
 
-    def _forget(self, registration: Registration) -> None:
+    def forget(self, registration: Registration) -> None:
         with self._lock:
             if registration in self._all:
                 self._all.remove(registration)
@@ -148,5 +174,5 @@ class Registry:
             ]
         for registration in ending:
             registration.unsubscribe()
-            self._forget(registration)
+            self.forget(registration)
         return len(ending)

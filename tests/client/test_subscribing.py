@@ -176,10 +176,11 @@ def test_the_same_handler_is_called_once(tree: Client, name: str) -> None:
 
     assert group.on("x.#", handler) is group.on("x.#", handler)
     other = group.on("*.y", handler)
-    group.publish("x.y", b"1")
-    group.publish("x.y", b"end")
-    assert [ends.get(timeout=20) for _ in range(2)] == ["x.y"] * 2
-    assert [got.get(timeout=20) for _ in range(2)] == ["x.y"] * 2
+    for _ in range(50):
+        group.publish_many([("x.y", b"both"), ("x.z", b"one"), ("a.y", b"the other")])
+    group.publish_many([("x", b"end"), ("b.y", b"end")])
+    assert sorted(ends.get(timeout=20) for _ in range(2)) == ["b.y", "x"]
+    assert sorted(got.get(timeout=20) for _ in range(150)) == sorted(["x.y", "x.z", "a.y"] * 50)
     assert got.empty()
     assert group.unsubscribe("x.#", handler) == 1
     assert other.active
@@ -198,6 +199,17 @@ def test_once(tree: Client, name: str) -> None:
     assert not registration.active
     assert (got.get(timeout=20), got.empty()) == (b"1", True)
     assert group.unsubscribe() == 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_handler_may_end_its_own_subscription(tree: Client, name: str, concurrency: int) -> None:
+    group = kept(tree, name)
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    registration = group.on("s", lambda message: ended.put(group.unsubscribe()), concurrency=concurrency)
+    group.publish("s", b"x")
+    assert ended.get(timeout=20) == 1
+    registration.join(20)
+    assert not registration.active
 
 
 def test_a_handler_that_raises(tree: Client, name: str, caplog: pytest.LogCaptureFixture) -> None:
