@@ -199,6 +199,7 @@ class Model:
                 h["partial"] = before
         self.parked = [p for p in self.parked if p[0] != wait]
         self.blocked = [b for b in self.blocked if b[0] != wait]
+        self.unblock()
 
     # -------------------------------------------------------- reading
 

@@ -293,6 +293,7 @@ class Group:
             self.tree.parked -= 1
             if post.undo is not None:
                 post.undo()
+            self.unblock()  # it stood before others for whom there may be room
             return True
 
         wait: Wait[int] = Wait(cancel)

@@ -376,3 +376,16 @@ def test_what_only_a_reader_held_back_goes_when_it_has_had_it_or_goes() -> None:
             reader.close()
         hand.tree.tick()
         assert hand.group.bucket.size < 10_000
+
+
+def test_a_writer_that_gives_up_lets_those_behind_it_go_on(hand: Hand) -> None:
+    hand.ctl("replay all\nfull block\ndepth 10B")
+    hand.stream("s")
+    hand.write("s", b"123456")
+    writers = [hand.open("s", os.O_WRONLY) for _ in range(2)]
+    first, second = writers[0].write(b"too long now"[:8]), writers[1].write(b"fits")
+    assert not first.settled
+    assert not second.settled
+    assert first.cancel()
+    assert second.settled
+    assert second.result() == 4
