@@ -125,6 +125,25 @@ def test_a_consumer_goes_on(server: Away, number: int) -> None:
         assert group.stats()["consumers"]["c"]["waiting"] == 0
 
 
+def test_who_receives_hands_on_when_it_has_its_own(server: Away) -> None:
+    """Threads that wait on one connection; whichever receives for all, the others get theirs after it has left."""
+    with server.connect() as client, server.connect() as other:
+        group, there = client.group("g", create=True), other.group("g")
+        there.create(*(f"s{number}" for number in range(8)))
+        got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        readers = [group.subscribe(f"s{number}") for number in range(8)]
+        threads = [threading.Thread(target=lambda r=reader: got.put(r.get(30).body)) for reader in readers]
+        for thread in threads:
+            thread.start()
+        while there.stats()["cursors"] < 8:
+            pass
+        for number in range(8):
+            there.publish(f"s{number}", str(number))
+            assert got.get(timeout=20) == str(number).encode()
+        for thread in threads:
+            thread.join()
+
+
 def test_patience_has_an_end(server: Away) -> None:
     with server.connect(reconnect=0.05) as client:
         messages = client.group("g", create=True).subscribe()

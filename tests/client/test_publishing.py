@@ -91,6 +91,16 @@ def test_a_message_that_waits_for_its_time(tree: Client, name: str) -> None:
         assert [messages.get(20).body for _ in range(3)] == [b"now", b"at", b"late"]
 
 
+def test_delays_are_kept_to_the_millisecond_not_to_the_second(tree: Client, name: str) -> None:
+    group = kept(tree, name, "sync off")
+    began = time.monotonic()
+    with group.subscribe() as messages:
+        for _ in range(12):
+            group.publish("s", b"late", delay=0.02)
+            messages.get(20)
+    assert 12 * 0.02 <= time.monotonic() - began < 8
+
+
 def test_ttl(tree: Client, name: str) -> None:
     group = kept(tree, name)
     group.publish("s", b"short", ttl=0.05)

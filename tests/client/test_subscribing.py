@@ -101,15 +101,17 @@ def test_the_end_of_the_client_ends_who_waits(tree: Client, name: str) -> None:
         group.publish("s", b"x")
 
 
-def test_a_timeout_and_an_interrupt_lose_nothing(tree: Client, name: str) -> None:
+@pytest.mark.parametrize("timeout", [0, 0.001])
+def test_a_timeout_and_an_interrupt_lose_nothing(tree: Client, name: str, timeout: float) -> None:
     group = kept(tree, name, "sync off")
     messages = group.subscribe()
     got: list[int] = []
     thread, _ = in_thread(lambda: [group.publish("s", str(n)) for n in range(500)])
     while len(got) < 500:
         try:
-            messages.interrupt()
-            got.append(int(messages.get(0.001).body))
+            if len(got) % 2:
+                messages.interrupt()
+            got.append(int(messages.get(timeout).body))
         except (TimeoutError, errors.Interrupted):
             pass
     thread.join()
