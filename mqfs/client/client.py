@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
-from mqfs.client.group import Group, make_groups
+from mqfs.client.group import Group, make_groups, require_group
 from mqfs.client.link import Link
 from mqfs.errors import BadRequest, Unsupported
 
@@ -71,7 +71,7 @@ class Client:
         if create and path:
             make_groups(self._link, path)
         else:
-            self._link.names(path)
+            require_group(self._link, path)
         with self._lock:
             group = self._groups.setdefault(path, Group(self._link, path, self._reconnect))
         if ctl:

@@ -10,13 +10,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from mqfs.client.link import File, Link
 from mqfs.client.reading import Patience, Patterns, names_of
 from mqfs.client.words import Duration, commands, duration, quote
-from mqfs.errors import Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
+from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
 from mqfs.types import Message
 
 REASON_CHARACTERS = 500
@@ -137,7 +138,7 @@ class Claims:
         self,
         link: Link,
         path: str,
-        make: Callable[[], None] | None,
+        make: Callable[[], File] | None,
         *,
         patterns: Patterns = (),
         renew_s: float = 0.0,
@@ -154,9 +155,7 @@ class Claims:
         self._file = self._open()
 
     def _open(self) -> File:
-        if self._make is not None:
-            self._make()
-        file = self._link.open(self._path, "r+")
+        file = self._link.open(self._path, "r+") if self._make is None else self._make()
         try:
             select = ("select " + " ".join(map(quote, self._names)),) if self._names else ()
             file.write(commands("format json", *select))
@@ -304,22 +303,28 @@ class Claims:
         self.close(release=error is None)
 
 
-def maker(link: Link, group: str, name: str, over: str, private: bool, transient: bool) -> Callable[[], None]:
-    """What makes a consumer if there is none. With options that is for the group's owner: they stand in its ctl."""
+def maker(link: Link, group: str, name: str, over: str, private: bool, transient: bool) -> Callable[[], File]:
+    """What opens a consumer and makes it if there is none. With options that is for the group's owner: they stand in
+    its ctl; others are content with the one there is."""
+    path = f"{group}/.consumers/{name}"
 
-    def by_ctl() -> None:
+    def by_ctl() -> File:
         words = [quote(name), *([quote(over)] if over else [])]
         words += ["private"] * private + ["transient"] * transient
-        file = link.open(f"{group}/ctl", "w")
-        try:
-            file.write(commands(f"consumer {' '.join(words)}"))
-        finally:
-            file.close()
+        with suppress(Denied):
+            file = link.open(f"{group}/ctl", "w")
+            try:
+                file.write(commands(f"consumer {' '.join(words)}"))
+            finally:
+                file.close()
+        return link.open(path, "r+")
 
-    def plainly() -> None:
+    def plainly() -> File:
         try:
-            link.create(f"{group}/.consumers/{name}")
-        except Exists:
-            pass
+            return link.open(path, "r+")
+        except NotFound:
+            with suppress(Exists):
+                link.create(path)
+            return link.open(path, "r+")
 
     return by_ctl if over or private or transient else plainly

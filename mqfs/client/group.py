@@ -18,7 +18,7 @@ from mqfs.client.publishing import Outgoing, Publisher
 from mqfs.client.reading import Filters, Patterns, Reading, names_of
 from mqfs.client.words import Duration, Moment, commands, moment, quote
 from mqfs.client.working import Worker
-from mqfs.errors import BadRequest, Exists
+from mqfs.errors import BadRequest, Denied, Exists, NotFound
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _NOT_SETTINGS = ("bind", "consumer")
@@ -279,9 +279,19 @@ class Group:
         self._publisher.let_go()
 
 
+def require_group(link: Link, path: str) -> None:
+    """Raises NotFound where there is no group of that path."""
+    with suppress(Denied):  # it is there, and what may be done with it will be seen
+        link.open(f"{path}/.stats", "r").close()
+
+
 def make_groups(link: Link, path: str) -> None:
-    """A group and those above it."""
-    names = path.split("/")
-    for end in range(1, len(names) + 1):
+    """A group and those above it, where they are missing: for what is there no permission is needed."""
+    try:
+        require_group(link, path)
+    except NotFound:
+        above = path.rpartition("/")[0]
+        if above:
+            make_groups(link, above)
         with suppress(Exists):
-            link.mkdir("/".join(names[:end]))
+            link.mkdir(path)

@@ -221,6 +221,25 @@ def test_transports(server: Away) -> None:
             assert inner.group().groups() == ["er"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else for a server")
+def test_what_is_there_needs_no_permission_to_make_it(server: Away) -> None:
+    with server.connect() as owner, server.connect(user="nobody") as guest:
+        group = owner.group("g", create=True, ctl=["replay all", "consumer c s"])
+        group.publish("s", b"x")
+        theirs = guest.group("g", create=True)
+        assert [message.body for message in theirs.history()] == [b"x"]
+        for call in (
+            lambda: theirs.publish("s", b"y"),
+            lambda: theirs.publish("new", b"y"),
+            lambda: theirs.consume("c"),
+            lambda: theirs.consume("c", over="s"),
+            lambda: theirs.ctl("replay off"),
+            lambda: guest.group("new", create=True),
+        ):
+            with pytest.raises(errors.Denied, match="permission denied"):
+                call()
+
+
 def test_a_forked_child_is_told_to_connect_again(server: Away, tmp_path: Path) -> None:
     with server.connect() as client, mqfs.open(tmp_path / "store") as inside:
         for tree in (client, inside):
