@@ -69,6 +69,12 @@ class Consumers(dict[str, Consumer]):
         for consumer in self.every():
             consumer.picker.forget()
 
+    @property
+    def hindmost(self) -> Consumer | None:
+        """Of those over the whole group, one that is as far behind as any."""
+        number = self._lowest.name
+        return self[self.group.state.consumers[number].name] if number is not None else None
+
     def floor(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a named consumer has not dealt with."""
         low = self._lowest.value
@@ -229,6 +235,8 @@ class Consumers(dict[str, Consumer]):
     def _keep_bound(self, consumer: Consumer, record: Record) -> None:
         """A new message for a consumer with a `backlog`: `full drop-new` skips it, `full drop-old` the oldest."""
         consumer.appended()
+        if self.group.numbers[record.stream].name == self.group.settings.dead:
+            return  # nothing bounds dead letters
         if self.group.settings.full == "drop-new":
             if consumer.overflows(0):
                 consumer.skip(record)

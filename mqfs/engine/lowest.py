@@ -31,10 +31,20 @@ class Lowest:
     def remove(self, name: int) -> None:
         self._values.pop(name, None)
 
-    @property
-    def value(self) -> int:
-        """The least; a number greater than any sequence where there is none."""
+    def _least(self) -> tuple[int, int] | None:
         heap, values = self._heap, self._values
         while heap and values.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
-        return heap[0][0] if heap else _NONE
+        return heap[0] if heap else None
+
+    @property
+    def value(self) -> int:
+        """The least; a number greater than any sequence where there is none."""
+        least = self._least()
+        return least[0] if least else _NONE
+
+    @property
+    def name(self) -> int | None:
+        """Whose it is."""
+        least = self._least()
+        return least[1] if least else None

@@ -266,7 +266,7 @@ class Stream:
             return False
         if record.headers and group.outlived(sequence):
             return False
-        return not self.shared or not all(c.has_had(sequence) for c in self.sharers())
+        return not self.shared or not self._had_by_all(sequence)
 
     # ------------------------------------------------------------ depth
 
@@ -423,6 +423,12 @@ class Stream:
             self._covering = (shape, tuple(consumer for consumer in named if consumer.covers(self)))
         return self._covering[1]
 
+    def _had_by_all(self, sequence: int) -> bool:
+        hindmost = self.group.consumers.hindmost  # of thousands it answers for all, mostly
+        if hindmost is not None and not hindmost.has_had(sequence) and hindmost.covers(self):
+            return False
+        return all(sharer.has_had(sequence) for sharer in self.sharers())
+
     def had_by(self, consumer: Consumer, sequence: int, size: int) -> None:
         """The consumer acknowledged a message: where it is shared it counts no more when everyone has."""
         if self.count < 0 or sequence < self.state.floor or not self.shared:
@@ -432,7 +438,7 @@ class Stream:
             return
         if sequence in self.group.state.dropped or sequence in self.group.lapsed:
             return
-        if all(other.has_had(sequence) for other in self.sharers()):
+        if self._had_by_all(sequence):
             self.count -= 1
             self.size -= size
 

@@ -294,3 +294,15 @@ def test_a_server_that_is_killed_by_every_delivery(tmp_path: Path) -> None:
         q.restart(clean=False)
     assert drain(q.worker()) == [b"good"]
     assert letter(q)["deliveries"] == "3"
+
+
+@pytest.mark.parametrize("full", ["drop-old", "drop-new"])
+def test_no_backlog_takes_a_dead_letter_away(full: str) -> None:
+    q = Queues("deliver one", f"full {full}", "retries 1")
+    q.consumer("letters", "dead", "backlog", "1")
+    for body in (b"one", b"two"):
+        q.write("s", body)
+        taker = q.taker()
+        taker.unread(read(taker))
+        taker.close()
+    assert q.shows(".consumers/letters") == [b"one", b"two"]
