@@ -1,4 +1,4 @@
-"""The part in C: everything else is in pyproject.toml. Without a compiler the rest is installed, and the ring says so."""
+"""The part in C: all else is in pyproject.toml. Without a compiler the rest is installed, and the ring says so."""
 
 from setuptools import Extension, setup
 

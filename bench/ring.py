@@ -45,9 +45,11 @@ def wait(pids: list[int]) -> None:
             raise SystemExit("a process of the bench failed")
 
 
-def publish(count: int, size: int, batch: int) -> Callable[[Ring], None]:
+def publish(count: int, size: int, batch: int, ready: int, go: int) -> Callable[[Ring], None]:
     def act(ring: Ring) -> None:
         body = bytes(size)
+        os.write(ready, b"r")
+        os.read(go, 1)
         if batch == 1:
             put = ring.publish
             for _ in range(count):
@@ -81,28 +83,31 @@ def throughput(size: int, publishers: int, consumers: int, batch: int, way: str,
     ring = create(RING_BYTES)
     reads, ready = os.pipe()
     each = count // publishers // batch * batch
+    waits, go = os.pipe()
     pids = [fork(ring, 1, consume(each * publishers, batch, way, ready)) for _ in range(consumers)]
+    pids += [fork(ring, 0, publish(each, size, batch, ready, waits)) for _ in range(publishers)]
     for _ in pids:
         os.read(reads, 1)
     began = time.perf_counter_ns()
-    pids += [fork(ring, 0, publish(each, size, batch)) for _ in range(publishers)]
+    os.write(go, bytes(publishers))
     wait(pids)
-    os.close(reads)
-    os.close(ready)
-    return (time.perf_counter_ns() - began) / (each * publishers)
+    took = time.perf_counter_ns() - began
+    for fd in (reads, ready, waits, go):
+        os.close(fd)
+    return took / (each * publishers)
 
 
 def in_c(driver: Path, size: int, batch: int, way: int, count: int) -> float:
     ring = create(RING_BYTES)
     fd = ring.fileno()
     count = count // batch * batch
-    command = [str(driver), "consume", str(fd), str(count), str(way)]
-    with subprocess.Popen(["taskset", "-c", str(CPUS[-1]), *command], pass_fds=[fd], stdout=subprocess.PIPE) as consumer:
+    command = ["taskset", "-c", str(CPUS[-1]), str(driver), "consume", str(fd), str(count), str(way)]
+    with subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE) as consumer:
         assert consumer.stdout
         consumer.stdout.readline()
         began = time.perf_counter_ns()
-        command = [str(driver), "publish", str(fd), str(count), str(size), str(batch)]
-        subprocess.run(["taskset", "-c", str(CPUS[0]), *command], pass_fds=[fd], check=True)
+        arguments = ["publish", str(fd), str(count), str(size), str(batch)]
+        subprocess.run(["taskset", "-c", str(CPUS[0]), str(driver), *arguments], pass_fds=[fd], check=True)
         consumer.wait()
         return (time.perf_counter_ns() - began) / count
 
@@ -172,7 +177,7 @@ def main() -> None:
             bare = float(ended.stdout)
             through = median(lambda size=size: pipe(size, count // 10))  # type: ignore[misc]
             print(f"{size} B: memcpy and a store {bare:.1f} ns, pipe {through:.0f} ns", flush=True)
-            for batch in (1, 64, 100):
+            for batch in (1, 64):
                 for number, way in enumerate(WAYS):
                     native = median(lambda: in_c(driver, size, batch, number, count))  # noqa: B023
                     line = f"  batch {batch:3} {way:5}  C 1→1 {native:6.0f} ns"

@@ -47,7 +47,8 @@ class Columns(NamedTuple):
 def scan(buffer: bytes | bytearray | memoryview) -> Columns:
     """Index the run of records at the head of `buffer`, each checked as a start checks a log."""
     end, *columns = _need().scan(buffer)
-    return Columns(end, *(memoryview(column).cast(code) for column, code in zip(columns, "QqQIIHBB", strict=True)))
+    views: list[Any] = [memoryview(column) for column in columns]
+    return Columns(end, *(view.cast(code) for view, code in zip(views, "QqQIIHBB", strict=True)))
 
 
 def _need() -> Any:

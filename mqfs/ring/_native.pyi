@@ -38,8 +38,8 @@ class Ring:
     ) -> int:
         """Publish one record; returns the sequence it carries. errors.Again where it could not in time."""
     def publish_many(self, stream: int, bodies: Iterable[Buffer], timeout: Timeout = None, /) -> int:
-        """Publish messages of one stream, in order; others' may come between. Returns the last one's sequence (0: none).
-        An error tells as its `published` how many were published before it."""
+        """Publish messages of one stream, in order; others' may come between. Returns the last one's sequence.
+        Of none it is 0. An error tells as its `published` how many were published before it."""
     def publish_drafts(self, drafts: Iterable[Draft], timeout: Timeout = None, /) -> int:
         """As publish_many, of records of any kind and stream."""
     def publish_unit(self, drafts: Iterable[Draft], timeout: Timeout = None, /) -> int:
@@ -52,9 +52,9 @@ class Ring:
         hold: bool = False,
         wait: Literal["spin", "yield", "block"] = "block",
     ) -> Consumer:
-        """A consumer that begins at the tail. `gates`: publishers wait for it while it lives. `kept`: there is one, which
-        gates dead or alive, and begins where the last one stopped. `hold`: only `release` tells that records are done with.
-        errors.Busy where no seat is free."""
+        """A consumer that begins at the tail. `gates`: publishers wait for it while it lives. `kept`: there is one,
+        which gates dead or alive, and begins where the last one stopped. `hold`: only `release` tells that records are
+        done with. errors.Busy where no seat is free."""
     def wait_committed(self, sequence: int, timeout: Timeout = None, /) -> bool:
         """Wait until the message is as durable as its group asks; False where it is not yet."""
     def commit(self, sequence: int, /) -> None:
@@ -71,8 +71,8 @@ class Ring:
 
 @final
 class Consumer:
-    """A reader. Raises errors.FellBehind once where publishers overtook it and goes on at the tail; errors.Damaged, each
-    time, where what lies at its position is no record; errors.Stale at the end of a ring that was retired."""
+    """A reader. Raises errors.FellBehind once where publishers overtook it and goes on at the tail; errors.Damaged,
+    each time, where what lies at its position is no record; errors.Stale at the end of a ring that was retired."""
 
     @property
     def seat(self) -> int: ...
@@ -102,7 +102,7 @@ def create(size: int, *, generation: int = 1, sequence: int = 1, time_ns: int = 
 def attach(fd: int, generation: int | None = None) -> Ring:
     """Another handle of the ring behind `fd`, which stays open. errors.BadRing says why it is none."""
 
-def scan(buffer: Buffer, /) -> tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray, bytearray, bytearray, bytearray]: ...
+def scan(buffer: Buffer, /) -> tuple[int, *tuple[bytearray, ...]]: ...
 def crc32c(data: Buffer, crc: int = 0, table: bool = False, /) -> int:
     """CRC-32C of `data`, going on from `crc`."""
 

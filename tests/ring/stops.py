@@ -76,7 +76,7 @@ def check_stopped(point: int) -> None:
         os.kill(pid, signal.SIGCONT)
         assert ended(pid) == 0
     bodies = [body[:6] for body in consumer.bodies(10, 1.0)]
-    assert sorted(bodies) == ["other".encode()] * others + [b"victim"]
+    assert sorted(bodies) == [b"other"] * others + [b"victim"]
     assert ring.recovered == 0
 
 

@@ -1,4 +1,4 @@
-"""What is not a ring of this version and boot is refused; what another process writes into one harms nobody's memory."""
+"""What is not a ring of this version and boot is refused; what another process writes into one harms nobody."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_no_memory_is_an_error_not_a_signal(tmp_path: Path) -> None:
     program = f"""if 1:
         import os, sys
         from mqfs import errors, ring
-        fd = os.open({str(tmp_path)!r} + "/ring", os.O_RDWR | os.O_CREAT)
+        fd = os.open("{tmp_path}/ring", os.O_RDWR | os.O_CREAT)
         try:
             ring._native._allocate(fd, 1 << 22)
         except errors.DiskFull as error:
@@ -138,8 +138,13 @@ def test_no_memory_is_an_error_not_a_signal(tmp_path: Path) -> None:
     """
     mount = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{program}'"
     private = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
-    done = subprocess.run([*private, "sh", "-c", mount.replace("'/", '"/').replace("' +", '" +')], cwd=ROOT,
-                          capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [*private, "sh", "-c", mount],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert (done.returncode, done.stdout) == (0, "28\n"), done.stderr
 
 

@@ -68,7 +68,9 @@ class RingMachine(RuleBasedStateMachine):
         ring = self.rings[which]
         self.publish(lambda: ring.publish_many(stream, bodies, 0), [(1, stream, body, b"") for body in bodies])
 
-    @rule(which=st.integers(0, 1), drafts=st.lists(st.tuples(st.integers(1, 6), STREAMS, BODIES, st.binary(max_size=9))))
+    @rule(
+        which=st.integers(0, 1), drafts=st.lists(st.tuples(st.integers(1, 6), STREAMS, BODIES, st.binary(max_size=9)))
+    )
     def publish_unit(self, which: int, drafts: list[tuple[int, int, bytes, bytes]]) -> None:
         ring = self.rings[which]
         self.publish(lambda: ring.publish_unit(drafts, 0), drafts)

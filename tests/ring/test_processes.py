@@ -243,12 +243,16 @@ def test_the_kept_seat_gates_when_its_consumer_is_dead_and_goes_on_where_it_was(
         os.kill(pid, signal.SIGKILL)
         assert ended(pid) == -signal.SIGKILL
     published = [b"0", b"read, not released"]
-    with pytest.raises(errors.Again):
+
+    def fill() -> None:
         while True:
             body = b"%d" % len(published) * 50
             ring.publish(1, body, b"", 1, 0, 0)
             published.append(body)
             watch.skip()
+
+    with pytest.raises(errors.Again):
+        fill()
     again = ring.consumer(kept=True, hold=True)
     assert again.bodies(10_000, 0) == published
     with pytest.raises(errors.Again):

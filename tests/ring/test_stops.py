@@ -1,4 +1,4 @@
-"""Every point at which a process may be killed or stopped, one by one; and that mutants of the ring are caught by them."""
+"""Every point at which a process may be killed or stopped, one by one; and mutants of the ring that they catch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MUTANTS = {
         "killed",
     ),
     "the newer state counts, published or not": (
-        "return tail & 7 ? NULL : s->state[0].tail == tail ? &s->state[0] : s->state[1].tail == tail ? &s->state[1] : NULL;",
-        "(void)tail; return s->state[1].tail != UINT64_MAX && s->state[1].tail > s->state[0].tail ? &s->state[1] : &s->state[0];",
+        "return tail & 7 ? NULL :",
+        "if (tail) return &s->state[s->state[1].tail + 1 > s->state[0].tail + 1];\n    return tail & 7 ? NULL :",
         "killed",
     ),
     "the tail goes first": (
