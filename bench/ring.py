@@ -159,6 +159,36 @@ def round_trips(way: str, count: int) -> tuple[float, float]:
     return took[count // 2], took[count * 99 // 100]
 
 
+def wake_ups(count: int, through_pipe: bool) -> tuple[float, float]:
+    """p50 and p99 from a publish (or a write to a pipe) to the reader that was asleep, microseconds."""
+    ring = create(1 << 20)
+    reads, told = os.pipe()
+    source, sink = os.pipe()
+
+    def sleeper(again: Ring) -> None:
+        consumer, took = again.consumer(wait="block"), []
+        os.write(told, b"r")
+        for _ in range(count):
+            sent = int((os.read(source, 64) if through_pipe else consumer.body()) or b"0")
+            took.append(time.perf_counter_ns() - sent)
+        took.sort()
+        os.write(told, b"%d %d" % (took[count // 2], took[count * 99 // 100]))
+
+    pid = fork(ring, 1, sleeper)
+    os.read(reads, 1)
+    for _ in range(count):
+        time.sleep(0.001)
+        if through_pipe:
+            os.write(sink, b"%d" % time.perf_counter_ns())
+        else:
+            ring.publish(1, b"%d" % time.perf_counter_ns())
+    wait([pid])
+    p50, p99 = (int(text) / 1000 for text in os.read(reads, 99).split())
+    for fd in (reads, told, source, sink):
+        os.close(fd)
+    return p50, p99
+
+
 def median(measure: Callable[[], float]) -> float:
     return statistics.median(measure() for _ in range(3))
 
@@ -193,6 +223,9 @@ def main() -> None:
     for way in WAYS:
         p50, p99 = round_trips(way, 20_000)
         print(f"round trip {way:5} p50 {p50:.1f} µs, p99 {p99:.1f} µs", flush=True)
+    for name, through_pipe in (("ring", False), ("pipe", True)):
+        p50, p99 = wake_ups(3_000, through_pipe)
+        print(f"a sleeping reader wakes, {name}: p50 {p50:.1f} µs, p99 {p99:.1f} µs", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@
 #include <pthread.h>
 #include <stdio.h>
 
+#ifndef RING_SOURCE
+#define RING_SOURCE ""
+#endif
 #define LARGE_BYTES 65536  /* above it a copy lets other threads run */
 #define PORTION_BYTES 262144 /* of a batch under one lock */
 #define FOREVER INT64_MAX
@@ -134,7 +137,7 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
         Py_BEGIN_ALLOW_THREADS
         if (result == RING_FULL) ring_await_room(h, total, left);
         if (result == RING_BOUND)
-            ring_await(h, &h->shared->commit, &h->shared->bound, atomic_load(&h->shared->bound), WAIT_BLOCK, left);
+            ring_await(&h->shared->commit, &h->shared->bound, atomic_load(&h->shared->bound), WAIT_BLOCK, left);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals()) return -1;
     }
@@ -330,7 +333,7 @@ static int await_head(Consumer *self, int64_t until, struct ring_record *head)
         int64_t left = remaining(until);
         if (!left) return 0;
         Py_BEGIN_ALLOW_THREADS
-        ring_await(h, &h->shared->data, &h->shared->tail, self->position, self->how, left);
+        ring_await(&h->shared->data, &h->shared->tail, self->position, self->how, left);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals()) return -1;
     }
@@ -585,7 +588,7 @@ static PyObject *Ring_wait_committed(Ring *self, PyObject *const *args, Py_ssize
     self->users++;
     while ((seen = atomic_load(&s->committed)) < sequence && !atomic_load(&s->retired) && (left = remaining(until))) {
         Py_BEGIN_ALLOW_THREADS
-        ring_await(&self->h, &s->commit, &s->committed, seen, WAIT_BLOCK, left);
+        ring_await(&s->commit, &s->committed, seen, WAIT_BLOCK, left);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals()) break;
     }
@@ -962,7 +965,8 @@ static int begin(PyObject *module)
            PyModule_AddObjectRef(module, "Consumer", (PyObject *)consumer_type) ||
            PyModule_AddIntConstant(module, "RECORD_HEAD", sizeof(struct ring_record)) ||
            PyModule_AddIntConstant(module, "HEAD_BYTES", RING_HEAD_BYTES) || PyModule_AddIntConstant(module, "STOPS", STOPS) ||
-           PyModule_AddIntConstant(module, "SEATS", RING_SEATS) || PyModule_AddIntConstant(module, "CRC_BY_CPU", crc_cpu)
+           PyModule_AddIntConstant(module, "SEATS", RING_SEATS) || PyModule_AddIntConstant(module, "CRC_BY_CPU", crc_cpu) ||
+           PyModule_AddStringConstant(module, "SOURCE", RING_SOURCE)
                ? -1 : 0;
 }
 

@@ -115,3 +115,4 @@ HEAD_BYTES: int
 STOPS: int
 SEATS: int
 CRC_BY_CPU: int
+SOURCE: str  # SHA-256 of what it was built from; empty where setup.py did not build it

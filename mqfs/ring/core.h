@@ -360,12 +360,11 @@ static void ring_sleep(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t 
 }
 
 /* Until `word` is no longer `seen`, or some time is over. */
-static void ring_await(struct ring_handle *h, struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, enum ring_wait how,
-                       int64_t ns)
+static void ring_await(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, enum ring_wait how, int64_t ns)
 {
     int turns = how == WAIT_SPIN ? 20000 : how == WAIT_YIELD ? 2000 : 256;
     for (int turn = 0; turn < turns; turn++) {
-        if (atomic_load_explicit(word, memory_order_acquire) != seen || atomic_load(&h->shared->retired)) return;
+        if (atomic_load_explicit(word, memory_order_acquire) != seen) return; /* nothing else: the lock's line is the writers' */
         if (how == WAIT_YIELD) sched_yield();
         else ring_pause();
     }

@@ -71,7 +71,7 @@ static struct ring_record consume(struct ring_handle *h, unsigned seat, uint64_t
     int result;
     while ((result = ring_look(h, *position, &head)) == RING_EMPTY) {
         if (*released != *position) ring_release(h, seat, *released = *position, 1);
-        ring_await(h, &h->shared->data, &h->shared->tail, *position, how, RING_NAP_NS);
+        ring_await(&h->shared->data, &h->shared->tail, *position, how, RING_NAP_NS);
     }
     must(!result && !ring_copy(h, *position, &head, to), "consume");
     *position += ring_padded(head.size);

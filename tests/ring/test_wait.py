@@ -60,7 +60,7 @@ def test_a_signal_ends_a_wait(wait: Literal["spin", "yield", "block"]) -> None:
         def act(again: Ring, call: Callable[[Ring], Any] = call) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             gate = again.consumer(gates=True)
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
                 again.publish(9, b"ready")
                 call(again)
             gate.close()
