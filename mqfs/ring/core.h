@@ -349,6 +349,10 @@ static void ring_release(struct ring_handle *h, unsigned seat, uint64_t position
 #define RING_NAP_NS 50000000  /* a publisher may be killed between its last store and its wake-up */
 #define RING_FULL_NS 10000000 /* and a dead consumer is found by who looks */
 
+#ifndef RING_PAUSES
+#define RING_PAUSES 32
+#endif
+
 static void ring_sleep(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, int64_t ns)
 {
     uint32_t rung = atomic_load(&bell->word);
@@ -362,11 +366,13 @@ static void ring_sleep(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t 
 /* Until `word` is no longer `seen`, or some time is over. */
 static void ring_await(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, enum ring_wait how, int64_t ns)
 {
-    int turns = how == WAIT_SPIN ? 20000 : how == WAIT_YIELD ? 2000 : 256;
+    int turns = how == WAIT_SPIN ? 2000 : how == WAIT_YIELD ? 1000 : 32;
+    /* Look seldom, and at nothing else: each look takes the line from the publisher, and a reader at its heels takes those
+     * of the record that is being written besides. */
     for (int turn = 0; turn < turns; turn++) {
-        if (atomic_load_explicit(word, memory_order_acquire) != seen) return; /* nothing else: the lock's line is the writers' */
+        for (int pause = 0; pause < RING_PAUSES; pause++) ring_pause();
+        if (atomic_load_explicit(word, memory_order_acquire) != seen) return;
         if (how == WAIT_YIELD) sched_yield();
-        else ring_pause();
     }
     if (how == WAIT_BLOCK) ring_sleep(bell, word, seen, ns);
 }

@@ -76,4 +76,4 @@ def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_miss
 def test_what_is_imported_was_built_from_this_source() -> None:
     """Else `pip install -e .` is to be run again, as script/setup does."""
     sources = sorted([*build.RING.glob("*.c"), *build.RING.glob("*.h")])
-    assert _native.SOURCE == hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    assert hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest() == _native.SOURCE
