@@ -39,6 +39,7 @@ static struct ring_handle made(uint64_t size)
     struct ring_handle h = opened(fd, size);
     ring_make(h.shared, size, 1, boot, 1, 0);
     must(!ring_check(&h.shared->fixed, size + RING_HEAD_BYTES, boot), "check");
+    close(fd);
     return h;
 }
 

@@ -131,7 +131,7 @@ def test_random_kills_of_publishers_and_consumers() -> None:
         for _ in range(rounds):
             for _ in range(chance.randrange(3)):
                 last = drain(consumer, following, last)
-            time.sleep(chance.random() * 0.001)  # the moment is what is random
+            time.sleep(chance.random() * 0.0003)  # before they have filled the ring
             victim = chance.randrange(4)
             os.kill(pids[victim], signal.SIGKILL)
             assert ended(pids[victim]) == -signal.SIGKILL
