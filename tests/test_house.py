@@ -45,7 +45,8 @@ def texts() -> list[Path]:
 
 
 NEVER_SAID = re.compile(
-    r"\b(?:topics?(?!\.py)|chunks?|message (?:ids?|offsets?)|stream offsets?)\b|(?<!message )(?<!work )(?<!tests/)\bqueues?\b",
+    r"\b(?:topics?(?!\.py)|chunks?|message (?:ids?|offsets?)|stream offsets?)\b"
+    r"|(?<!message )(?<!work )(?<!tests/)\bqueues?\b",
     re.IGNORECASE,
 )
 NEVER_NAMED = re.compile(r"topic|queue|chunk", re.IGNORECASE)
