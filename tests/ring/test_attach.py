@@ -136,8 +136,11 @@ def test_no_memory_is_an_error_not_a_signal(tmp_path: Path) -> None:
         except errors.DiskFull as error:
             print(error.errno)
     """
-    mount = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{program}'"
+    run = f"{sys.executable} -c '{program}'; status=$?; umount {tmp_path}; exit $status"
+    mount = f"mount -t tmpfs -o size=1m none {tmp_path} || exit; {run}"
     private = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    if subprocess.run([*private, "true"], stderr=subprocess.DEVNULL).returncode:
+        private += ["--propagation", "unchanged"]  # below a chroot the root directory is no mount point
     done = subprocess.run(
         [*private, "sh", "-c", mount],
         cwd=ROOT,

@@ -100,9 +100,7 @@ def endless(name: int, batch: int) -> Callable[[Ring], None]:
     def act(ring: Ring) -> None:
         number = 0
         while True:
-            bodies = [
-                HEAD.pack(name, at) + bytes([name & 255]) * (at % 300) for at in range(number, number + batch)
-            ]
+            bodies = [HEAD.pack(name, at) + bytes([name & 255]) * (at % 300) for at in range(number, number + batch)]
             ring.publish_many(name, bodies)
             number += batch
 
