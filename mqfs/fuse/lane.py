@@ -162,7 +162,7 @@ class Lane:
                     yielded = not yielded
                     continue
                 except OSError as error:
-                    if error.errno == errno.ENODEV:  # unmounted
+                    if error.errno in (errno.ENODEV, errno.ECONNABORTED):  # unmounted, by force perhaps
                         return
                     if error.errno == errno.ENOENT:  # the caller was killed before we had its request
                         continue

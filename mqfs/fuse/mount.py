@@ -248,10 +248,12 @@ class FuseMount:
         with contextlib.suppress(OSError):
             if mounted(self.path) == "fuse.mqfs":
                 unmount(self.path, lazily=True)
+        if self.lane is not None:
+            self.lane.close()
+        self.files.close_all()  # before the device: who is answered now must not be answered on another's descriptor
         os.close(self.device)
         ours.close()
         pyfuse3.close(unmount=False)
-        self.files.close_all()
         self.tree.processes = None
         self.processes.close()
         self.ended.set()
