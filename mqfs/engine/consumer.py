@@ -15,12 +15,13 @@ import attrs
 
 from mqfs import errors
 from mqfs.engine import letters
+from mqfs.engine.nodes import Numbered
 from mqfs.engine.picking import Picker
 from mqfs.engine.ranks import NEVER
 from mqfs.engine.selection import Selection
 from mqfs.progress import ACK, BACK, CLAIM, SEEK, Entry, step
 from mqfs.state import Attributes, ConsumerState
-from mqfs.types import QTFILE, Kind, Qid, Record, Wait
+from mqfs.types import Kind, Record, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -52,10 +53,8 @@ class Claim:
         self.deadline_ns = 0  # engine time; 0: none
 
 
-class Consumer:
+class Consumer(Numbered):
     """Made and removed by its group."""
-
-    directory = False
 
     def __init__(self, group: Group, own: ConsumerState, stream: Stream | None = None) -> None:
         self.group, self.state, self.stream = group, own, stream
@@ -88,10 +87,6 @@ class Consumer:
     @property
     def parent(self) -> object:
         return self.group.folders[".consumers"]
-
-    @property
-    def qid(self) -> Qid:
-        return Qid(QTFILE, 0, self.group.number << 32 | self.number)
 
     @property
     def attributes(self) -> Attributes:

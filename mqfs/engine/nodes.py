@@ -34,15 +34,22 @@ def bits_for_writers(mode: int) -> int:
     return sum(0o6 << shift for shift in (0, 3, 6) if mode >> shift & 0o2)
 
 
-class Meta:
-    """One of a group's own files: `ctl`, `order`, `.stats`, ..."""
+class Numbered:
+    """A file that has a number of its own in its group."""
 
-    __slots__ = ("default_mode", "group", "name", "number")
+    __slots__ = ()
     directory = False
+    group: Group
 
-    def __init__(self, group: Group, name: str) -> None:
-        self.group, self.name = group, name
-        self.number, self.default_mode = META_FILES[name]
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTDIR if self.directory else QTFILE, 0, self.group.number << 32 | self.number)  # type: ignore[attr-defined]
+
+
+class Own(Numbered):
+    """A file that is there as long as its group."""
+
+    __slots__ = ()
 
     @property
     def parent(self) -> Group:
@@ -52,9 +59,15 @@ class Meta:
     def removed(self) -> bool:
         return self.group.removed
 
-    @property
-    def qid(self) -> Qid:
-        return Qid(QTFILE, 0, self.group.number << 32 | self.number)
+
+class Meta(Own):
+    """One of a group's own files: `ctl`, `order`, `.stats`, ..."""
+
+    __slots__ = ("default_mode", "group", "name", "number")
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group, self.name = group, name
+        self.number, self.default_mode = META_FILES[name]
 
     @property
     def attributes(self) -> Attributes:
@@ -63,7 +76,7 @@ class Meta:
         return own or Attributes(self.default_mode, self.group.state.uid, self.group.state.gid)
 
 
-class Folder:
+class Folder(Own):
     """`.consumers` or `.kept`: a directory that is always there. Owner and mode are the group's."""
 
     __slots__ = ("group", "name", "number")
@@ -71,18 +84,6 @@ class Folder:
 
     def __init__(self, group: Group, name: str) -> None:
         self.group, self.name, self.number = group, name, FOLDERS[name]
-
-    @property
-    def parent(self) -> Group:
-        return self.group
-
-    @property
-    def removed(self) -> bool:
-        return self.group.removed
-
-    @property
-    def qid(self) -> Qid:
-        return Qid(QTDIR, 0, self.group.number << 32 | self.number)
 
     @property
     def attributes(self) -> Attributes:
@@ -126,4 +127,4 @@ class KeptFile:
         return Attributes(own.mode & 0o444, own.uid, own.gid)
 
 
-__all__ = ["FOLDERS", "META_FILES", "Folder", "KeptFile", "Meta", "bits_for_writers"]
+__all__ = ["FOLDERS", "META_FILES", "Folder", "KeptFile", "Meta", "Numbered", "bits_for_writers"]

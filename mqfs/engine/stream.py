@@ -15,9 +15,10 @@ import attrs
 
 from mqfs import errors
 from mqfs.engine.consumer import UNTOUCHED, Untouched
+from mqfs.engine.nodes import Numbered
 from mqfs.progress import ACK, BACK, step
 from mqfs.state import StreamState
-from mqfs.types import QTFILE, Kind, Qid, Record, Step, Wait
+from mqfs.types import Kind, Record, Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.consumer import Consumer
@@ -54,7 +55,7 @@ class Verdict(enum.Enum):
     WAIT = enum.auto()
 
 
-class Stream:
+class Stream(Numbered):
     """A file. Made and removed by its group."""
 
     __slots__ = (
@@ -80,7 +81,6 @@ class Stream:
         "watchers",
         "written",
     )
-    directory = False
 
     def __init__(self, group: Group, state: StreamState) -> None:
         self.group = group
@@ -112,10 +112,6 @@ class Stream:
     @property
     def parent(self) -> Group:
         return self.group
-
-    @property
-    def qid(self) -> Qid:
-        return Qid(QTFILE, 0, self.group.number << 32 | self.number)
 
     # ------------------------------------------------------------ what is kept
 

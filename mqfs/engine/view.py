@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine import program
+from mqfs.engine.nodes import Numbered
 from mqfs.engine.order import LogReader
 from mqfs.engine.permission import R, allowed
 from mqfs.engine.program import Program
 from mqfs.engine.selection import Selection
 from mqfs.engine.stream import Parked, Stream
 from mqfs.state import Attributes, ViewState
-from mqfs.types import QTFILE, Kind, Qid, Record, User
+from mqfs.types import Kind, Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqfs.engine")
 
 
-class View:
+class View(Numbered):
     """The file. Bound and unbound by its group."""
-
-    directory = False
 
     def __init__(self, group: Group, own: ViewState) -> None:
         self.group, self.state = group, own
@@ -62,10 +61,6 @@ class View:
     @property
     def parent(self) -> Group:
         return self.group
-
-    @property
-    def qid(self) -> Qid:
-        return Qid(QTFILE, 0, self.group.number << 32 | self.number)
 
     @property
     def attributes(self) -> Attributes:
