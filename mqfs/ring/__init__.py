@@ -36,7 +36,7 @@ class Columns(NamedTuple):
     end: int
     sequences: memoryview
     times: memoryview
-    positions: memoryview  # in the buffer
+    positions: memoryview  # in the buffer, `base` added
     bodies: memoryview  # bytes of each body
     streams: memoryview
     headers: memoryview  # bytes of each record's headers
@@ -44,11 +44,11 @@ class Columns(NamedTuple):
     flags: memoryview
 
 
-def scan(buffer: bytes | bytearray | memoryview) -> Columns:
+def scan(buffer: bytes | bytearray | memoryview, base: int = 0) -> Columns:
     """Index the run of records at the head of `buffer`, each checked as a start checks a log."""
-    end, *columns = _need().scan(buffer)
+    end, *columns = _need().scan(buffer, base)
     views: list[Any] = [memoryview(column) for column in columns]
-    return Columns(end, *(view.cast(code) for view, code in zip(views, "QqQIIHBB", strict=True)))
+    return Columns(end, *(view.cast(code) for view, code in zip(views, "QqIIIHBB", strict=True)))
 
 
 def _need() -> Any:

@@ -31,7 +31,7 @@ typedef struct {
 
 static Ring *rings; /* all that are open, for a forked child */
 static PyTypeObject *ring_type, *consumer_type;
-static PyObject *again, *bad_ring, *busy, *damaged, *disk_full, *fell_behind, *over_limit, *stale;
+static PyObject *again, *bad_ring, *busy, *damaged, *disconnected, *disk_full, *fell_behind, *over_limit, *stale;
 
 static void after_fork(void) /* locks of a description that a child keeps open would outlive us */
 {
@@ -119,6 +119,21 @@ static int refuse(enum ring_result result)
     return -1;
 }
 
+/* The ring was retired about when we published: was it taken? Whoever retires it says so soon. */
+static int ask_if_taken(Ring *ring, int64_t until)
+{
+    struct ring *s = ring->h.shared;
+    uint64_t final;
+    for (int64_t left; (final = atomic_load(&s->final)) == UINT64_MAX;) {
+        if (!(left = remaining(until))) return PyErr_SetString(disconnected, "the ring's server has gone: whether it was taken is not known"), -1;
+        Py_BEGIN_ALLOW_THREADS
+        ring_await(&s->commit, &s->final, UINT64_MAX, WAIT_BLOCK, left);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals()) return -1;
+    }
+    return final >= ring->h.end ? 0 : refuse(RING_RETIRED);
+}
+
 static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t total, int64_t until, uint64_t *last)
 {
     struct ring_handle *h = &ring->h;
@@ -131,7 +146,7 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
         } else {
             result = ring_publish(h, parts, count, total, 0, last);
         }
-        if (!result) return 0;
+        if (!result) return atomic_load(&h->shared->retired) ? ask_if_taken(ring, until) : 0;
         left = remaining(until);
         if (result > RING_BOUND || !left) return refuse(result);
         Py_BEGIN_ALLOW_THREADS
@@ -289,7 +304,7 @@ static int fail(Consumer *self, enum ring_result result)
 {
     if (result == RING_OVERTAKEN) {
         self->position = atomic_load(&self->ring->h.shared->tail) & ~UINT64_C(7);
-        settle(self);
+        if (!self->hold) settle(self);
         PyErr_Format(fell_behind, "overtaken behind sequence %llu", (unsigned long long)self->last);
     } else if (result == RING_DAMAGED) {
         PyObject *error = PyObject_CallFunction(damaged, "Ks", (unsigned long long)self->last + 1,
@@ -333,7 +348,8 @@ static int await_head(Consumer *self, int64_t until, struct ring_record *head)
         int64_t left = remaining(until);
         if (!left) return 0;
         Py_BEGIN_ALLOW_THREADS
-        ring_await(&h->shared->data, &h->shared->tail, self->position, self->how, left);
+        if (atomic_load(&h->shared->retired)) ring_await(&h->shared->commit, &h->shared->final, UINT64_MAX, WAIT_BLOCK, left);
+        else ring_await(&h->shared->data, &h->shared->tail, self->position, self->how, left);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals()) return -1;
     }
@@ -586,15 +602,13 @@ static PyObject *Ring_wait_committed(Ring *self, PyObject *const *args, Py_ssize
     if (until < 0 || !usable(self)) return NULL;
     struct ring *s = self->h.shared;
     self->users++;
-    while ((seen = atomic_load(&s->committed)) < sequence && !atomic_load(&s->retired) && (left = remaining(until))) {
+    while ((seen = atomic_load(&s->committed)) < sequence && (left = remaining(until))) {
         Py_BEGIN_ALLOW_THREADS
         ring_await(&s->commit, &s->committed, seen, WAIT_BLOCK, left);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals()) break;
     }
-    int gone = seen < sequence && atomic_load(&s->retired);
     self->users--;
-    if (!PyErr_Occurred() && gone) refuse(RING_RETIRED);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(seen >= sequence);
 }
 
@@ -610,15 +624,55 @@ static PyObject *store_word(Ring *self, PyObject *value, size_t at)
 static PyObject *Ring_commit(Ring *self, PyObject *value) { return store_word(self, value, offsetof(struct ring, committed)); }
 static PyObject *Ring_grant(Ring *self, PyObject *value) { return store_word(self, value, offsetof(struct ring, bound)); }
 
-static PyObject *Ring_retire(Ring *self, PyObject *nothing)
+static void ring_all(struct ring *s)
 {
-    (void)nothing;
-    if (!usable(self)) return NULL;
-    atomic_store(&self->h.shared->retired, 1);
-    ring_ring(&self->h.shared->data);
-    ring_ring(&self->h.shared->space);
-    ring_ring(&self->h.shared->commit);
+    ring_ring(&s->data);
+    ring_ring(&s->space);
+    ring_ring(&s->commit);
+}
+
+/* Whether nobody is inside any more: who comes now sees that the ring is retired. */
+static PyObject *Ring_retire(Ring *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (!arguments("retire", count, 0, 1)) return NULL;
+    int64_t until = deadline(count ? args[0] : NULL);
+    if (until < 0 || !claim(self)) return NULL;
+    struct ring *s = self->h.shared;
+    int result;
+    atomic_store(&s->retired, 1);
+    Py_BEGIN_ALLOW_THREADS
+    ring_all(s);
+    if (!(result = ring_lock(s, remaining(until)))) ring_unlock(s);
+    Py_END_ALLOW_THREADS
+    self->publishes = 0;
+    return PyBool_FromLong(!result);
+}
+
+static PyObject *Ring_end(Ring *self, PyObject *position)
+{
+    uint64_t final;
+    if (!usable(self) || !number(position, UINT64_MAX - 1, &final)) return NULL;
+    atomic_store(&self->h.shared->final, final);
+    ring_all(self->h.shared);
     Py_RETURN_NONE;
+}
+
+static PyObject *Ring_wait(Ring *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t seen;
+    if (!arguments("wait", count, 1, 2) || !number(args[0], UINT64_MAX, &seen)) return NULL;
+    int64_t until = deadline(count > 1 ? args[1] : NULL), left;
+    if (until < 0 || !usable(self)) return NULL;
+    struct ring *s = self->h.shared;
+    self->users++;
+    while (atomic_load(&s->tail) == seen && !atomic_load(&s->retired) && (left = remaining(until))) {
+        Py_BEGIN_ALLOW_THREADS
+        ring_await(&s->data, &s->tail, seen, WAIT_BLOCK, left);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals()) break;
+    }
+    self->users--;
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(atomic_load(&s->tail) != seen);
 }
 
 static PyObject *Ring_seats(Ring *self, PyObject *nothing)
@@ -679,6 +733,8 @@ static PyObject *Ring_get(Ring *self, void *what)
     case 2: return PyLong_FromUnsignedLongLong(atomic_load(&s->tail));
     case 3: return PyLong_FromUnsignedLongLong(atomic_load(&s->committed));
     case 4: return PyLong_FromUnsignedLong(atomic_load(&s->recovered));
+    case 6: return PyLong_FromUnsignedLong(atomic_load(&s->lock) & FUTEX_TID_MASK);
+    case 7: return atomic_load(&s->final) == UINT64_MAX ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(atomic_load(&s->final));
     default: return PyBool_FromLong(atomic_load(&s->retired) != 0);
     }
 }
@@ -799,7 +855,7 @@ static PyObject *native_attach(PyObject *module, PyObject *args, PyObject *keywo
 /* ---- buffers of records ---- */
 
 enum { SEQUENCE, TIME, POSITION, BODY, STREAM, HEADERS, KIND, FLAGS, COLUMNS };
-static const size_t widths[COLUMNS] = {8, 8, 8, 4, 4, 2, 1, 1};
+static const size_t widths[COLUMNS] = {8, 8, 4, 4, 4, 2, 1, 1};
 
 /* The head of the record at `at` if it lies whole in the buffer. */
 static int whole(const uint8_t *data, size_t bytes, size_t at, struct ring_record *head)
@@ -818,13 +874,13 @@ static size_t count_whole(const uint8_t *data, size_t bytes)
 }
 
 /* Fill the columns; returns how many records passed and, in `end`, where the next would begin. */
-static size_t index_records(const uint8_t *data, size_t bytes, size_t most, uint8_t **to, size_t *end)
+static size_t index_records(const uint8_t *data, size_t bytes, size_t most, uint64_t base, uint8_t **to, size_t *end)
 {
     struct ring_record head;
     size_t at = 0, row = 0;
     for (; row < most && whole(data, bytes, at, &head); row++, at += ring_padded(head.size)) {
         if (ring_crc(&head, data + at + sizeof head, head.size - sizeof head) != head.crc) break;
-        uint64_t position = at;
+        uint32_t position = (uint32_t)(base + at);
         uint32_t body = head.size - (uint32_t)sizeof head - head.headers;
         const void *from[COLUMNS] = {&head.sequence, &head.time_ns, &position, &body, &head.stream, &head.headers,
                                      &head.kind, &head.flags};
@@ -834,11 +890,13 @@ static size_t index_records(const uint8_t *data, size_t bytes, size_t most, uint
     return row;
 }
 
-static PyObject *native_scan(PyObject *module, PyObject *object)
+static PyObject *native_scan(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     Py_buffer view;
-    if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE)) return NULL;
+    uint64_t base = 0;
+    if (!arguments("scan", count, 1, 2) || (count > 1 && !number(args[1], UINT32_MAX, &base))) return NULL;
+    if (PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE)) return NULL;
     const uint8_t *data = view.buf;
     size_t bytes = (size_t)view.len, end = 0, rows = 0, most = count_whole(data, bytes);
     uint8_t *to[COLUMNS];
@@ -850,7 +908,7 @@ static PyObject *native_scan(PyObject *module, PyObject *object)
     }
     if (result) {
         Py_BEGIN_ALLOW_THREADS
-        rows = index_records(data, bytes, most, to, &end);
+        rows = index_records(data, bytes, most, base, to, &end);
         Py_END_ALLOW_THREADS
         for (int i = 0; rows < most && i < COLUMNS; i++)
             if (PyByteArray_Resize(PyTuple_GetItem(result, i + 1), (Py_ssize_t)(rows * widths[i]))) { Py_CLEAR(result); break; }
@@ -900,7 +958,9 @@ static PyMethodDef ring_methods[] = {
     {"wait_committed", FAST(Ring_wait_committed), METH_FASTCALL, NULL},
     {"commit", FAST(Ring_commit), METH_O, NULL},
     {"grant", FAST(Ring_grant), METH_O, NULL},
-    {"retire", FAST(Ring_retire), METH_NOARGS, NULL},
+    {"retire", FAST(Ring_retire), METH_FASTCALL, NULL},
+    {"end", FAST(Ring_end), METH_O, NULL},
+    {"wait", FAST(Ring_wait), METH_FASTCALL, NULL},
     {"seats", FAST(Ring_seats), METH_NOARGS, NULL},
     {"fileno", FAST(Ring_fileno), METH_NOARGS, NULL},
     {"close", FAST(Ring_close), METH_NOARGS, NULL},
@@ -912,6 +972,8 @@ static PyGetSetDef ring_getset[] = {
     {"committed", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)3},
     {"recovered", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)4},
     {"retired", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)5},
+    {"holder", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)6},
+    {"final", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)7},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot ring_slots[] = {
     {Py_tp_methods, ring_methods}, {Py_tp_getset, ring_getset}, {Py_tp_dealloc, (void *)Ring_dealloc}, {0, NULL}};
@@ -941,7 +1003,7 @@ static PyType_Spec consumer_spec = {"mqfs.ring._native.Consumer", sizeof(Consume
 static PyMethodDef functions[] = {
     {"create", FAST(native_create), METH_VARARGS | METH_KEYWORDS, NULL},
     {"attach", FAST(native_attach), METH_VARARGS | METH_KEYWORDS, NULL},
-    {"scan", native_scan, METH_O, NULL},
+    {"scan", FAST(native_scan), METH_FASTCALL, NULL},
     {"crc32c", native_crc32c, METH_VARARGS, NULL},
     {"_allocate", native_allocate, METH_VARARGS, NULL},
     {"_stop_at", native_stop_at, METH_VARARGS, NULL},
@@ -950,8 +1012,8 @@ static PyMethodDef functions[] = {
 static int begin(PyObject *module)
 {
     static const struct { const char *name; PyObject **to; } errors[] = {
-        {"Again", &again}, {"BadRing", &bad_ring}, {"Busy", &busy}, {"Damaged", &damaged}, {"DiskFull", &disk_full},
-        {"FellBehind", &fell_behind}, {"OverLimit", &over_limit}, {"Stale", &stale}};
+        {"Again", &again}, {"BadRing", &bad_ring}, {"Busy", &busy}, {"Damaged", &damaged},
+        {"Disconnected", &disconnected}, {"DiskFull", &disk_full},        {"FellBehind", &fell_behind}, {"OverLimit", &over_limit}, {"Stale", &stale}};
     PyObject *table = PyImport_ImportModule("mqfs.errors");
     for (size_t i = 0; table && i < sizeof errors / sizeof *errors; i++)
         if (!(*errors[i].to = PyObject_GetAttrString(table, errors[i].name))) Py_CLEAR(table);

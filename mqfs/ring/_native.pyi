@@ -26,6 +26,12 @@ class Ring:
         """How often a publisher was found to have died with the lock."""
     @property
     def retired(self) -> bool: ...
+    @property
+    def final(self) -> int | None:
+        """What `end` said."""
+    @property
+    def holder(self) -> int:
+        """The thread that has the lock; 0: none."""
     def publish(
         self,
         stream: int,
@@ -61,8 +67,14 @@ class Ring:
         """Tell that all messages up to that one are."""
     def grant(self, sequence: int, /) -> None:
         """Let sequences below that one be given; publishers of others wait. None is withheld at first."""
-    def retire(self) -> None:
-        """Nothing more is published here; readers are told when they have read the rest."""
+    def retire(self, timeout: Timeout = None, /) -> bool:
+        """Nothing more is to be published here. True: nobody is inside any more. Until `end` is called publishers that
+        came too late, and readers, wait."""
+    def end(self, position: int, /) -> None:
+        """What is below that position was taken; what is not was never published: errors.Stale for who published it,
+        and for readers there."""
+    def wait(self, position: int, timeout: Timeout = None, /) -> bool:
+        """Wait until the tail is not there, or the ring is retired; whether it is not there."""
     def seats(self) -> list[tuple[int, int, int, bool, bool]]:
         """Of each consumer: seat, process, position, whether it gates, whether it lives."""
     def fileno(self) -> int:
@@ -102,7 +114,7 @@ def create(size: int, *, generation: int = 1, sequence: int = 1, time_ns: int = 
 def attach(fd: int, generation: int | None = None) -> Ring:
     """Another handle of the ring behind `fd`, which stays open. errors.BadRing says why it is none."""
 
-def scan(buffer: Buffer, /) -> tuple[int, *tuple[bytearray, ...]]: ...
+def scan(buffer: Buffer, base: int = 0, /) -> tuple[int, *tuple[bytearray, ...]]: ...
 def crc32c(data: Buffer, crc: int = 0, table: bool = False, /) -> int:
     """CRC-32C of `data`, going on from `crc`."""
 

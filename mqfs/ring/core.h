@@ -32,6 +32,7 @@ struct ring_handle {
     uint64_t size; /* our own copies: those in shared memory may change under us */
     uint64_t limit; /* as far as the gating consumers were last seen to let us write */
     uint64_t mine;  /* seats taken through this handle: its own OFD locks never conflict with it */
+    uint64_t end;   /* behind what was published last */
     uint32_t joined;
     int locks; /* file descriptor of our own open file description, which holds the OFD locks */
 };
@@ -247,6 +248,7 @@ static int ring_publish(struct ring_handle *h, const struct ring_part *parts, si
                         uint64_t *last)
 {
     struct ring *s = h->shared;
+    uint64_t next_end = 0;
     int result = ring_lock(s, wait_ns);
     if (result) return result;
     RING_STOP(STOP_LOCKED);
@@ -280,12 +282,15 @@ static int ring_publish(struct ring_handle *h, const struct ring_part *parts, si
     RING_STOP(STOP_COPIED);
     s->state[now == s->state] = next;
     RING_STOP(STOP_STATED);
-    atomic_store_explicit(&s->tail, next.tail, memory_order_release);
+    atomic_store_explicit(&s->tail, next_end = next.tail, memory_order_release);
     RING_STOP(STOP_PUBLISHED);
 out:
     ring_unlock(s);
     RING_STOP(STOP_UNLOCKED);
-    if (!result) ring_ring(&s->data);
+    if (!result) {
+        h->end = next_end;
+        ring_ring(&s->data);
+    }
     return result;
 }
 
@@ -298,11 +303,23 @@ static inline int ring_overtaken(const struct ring_handle *h, uint64_t position)
     return atomic_load_explicit(&h->shared->reserved, memory_order_relaxed) - position > h->size;
 }
 
+/* Where a retired ring ends for its readers: what the log did not take they do not see. The one that takes sees all. */
+static int ring_end(const struct ring_handle *h, uint64_t position)
+{
+    uint64_t final = atomic_load(&h->shared->final);
+    if (h->mine & 1) return RING_OK;
+    return final == UINT64_MAX ? RING_EMPTY : position >= final ? RING_RETIRED : RING_OK;
+}
+
 /* The head of the record at `position`, with sizes that can be relied on: the whole record is below the tail. */
 static int ring_look(const struct ring_handle *h, uint64_t position, struct ring_record *head)
 {
     uint64_t tail = atomic_load_explicit(&h->shared->tail, memory_order_acquire), there = tail - position;
-    if (!there) return atomic_load(&h->shared->retired) && tail == atomic_load(&h->shared->tail) ? RING_RETIRED : RING_EMPTY;
+    if (atomic_load_explicit(&h->shared->retired, memory_order_acquire)) {
+        int end = ring_end(h, position);
+        if (end) return end;
+    }
+    if (!there) return RING_EMPTY;
     memcpy(head, h->data + (position & (h->size - 1)), sizeof *head);
     if (ring_overtaken(h, position)) return RING_OVERTAKEN;
     uint64_t size = head->size;
@@ -443,6 +460,7 @@ static void ring_make(struct ring *s, uint64_t size, uint64_t generation, const 
     s->state[0] = (struct ring_state){0, sequence, time_ns};
     s->state[1].tail = UINT64_MAX;
     atomic_store(&s->bound, UINT64_MAX);
+    atomic_store(&s->final, UINT64_MAX);
     atomic_store(&s->committed, sequence - 1);
     s->fixed = fixed;
 }

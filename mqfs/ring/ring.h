@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define RING_MAGIC "mqfsring"
-#define RING_VERSION 1u
+#define RING_VERSION 2u
 #define RING_HEAD_BYTES 65536u /* a multiple of every page size */
 #define RING_SIZE_LEAST (UINT64_C(1) << 16)
 #define RING_SIZE_MOST (UINT64_C(1) << 32)
@@ -56,8 +56,9 @@ struct ring_seat { /* one consumer; it holds an OFD lock on the byte of the memf
 
 struct ring {
     struct ring_fixed fixed;
+    _Atomic uint32_t retired; /* its end has begun: nothing more is to be published */
+    _Atomic uint64_t final;   /* up to here it was taken into the log, and no further; UINT64_MAX: not known yet */
     _Alignas(RING_ALIGN) _Atomic uint32_t lock; /* futex: thread | FUTEX_WAITERS | FUTEX_OWNER_DIED */
-    _Atomic uint32_t retired;                   /* a newer generation took its place */
     _Atomic uint32_t recovered;                 /* times the lock was found with its holder dead */
     _Atomic uint32_t joined;                    /* counts consumers that began to gate */
     _Atomic uint64_t bound;                     /* sequences below it may be given */
@@ -74,6 +75,7 @@ struct ring {
 static_assert(sizeof(struct ring_record) == 32 && offsetof(struct ring_record, headers) == 30, "record as in the log");
 static_assert(offsetof(struct ring_record, sequence) == 8 && offsetof(struct ring_record, stream) == 24, "record as in the log");
 static_assert(sizeof(struct ring_fixed) == 56 && offsetof(struct ring_fixed, crc) == 52, "layout");
+static_assert(offsetof(struct ring, retired) == 56 && offsetof(struct ring, final) == 64, "layout");
 static_assert(offsetof(struct ring, lock) == 128 && offsetof(struct ring, bound) == 144, "layout");
 static_assert(offsetof(struct ring, state) == 152 && offsetof(struct ring, tail) == 256, "layout");
 static_assert(offsetof(struct ring, data) == 384 && offsetof(struct ring, space) == 512, "layout");

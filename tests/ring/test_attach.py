@@ -55,7 +55,7 @@ def refused(fd: int) -> str:
     ("data", "why"),
     [
         (lambda: changed(0, "8s", b"mqfsrinG"), "this is no ring"),
-        (lambda: changed(8, "<I", 2), "a ring of another version"),
+        (lambda: changed(8, "<I", 3), "a ring of another version"),
         (lambda: changed(12, "<I", 4096), "a ring of another layout"),
         (lambda: changed(48, "<I", 128), "a ring of another layout"),
         (lambda: changed(16, "<Q", LEAST * 2), "its size is not the one it tells"),

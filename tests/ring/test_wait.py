@@ -148,13 +148,30 @@ def test_a_retired_ring_is_read_to_its_end() -> None:
     ring = create(LEAST)
     consumer = ring.consumer()
     ring.publish(1, b"last")
-    ring.retire()
+    assert ring.retire(0)
     assert ring.retired
+    assert ring.final is None
     with pytest.raises(errors.Stale, match="newer generation"):
         ring.publish(1, b"")
-    with pytest.raises(errors.Stale):
-        ring.wait_committed(1)
+    assert consumer.body(0) is None  # whether it was taken is not known yet
+    ring.end(ring.tail)
     assert consumer.body() == b"last"
+    with pytest.raises(errors.Stale):
+        consumer.body()
+    assert not ring.wait_committed(1, 0)
+    ring.commit(1)
+    assert ring.wait_committed(1, 0)  # what was taken is committed, though the ring has ended
+
+
+def test_what_was_not_taken_was_not_published() -> None:
+    ring = create(LEAST)
+    consumer = ring.consumer()
+    ring.publish(1, b"taken")
+    end = ring.tail
+    ring.publish(1, b"not taken")
+    ring.retire()
+    ring.end(end)
+    assert consumer.body() == b"taken"
     with pytest.raises(errors.Stale):
         consumer.body()
 
