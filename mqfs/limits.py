@@ -45,6 +45,7 @@ SEGMENT_RECORDS = 262_144  # so that the index of the open segment stays under 8
 SEGMENT_FIRST_BYTES = 64 << 10  # preallocated at first, then doubled
 INDEX_STRIDE_BYTES = 1 << 20  # the index of the open segment is extended this often: bounds the scan at a start
 SEQUENCE_BLOCK = 65_536  # sequences reserved on disk at once
+RING_SEQUENCE_BLOCK = 1 << 22  # while a group has a ring: half of it is what is published during a sync
 GROUP_NUMBER_BLOCK = 256  # group numbers reserved on disk at once
 STATE_RECORD_BYTES = 1 << 20  # a larger state spans records
 OPEN_BUCKETS = 512  # segments kept open at once; well under the usual 1,024 files of a process
@@ -69,3 +70,27 @@ LISTINGS = 65_536  # open directories
 
 # The server
 SHUTDOWN_S = 5.0  # what replies and the last commit may take at the end
+
+# `mqfs bench`
+BENCH_PRODUCERS = BENCH_CONSUMERS = 256  # processes of each kind: some 20 MB each
+BENCH_WORKERS = 64  # see bench/body.py: how often a message came to all of them together fits a byte
+BENCH_MESSAGES = 1_000_000_000  # of one run: their numbers fit 4 bytes
+BENCH_BATCH = 4_096  # as many as the library would hold of them anyway
+BENCH_SECONDS = 86_400  # a day
+BENCH_DRAIN_S = 5.0  # after Ctrl-C: for what was published to arrive
+BENCH_STALL_S = 30.0  # without one message while some are missing: it is given up
+
+# Rings
+RING_BYTES = 16 << 20  # records of one group's ring: what a reader may be behind before it reads the log
+RINGS = 64  # in one server: a GiB of memory
+RING_RANGE_BYTES = 1 << 20  # copied into the log at once
+RING_TURN_BYTES = 4 << 20  # before the server's other tasks have their turn
+RING_PATIENCE_S = 0.1  # that the server itself waits for a ring's lock before it does without the ring
+RING_HOLD_S = 0.75  # a client may hold a ring's lock
+RING_IDLE_S = 60.0  # a ring is kept after its last client has gone
+RING_SPOILT = 3  # times in RING_REST_S that nonsense may be found in a group's rings before it has none for so long
+RING_REST_S = 60.0
+RING_DOORS = 4_096  # connections to doors: an attachment each
+RING_DOORS_PER_USER = 1_024  # so that one user cannot take all of them
+RING_PACKET_BYTES = 8_192  # a request or an answer at the door: a path of PATH_MAX fits
+ATTACHMENTS = 63  # clients of one ring: each may follow it, and it has 64 seats

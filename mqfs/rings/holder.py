@@ -1,0 +1,119 @@
+"""The keeper: a small process that holds the rings' descriptors, so that they outlive a server that is killed.
+
+Run as a program by keeper.py, which speaks to it; it imports nothing of mqfs and never looks into what it holds. It
+ends when it is told to, when its socket's file is gone (the store was removed), or when it holds nothing and nobody
+speaks to it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import sys
+
+NAME = "keeper"  # of the socket, in the store's folder
+LOOK_S = 2.0  # between two looks at whether the store is still there
+SEND_S = 1.0  # for a server to take an answer
+_SERVERS = 4  # connections at once; a further one takes the place of the oldest
+_PACKET_BYTES = 256
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Holder:
+    """What is held, and who speaks about it."""
+
+    def __init__(self, listener: socket.socket, folder: int, most: int) -> None:
+        self.listener, self.folder, self.most = listener, folder, most
+        self.made = self.socket_file()
+        self.held: dict[bytes, int] = {}
+        self.servers: list[socket.socket] = []
+        self.told = False  # to end
+
+    def socket_file(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(NAME, dir_fd=self.folder, follow_symlinks=False)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def run(self) -> None:
+        while not self.told:
+            ready = select.select([self.listener, *self.servers], [], [], LOOK_S)[0]
+            for sock in ready:
+                if sock is self.listener:
+                    self.accept()
+                elif sock in self.servers:
+                    self.hear(sock)
+            if not ready and self.useless():
+                break
+        if self.made is not None and self.socket_file() == self.made:
+            os.unlink(NAME, dir_fd=self.folder)
+
+    def useless(self) -> bool:
+        gone = self.made is None or self.socket_file() != self.made
+        return gone or not (self.servers or self.held)
+
+    def accept(self) -> None:
+        """Nobody else's process is listened to."""
+        sock, _ = self.listener.accept()
+        uid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+        if uid != os.geteuid():
+            sock.close()
+            return
+        if len(self.servers) == _SERVERS:
+            self.leave(self.servers[0])
+        sock.settimeout(SEND_S)
+        self.servers.append(sock)
+
+    def leave(self, server: socket.socket) -> None:
+        self.servers.remove(server)
+        server.close()
+
+    def hear(self, server: socket.socket) -> None:
+        """One request, and its answer."""
+        try:
+            data, fds, _, _ = socket.recv_fds(server, _PACKET_BYTES, 4)
+            if not data:
+                self.leave(server)
+                return
+            verb, _, name = data.partition(b" ")
+            answer = self.carry_out(server, verb, name, fds)
+            for fd in fds:
+                os.close(fd)
+            server.send(answer)
+        except OSError:
+            self.leave(server)
+
+    def carry_out(self, server: socket.socket, verb: bytes, name: bytes, fds: list[int]) -> bytes:
+        """What it takes of `fds` it takes out of the list."""
+        if verb == b"keep" and name and len(fds) == 1:
+            if name not in self.held and len(self.held) >= self.most:
+                return b"no: the most it holds are %d" % self.most
+            self.forget(name)
+            self.held[name] = fds.pop()
+        elif verb == b"drop":
+            self.forget(name)
+        elif verb == b"list":
+            for held, fd in self.held.items():
+                socket.send_fds(server, [held], [fd])
+        elif verb == b"quit":
+            self.told = True
+        else:
+            return b"no: it knows keep NAME (with a descriptor), drop NAME, list, quit"
+        return b"ok"
+
+    def forget(self, name: bytes) -> None:
+        if name in self.held:
+            os.close(self.held.pop(name))
+
+
+def main() -> None:
+    """Arguments: the descriptors of the listening socket and of the store's folder, and how many rings at most."""
+    listener, folder, most = map(int, sys.argv[1:4])
+    Holder(socket.socket(fileno=listener), folder, most).run()
+
+
+if __name__ == "__main__":
+    main()

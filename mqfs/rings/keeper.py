@@ -1,0 +1,220 @@
+"""The server's link to its keeper, the process that holds the rings over a kill -9 of the server.
+
+Owns starting it, and saying again what it is to hold when it was killed. Never waits for it longer than a second; where
+it cannot be had the rings are made all the same, and the log says that they would not outlive the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from mqfs import limits
+from mqfs.errors import MqfsError, Unsupported
+from mqfs.rings import holder
+
+log = logging.getLogger("mqfs")
+
+PATIENCE_S = 1.0
+_CREDENTIALS = struct.Struct("3i")
+_PACKET_BYTES = 256
+
+
+class _Child(subprocess.Popen[bytes]):
+    """It is meant to outlive us."""
+
+    def __del__(self, *_: object) -> None:
+        pass
+
+
+class KeeperLink:
+    """The keeper of one store. `look` is to be called about once a second."""
+
+    def __init__(self, store_path: str) -> None:
+        self._path = store_path
+        self._socket: socket.socket | None = None
+        self._child: _Child | None = None
+        self._given: dict[bytes, int] = {}  # what it is to hold; descriptors of our own
+        self._complained = False
+
+    @staticmethod
+    def held(store_path: str) -> dict[tuple[int, int], int]:
+        """What a keeper that lives holds, (group, generation) -> descriptor; nothing where there is none."""
+        found: dict[tuple[int, int], int] = {}
+        try:
+            with _connect(store_path) as sock:
+                for name, fd in _listed(sock):
+                    group, _, generation = name.partition(b".")
+                    found[int(group), int(generation)] = fd
+        except (OSError, ValueError):
+            pass
+        return found
+
+    def keep(self, group: int, generation: int, fd: int) -> None:
+        """Have it hold that ring; nothing is said where it does already."""
+        name = _name(group, generation)
+        self._forget(name)
+        self._given[name] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+        self._try(b"keep " + name, self._given[name])
+
+    def drop(self, group: int, generation: int) -> None:
+        name = _name(group, generation)
+        self._forget(name)
+        if self._socket is not None or _there(self._path):
+            self._try(b"drop " + name)
+
+    def look(self) -> None:
+        """Whether it still lives; one that was killed is replaced."""
+        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+            self._lose()
+        if self._socket is None and self._given:
+            self._complained or log.warning("the rings' keeper was gone: another one is started")
+            self._try(b"")
+
+    def quit(self) -> None:
+        """End it, and all it holds."""
+        with contextlib.suppress(OSError, MqfsError):
+            if self._socket is None:
+                self._socket = _connect(self._path)
+            self._ask(b"quit")
+        self.close()
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """Leave it to hold what it holds."""
+        for name in list(self._given):
+            self._forget(name)
+        self._lose()
+
+    # ------------------------------------------------------------ speaking to it
+
+    def _try(self, request: bytes, fd: int = -1) -> None:
+        """Say it to the keeper there is, or else to a new one, which is told of all rings first."""
+        for _ in range(2):
+            try:
+                if self._socket is None:
+                    self._begin()
+                if request:
+                    self._ask(request, fd)
+                self._complained = False
+                return
+            except (OSError, MqfsError) as error:
+                self._lose()
+                reason = error
+        if not self._complained:
+            self._complained = True
+            log.error("no keeper: rings will not outlive a kill of this server (%s)", reason)
+
+    def _begin(self) -> None:
+        try:
+            self._socket = _connect(self._path)
+        except OSError:
+            self._start()
+            self._socket = _connect(self._path)
+        for name, fd in self._given.items():
+            self._ask(b"keep " + name, fd)
+
+    def _ask(self, request: bytes, fd: int = -1) -> None:
+        assert self._socket is not None
+        socket.send_fds(self._socket, [request], [fd] if fd >= 0 else [])
+        answer = self._socket.recv(_PACKET_BYTES)
+        if answer != b"ok":
+            raise Unsupported(f"the keeper answered {answer.decode(errors='replace')!r}")
+
+    def _start(self) -> None:
+        """The socket is made here, so that it can be spoken to at once."""
+        if self._child is not None:
+            self._child.poll()
+        folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            where = f"/proc/self/fd/{folder}/{holder.NAME}"
+            _remove_old(where)
+            listener.bind(where)
+            os.chmod(where, 0o600)
+            listener.listen(4)
+            fds = listener.fileno(), folder
+            self._child = _Child(
+                [sys.executable, "-I", "-S", holder.__file__, *map(str, fds), str(limits.RINGS), self._path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,  # what ends the server's terminal or process group does not end it
+                cwd="/",
+            )
+        finally:
+            listener.close()
+            os.close(folder)
+
+    def _lose(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._child is not None:
+            self._child.poll()
+
+    def _forget(self, name: bytes) -> None:
+        if name in self._given:
+            os.close(self._given.pop(name))
+
+
+def _name(group: int, generation: int) -> bytes:
+    return b"%d.%d" % (group, generation)
+
+
+def _there(store_path: str) -> bool:
+    return os.path.lexists(f"{store_path}/{holder.NAME}")
+
+
+def _connect(store_path: str) -> socket.socket:
+    """Through a descriptor of the folder: a path may be longer than a socket's address. Raises OSError."""
+    folder = os.open(store_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.settimeout(PATIENCE_S)
+        sock.connect(f"/proc/self/fd/{folder}/{holder.NAME}")
+        uid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+        if uid != os.geteuid():
+            raise PermissionError(f"{store_path}/{holder.NAME} is listened at by user {uid}")
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.close(folder)
+    return sock
+
+
+def _listed(sock: socket.socket) -> Iterator[tuple[bytes, int]]:
+    """The name and descriptor of each ring."""
+    deadline = time.monotonic() + PATIENCE_S
+    sock.send(b"list")
+    while time.monotonic() < deadline:
+        name, fds, _, _ = socket.recv_fds(sock, _PACKET_BYTES, 1)
+        if len(fds) != 1:
+            return  # the end; or it is none of ours
+        os.set_inheritable(fds[0], False)
+        yield name, fds[0]
+
+
+def _remove_old(path: str) -> None:
+    """The socket of a keeper that was killed, or does not answer: that one ends when it sees that."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise Unsupported("'keeper' in the store is no socket; it is left alone")
+        os.unlink(path)
+
+
+__all__ = ["KeeperLink"]
