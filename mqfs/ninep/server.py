@@ -13,8 +13,6 @@ import itertools
 import logging
 import os
 import socket
-import stat
-import struct
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
@@ -27,6 +25,8 @@ from mqfs.ninep import dial, people
 from mqfs.ninep.dial import Dial, Tcp, Unix
 from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
+from mqfs.sockets import BACKLOG, SocketFile
+from mqfs.sockets import peer as peer_of
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,6 @@ RECEIVE_BYTES = 65_536
 BATCHES = 16  # read in a row from one connection before the others have their turn
 JOIN_BYTES = 65_536  # replies below this are joined into one buffer; larger ones are gathered by the kernel
 GATHER = 1_000  # buffers of one writev; the system takes 1,024
-BACKLOG = 1_024
-PEER_CREDENTIALS = struct.Struct("3i")
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.EBADF, errno.EIO)
 
 
@@ -45,18 +43,12 @@ _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.E
 class Listener:
     """One address that is listened on."""
 
-    def __init__(self, address: Dial, sock: socket.socket) -> None:
-        self.address, self.socket = address, sock
-        self._made = os.lstat(address.path) if isinstance(address, Unix) else None
+    def __init__(self, address: Dial, sock: socket.socket, end: Callable[[], None]) -> None:
+        self.address, self.socket, self._end = address, sock, end
 
     def close(self) -> None:
         """Stop, and remove the socket's file if it still is ours."""
-        self.socket.close()
-        if isinstance(self.address, Unix) and self._made is not None:
-            with contextlib.suppress(OSError):
-                now = os.lstat(self.address.path)
-                if (now.st_dev, now.st_ino) == (self._made.st_dev, self._made.st_ino):
-                    os.unlink(self.address.path)
+        self._end()
 
 
 def listen(address: Dial | str, *, mode: int = 0o666, insecure: bool = False) -> Listener:
@@ -69,37 +61,8 @@ def listen(address: Dial | str, *, mode: int = 0o666, insecure: bool = False) ->
 
 
 def _listen_unix(address: Unix, mode: int) -> Listener:
-    _remove_stale(address)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(address.path)
-        os.chmod(address.path, mode)
-        sock.listen(BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    sock.setblocking(False)
-    return Listener(address, sock)
-
-
-def _remove_stale(address: Unix) -> None:
-    """Remove a socket's file that nobody answers at; anything else that stands there stays."""
-    try:
-        found = os.lstat(address.path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(found.st_mode):
-        raise BadAddress(f"{address} is a file and not a socket; it is left alone")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(address.path)
-        except ConnectionRefusedError:
-            os.unlink(address.path)
-            return
-        except TimeoutError:
-            pass
-    raise OSError(errno.EADDRINUSE, "in use")
+    file = SocketFile(address.path, socket.SOCK_STREAM, mode)
+    return Listener(address, file.socket, file.close)
 
 
 def _listen_tcp(address: Tcp, insecure: bool) -> Listener:
@@ -115,7 +78,7 @@ def _listen_tcp(address: Tcp, insecure: bool) -> Listener:
         sock.close()
         raise
     sock.setblocking(False)
-    return Listener(Tcp(address.host, sock.getsockname()[1]), sock)
+    return Listener(Tcp(address.host, sock.getsockname()[1]), sock, sock.close)
 
 
 # ---------------------------------------------------------------- one connection
@@ -419,8 +382,7 @@ class Server:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone lets go in the end
             return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True)
-        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
-        pid, uid, gid = PEER_CREDENTIALS.unpack(raw)
+        pid, uid, gid = peer_of(sock)
         return Peer(f"9p unix {number}", uid, gid, pid)
 
     async def _serve_socket(self, sock: socket.socket, peer: Peer) -> None:

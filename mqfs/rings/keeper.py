@@ -78,7 +78,8 @@ class KeeperLink:
         if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
             self._lose()
         if self._socket is None and self._given:
-            self._complained or log.warning("the rings' keeper was gone: another one is started")
+            if not self._complained:
+                log.warning("the rings' keeper was gone: another one is started")
             self._try(b"")
 
     def quit(self) -> None:

@@ -1,0 +1,205 @@
+"""The door: the unix socket at which programs of this machine ask for a group's ring.
+
+Owns the connections: each is one attachment of one user to one group, and its end lets go of it. Who may attach, and
+which group has a ring, is manager.py's.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import itertools
+import logging
+import socket
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from mqfs import limits
+from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
+from mqfs.ninep import dial, people
+from mqfs.rings import packets
+from mqfs.sockets import SocketFile, peer
+
+if TYPE_CHECKING:
+    from mqfs.rings.manager import Attachment, Rings
+
+log = logging.getLogger("mqfs.rings")
+
+ATTACH_S = 10.0  # in which a connection says what it wants
+_RETRY_S = 0.1
+
+
+def listen(address: dial.Unix, *, mode: int = 0o666) -> SocketFile:
+    """Listen beside a 9P socket, now, or BadAddress."""
+    path = address.path + packets.SUFFIX
+    try:
+        return SocketFile(path, socket.SOCK_SEQPACKET, mode)
+    except OSError as error:
+        raise dial.explain(dial.Unix(path), error) from None
+
+
+class Visitor:
+    """One connection."""
+
+    def __init__(self, door: Door, sock: trio.socket.SocketType, uid: int, gid: int, pid: int, where: str) -> None:
+        self.door, self.socket = door, sock
+        self.uid, self.gid, self.pid, self.where = uid, gid, pid, where
+        self.attachment: Attachment | None = None
+
+    async def run(self) -> None:
+        """Serve it until it goes, or breaks the protocol."""
+        try:
+            with trio.move_on_after(ATTACH_S):
+                while self.attachment is None and await self.serve_one():
+                    pass
+            while self.attachment is not None and await self.serve_one():
+                pass
+        except OSError:
+            pass  # it is gone
+        finally:
+            if self.attachment is not None:
+                self.attachment.close()
+
+    async def serve_one(self) -> bool:
+        """One request. False: that was the last."""
+        data = await self.socket.recv(limits.RING_PACKET_BYTES + 1)
+        if not data:
+            return False
+        goes_on = True
+        fds: list[int] = []
+        try:
+            goes_on = False
+            said = packets.decode(data)
+            goes_on = True
+            answer = self.carry_out(said, fds)
+        except MqfsError as error:
+            answer = packets.refusal(error)
+        except Exception:
+            log.exception("%s: a request failed", self.where)
+            answer = packets.refusal(DiskFailed("the server has a fault; its log tells which"))
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        await self.socket.sendmsg([packets.encode(answer)], passed)
+        return goes_on
+
+    def carry_out(self, said: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """The answer; `fds` gets what goes with it."""
+        wanted = [key for key in ("attach", "stream", "number") if key in said]
+        if len(wanted) != 1:
+            raise BadRequest("a packet has one of attach, stream and number")
+        value = said[wanted[0]]
+        if wanted[0] == "attach":
+            return self.attach(value, said.get("version"), fds)
+        if self.attachment is None:
+            raise BadRequest("attach first")
+        if wanted[0] == "stream":
+            if not isinstance(value, str):
+                raise BadRequest("stream is the name of one")
+            number = self.attachment.number(value)
+            return {"stream": value, "view": True} if number is None else {"stream": value, "number": number}
+        if type(value) is not int or not 0 < value < 1 << 32:
+            raise BadRequest("number is that of a stream")
+        return {"number": value, "stream": self.attachment.name(value)}
+
+    def attach(self, path: Any, version: Any, fds: list[int]) -> dict[str, Any]:
+        if not isinstance(path, str):
+            raise BadRequest("attach is the path of a group")
+        if version != packets.VERSION:
+            raise BadRequest(f"version {version!r}; this server speaks {packets.VERSION}")
+        if self.attachment is not None:
+            raise BadRequest("it is attached already: one connection, one group")
+        user = people.user(self.uid, self.where, gid=self.gid, pid=self.pid)
+        self.attachment = self.door.rings.attach(user, path)
+        fds.append(self.attachment.fileno())
+        group = self.attachment.group
+        settings = dict(line.split(" ", 1) for line in group.settings.lines())
+        return {
+            "generation": self.attachment.generation,
+            "group": group.number,
+            "sync": settings["sync"],
+            "keep": settings.get("keep", "disk"),
+            "deliver": settings["deliver"],
+            "ttl_ns": group.settings.ttl,
+        }
+
+
+class Door:
+    """All doors of a server. `run` it; `stop` ends it, and all attachments."""
+
+    def __init__(self, rings: Rings, listeners: list[SocketFile]) -> None:
+        self.rings, self.listeners = rings, listeners
+        self._users: collections.Counter[int] = collections.Counter()  # connections of each
+        self._numbers = itertools.count(1)
+        self._scope = trio.CancelScope()
+        self._over = trio.Event()
+        self._full = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    for listener in self.listeners:
+                        nursery.start_soon(self._accept, listener, nursery)
+                    task_status.started()
+        finally:
+            for listener in self.listeners:
+                listener.close()
+            self._over.set()
+
+    async def stop(self) -> None:
+        self._scope.cancel()
+        await self._over.wait()
+
+    async def _accept(self, listener: SocketFile, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                sock, _ = listener.socket.accept()
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(listener.socket)
+            except OSError as error:
+                self._refuse(f"{listener.path}: {error}")
+                await trio.sleep(_RETRY_S)  # out of descriptors, say: let some go first
+            else:
+                sock.setblocking(False)
+                pid, uid, gid = peer(sock)
+                if self._may_enter(sock, uid):
+                    self._users[uid] += 1
+                    nursery.start_soon(self._serve, sock, pid, uid, gid)
+
+    def _may_enter(self, sock: socket.socket, uid: int) -> bool:
+        """Whether there is room for one more; who is turned away is told why."""
+        if self._users.total() >= limits.RING_DOORS:
+            error = OverLimit(f"at most {limits.RING_DOORS} attachments to rings")
+        elif uid and self._users[uid] >= limits.RING_DOORS_PER_USER:
+            error = OverLimit(f"at most {limits.RING_DOORS_PER_USER} attachments to rings by one user")
+        else:
+            self._full = False
+            return True
+        self._refuse(str(error))
+        try:
+            sock.send(packets.encode(packets.refusal(error)))
+        except OSError:
+            pass
+        sock.close()
+        return False
+
+    def _refuse(self, why: str) -> None:
+        """Say once why connections are not accepted, until one is."""
+        if not self._full:
+            log.warning("%s", why)
+        self._full = True
+
+    async def _serve(self, sock: socket.socket, pid: int, uid: int, gid: int) -> None:
+        where = f"ring {next(self._numbers)}"
+        try:
+            with trio.socket.from_stdlib_socket(sock) as connection:
+                await Visitor(self, connection, uid, gid, pid, where).run()
+        except Exception:
+            log.exception("%s: connection ended", where)
+        finally:
+            self._users[uid] -= 1
+            if not self._users[uid]:
+                del self._users[uid]
+
+
+__all__ = ["Door", "listen"]

@@ -1,0 +1,92 @@
+"""Sockets in the file system: listening, what a killed server left there, and who is at the other end.
+
+Owns no protocol and no waiting; whoever listens accepts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+
+from mqfs.errors import BadAddress
+
+BACKLOG = 1_024
+PATH_BYTES = 107  # of an address, less its NUL
+PROBE_S = 1.0
+_CREDENTIALS = struct.Struct("3i")
+
+
+@contextlib.contextmanager
+def reachable(path: str) -> Iterator[str]:
+    """A name of that path that fits an address: a longer one goes through a descriptor of its folder."""
+    if len(os.fsencode(path)) <= PATH_BYTES:
+        yield path
+        return
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
+class SocketFile:
+    """A socket that is listened at, and its file. Raises OSError, or BadAddress where something else stands there."""
+
+    def __init__(self, path: str, kind: int, mode: int) -> None:
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX, kind)
+        try:
+            with reachable(path) as where:
+                _remove_stale(where, path, kind)
+                self.socket.bind(where)
+                os.chmod(where, mode)
+            self.socket.listen(BACKLOG)
+            self._made = _inode(path)
+        except BaseException:
+            self.socket.close()
+            raise
+        self.socket.setblocking(False)
+
+    def close(self) -> None:
+        """Stop, and remove the file if it still is ours."""
+        self.socket.close()
+        with contextlib.suppress(OSError):
+            if _inode(self.path) == self._made:
+                os.unlink(self.path)
+
+
+def _inode(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
+def _remove_stale(where: str, path: str, kind: int) -> None:
+    """Remove a socket's file that nobody answers at; anything else that stands there stays."""
+    try:
+        found = os.lstat(where)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise BadAddress(f"unix!{path} is a file and not a socket; it is left alone")
+    with socket.socket(socket.AF_UNIX, kind) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(where)
+        except ConnectionRefusedError:
+            os.unlink(where)
+            return
+        except TimeoutError:
+            pass
+    raise OSError(errno.EADDRINUSE, "in use")
+
+
+def peer(sock: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of the other end, as the system tells."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
