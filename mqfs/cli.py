@@ -1,6 +1,6 @@
 """The command `mqfs`: its words and options, its exit codes (0, 1 failed, 2 usage), its one line when it cannot.
 
-Owns the command line only; what a command does is elsewhere (serve.py, store/check.py).
+Owns the command line only; what a command does is elsewhere (serve.py, store/check.py, bench/).
 """
 
 from __future__ import annotations
@@ -63,6 +63,38 @@ def check(store: str, fix: bool) -> int:
         return 0
     click.echo(f"{store}: {problems}" + (" could not all be repaired" if fix else "; --fix repairs what can be"))
     return FAILED
+
+
+@command.command()
+@click.option("--at", metavar="DIAL", help="A server that runs: unix!PATH or tcp!HOST!PORT. Else one is started.")
+@click.option("--mount", metavar="DIR", help="A mount of a server that runs; by files.")
+@click.option("--store", metavar="DIR", help="The bench's own server keeps its store below this directory (/var/tmp).")
+@click.option("--transport", metavar="WAY", help="auto, ring, 9p, file, or embedded: the engine in the process.")
+@click.option("--producers", type=int, metavar="N", help="Processes that publish (1).")
+@click.option("--consumers", type=int, metavar="N", help="Processes that get every message (1).")
+@click.option(
+    "--workers", type=int, metavar="N", help="Instead: processes that share the messages and acknowledge each."
+)
+@click.option("--size", type=int, metavar="BYTES", help="Of a message (64).")
+@click.option("--batch", type=int, metavar="N", help="So many are published at once (1).")
+@click.option("--messages", type=int, metavar="N", help="How many, of all producers together.")
+@click.option("--seconds", type=float, metavar="S", help="How long (5, without --messages).")
+@click.option("--rate", type=float, metavar="N", help="Publish N a second, all together, not as many as can be.")
+@click.option("--sync", metavar="WHEN", help="always, 10ms, off: when a publish returns (always).")
+@click.option("--ctl", multiple=True, metavar="'CTL LINE'", help="A setting of the group. Repeatable.")
+@click.option("--round-trips", type=int, metavar="N", help="There and back, one after another (1000).")
+@click.option(
+    "--json", metavar="FILE", help="What was found, as JSON; - is standard output, and then there is no table."
+)
+@click.option("--plot", metavar="FILE.png", help="A picture of the latencies; needs matplotlib.")
+def bench(**said: Any) -> int:
+    """Measure: producers, consumers or workers as processes, every message checked.
+
+    Ctrl-C ends it early and shows what was measured by then.
+    """
+    from mqfs.bench import plan, show  # here, so that the other commands need none of it
+
+    return show.run(plan.make(said))
 
 
 def main() -> NoReturn:

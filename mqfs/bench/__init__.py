@@ -1,1 +1,1 @@
-"""`mqfs bench`: what this machine does with messages; producers, consumers and workers as processes, every message checked."""
+"""`mqfs bench`: producers, consumers and workers as processes of their own, every message checked."""

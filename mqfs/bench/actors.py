@@ -1,0 +1,228 @@
+"""Who takes part: producers, consumers, workers, and the two of a round trip. Each runs on a thread of its own.
+
+Owns the loops that are measured and what each saw; never talks to the process that started it: that is part.py's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from mqfs.bench import body
+from mqfs.bench.histogram import Histogram
+from mqfs.bench.ways import PING, PONG, STREAM, Way
+
+_clock = time.monotonic_ns
+_SECOND_NS = 10**9
+
+
+@attrs.frozen
+class Load:
+    """What all of one run are told."""
+
+    group: str
+    producers: int
+    size: int
+    batch: int = 1
+    messages: int | None = None  # of all producers
+    seconds: float | None = None
+    rate: float | None = None  # messages a second, of all producers
+    round_trips: int = 0
+    marks: bool = True  # producers tell consumers that they have ended; workers are told otherwise, one mark each
+
+
+class Actor:
+    """A loop and what it saw. `count` is what progress shows."""
+
+    def __init__(self, load: Load, number: int) -> None:
+        self.load, self.number = load, number
+        self.count = 0
+        self.begun_ns = self.ended_ns = 0
+        self.took = Histogram()
+        self.stop = threading.Event()
+
+    def prepare(self, way: Way) -> None:
+        """Open what it needs: when all have, all begin."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        self.begun_ns = self.ended_ns = _clock()
+        self.act()
+
+    def act(self) -> None:
+        raise NotImplementedError
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "begun_ns": self.begun_ns,
+            "ended_ns": self.ended_ns,
+            "took": self.took.told(),
+        }
+
+
+class Producer(Actor):
+    """Publishes its share, at its share of the rate, then an end mark."""
+
+    def prepare(self, way: Way) -> None:
+        self._one, self._many = way.publisher(self.load.group, STREAM)
+        self._tail = body.tail(self.load.size)
+
+    def act(self) -> None:
+        load = self.load
+        most = limit(load.messages, load.producers, self.number)
+        end_ns = self.begun_ns + int(load.seconds * _SECOND_NS) if load.seconds is not None else None
+        turns = self._turns(load.rate) if load.rate is not None else endless()
+        for due_ns in turns:
+            count = min(load.batch, most - self.count)
+            if not count or self.stop.is_set() or (end_ns is not None and max(due_ns, self.ended_ns) >= end_ns):
+                break
+            self._send(count, due_ns)
+        if load.marks:
+            self.mark()
+
+    def mark(self) -> None:
+        self._one(body.make(self.number, self.count, 0, self._tail, body.END))
+
+    def _turns(self, rate: float) -> Iterator[int]:
+        """When each batch is due. One that could not leave in time counts as sent when it was due, so that a wait for
+        the one before it is not left out of what is measured."""
+        load = self.load
+        apart_ns = _SECOND_NS * load.producers * load.batch / rate
+        due_ns = self.begun_ns + apart_ns * self.number / load.producers
+        while not self.stop.is_set():
+            left_s = (due_ns - _clock()) / _SECOND_NS
+            if left_s > 0 and self.stop.wait(left_s):
+                return
+            yield int(due_ns)
+            due_ns += apart_ns
+
+    def _send(self, count: int, due_ns: int) -> None:
+        if count == 1:
+            self._one(body.make(self.number, self.count, due_ns, self._tail))
+        else:
+            first = self.count
+            self._many([body.make(self.number, first + i, due_ns, self._tail) for i in range(count)])
+        self.count += count
+        self.ended_ns = _clock()
+        self.took.add(self.ended_ns - due_ns)
+
+
+def limit(messages: int | None, producers: int, number: int) -> int:
+    """How many one of the producers publishes at most."""
+    if messages is None:
+        return 2**32 - 1
+    return messages // producers + (number < messages % producers)
+
+
+def endless() -> Iterator[int]:
+    """As fast as it goes."""
+    while True:
+        yield _clock()
+
+
+class Taker(Actor):
+    """What consumers and workers share."""
+
+    look: body.Order | body.Share
+
+    def told(self) -> dict[str, Any]:
+        return {**super().told(), "sight": attrs.asdict(self.look.sight)}
+
+    def _note(self, data: bytes) -> None:
+        sent_ns = self.look.look(data)
+        if sent_ns:
+            self.ended_ns = _clock()
+            self.took.add(self.ended_ns - sent_ns)
+            self.count += 1
+
+
+class Consumer(Taker):
+    """Gets every message, until all producers have ended."""
+
+    look: body.Order
+
+    def prepare(self, way: Way) -> None:
+        self.look = body.Order(self.load.producers, self.load.size)
+        self._bodies = way.subscribed(self.load.group, STREAM, self.load.size)
+
+    def act(self) -> None:
+        look, note = self.look, self._note
+        for data in self._bodies:
+            note(data)
+            if data[2] == body.END and look.over:
+                return
+
+    def told(self) -> dict[str, Any]:
+        ended = {"next": self.look.next, "missing": [len(missing) for missing in self.look.missing]}
+        return {**super().told(), **ended}
+
+
+class Worker(Taker):
+    """Gets a share, and acknowledges each; until an end mark that is for one worker."""
+
+    look: body.Share
+
+    def prepare(self, way: Way) -> None:
+        self.look = body.Share(self.load.producers, self.load.size)
+        self._claims = way.claimed(self.load.group, self.load.size)
+
+    def act(self) -> None:
+        look, note = self.look, self._note
+        for data, ack in self._claims:
+            note(data)
+            if ack is not None:
+                ack()
+            if look.over:
+                return
+
+
+class Pinger(Actor):
+    """Says something and waits for it to come back, one after another."""
+
+    def prepare(self, way: Way) -> None:
+        self._publish, _ = way.publisher(self.load.group, PING)
+        self._answers = way.subscribed(self.load.group, PONG, self.load.size)
+        self._tail = body.tail(self.load.size)
+
+    def act(self) -> None:
+        until_ns = self.begun_ns + int((self.load.seconds or 5.0) * _SECOND_NS)
+        for number in range(self.load.round_trips):
+            sent_ns = _clock()
+            if self.stop.is_set() or sent_ns > until_ns:
+                break
+            said = body.make(0, number, sent_ns, self._tail)
+            self._publish(said)
+            if next(self._answers) != said:
+                raise AssertionError("another answer came than was due")
+            self.took.add(_clock() - sent_ns)
+            self.count += 1
+        self._publish(body.make(0, self.count, 0, self._tail, body.END))
+        self.ended_ns = _clock()
+
+
+class Echo(Actor):
+    """Says again what it hears."""
+
+    def prepare(self, way: Way) -> None:
+        self._publish, _ = way.publisher(self.load.group, PONG)
+        self._heard = way.subscribed(self.load.group, PING, self.load.size)
+
+    def act(self) -> None:
+        for data in self._heard:
+            if data[2] == body.END:
+                return
+            self._publish(data)
+
+
+ROLES: dict[str, type[Actor]] = {
+    "producer": Producer,
+    "consumer": Consumer,
+    "worker": Worker,
+    "pinger": Pinger,
+    "echo": Echo,
+}

@@ -1,0 +1,153 @@
+"""How a process of the bench reaches its group: the library over a transport, or plain files of a mount.
+
+Owns the few calls that producers, consumers, workers and whoever prepares the group make.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+import attrs
+
+from mqfs.client.client import Client, connect, open
+from mqfs.client.words import commands
+from mqfs.errors import BadRequest
+
+STREAM, PING, PONG, CONSUMER = "bench", "ping", "pong", "bench"
+Took: TypeAlias = tuple[bytes, Callable[[], object] | None]  # a body, and what acknowledges it
+
+
+@attrs.frozen
+class Place:
+    """Where the tree is."""
+
+    transport: str
+    address: str = ""
+    mount: str = ""
+    store: str = ""  # of the engine inside the process
+
+
+class Way(Protocol):
+    """Any number of threads may use one."""
+
+    def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None: ...
+
+    def remove(self, group: str, streams: Sequence[str]) -> None: ...
+
+    def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
+        """What publishes one, and what publishes many; both return when they are kept."""
+        ...
+
+    def subscribed(self, group: str, stream: str, size: int) -> Iterator[bytes]:
+        """Every message of the stream from its beginning; all are of that size."""
+        ...
+
+    def claimed(self, group: str, size: int) -> Iterator[Took]: ...
+
+    def close(self) -> None: ...
+
+
+def reach(place: Place) -> Way:
+    if place.transport == "file":
+        return Files(place.mount)
+    if place.transport == "embedded":
+        return Library(open(place.store))
+    return Library(connect(place.address, transport=place.transport, reconnect=False))
+
+
+class Library:
+    """mqfs.client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None:
+        made = self._client.group(group, create=True, ctl=lines)
+        made.create(*streams)
+
+    def remove(self, group: str, streams: Sequence[str]) -> None:
+        made = self._client.group(group)
+        for consumer in made.consumers():
+            made.remove_consumer(consumer)
+        for stream in streams:
+            made.remove(stream)
+        self._client.remove_group(group)
+
+    def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
+        to = self._client.group(group)
+        publish, publish_many = to.publish, to.publish_many
+        return (
+            lambda body: publish(stream, body, create=False),
+            lambda bodies: publish_many([(stream, body) for body in bodies], create=False),
+        )
+
+    def subscribed(self, group: str, stream: str, size: int) -> Iterator[bytes]:
+        reading = self._client.group(group).subscribe(stream, existing=True)
+        return (message.body for message in reading)
+
+    def claimed(self, group: str, size: int) -> Iterator[Took]:
+        claims = self._client.group(group).consume(CONSUMER, create=False)
+        return ((claim.body, claim.ack) for claim in claims)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Files:
+    """A mount."""
+
+    def __init__(self, mount: str) -> None:
+        self._mount = mount
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._mount, *names)
+
+    def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None:
+        os.mkdir(self._path(group))
+        for stream in streams:
+            os.close(os.open(self._path(group, stream), os.O_WRONLY | os.O_CREAT))
+        file = os.open(self._path(group, "ctl"), os.O_WRONLY)
+        try:
+            os.write(file, commands(*lines))
+        finally:
+            os.close(file)
+
+    def remove(self, group: str, streams: Sequence[str]) -> None:
+        for consumer in os.listdir(self._path(group, ".consumers")):
+            os.unlink(self._path(group, ".consumers", consumer))
+        for stream in streams:
+            os.unlink(self._path(group, stream))
+        os.rmdir(self._path(group))
+
+    def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
+        file = os.open(self._path(group, stream), os.O_WRONLY)
+        write = os.write
+
+        def many(bodies: list[bytes]) -> None:
+            raise BadRequest("a write to a file is one message")
+
+        return (lambda body: write(file, body)), many
+
+    def subscribed(self, group: str, stream: str, size: int) -> Iterator[bytes]:
+        file = os.open(self._path(group, stream), os.O_RDONLY)
+        return self._read(file, size)
+
+    def _read(self, file: int, size: int) -> Iterator[bytes]:
+        """A read gives one message; one longer than was asked for would show as damaged."""
+        read = os.read
+        while body := read(file, size):
+            yield body
+
+    def claimed(self, group: str, size: int) -> Iterator[Took]:
+        file = os.open(self._path(group, ".consumers", CONSUMER), os.O_RDWR)
+        write = os.write
+
+        def ack() -> None:
+            write(file, b"ack\n")
+
+        return ((body, ack) for body in self._read(file, size))
+
+    def close(self) -> None:
+        """Files end with their process."""

@@ -1,0 +1,1 @@
+"""`mqfs bench`: real runs, small."""

@@ -1,0 +1,259 @@
+"""`mqfs bench` as a real process, with real servers and mounts: what it finds, shows and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.conftest import short_folder
+from tests.server.process import COMMAND, environment, mqfs, serving, until
+
+SECONDS = 60.0
+LATENCIES = ["count", "p50", "p90", "p99", "p99.9", "max"]
+
+
+def bench(*arguments: str, cwd: Path, timeout: float = SECONDS, **more: str) -> dict[str, Any]:
+    """A run that is to succeed; its JSON."""
+    done = mqfs("bench", "--json", "-", *arguments, cwd=cwd, timeout=timeout, **more)
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["checked"] == {"lost": 0, "twice": 0, "out_of_order": 0, "damaged": 0}
+    return found
+
+
+@pytest.mark.parametrize("transport", ["9p", "file", "embedded", "auto"])
+@pytest.mark.parametrize("takers", [("--consumers", "2"), ("--workers", "2")], ids=["consumers", "workers"])
+def test_every_message_comes(transport: str, takers: tuple[str, str], tmp_path: Path) -> None:
+    arguments = ("--transport", transport, "--producers", "2", "--messages", "501", "--sync", "off", *takers)
+    found = bench(*arguments, "--round-trips", "20", cwd=tmp_path)
+    assert found["published"]["messages"] == 501
+    received = 501 if takers[0] == "--workers" else 1_002
+    assert found["received"]["messages"] == received
+    assert found["latency_us"]["delivery"]["count"] == received
+    assert found["latency_us"]["round trip"]["count"] == 20
+
+
+def test_what_is_told(tmp_path: Path) -> None:
+    """The shape of the JSON, and that its figures hang together."""
+    found = bench("--messages", "640", "--batch", "64", "--size", "1000", "--sync", "10ms", cwd=tmp_path)
+    keys = ["mqfs", "options", "interrupted", "published", "received", "checked", "latency_us", "histogram_us"]
+    assert list(found) == keys
+    assert (found["options"]["batch"], found["options"]["transport"], found["interrupted"]) == (64, "auto", False)
+    for name in ("published", "received"):
+        row = found[name]
+        assert row["rate"] == pytest.approx(row["messages"] / row["seconds"])
+        assert row["mb_per_s"] == pytest.approx(row["rate"] * 1000 / 1e6)
+    for name, counted in (("publish", 10), ("delivery", 640), ("round trip", 1_000)):
+        row = found["latency_us"][name]
+        assert list(row) == LATENCIES
+        assert row["count"] == counted == sum(count for _, count in found["histogram_us"][name])
+        assert 0 < row["p50"] <= row["p90"] <= row["p99"] <= row["p99.9"] <= row["max"]
+
+
+def test_a_rate_is_kept(tmp_path: Path) -> None:
+    found = bench("--rate", "400", "--seconds", "1", "--producers", "2", "--round-trips", "0", cwd=tmp_path)
+    assert 390 <= found["published"]["messages"] <= 400
+    assert "round trip" not in found["latency_us"]
+
+
+def test_a_table_and_a_file(tmp_path: Path) -> None:
+    arguments = ("--messages", "100", "--round-trips", "10", "--json", "found.json")
+    done = mqfs("bench", *arguments, cwd=tmp_path, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("64 bytes, 1 that publish, 1 that get all; auto, sync always\n")
+    for wanted in (r"published +100 ", r"received +100 ", r"p50 +p90 +p99 +p99.9 +max", r"round trip.* +\d"):
+        assert re.search(wanted, done.stdout), wanted
+    assert "none lost, doubled, out of order or damaged" in done.stdout
+    assert json.loads((tmp_path / "found.json").read_text())["published"]["messages"] == 100
+
+
+def test_a_server_that_runs_is_left_as_it_was(tmp_path: Path) -> None:
+    """Over 9P and through its mount; the groups of the bench are gone afterwards."""
+    with short_folder() as folder:
+        mount = folder / "mq"
+        mount.mkdir()
+        address = f"unix!{folder / 'socket'}"
+        with serving("--store", str(folder / "store"), "--listen", address, cwd=folder, mount=mount):
+            before = os.listdir(mount)
+            for place in (("--at", address), ("--mount", str(mount))):
+                for takers in ("--consumers", "--workers"):
+                    found = bench(*place, "--messages", "100", "--round-trips", "5", takers, "2", cwd=tmp_path)
+                    assert found["published"]["messages"] == 100
+            assert os.listdir(mount) == before
+
+
+def test_its_own_store_is_below_the_directory_and_gone_afterwards(tmp_path: Path) -> None:
+    process = started(tmp_path, "--store", str(tmp_path), "--seconds", "60", "--round-trips", "0")
+    try:
+        until(lambda: any(tmp_path.glob("mqfs-bench-*/store/mqfs")), "its store is there")
+    finally:
+        end(process)
+    assert list(tmp_path.iterdir()) == []
+
+
+def started(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "bench", *arguments],
+        cwd=cwd,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[str, str]:
+    """By a signal, sent to all of its session as a terminal does."""
+    os.killpg(process.pid, number)
+    return process.communicate(timeout=SECONDS)
+
+
+@pytest.mark.parametrize("takers", ["--consumers", "--workers"])
+@pytest.mark.parametrize("transport", ["9p", "file", "embedded"])
+def test_ctrl_c_shows_what_was_measured(transport: str, takers: str, tmp_path: Path) -> None:
+    arguments = ("--transport", transport, takers, "2", "--rate", "2000", "--sync", "off", "--json", "-")
+    process = started(tmp_path, *arguments, "--seconds", "1000", "--store", str(tmp_path))
+    try:
+        published = (p.stat().st_size > 60_000 for p in tmp_path.glob("mqfs-bench-*/store/buckets/*/*/*.log"))
+        until(lambda: max(published, default=False) or grown(tmp_path), "it publishes")
+        said, wrong = end(process)
+    finally:
+        process.kill()
+    assert (process.returncode, wrong) == (0, "")
+    found = json.loads(said)
+    assert found["interrupted"]
+    assert found["published"]["messages"] > 100
+    assert found["checked"]["lost"] == 0
+    assert found["received"]["messages"] == found["published"]["messages"] * (2 if takers == "--consumers" else 1)
+
+
+def grown(folder: Path) -> bool:
+    """Whether some messages are in the store below."""
+    return any(log.read_bytes().count(b"quick brown") > 200 for log in folder.glob("mqfs-bench-*/store/*/*/*/*.log"))
+
+
+def test_progress_where_somebody_looks(tmp_path: Path) -> None:
+    """On a terminal a line changes; nothing of it is in the output."""
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "bench", "--seconds", "1", "--round-trips", "0"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(TERM="xterm"), stdin=theirs, stdout=subprocess.PIPE, stderr=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    deadline = time.monotonic() + SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if select.select([ours], [], [], 0.05)[0]:
+            try:
+                seen += os.read(ours, 65_536)
+            except OSError:
+                break
+    assert process.wait(SECONDS) == 0
+    os.close(ours)
+    assert re.search(rb"published [1-9][\d,]*   received [1-9]", seen), seen[-500:]
+    assert process.stdout is not None
+    with process.stdout as out:
+        assert b"Ctrl-C" not in out.read()
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    done = mqfs("bench", "--messages", "200", "--plot", "found.png", cwd=tmp_path, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    picture = (tmp_path / "found.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(picture) > 10_000
+    from matplotlib.image import imread
+
+    pixels = imread(tmp_path / "found.png")
+    assert pixels.shape[:2] == (540, 1320)
+    assert len({tuple(pixel) for pixel in pixels.reshape(-1, pixels.shape[2])[::7]}) > 10  # not a blank sheet
+
+
+def test_without_matplotlib(tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden" / "matplotlib"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ImportError\n")
+    path = f"{hidden.parent}:{environment()['PYTHONPATH']}"
+    done = mqfs("bench", "--plot", "a.png", cwd=tmp_path, PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "mqfs: bad configuration: --plot needs matplotlib; pip install 'mqfs[plot]' brings it\n"
+
+
+WRONG = [
+    (("--size", "15"), "--size 15; 16 to 1,044,480 is right"),
+    (("--producers", "0"), "--producers 0; 1 to 256 is right"),
+    (("--workers", "65"), "--workers 65; 0 to 64 is right"),
+    (("--batch", "0"), "--batch 0; 1 to 4,096 is right"),
+    (("--seconds", "0"), "--seconds 0; more than 0, at most 86,400 is right"),
+    (("--seconds", "nan"), "--seconds nan; more than 0, at most 86,400 is right"),
+    (("--rate", "-1"), "--rate -1; a number of messages a second, more than 0, is right"),
+    (("--messages", "1", "--seconds", "1"), "--messages and --seconds: give one of both"),
+    (("--workers", "1", "--consumers", "1"), "workers share the messages, consumers each get all; give one of both"),
+    (("--transport", "pigeon"), "--transport 'pigeon'; one of auto, ring, 9p, file, embedded is right"),
+    (("--at", "nowhere"), "--at 'nowhere'; unix!PATH or tcp!HOST!PORT is right"),
+    (("--at", "unix!x", "--transport", "file"), "--at goes with --transport auto, ring or 9p; for file leave it out"),
+    (("--at", "unix!x", "--store", "."), "a server of the bench's own; give one"),
+    (("--mount", "."), "--mount .: no tree is mounted there (it has no file ctl)"),
+    (("--store", "missing"), "--store missing: not a directory that can be written to"),
+    (("--transport", "file", "--batch", "2"), "--batch: a write to a file is one message"),
+    (("--sync", "sometimes"), "--sync: sync 'sometimes': write always, off, or a duration"),
+    (("--ctl", "replay everything"), "--ctl: replay 'everything': write off or last or all"),
+    (("--json", "missing/x"), "--json missing/x: no file can be written there"),
+    (("--plot", "x.jpg"), "--plot x.jpg: a picture is PNG; a name that ends in .png is right"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_mistakes(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    """One line, before anything is started."""
+    done = mqfs("bench", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("mqfs: bad configuration: ")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    done = mqfs("bench", "--at", f"unix!{tmp_path}/socket", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"mqfs: bad address: unix!{tmp_path}/socket is not there\n")
+
+
+def test_the_server_dies(tmp_path: Path) -> None:
+    """One line, and no process is left."""
+    with short_folder() as folder, serving("--listen", f"unix!{folder}/s", cwd=folder) as server:
+        process = started(tmp_path, "--at", f"unix!{folder}/s", "--seconds", "1000", "--sync", "off")
+        until(lambda: len(children(process.pid)) == 2, "its processes run")
+        until(lambda: bool(server.text()) and cpu(children(process.pid)) > 0.5, "they are at work")
+        parts = children(process.pid)
+        server.kill()
+        _, wrong = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert wrong.count("\n") == 1
+    assert wrong.startswith("mqfs: not connected")
+    assert [part for part in parts if Path(f"/proc/{part}").exists()] == []
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def cpu(pids: list[int]) -> float:
+    """Seconds that all have used."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
