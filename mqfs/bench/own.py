@@ -101,7 +101,9 @@ def group(where: Place, lines: Sequence[str], streams: Sequence[str]) -> Iterato
         yield name
     finally:
         if where.transport != "embedded":
-            with contextlib.suppress(Disconnected, OSError):
+            with contextlib.suppress(
+                Disconnected, BadAddress, OSError
+            ):  # the server is gone, and its groups are its own
                 _remove(where, name, streams)
             way.close()
 
