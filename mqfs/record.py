@@ -13,13 +13,14 @@ from typing import NamedTuple, Protocol
 
 from google_crc32c import extend, value
 
-from mqfs.types import MORE, Kind, Record
+from mqfs.types import MORE, Buffer, Kind, Record
 
 INNER = 2  # flag: not the first record of its unit
 SETTLED = 4  # flag: when this was written, everything before it was known to be on disk
 
 HEAD = struct.Struct("<IIQqIBBH")
 HEAD_BYTES = HEAD.size
+_FLAGS_AT = 29  # in a head
 _CHECKED_HEAD = struct.Struct("<IQqIBBH")  # what the CRC covers of the head
 _PADDING = tuple(bytes(-size & 7) for size in range(8))
 _SMALL_BYTES = 4_096  # below it one copy is cheaper than a second call of the CRC
@@ -77,6 +78,15 @@ def encode(sequence: int, time_ns: int, stream: int, kind: int, flags: int, head
         crc = extend(value(checked + headers), body)
     head = _pack(size, crc, sequence, time_ns, stream, kind, flags, len(headers))
     return b"".join((head, headers, body, _PADDING[size & 7]))
+
+
+def settled(data: Buffer) -> bytearray:
+    """A copy of a run of records whose first one says that everything before it is on disk."""
+    made = bytearray(data)
+    size = int.from_bytes(made[:4], "little")
+    made[_FLAGS_AT] |= SETTLED
+    made[4:8] = value(bytes(made[:4] + made[8:size])).to_bytes(4, "little")
+    return made
 
 
 def encode_names(sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
@@ -186,5 +196,6 @@ __all__ = [
     "next_good",
     "padded",
     "row_at",
+    "settled",
     "skim",
 ]

@@ -7,9 +7,10 @@ was not built everything else works, and using a name of this module raises erro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mqfs import errors
+from mqfs.types import Buffer, Columns
 
 try:
     from mqfs.ring import _native
@@ -19,9 +20,10 @@ else:
     MISSING = ""
 
 if TYPE_CHECKING:
-    from mqfs.ring._native import Consumer, Ring, attach, crc32c, create
+    from mqfs.ring._native import HEAD_BYTES, Consumer, Ring, attach, crc32c, create
 elif not MISSING:
-    Consumer, Ring, attach, crc32c, create = (
+    HEAD_BYTES, Consumer, Ring, attach, crc32c, create = (
+        _native.HEAD_BYTES,
         _native.Consumer,
         _native.Ring,
         _native.attach,
@@ -30,21 +32,7 @@ elif not MISSING:
     )
 
 
-class Columns(NamedTuple):
-    """The records of a buffer, column by column; `end` is where the first that does not pass would begin."""
-
-    end: int
-    sequences: memoryview
-    times: memoryview
-    positions: memoryview  # in the buffer, `base` added
-    bodies: memoryview  # bytes of each body
-    streams: memoryview
-    headers: memoryview  # bytes of each record's headers
-    kinds: memoryview
-    flags: memoryview
-
-
-def scan(buffer: bytes | bytearray | memoryview, base: int = 0) -> Columns:
+def scan(buffer: Buffer, base: int = 0) -> Columns:
     """Index the run of records at the head of `buffer`, each checked as a start checks a log."""
     end, *columns = _need().scan(buffer, base)
     views: list[Any] = [memoryview(column) for column in columns]
@@ -68,4 +56,4 @@ if not TYPE_CHECKING:
         raise AttributeError(name)
 
 
-__all__ = ["MISSING", "Columns", "Consumer", "Ring", "attach", "crc32c", "create", "scan"]
+__all__ = ["HEAD_BYTES", "MISSING", "Columns", "Consumer", "Ring", "attach", "crc32c", "create", "scan"]

@@ -226,7 +226,7 @@ static int draft(const Ring *ring, PyObject *item, struct ring_part *part, PyObj
     return done;
 }
 
-static PyObject *publish_items(Ring *self, PyObject *items, PyObject *timeout, int drafts, uint64_t stream, int unit)
+static PyObject *publish_items(Ring *self, PyObject *items, PyObject *timeout, int drafts, uint64_t stream, int unit, uint64_t flags)
 {
     struct ring_part few[64], *parts = few;
     uint64_t last = 0;
@@ -247,7 +247,7 @@ static PyObject *publish_items(Ring *self, PyObject *items, PyObject *timeout, i
             Py_DECREF(body);
         }
         if (!filled) goto failed;
-        if (unit) parts[i].flags = (uint8_t)((i + 1 < count) | (i ? 2 : 0)); /* MORE, INNER */
+        if (unit) parts[i].flags = (uint8_t)((uint64_t)((i + 1 < count) | (i ? 2 : 0)) | flags); /* MORE, INNER */
     }
     if (!claim(self)) goto failed;
     int result = put_all(self, parts, count, unit, until, &last);
@@ -268,19 +268,20 @@ static PyObject *Ring_publish_many(Ring *self, PyObject *const *args, Py_ssize_t
 {
     uint64_t stream;
     if (!arguments("publish_many", count, 2, 3) || !number(args[0], UINT32_MAX, &stream)) return NULL;
-    return publish_items(self, args[1], count > 2 ? args[2] : NULL, 0, stream, 0);
+    return publish_items(self, args[1], count > 2 ? args[2] : NULL, 0, stream, 0, 0);
 }
 
 static PyObject *Ring_publish_drafts(Ring *self, PyObject *const *args, Py_ssize_t count)
 {
     if (!arguments("publish_drafts", count, 1, 2)) return NULL;
-    return publish_items(self, args[0], count > 1 ? args[1] : NULL, 1, 0, 0);
+    return publish_items(self, args[0], count > 1 ? args[1] : NULL, 1, 0, 0, 0);
 }
 
 static PyObject *Ring_publish_unit(Ring *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (!arguments("publish_unit", count, 1, 2)) return NULL;
-    return publish_items(self, args[0], count > 1 ? args[1] : NULL, 1, 0, 1);
+    uint64_t flags = 0;
+    if (!arguments("publish_unit", count, 1, 3) || (count > 2 && !number(args[2], 255, &flags))) return NULL;
+    return publish_items(self, args[0], count > 1 ? args[1] : NULL, 1, 0, 1, flags);
 }
 
 /* ---- consuming ---- */
@@ -734,6 +735,10 @@ static PyObject *Ring_get(Ring *self, void *what)
     case 3: return PyLong_FromUnsignedLongLong(atomic_load(&s->committed));
     case 4: return PyLong_FromUnsignedLong(atomic_load(&s->recovered));
     case 6: return PyLong_FromUnsignedLong(atomic_load(&s->lock) & FUTEX_TID_MASK);
+    case 8: {
+        struct ring_state *now = ring_now(s);
+        return PyLong_FromUnsignedLongLong(now ? now->sequence : 0);
+    }
     case 7: return atomic_load(&s->final) == UINT64_MAX ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(atomic_load(&s->final));
     default: return PyBool_FromLong(atomic_load(&s->retired) != 0);
     }
@@ -974,6 +979,7 @@ static PyGetSetDef ring_getset[] = {
     {"retired", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)5},
     {"holder", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)6},
     {"final", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)7},
+    {"next", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)8},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot ring_slots[] = {
     {Py_tp_methods, ring_methods}, {Py_tp_getset, ring_getset}, {Py_tp_dealloc, (void *)Ring_dealloc}, {0, NULL}};

@@ -30,6 +30,9 @@ class Ring:
     def final(self) -> int | None:
         """What `end` said."""
     @property
+    def next(self) -> int:
+        """The sequence that the next message takes; while others publish it may be any that was. 0: damaged."""
+    @property
     def holder(self) -> int:
         """The thread that has the lock; 0: none."""
     def publish(
@@ -48,8 +51,9 @@ class Ring:
         Of none it is 0. An error tells as its `published` how many were published before it."""
     def publish_drafts(self, drafts: Iterable[Draft], timeout: Timeout = None, /) -> int:
         """As publish_many, of records of any kind and stream."""
-    def publish_unit(self, drafts: Iterable[Draft], timeout: Timeout = None, /) -> int:
-        """Publish records that are seen together or not at all. Returns the last one's sequence."""
+    def publish_unit(self, drafts: Iterable[Draft], timeout: Timeout = None, flags: int = 0, /) -> int:
+        """Publish records that are seen together or not at all, each with these flags too. Returns the last one's
+        sequence."""
     def consumer(
         self,
         *,

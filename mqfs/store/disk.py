@@ -67,7 +67,7 @@ class Disk:
         return fd
 
 
-def write_all(disk: Disk, fd: int, data: bytes, position: int) -> None:
+def write_all(disk: Disk, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
     """As pwrite, all of it or an error."""
     done = disk.pwrite(fd, data, position)
     while done < len(data):

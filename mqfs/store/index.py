@@ -17,6 +17,7 @@ from google_crc32c import value
 
 from mqfs.record import HEAD_BYTES, Row
 from mqfs.store.disk import Buffer
+from mqfs.types import Columns
 
 MAGIC = b"mqfsidx1"
 SEALED, CLEAN = 1, 2
@@ -207,6 +208,24 @@ class OpenIndex:
         for name, _ in _COLUMNS:
             getattr(self, name).extend(getattr(other, name))
 
+    def extend_by(self, rows: Columns) -> None:
+        """With the postings."""
+        begin, count = len(self.sequences), len(rows.streams)
+        for name, _ in _COLUMNS:
+            getattr(self, name).frombytes(getattr(rows, name))
+        first = rows.streams[0]
+        if rows.streams.tobytes() == rows.streams[:1].tobytes() * count:
+            self._posting_of(first).extend(range(begin, begin + count))
+            return
+        for ordinal, stream in enumerate(rows.streams, begin):
+            self._posting_of(stream).append(ordinal)
+
+    def _posting_of(self, stream: int) -> array[int]:
+        posting = self.postings.get(stream)
+        if posting is None:
+            posting = self.postings[stream] = array("I")
+        return posting
+
     def behind(self, count: int) -> OpenIndex:
         """A copy without the first `count` messages, and without postings."""
         rest = OpenIndex()
@@ -223,10 +242,7 @@ class OpenIndex:
         """Make the postings."""
         self.postings = {}
         for ordinal, stream in enumerate(self.streams):
-            posting = self.postings.get(stream)
-            if posting is None:
-                posting = self.postings[stream] = array("I")
-            posting.append(ordinal)
+            self._posting_of(stream).append(ordinal)
 
     def posting(self, stream: int) -> Sequence[int]:
         return self.postings.get(stream, _NONE)

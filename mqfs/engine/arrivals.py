@@ -1,0 +1,81 @@
+"""Messages that other processes published to a group's ring, and the log now holds.
+
+Owns what the rest of the engine is to know of them: they are counted, bounded by `depth` and handed to who waits, in their
+order. Where nobody waits that is done for all of them at once. How they came into the log is mqfs/rings/journal.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqfs.engine.ctl import NO_DEPTH
+from mqfs.types import Buffer, Columns, Kind, Record
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
+HEAD_BYTES = 32  # of a record
+
+
+def arrived(group: Group, data: Buffer, base: int, rows: Columns) -> None:
+    """Plain messages, appended just now. `data` has their records, the first byte at position `base`."""
+    streams = [group.numbers[number] for number in dict.fromkeys(rows.streams)]
+    for stream in streams:
+        _count(group, stream, rows)
+    group.tree.touched.add(group)
+    _tell(group, streams, data, base, rows)
+    if group.settings.depth is not NO_DEPTH:
+        for stream in streams:
+            group.bound_depth(stream)
+
+
+def _count(group: Group, stream: Stream, rows: Columns) -> None:
+    number, last = stream.number, len(rows.streams) - 1
+    if len(set(rows.streams)) == 1:
+        messages, size = last + 1, sum(rows.bodies)
+    else:
+        mine = [body for of, body in zip(rows.streams, rows.bodies, strict=True) if of == number]
+        messages, size = len(mine), sum(mine)
+        while rows.streams[last] != number:
+            last -= 1
+    stream.newest, stream.mtime_ns = rows.sequences[last], rows.times[last]
+    if stream.count >= 0:
+        stream.count += messages
+        stream.size += size
+    stream.written += messages
+    group.counts.written += messages
+    group.counts.written_bytes += size
+
+
+def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
+    """Who is told of one of them waits no more, and cannot begin to before this returns."""
+    for n, number in enumerate(rows.streams):
+        if not _attended(group, streams):
+            return
+        begin = rows.positions[n] - base + HEAD_BYTES + rows.headers[n]
+        body = bytes(data[begin : begin + rows.bodies[n]])
+        group.tell(
+            group.numbers[number], Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body)
+        )
+
+
+def _attended(group: Group, streams: list[Stream]) -> bool:
+    """Whether anybody is to be told of a message one by one."""
+    if group.order_parked or group.cursors_parked or group.order_watchers or group.cursor_watchers:
+        return True
+    if group.consumers.waiting or group.consumers.bounded:
+        return True
+    if any(stream.parked or stream.watchers for stream in streams):
+        return True
+    return any(view.parked for view in group.views.values())
+
+
+def is_listened(group: Group, rows: Columns) -> bool:
+    """Whether somebody is there who reads live messages like these, waiting or not."""
+    if group.log_readers or group.cursors:
+        return True
+    return any(group.numbers[number].readers for number in set(rows.streams))
+
+
+__all__ = ["arrived", "is_listened"]

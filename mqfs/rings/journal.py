@@ -1,0 +1,551 @@
+"""A group's log while the group has a ring: it follows the ring and copies what is published there into the log.
+
+Owns the one order of what the server writes and what others publish: the server's own messages go through the ring too.
+Whatever another process wrote there is checked before it is taken; nothing else of the ring is believed. Which groups have
+rings, and who may attach, is manager.py's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import le
+from typing import Any, cast
+
+from mqfs import errors, limits
+from mqfs.engine.arrivals import arrived, is_listened
+from mqfs.engine.ctl import SYNC_ALWAYS
+from mqfs.engine.group import Group
+from mqfs.record import HEAD_BYTES, decode, next_good, padded
+from mqfs.ring import HEAD_BYTES as RING_HEAD
+from mqfs.ring import Consumer, Ring, scan
+from mqfs.types import MORE, Columns, Draft, Kind, Log, Record
+
+log = logging.getLogger("mqfs.rings")
+
+OWN = 8  # flag, in a ring only: the server's, and more belongs to it than the ring has
+NOBODY = 1 << 62  # no floor
+
+_MESSAGE, _END = int(Kind.MESSAGE), int(Kind.END)
+_AHEAD_NS = 10**9  # a record's time may be before the wall clock: it was set back, or another CPU's is ahead
+_UNITS = re.compile(rb"(?:\x00|\x01\x03*\x02)*")  # flags of whole units
+_MARK_BYTES = 64 << 10  # between two places of the ring whose sequence is remembered
+_FOLLOWERS_S = 0.05  # how often it is looked who follows
+_UNWRITABLE = (errors.DiskFull, errors.StreamFull, errors.DiskFailed, errors.ReadOnly)
+_NO_WAY = (errors.Again, errors.Stale, errors.OverLimit, errors.BadRing, errors.Busy, errors.Disconnected)
+
+
+class _Range:
+    """Records copied from the ring and not all taken yet."""
+
+    def __init__(self, data: bytes, rows: Columns) -> None:
+        self.data, self.rows = data, rows
+        self.at = 0  # the next row
+
+    def __len__(self) -> int:
+        return len(self.rows.sequences)
+
+    @property
+    def sequence(self) -> int:
+        """Of the next row."""
+        return self.rows.sequences[self.at]
+
+    def between(self, begin: int, end: int) -> memoryview:
+        """The records of these rows."""
+        positions = self.rows.positions
+        stop = positions[end] if end < len(positions) else self.rows.end
+        return memoryview(self.data)[positions[begin] : stop]
+
+
+class Journal:
+    """See `Bucket` and `Shared` in mqfs/types.py. `judge` says why a change of the group ends the ring, "" if it does
+    not; `over` is called once, when the ring has ended and what was taken is committed."""
+
+    def __init__(
+        self,
+        group: Group,
+        ring: Ring,
+        judge: Callable[[Mapping[str, Any]], str],
+        over: Callable[[Journal], None],
+    ) -> None:
+        self.group, self.ring, self.inner = group, ring, cast(Log, group.bucket)
+        self.floor = NOBODY
+        self.why = ""  # it is being retired
+        self.ended = False
+        self.stalled = ""  # why the log takes nothing now
+        self.spoilt = ""  # what was found in it that nobody may write
+        self._judge, self._over = judge, over
+        self._taker: Consumer = ring.consumer(kept=True, hold=True)
+        self._resumed = ring.next  # below that another server may have taken or written messages
+        self._range: _Range | None = None
+        self._raw = b""  # copied, and not looked at yet
+        self._salvaged: int | None = None  # the tail, where the ring could not be read on and all was copied
+        self._own = range(0)  # sequences of the server's messages that are being written
+        self._void = range(0)  # of such as could not be
+        self._taking = False
+        self._marks: deque[tuple[int, int]] = deque()  # (position, the sequence behind it)
+        self._followed = (0.0, False)  # (when it was looked, whether somebody does)
+        inner = self.inner
+        self.find, self.peek, self.scan, self.before, self.at = (
+            inner.find, inner.peek, inner.scan, inner.before, inner.at
+        )  # fmt: skip
+        self.tally, self.end_marks, self.headed = inner.tally, inner.end_marks, inner.headed
+        self.trim, self.history = inner.trim, inner.history
+        self.sync: Callable[..., None] = inner.sync
+        group.bucket, group.ring = self, self
+        inner.grants(self._grant)
+
+    @property
+    def position(self) -> int:
+        """What is below it in the ring was taken, or copied to be."""
+        return self._taker.position
+
+    def _grant(self, bound: int) -> None:
+        self.ring.grant(bound)
+
+    # ------------------------------------------------------------ as a bucket
+
+    @property
+    def id(self) -> int:
+        return self.inner.id
+
+    @property
+    def next(self) -> int:
+        return self.inner.next
+
+    @property
+    def last_ns(self) -> int:
+        return self.inner.last_ns
+
+    @property
+    def failed(self) -> OSError | None:
+        return self.inner.failed
+
+    @property
+    def damaged(self) -> int:
+        return self.inner.damaged
+
+    @property
+    def first(self) -> int:
+        return self.inner.first
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    @property
+    def state(self) -> Callable[[], bytes]:
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: Callable[[], bytes]) -> None:
+        self.inner.state = state
+
+    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
+        if kind > _END:
+            return self.inner.append(kind, stream, self._before_pending(time_ns), body, headers)
+        published = self._publish([Draft(kind, stream, body, headers)], OWN if headers or kind == _END else 0)
+        sequence = self.inner.append(kind, stream, published or time_ns, body, headers)
+        self._passed()
+        return sequence
+
+    def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        messages = [draft for draft in drafts if draft.kind <= _END]
+        if not messages:
+            return self.inner.append_unit(drafts, self._before_pending(time_ns))
+        published = self._publish(messages, OWN)
+        sequence = self.inner.append_unit(drafts, published or time_ns)
+        self._passed()
+        return sequence
+
+    def skip(self) -> int:
+        raise AssertionError("a group with a ring keeps what is written")
+
+    def close(self) -> None:
+        raise AssertionError("a ring is retired before its log is closed")
+
+    def _before_pending(self, time_ns: int) -> int:
+        """The time of a record that goes straight to the log: never behind that of a message not yet taken."""
+        return time_ns if self._is_empty else self.last_ns
+
+    @property
+    def _is_empty(self) -> bool:
+        return self._range is None and not self._raw and self.ring.tail == self._taker.position
+
+    # ------------------------------------------------------------ the server's own messages
+
+    def _publish(self, drafts: Sequence[Draft], flags: int) -> int:
+        """Put them into the ring, and what came before them into the log. Returns their time, or 0 where the ring is
+        not to be had: then it is retired, and they only go to the log. Raises DiskFull and the like, before anything of
+        them is published."""
+        assert not self._taking
+        if self.why:
+            return self._without_ring()
+        self._take()
+        if self.stalled:
+            raise errors.DiskFull(self.stalled)
+        self.inner.place(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in drafts), 0)
+        try:
+            last = self.ring.publish_unit(drafts, limits.RING_PATIENCE_S, flags)
+        except _NO_WAY as error:
+            self.retire(f"the server could not write to it ({error})")
+            return self._without_ring()
+        self._own = range(last - len(drafts) + 1, last + 1)
+        self._take(self._own.start)
+        there = self._range
+        if there is not None and there.sequence == self._own.start:
+            return int(there.rows.times[there.at])
+        self._void, self._own = self._own, range(0)
+        if self.stalled:
+            raise errors.DiskFull(self.stalled)
+        self.retire("what the server wrote did not come back")
+        return self._without_ring()
+
+    def _without_ring(self) -> int:
+        """Nothing is written before what was published is in the log."""
+        self._finish()
+        if not self.ended:
+            raise errors.DiskFull(f"what was published before it could not be written: {self.stalled}")
+        return 0
+
+    def _passed(self) -> None:
+        """The server's own messages are in the log."""
+        there = self._range
+        if self._own and there is not None:
+            there.at += len(self._own)
+            self._done_with_range()
+        self._own = range(0)
+        if self.spoilt:
+            self.retire(f"nonsense was found in it: {self.spoilt}")
+
+    # ------------------------------------------------------------ taking
+
+    def settle(self) -> None:
+        if not self._is_empty:
+            self.pump()
+
+    def pump(self, most_bytes: int | None = None) -> None:
+        """Take what is there, or about so much of it, and have it committed as `sync` says."""
+        if self.ended:
+            return
+        before = self.inner.next
+        self._take(None, most_bytes)
+        if self.inner.next != before:
+            self._commit()
+        if self.spoilt:
+            self.retire(f"nonsense was found in it: {self.spoilt}")
+
+    def _commit(self) -> None:
+        sync, last = self.group.settings.sync, self.inner.next - 1
+        if sync == SYNC_ALWAYS and self.group.durable:
+            self.inner.sync(lambda error: self._committed(last, error))
+            return
+        if sync > 0:
+            self.inner.sync(None, sync / 1e9)
+        self.ring.commit(last)
+
+    def _committed(self, last: int, error: OSError | None) -> None:
+        if error is not None:
+            self.retire(f"the disk failed: {error}")
+        elif not self.ended and last > self.ring.committed:
+            self.ring.commit(last)
+
+    def _take(self, until: int | None = None, most_bytes: int | None = None) -> None:
+        """Take what is in the ring, up to that sequence. Where the log has no room `stalled` says so afterwards."""
+        if self._taking:
+            return
+        self._taking, self.stalled = True, ""
+        left = limits.RING_BYTES if most_bytes is None else most_bytes
+        try:
+            while left > 0 and (there := self._range or self._next_range()) is not None:
+                if until is not None and there.sequence >= until:
+                    return
+                left -= self._take_rows(there, until)
+        except _UNWRITABLE as error:
+            self.stalled = error.detail
+        finally:
+            self._taking = False
+
+    def _next_range(self) -> _Range | None:
+        """What was published next; None: nothing."""
+        while self._range is None:
+            data = self._raw or self._copy()
+            if not data:
+                return None
+            self._raw = b""
+            rows = scan(data)
+            while rows.end == len(data) and rows.flags[-1] & MORE and (more := self._copy()):
+                data += more
+                rows = scan(data)
+            if rows.end == len(data) and self._is_in_order(rows) and self._is_plain(rows):
+                self._range = _Range(data, rows)
+            else:
+                self._sift(data)
+        return self._range
+
+    def _copy(self) -> bytes:
+        if self._salvaged is not None:
+            return b""
+        try:
+            return self._taker.range(limits.RING_RANGE_BYTES, 0) or b""
+        except (errors.Damaged, errors.FellBehind) as error:
+            self.spoilt = error.detail
+            return self._salvage()
+
+    def _salvage(self) -> bytes:
+        """All that is behind what is no record: it may be whole again."""
+        self.why = self.why or "it is damaged"
+        self.ring.retire(limits.RING_PATIENCE_S)
+        ring, begin = self.ring, self._taker.position
+        self._salvaged = ring.tail
+        size = min(max(self._salvaged - begin, 0), ring.size)
+        at = begin & (ring.size - 1)
+        whole = os.pread(ring.fileno(), min(size, ring.size - at), RING_HEAD + at)
+        return whole + os.pread(ring.fileno(), size - len(whole), RING_HEAD) if size > len(whole) else whole
+
+    def _take_rows(self, there: _Range, until: int | None) -> int:
+        """Take rows of a range, up to that sequence; returns how many bytes."""
+        begin, end, sequences = there.at, len(there), there.rows.sequences
+        if until is not None and sequences[end - 1] >= until:
+            end = begin + until - sequences[begin]
+        if self._void and self._void.start <= sequences[end - 1]:
+            return self._leave_out(there)
+        data, part = there.between(begin, end), there.rows.part(begin, end)
+        if self._is_wanted(part):
+            self.group.reserve_room(len(data))
+            base = self.inner.place(len(data), end - begin)
+            part = scan(data, base)
+            self.inner.append_range(data, part)
+            there.at = end
+            arrived(self.group, data, base, part)
+        else:
+            self._pass(part)
+            there.at = end
+        self._done_with_range()
+        return len(data)
+
+    def _pass(self, rows: Columns) -> None:
+        """Nobody is there for whom they are to be kept."""
+        self.inner.place(0, len(rows.sequences))
+        self.inner.pass_to(rows.sequences[-1] + 1)
+        self.group.counts.written += len(rows.sequences)
+        self.group.counts.written_bytes += sum(rows.bodies)
+
+    def _leave_out(self, there: _Range) -> int:
+        """Messages of the server's that it answered with an error. They are in a range that nobody else's precede."""
+        first = there.sequence
+        if first < self._void.start:
+            return self._take_rows_before(there, self._void.start)
+        there.at += min(self._void.stop - first, len(there) - there.at)
+        self.inner.pass_to(self._void.stop)
+        self._void = range(0)
+        self._done_with_range()
+        return 0
+
+    def _take_rows_before(self, there: _Range, sequence: int) -> int:
+        void, self._void = self._void, range(0)
+        try:
+            return self._take_rows(there, sequence)
+        finally:
+            self._void = void
+
+    def _is_wanted(self, rows: Columns) -> bool:
+        """Whether they are promised to somebody, or somebody is there who has not had them."""
+        return self.group.durable or is_listened(self.group, rows) or self._is_followed()
+
+    def _done_with_range(self) -> None:
+        """The ring may have the room again of what was taken."""
+        there = self._range
+        if there is None or there.at < len(there):
+            return
+        self._range = None
+        if self._raw or self._salvaged is not None:
+            return
+        self._taker.release()
+        position = self._taker.position
+        if not self._marks or position - self._marks[-1][0] >= _MARK_BYTES:
+            self._marks.append((position, self.inner.next))
+
+    # ------------------------------------------------------------ what others may write there
+
+    def _is_in_order(self, rows: Columns) -> bool:
+        sequences, times = rows.sequences, rows.times
+        first, count = sequences[0], len(sequences)
+        if first < self.inner.next or sequences.tobytes() != array("Q", range(first, first + count)).tobytes():
+            return False
+        return times[-1] <= time.time_ns() + _AHEAD_NS and all(map(le, times, times[1:]))
+
+    def _is_plain(self, rows: Columns) -> bool:
+        """Whether all that is not the server's is what a client may publish."""
+        first, count = rows.sequences[0], len(rows.sequences)
+        if self._own and first <= self._own.start < first + count:
+            begin = self._own.start - first
+            end = begin + len(self._own)
+            around = [rows.part(a, b) for a, b in ((0, begin), (end, count)) if a < b]
+            return all(map(self._is_clients, around))
+        return self._is_clients(rows)
+
+    def _is_clients(self, rows: Columns) -> bool:
+        if rows.kinds.tobytes() != b"\1" * len(rows.kinds) or any(rows.headers):
+            return False
+        if _UNITS.fullmatch(rows.flags.tobytes()) is None:
+            return False
+        if max(rows.bodies) > limits.MESSAGE_BYTES or not min(rows.bodies):
+            return False
+        return all(number in self.group.numbers for number in set(rows.streams))
+
+    # ------------------------------------------------------------ one by one, where not all is as it must be
+
+    def _sift(self, data: bytes) -> None:
+        """Take the records that are right, up to the server's own; what is not goes to quarantine."""
+        slack = 0  # messages that what was passed over may have held
+        for at, end, record in _pieces(data):
+            self._raw = data[at:]  # should the log have no room
+            if record is None:
+                self._refuse(data[at:end], "bytes that are no record")
+                slack += (end - at) // HEAD_BYTES
+                continue
+            if record.sequence in self._own:
+                self._range = self._head_of_own()
+                return
+            if record.sequence < self._resumed and (record.sequence < self.inner.next or record.flags & OWN):
+                continue  # the server before took it, or never came to it: then nobody was told that it was written
+            if not 0 <= record.sequence - self.inner.next <= slack or not self._may_be_taken(record):
+                self._refuse(data[at:end], "a record that no client may write")
+                slack += 1
+                continue
+            self._take_one(record)
+        self._raw = b""
+        if self._salvaged is None:
+            self._taker.release()
+
+    def _head_of_own(self) -> _Range | None:
+        """Split `_raw`: the server's own records, and the rest."""
+        rows = scan(self._raw)
+        count = min(len(self._own), len(rows.sequences))
+        end = rows.positions[count] if count < len(rows.sequences) else rows.end
+        there = _Range(self._raw[:end], rows.part(0, count)._replace(end=end))
+        self._raw = self._raw[end:]
+        return there
+
+    def _may_be_taken(self, record: Record) -> bool:
+        if record.kind != _MESSAGE or record.headers or record.flags & ~3 or record.stream not in self.group.numbers:
+            return False
+        return 0 < len(record.body) <= limits.MESSAGE_BYTES and record.time_ns <= time.time_ns() + _AHEAD_NS
+
+    def _take_one(self, record: Record) -> None:
+        if record.sequence in self._void:
+            return
+        stream = self.group.numbers[record.stream]
+        self.group.reserve_room(HEAD_BYTES + len(record.body))
+        self.inner.place(padded(HEAD_BYTES + len(record.body)), 1)
+        self.inner.pass_to(record.sequence)
+        self.inner.append(record.kind, record.stream, record.time_ns, record.body)
+        stream.appended(record.sequence, record.kind, len(record.body))
+        self.group.announce(stream, record.sequence, record.body, b"")
+        self.group.bound_depth(stream)
+
+    def _refuse(self, data: bytes, what: str) -> None:
+        self.spoilt = what
+        log.error("the ring of group %d has %s (%d bytes)", self.group.number, what, len(data))
+        self.inner.set_aside(data, f"{what} in a ring")
+
+    # ------------------------------------------------------------ who follows
+
+    def _is_followed(self) -> bool:
+        """Whether a process follows the ring: what it is overtaken by is to be had from the log."""
+        now = time.monotonic()
+        if now - self._followed[0] >= _FOLLOWERS_S:
+            self._followed = now, self._look_who_follows()
+        return self._followed[1]
+
+    def _look_who_follows(self) -> bool:
+        """And how far the hindmost is, for `floor`."""
+        places = [position for seat, _, position, _, lives in self.ring.seats() if seat and lives]
+        if not places:
+            self.floor = NOBODY
+            self._marks.clear()
+            return False
+        marks, hindmost = self._marks, min(places)
+        while len(marks) > 1 and marks[1][0] <= hindmost:
+            marks.popleft()
+        if marks and marks[0][0] <= hindmost:
+            self.floor = marks[0][1]
+        elif self.floor == NOBODY:
+            self.floor = self.inner.next
+        return True
+
+    # ------------------------------------------------------------ its end
+
+    def changed(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        for change in changes:
+            if why := self._judge(change):
+                self.retire(why)
+                return
+
+    def retire(self, why: str) -> None:
+        """Nothing more is published in it; who uses it attaches to the next generation."""
+        if not self.why:
+            log.info("the ring of group %d is retired: %s", self.group.number, why)
+        self.why = self.why or why
+        self.ring.retire(limits.RING_PATIENCE_S)
+        if not self._taking:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Take the rest. Where the log has no room for it now, `tick` tries again."""
+        if self.ended:
+            return
+        self._take()
+        if self.stalled or self._range is not None or self._raw:
+            return
+        self.ring.end(self._taker.position if self._salvaged is None else self._salvaged)
+        self.ended = True
+        self.group.bucket, self.group.ring = self.inner, None
+        self.inner.grants(None)
+        last = self.inner.next - 1
+        self.inner.sync(lambda error: self._is_over(last, error))
+
+    def _is_over(self, last: int, error: OSError | None) -> None:
+        if error is None:
+            self.ring.commit(last)
+        self._over(self)
+
+    def tick(self) -> None:
+        """Once a second."""
+        if self.why:
+            self._finish()
+        elif not self.ended:
+            self.pump(limits.RING_TURN_BYTES)
+            self._followed = time.monotonic(), self._look_who_follows()
+
+    def let_go(self) -> None:
+        """It has ended, and nobody else in this process uses it."""
+        self._taker.close()
+        self.ring.close()
+
+
+def _pieces(data: bytes) -> Iterator[tuple[int, int, Record | None]]:
+    """(begin, end, what it is) of each record in a buffer; None for a stretch that is none."""
+    at = 0
+    while at < len(data):
+        rows = scan(memoryview(data)[at:])
+        for begin, size in _spans(rows):
+            record = decode(data[at + begin : at + begin + size])
+            yield at + begin, at + begin + padded(size), record
+        at += rows.end
+        if at < len(data):
+            good = next_good(data, at)
+            end = good if good >= 0 else len(data)
+            yield at, end, None
+            at = end
+
+
+def _spans(rows: Columns) -> Iterator[tuple[int, int]]:
+    for position, headers, body in zip(rows.positions, rows.headers, rows.bodies, strict=True):
+        yield position, HEAD_BYTES + headers + body

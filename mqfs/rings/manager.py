@@ -1,0 +1,333 @@
+"""Which groups have rings, and who is attached to them.
+
+Owns making, retiring and giving up rings, the rights of who attaches, and taking rings over from a server that was killed.
+On the engine's thread, but for the small thread of each ring that sleeps until something is published. What is taken
+from a ring, and how, is journal.py's; how clients come here is door.py's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from mqfs import errors, limits, ring
+from mqfs.engine.ctl import NO_DEPTH, Settings, parse_settings
+from mqfs.engine.group import Group
+from mqfs.engine.permission import R, W, X, require
+from mqfs.engine.tree import Tree
+from mqfs.ring import Ring
+from mqfs.rings.journal import Journal
+from mqfs.rings.keeper import KeeperLink
+from mqfs.types import Log, Store, User
+
+log = logging.getLogger("mqfs.rings")
+
+Post = Callable[[Callable[[], None]], None]
+_LOOK_S = 0.25  # how often the thread of a ring looks who holds its lock
+_RETRY_S = 0.25  # when the log had no room
+
+
+class Follower:
+    """The thread that sleeps until something is published in a ring, and then has the engine take it."""
+
+    def __init__(self, journal: Journal, post: Post) -> None:
+        self._journal, self._ring, self._post = journal, journal.ring, post
+        self._position = journal.ring.tail
+        self._again = threading.Semaphore(0)
+        self._stopped = threading.Event()
+        self._held: tuple[int, int, float] = (0, 0, 0.0)  # (thread, tail, since when)
+        self._thread = threading.Thread(target=self._follow, name="ring", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when it uses the ring no more, in a moment."""
+        self._stopped.set()
+        self._again.release()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                if self._ring.wait(self._position, _LOOK_S):
+                    self._ask(self._take)
+                elif self._is_held_too_long():
+                    self._ask(self._abandon)
+                if self._ring.retired:
+                    return
+        except RuntimeError:
+            log.debug("something was published after the end of the loop")
+
+    def _ask(self, call: Callable[[], None]) -> None:
+        self._post(call)
+        self._again.acquire()
+        if self._journal.stalled:
+            self._stopped.wait(_RETRY_S)
+
+    def _take(self) -> None:
+        try:
+            self._journal.pump(limits.RING_TURN_BYTES)
+            if not self._journal.ended:
+                self._position = self._journal.position
+        except Exception:
+            log.exception("what was published in the ring of group %d", self._journal.group.number)
+            self._stopped.set()
+        finally:
+            self._again.release()
+
+    def _is_held_too_long(self) -> bool:
+        """Whether one thread has had the lock, and published nothing, for longer than anybody may."""
+        now = time.monotonic()
+        thread, tail, since = self._held
+        if not self._ring.holder or (self._ring.holder, self._ring.tail) != (thread, tail):
+            self._held = self._ring.holder, self._ring.tail, now
+            return False
+        return now - since >= limits.RING_HOLD_S - _LOOK_S
+
+    def _abandon(self) -> None:
+        self._journal.retire(f"thread {self._held[0]} held its lock too long")
+        self._again.release()
+
+
+class Attachment:
+    """One client's right to use a group's ring, as long as the generation lasts."""
+
+    def __init__(self, rings: Rings, user: User, group: Group, journal: Journal) -> None:
+        self._rings, self.user, self.group, self._journal = rings, user, group, journal
+        self.generation = journal.ring.generation
+
+    def fileno(self) -> int:
+        """The ring's memory, to be passed on."""
+        return self._journal.ring.fileno()
+
+    def number(self, name: str) -> int | None:
+        """Of a stream; None: that is a view. Raises NotFound; Stale where the ring was retired."""
+        self._require()
+        stream = self.group.streams.get(name)
+        if stream is not None:
+            return stream.number
+        if name in self.group.views:
+            return None
+        raise errors.NotFound(name)
+
+    def name(self, number: int) -> str:
+        """Of the stream of that number. Raises NotFound; Stale where the ring was retired."""
+        self._require()
+        stream = self.group.numbers.get(number)
+        if stream is None:
+            raise errors.NotFound(f"no stream has number {number}")
+        return stream.name
+
+    def _require(self) -> None:
+        if self.group.bucket.failed is not None:
+            raise errors.DiskFailed(f"the disk failed: {self.group.bucket.failed}")
+        if self._journal.why:
+            raise errors.Stale(f"a newer generation takes the ring's place: {self._journal.why}")
+
+    def close(self) -> None:
+        self._rings.left(self)
+
+
+class _Own:
+    """A group's ring and who uses it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.attached: set[Attachment] = set()
+        self.follower: Follower | None = None
+        self.alone_since = time.monotonic()
+
+
+class Rings:
+    """All rings of a server. Made before the tree: `resume` is what the tree calls for each group it has read."""
+
+    def __init__(self, store: Store, post: Post) -> None:
+        self._store, self._post = store, post
+        self._tree: Tree | None = None
+        self._rings: dict[Group, _Own] = {}
+        self._ending: dict[Journal, _Own] = {}
+        self._generations: dict[int, int] = {}
+        self._spoilt: dict[int, list[float]] = {}
+        self._keeper = KeeperLink(store.path) if store.path else None
+        self._held = self._take_over()
+
+    # ------------------------------------------------------------ after a kill
+
+    def _take_over(self) -> dict[int, Ring]:
+        """Rings that outlived the server before this one: the numbers of their groups' messages go on as they say."""
+        if self._keeper is None or ring.MISSING:
+            return {}
+        found: dict[int, Ring] = {}
+        for (number, generation), fd in sorted(KeeperLink.held(self._store.path).items()):
+            self._generations[number] = max(self._generations.get(number, 0), generation)
+            try:
+                held = ring.attach(fd, generation)
+                cast(Log, self._store.open(number)).continue_at(held.next)
+            except (errors.MqfsError, OSError) as error:
+                log.error("the ring of group %d is given up: %s", number, error)
+                self._drop(number, generation)
+                continue
+            if number in found:
+                log.error("group %d had two rings", number)
+            found[number] = held
+        return found
+
+    def resume(self, group: Group) -> None:
+        """Go on with the ring that a group has, if it has. Before anything is written to the group."""
+        self._tree = group.tree
+        held = self._held.pop(group.number, None)
+        if held is None:
+            return
+        own = self._begin(group, held)
+        log.info("the ring of group %d goes on", group.number)
+        own.journal.pump()
+        if held.retired:
+            own.journal.retire("the server before had begun to")
+
+    # ------------------------------------------------------------ who attaches
+
+    def attach(self, user: User, path: str) -> Attachment:
+        """Raises NotFound, NotDirectory, Denied, Unsupported, DiskFull, OverLimit, Busy."""
+        assert self._tree is not None
+        if ring.MISSING:
+            raise errors.Unsupported(f"this server has no rings: its part in C was not built ({ring.MISSING})")
+        group = self._tree.find(user, path)
+        if not isinstance(group, Group):
+            raise errors.NotDirectory(path)
+        self._admit(user, group)
+        own = self._current(group) or self._make(group)
+        if len(own.attached) >= limits.ATTACHMENTS:
+            raise errors.OverLimit(f"at most {limits.ATTACHMENTS} clients are attached to a ring")
+        attachment = Attachment(self, user, group, own.journal)
+        own.attached.add(attachment)
+        return attachment
+
+    def _admit(self, user: User, group: Group) -> None:
+        require(user, group.state, R | X, group.name)
+        for stream in group.numbers.values():
+            require(user, stream.state, R | W, stream.name)
+        if group.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        if why := why_not(group.settings, bool(group.consumers.bounded)):
+            raise errors.Unsupported(why)
+        spoilt = self._spoilt.get(group.number, [])
+        if len(spoilt) >= limits.RING_SPOILT and time.monotonic() - spoilt[-limits.RING_SPOILT] < limits.RING_REST_S:
+            raise errors.Unsupported("nonsense was found in the group's rings: it has none for a while")
+
+    def _current(self, group: Group) -> _Own | None:
+        """The generation that is not retired."""
+        own = self._rings.get(group)
+        if own is None or not own.journal.why:
+            return own
+        own.journal.tick()
+        if not own.journal.ended:
+            raise errors.Busy("the ring's last generation is not all in the log yet: ask again")
+        if self._rings.get(group) is own:  # it is not committed yet, but no longer in the way
+            self._ending[own.journal] = self._rings.pop(group)
+        return None
+
+    def left(self, attachment: Attachment) -> None:
+        """A client has gone."""
+        own = self._rings.get(attachment.group)
+        if own is not None:
+            own.attached.discard(attachment)
+            own.alone_since = time.monotonic()
+
+    # ------------------------------------------------------------ rings come and go
+
+    def _make(self, group: Group) -> _Own:
+        if len(self._rings) + len(self._ending) >= limits.RINGS:
+            self._make_room()
+        number = group.number
+        generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
+        bucket = group.bucket
+        made = ring.create(limits.RING_BYTES, generation=generation, sequence=bucket.next, time_ns=bucket.last_ns)
+        self._generations[number] = generation
+        if self._keeper is not None:
+            self._keeper.keep(number, generation, made.fileno())
+        return self._begin(group, made)
+
+    def _make_room(self) -> None:
+        """The one that was left longest ago goes."""
+        unused = [own for own in self._rings.values() if not own.attached]
+        if not unused:
+            raise errors.OverLimit(f"at most {limits.RINGS} groups have rings")
+        min(unused, key=lambda own: own.alone_since).journal.retire("another group wants one")
+
+    def _begin(self, group: Group, made: Ring) -> _Own:
+        journal = Journal(group, made, lambda change: self._judge(group, change), self._over)
+        own = self._rings[group] = _Own(journal)
+        own.follower = Follower(journal, self._post)
+        return own
+
+    def _judge(self, group: Group, change: Mapping[str, Any]) -> str:
+        """Why the ring ends with a change of its group; "" where it goes on."""
+        what = change["do"]
+        if what in ("remove", "rename", "attributes"):
+            return f"{what} of a stream"
+        if what == "ctl" and (why := why_not(parse_settings(change["lines"]), bool(group.consumers.bounded))):
+            return why
+        if what == "consumer" and change.get("backlog") and (why := why_not(group.settings, True)):
+            return why
+        if what == "make":
+            stream = group.state.streams[change["stream"]]
+            try:
+                for attachment in self._rings[group].attached:
+                    require(attachment.user, stream, R | W, stream.name)
+            except errors.Denied:
+                return f"{stream.name} was made, which not everybody attached may read and write"
+        return ""
+
+    def _over(self, journal: Journal) -> None:
+        """It has ended, and what was in it is committed."""
+        own = self._ending.pop(journal, None) or self._rings.pop(journal.group)
+        if journal.spoilt:
+            self._spoilt.setdefault(journal.group.number, []).append(time.monotonic())
+        if own.follower is not None:
+            own.follower.stop()
+        self._drop(journal.group.number, journal.ring.generation)
+        journal.let_go()
+
+    def _drop(self, number: int, generation: int) -> None:
+        if self._keeper is not None:
+            self._keeper.drop(number, generation)
+
+    # ------------------------------------------------------------ house-keeping, and the end
+
+    def tick(self) -> None:
+        """Once a second."""
+        now = time.monotonic()
+        if self._keeper is not None:
+            self._keeper.look()
+        for own in [*self._rings.values(), *self._ending.values()]:
+            try:
+                own.journal.tick()
+            except errors.MqfsError as error:
+                log.error("the ring of group %d: %s", own.journal.group.number, error)
+            if not own.attached and not own.journal.why and now - own.alone_since >= limits.RING_IDLE_S:
+                own.journal.retire("nobody is attached")
+
+    def close(self) -> None:
+        """What was published is in the log. Where that has no room the keeper goes on holding the ring."""
+        for own in [*self._rings.values(), *self._ending.values()]:
+            own.journal.retire("the server stops")
+        left = [own for own in [*self._rings.values(), *self._ending.values()] if not own.journal.ended]
+        if self._keeper is not None and not left:
+            self._keeper.quit()
+            self._keeper = None
+
+
+def why_not(settings: Settings, bounded: bool) -> str:
+    """Why a group of such settings has no ring: each write has to be looked at before it is appended."""
+    if settings.data != "message":
+        return f"a group with 'data {settings.data}' has no ring"
+    if settings.full != "drop-old" and settings.depth is not NO_DEPTH:
+        return f"a group with 'depth' and 'full {settings.full}' has no ring"
+    if settings.full in ("reject", "block", "drop-new") and bounded:
+        return f"a group with 'full {settings.full}' and a consumer with a backlog has no ring"
+    return ""
+
+
+__all__ = ["Attachment", "Rings", "why_not"]
