@@ -14,6 +14,7 @@ SENDER, PRIORITY, TTL, ID, SINGLE, HELD = "sender", "priority", "ttl", "id", "si
 TO, DUE = "to", "due"  # of a message that waits for its time: its stream's number, engine ns
 STREAM, SEQUENCE, DELIVERIES = "stream", "sequence", "deliveries"  # of a dead letter
 REASON, CONSUMER = "reason", "consumer"
+PART = "part"  # of a body in several messages: "3" is the third of them, "17/17" the last; a client sets it
 OWN = frozenset({SENDER, PRIORITY, TTL, ID, SINGLE, HELD, TO, DUE})
 LETTER = frozenset({STREAM, SEQUENCE, DELIVERIES, REASON, CONSUMER})
 RESERVED = OWN | LETTER  # a client may not set these itself

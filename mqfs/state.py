@@ -7,7 +7,7 @@ two cannot differ. Never does I/O.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -17,8 +17,7 @@ from mqfs.types import Anchor
 
 FIRST_STREAM = 16  # numbers below are the group's own files
 CTL, ORDER, CURSOR, STATS, WHO, ERRORS = 1, 2, 3, 4, 5, 6
-CONSUMERS, KEPT, PUT = 7, 8, 9
-# reserved: 10 .batch  11 .txn
+CONSUMERS, KEPT, PUT, BATCH, TXN, TXN_CTL = 7, 8, 9, 10, 11, 12
 
 Change = dict[str, Any]
 
@@ -67,6 +66,14 @@ class ViewState:
     patterns: list[str] = attrs.Factory(list)
 
 
+class Commit(NamedTuple):
+    """The highest unit that a producer has committed through `.txn/ctl`. `engine_ns`: when."""
+
+    number: int
+    uid: int  # whose producer it is
+    engine_ns: int
+
+
 @attrs.define
 class State(Attributes):
     """A group: enough to serve it from this and the records behind it."""
@@ -84,6 +91,7 @@ class State(Attributes):
     consumers: dict[int, ConsumerState] = attrs.Factory(dict)
     views: dict[str, ViewState] = attrs.Factory(dict)
     ids: dict[str, tuple[int, int]] = attrs.Factory(dict)  # id -> (engine ns until which it is remembered, sequence)
+    producers: dict[str, Commit] = attrs.Factory(dict)  # by name; who committed last stands last
 
     def encode(self) -> bytes:
         """The body of a STATE record."""
@@ -105,6 +113,7 @@ class State(Attributes):
                 "consumers": [[*_consumer_row(c), *c.progress.encode()] for c in self.consumers.values()],
                 "views": [[v.number, v.name, v.made_ns, v.patterns] for v in self.views.values()],
                 "ids": [[id_, *kept] for id_, kept in self.ids.items()],
+                "producers": [[name, *commit] for name, commit in self.producers.items()],
             }
         )
 
@@ -133,6 +142,7 @@ class State(Attributes):
                 consumers={c.number: c for c in consumers},
                 views={v.name: v for v in views},
                 ids={id_: (until, sequence) for id_, until, sequence in d.get("ids", ())},
+                producers={name: Commit(*commit) for name, *commit in d.get("producers", ())},
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a state: {error!r}") from error
@@ -294,6 +304,17 @@ def _id(state: State, c: Change) -> None:
     state.ids[c["id"]] = (c["until"], c["sequence"])
 
 
+def _commit(state: State, c: Change) -> None:
+    """A unit of that producer was appended, with this very record."""
+    state.producers.pop(c["producer"], None)
+    state.producers[c["producer"]] = Commit(c["number"], c["uid"], c["engine"])
+
+
+def _forget_producers(state: State, c: Change) -> None:
+    for producer in c["producers"]:
+        state.producers.pop(producer, None)
+
+
 _DO = {
     "make": _make,
     "remove": _remove,
@@ -308,4 +329,6 @@ _DO = {
     "bind": _bind,
     "unbind": _unbind,
     "id": _id,
+    "commit": _commit,
+    "forget producers": _forget_producers,
 }

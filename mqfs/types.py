@@ -303,6 +303,25 @@ class Bucket(Protocol):
     def close(self) -> None: ...
 
 
+class Staged(Protocol):
+    """Bytes put aside; gone with the server that wrote them. All calls raise OSError where the disk fails."""
+
+    @property
+    def size(self) -> int: ...
+
+    def append(self, data: bytes) -> None:
+        """Behind what is there. After an error nothing of it is."""
+        ...
+
+    def read(self, at: int, count: int) -> bytes:
+        """Short only at the end."""
+        ...
+
+    def close(self) -> None:
+        """It is not needed any more."""
+        ...
+
+
 class Store(Protocol):
     """Where groups keep their logs."""
 
@@ -325,6 +344,10 @@ class Store(Protocol):
 
     def remove(self, number: int) -> None:
         """Durable when this returns; the bucket must not be used any more."""
+        ...
+
+    def stage(self, number: int) -> Staged:
+        """A place to put bytes aside, under a number that no group and no other place has."""
         ...
 
     def tick(self) -> None:

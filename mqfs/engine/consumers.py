@@ -6,6 +6,7 @@ reader gets, the consumer decides.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
@@ -212,6 +213,19 @@ class Consumers(dict[str, Consumer]):
                     f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog"
                 )
         return Verdict.APPEND
+
+    def full_for(self, messages: Mapping[Stream, int]) -> Stream | None:
+        """As `verdict`, of a unit with so many for each stream: one of them for which a consumer has no room."""
+        full = self.group.settings.full
+        for consumer in self.bounded if full in ("reject", "block") else ():
+            covered = [stream for stream in messages if consumer.covers(stream)]
+            if covered and consumer.overflows(sum(messages[stream] for stream in covered)):
+                if full == "block":
+                    return covered[0]
+                raise errors.StreamFull(
+                    f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog"
+                )
+        return None
 
     def offer(self, stream: Stream, record: Record, rank: Rank | None) -> None:
         """A new message: for who waits, and to be counted."""

@@ -22,6 +22,7 @@ from mqfs.engine.nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.ranks import NEVER, Ranks
 from mqfs.engine.stream import Parked, Post, Stream, Verdict, end_parked, serve_parked
 from mqfs.engine.times import Times
+from mqfs.engine.transaction import Transactions
 from mqfs.engine.views import Views
 from mqfs.state import Change, State
 from mqfs.types import QTDIR, Bucket, Draft, Kind, Qid, Record, Step, User, Wait
@@ -103,6 +104,8 @@ class Group:
         self.ids = Ids(self)
         self.views = Views(self)
         self.consumers = Consumers(self)
+        self.transactions = Transactions(self)
+        self.folders[".txn"] = self.transactions.folder
         self._alarm_ns = 0  # when the tree was last asked to wake this group; 0: not
         for row in own.streams.values():
             self._enter(Stream(self, row))
@@ -262,7 +265,7 @@ class Group:
             self.reserve_room(post.total + RECORD_BYTES * len(post.bodies))
         verdict = self.verdict(stream, post)
         if verdict is Verdict.WAIT:
-            return self._block(stream, post)
+            return self.block(stream, post)
         if verdict is Verdict.DISCARD:
             return post.total
         return self.carry_out(stream, post)
@@ -275,6 +278,8 @@ class Group:
 
     def verdict(self, stream: Stream, post: Post) -> Verdict:
         """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
+        if post.unit is not None:
+            return post.unit.verdict()
         if post.kind != MESSAGE or (post.id and self.ids.known(post.id)):
             return Verdict.APPEND
         verdict = Verdict.APPEND
@@ -284,7 +289,8 @@ class Group:
             verdict = self.consumers.verdict(stream, len(post.bodies))
         return verdict
 
-    def _block(self, stream: Stream, post: Post) -> Wait[int]:
+    def block(self, stream: Stream, post: Post) -> Wait[int]:
+        """It waits for room there."""
         self.tree.park()
 
         def cancel(wait: Wait[int]) -> bool:
@@ -303,6 +309,8 @@ class Group:
 
     def carry_out(self, stream: Stream, post: Post) -> Step[int]:
         """Append and hand over; the step comes to `post.total` when the group's `sync` is kept."""
+        if post.unit is not None:
+            return post.unit.carry_out()
         if post.id and (known := self.ids.known(post.id)):
             if post.told is not None:
                 post.told(known)
@@ -414,9 +422,10 @@ class Group:
         if stream.watchers:
             stream.wake_watchers()
         if self.order_watchers or self.cursor_watchers:
-            self._wake_watchers()
+            self.wake_watchers()
 
-    def _wake_watchers(self) -> None:
+    def wake_watchers(self) -> None:
+        """Those of `order`, views and cursors."""
         watchers = [*self.order_watchers.values(), *self.cursor_watchers.values()]
         self.order_watchers, self.cursor_watchers = {}, {}
         for then in watchers:
@@ -560,6 +569,7 @@ class Group:
         self.lapse()
         self.held.wake(now_ns)
         self.consumers.wake(now_ns)
+        self.transactions.wake(now_ns)
         if self.ranks.next_expiry_ns != NEVER:
             self.alarm(self.ranks.next_expiry_ns)
         self.unblock()
@@ -595,4 +605,5 @@ class Group:
             end_parked(view.parked, self)
         for consumer in self.consumers.every():
             consumer.end()
-        self._wake_watchers()
+        self.transactions.end()
+        self.wake_watchers()

@@ -21,11 +21,12 @@ META_FILES = {
     "order": (state.ORDER, 0o444),
     ".cursor": (state.CURSOR, 0o666),
     ".put": (state.PUT, 0o666),
+    ".batch": (state.BATCH, 0o666),
     ".stats": (state.STATS, 0o444),
     ".who": (state.WHO, 0o444),
     ".errors": (state.ERRORS, 0o444),
 }
-FOLDERS = {".consumers": state.CONSUMERS, ".kept": state.KEPT}
+FOLDERS = {".consumers": state.CONSUMERS, ".kept": state.KEPT, ".txn": state.TXN}
 _KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay below
 
 
@@ -77,7 +78,7 @@ class Meta(Own):
 
 
 class Folder(Own):
-    """`.consumers` or `.kept`: a directory that is always there. Owner and mode are the group's."""
+    """`.consumers`, `.kept` or `.txn`: a directory that is always there. Owner and mode are the group's."""
 
     __slots__ = ("group", "name", "number")
     directory = True

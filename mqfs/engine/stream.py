@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mqfs.engine.files import Reader
     from mqfs.engine.group import Group
     from mqfs.engine.stream_handle import StreamHandle
+    from mqfs.engine.unit import Unit
 
 
 @attrs.define
@@ -38,6 +39,7 @@ class Post:
     headers: bytes = b""
     id: str = ""  # of a `.put`
     told: Callable[[int], None] | None = None  # gets the sequence of the first message
+    unit: Unit | None = None  # for this and perhaps other streams: it says itself what becomes of it
 
     @property
     def size(self) -> int:
@@ -274,14 +276,7 @@ class Stream(Numbered):
         depth, full = self.group.settings.depth, self.group.settings.full
         if self.blocked and full == "block":
             return Verdict.WAIT
-        if not (depth.messages or depth.size):
-            return Verdict.APPEND
-        if full != "drop-old" or depth.size:
-            self._require_fit(messages, size)
-        if self._fits(messages, size):
-            return Verdict.APPEND
-        self.advance()
-        if self._fits(messages, size):
+        if not (depth.messages or depth.size) or self.has_room(messages, size):
             return Verdict.APPEND
         if full == "block":
             return Verdict.WAIT
@@ -292,6 +287,14 @@ class Stream(Numbered):
             raise errors.StreamFull(f"{self.name} keeps {self.count} messages, {self.size} bytes; its depth is reached")
         self.cut_to_depth(messages, size)
         return Verdict.APPEND
+
+    def has_room(self, messages: int, size: int) -> bool:
+        """Whether so much more fits below `depth`, nothing being taken away. Raises TooLong for what never would."""
+        if self.group.settings.full != "drop-old" or self.group.settings.depth.size:
+            self._require_fit(messages, size)
+        if not self._fits(messages, size):
+            self.advance()
+        return self._fits(messages, size)
 
     def _require_fit(self, messages: int, size: int) -> None:
         depth = self.group.settings.depth
@@ -448,6 +451,13 @@ class Stream(Numbered):
             self.count += 1
             self.size += size
 
+    def appended_many(self, newest: int, messages: int, size: int) -> None:
+        """As `appended`, of so many messages, of which that is the last."""
+        self.newest = newest
+        if self.count >= 0:
+            self.count += messages
+            self.size += size
+
     def wake_watchers(self) -> None:
         watchers, self.watchers = self.watchers, {}
         for then in watchers.values():
@@ -489,7 +499,9 @@ class Stream(Numbered):
             self.nameless.removed = True
             self.nameless.end()
         for wait in list(self.blocked):
-            del self.blocked[wait]
+            post = self.blocked.pop(wait)
+            if post.undo is not None:
+                post.undo()
             self.group.tree.parked -= 1
             wait.fail(errors.NotFound(f"{self.name} was removed"))
         self.wake_watchers()

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from mqfs import errors, limits
+from mqfs.engine import staged
+from mqfs.engine.batch import BatchHandle
 from mqfs.engine.consumer import Consumer
 from mqfs.engine.control import CtlHandle
 from mqfs.engine.ctl import parse_settings
@@ -30,6 +32,7 @@ from mqfs.engine.stream import Stream, end_parked
 from mqfs.engine.stream_handle import StreamHandle
 from mqfs.engine.taking import ConsumerHandle, ShowHandle, TakeHandle
 from mqfs.engine.text import TextHandle
+from mqfs.engine.transaction import PartFile, Staging, Totals, TxnCtl
 from mqfs.engine.view import View, ViewHandle
 from mqfs.locks import Locks
 from mqfs.state import Attributes, State, decode_change
@@ -38,11 +41,13 @@ from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
 log = logging.getLogger("mqfs.engine")
 
 T = TypeVar("T")
-Node = Group | Stream | View | Consumer | Meta | Folder | KeptFile
+Node = Group | Stream | View | Consumer | Meta | Folder | KeptFile | PartFile
 ROOT = 1
 
-_OPENS: dict[str, type[Open]] = {"ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor, ".put": PutHandle}
-_WRITTEN = frozenset({"ctl", ".cursor", ".put"})  # of the group's own files
+_OPENS: dict[str, type[Open]] = {
+    "ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor, ".put": PutHandle, ".batch": BatchHandle
+}  # fmt: skip
+_WRITTEN = frozenset({"ctl", ".cursor", ".put", ".batch"})  # of the group's own files
 
 
 class Tree:
@@ -55,6 +60,7 @@ class Tree:
         self.defaults = parse_settings(defaults).lines(given=True)
         self.locks = Locks()
         self.parked = 0  # reads and writes that wait
+        self.staging = Totals()  # what all parts of transactions take
         self.touched: set[Group] = set()  # groups that house-keeping has to look at
         self.closing = False
         self.processes: Processes | None = None  # set by a face that knows who reads
@@ -149,6 +155,8 @@ class Tree:
             raise errors.NotFound(f"{node.name} was removed")
         group = node.group
         require(user, group.state, X, node.name)
+        if isinstance(node, Staging):
+            require(user, node.attributes, X, node.name)
         if name == "..":
             return node.parent
         found = self._in_folder(node, name) if isinstance(node, Folder) else self._in_group(group, name)
@@ -161,6 +169,8 @@ class Tree:
         return own or group.streams.get(name) or group.groups.get(name) or group.views.get(name)
 
     def _in_folder(self, folder: Folder, name: str) -> Node | None:
+        if isinstance(folder, Staging):
+            return folder.find(name)
         if folder.name == ".consumers":
             return folder.group.consumers.get(name)
         stream = folder.group.streams.get(name)
@@ -181,11 +191,14 @@ class Tree:
     def entries(self, user: User, directory: Group | Folder) -> list[Node]:
         """Everything in a directory, by name. Raises Denied."""
         group = directory.group
-        require(user, group.state, R, directory.name)
-        if group.removed:
+        require(user, attributes(directory), R, directory.name)
+        if directory.removed:
             return []
         nodes: list[Node] = []
-        if isinstance(directory, Group):
+        if isinstance(directory, Staging):
+            require(user, group.state, X, directory.name)
+            nodes += directory.files()
+        elif isinstance(directory, Group):
             nodes += [*group.metas.values(), *group.folders.values()]
             nodes += [*group.streams.values(), *group.groups.values(), *group.views.values()]
         elif directory.name == ".consumers":
@@ -210,6 +223,8 @@ class Tree:
             node.advance()
             node.newest_kept()
             return node.mtime_ns or made, made, node.size, 1
+        if isinstance(node, Staging | PartFile):
+            return node.times()
         group = node.group
         made, newest = group.state.made_ns, max(group.bucket.last_ns, group.state.made_ns)
         if isinstance(node, Group):
@@ -249,6 +264,8 @@ class Tree:
             return StreamHandle
         if isinstance(node, Consumer):
             return ConsumerHandle if writes else ShowHandle
+        if isinstance(node, PartFile | TxnCtl):
+            return staged.kind(node)
         if writes and node.name not in _WRITTEN:
             raise errors.Denied(f"{node.name} is read-only")
         if isinstance(node, View):
@@ -300,6 +317,8 @@ class Tree:
             self._require_new(user, directory, name)
             made: Node = group.make_stream(name, mode, user)
             return group.promised(made)
+        if isinstance(directory, Staging):
+            directory.create(user, name)
         if directory.name != ".consumers":
             raise errors.NotPermitted(f"in {directory.name} nothing is made")
         require(user, group.state, W | X, directory.name)
@@ -309,8 +328,10 @@ class Tree:
         made = group.consumers.make(name, "", user, mode)
         return group.promised(made)
 
-    def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Group]:
-        """A new group, on disk when this returns. Raises Exists, BadName, Denied, OverLimit."""
+    def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
+        """A new group, on disk when this returns; in `.txn` a part. Raises Exists, BadName, Denied, OverLimit."""
+        if isinstance(group, Staging):
+            return group.mkdir(user, name, mode)
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"in {group.name} there are no groups")
         self._require_new(user, group, name)
@@ -340,6 +361,9 @@ class Tree:
     def unlink(self, user: User, directory: Group | Folder, name: str) -> Step[None]:
         """Remove a stream, a consumer, or all bindings of a view; of a group's own file it does nothing, so that
         `rm -r` works. Raises Busy for a consumer that holds claims."""
+        if isinstance(directory, Staging):
+            directory.unlink(user, name)
+            return None
         group = directory.group
         require(user, group.state, W | X, directory.name)
         if directory.removed:
@@ -362,7 +386,10 @@ class Tree:
 
     def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:
         """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
-        does nothing."""
+        does nothing; of a part in `.txn` it is an abort."""
+        if isinstance(group, Staging):
+            group.rmdir(user, name)
+            return None
         require(user, group.group.state, W | X, group.name)
         if isinstance(group, Folder):
             raise errors.NotDirectory(name)
@@ -418,7 +445,7 @@ class Tree:
         own = attributes(node)
         if node.removed:
             raise errors.NotFound(f"{node.name} was removed")
-        if isinstance(node, Folder | KeptFile | View):
+        if isinstance(node, Folder | KeptFile | View | PartFile):
             raise errors.NotPermitted(f"{node.name} has the permissions of what it shows")
         require_owner(user, own, node.name)
         if uid is not None and uid != own.uid and user.uid != 0:

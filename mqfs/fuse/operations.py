@@ -145,7 +145,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
         group = self.nodes.directory(parent_inode)
-        made = await settle(self.tree.mkdir(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
+        made: Any = await settle(self.tree.mkdir(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
         return self.enter(made, ctx)
 
     @answering

@@ -27,7 +27,9 @@ from mqfs.types import Draft, Kind
 log = logging.getLogger("mqfs.store")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_END = int(Kind.END)
 _LOOKS = 4  # segments of which one trim reads the index
+_PIECE = 1 << 20  # of a large unit that is encoded and written at once
 
 
 def write_head(home: Home, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int) -> list[Row]:
@@ -48,6 +50,47 @@ def write_head(home: Home, folder: str, group: int, first: int, state: bytes, re
     write_file(home.disk, made, b"".join(records), sync=False)
     home.disk.rename(made, f"{folder}/{first:020d}.log")
     return rows
+
+
+class _Unit:
+    """The records of one unit, encoded piece by piece: it may be larger than what is good to hold."""
+
+    def __init__(self, drafts: Sequence[Draft], sequence: int, time_ns: int, position: int, marks: int) -> None:
+        self.messages, self.others = OpenIndex(), list[Row]()
+        self.first = 0  # what the first record carries
+        self._drafts, self._sequence, self._time_ns = drafts, sequence, time_ns
+        self._position, self._marks = position, marks
+
+    def encoded(self) -> Iterator[bytes]:
+        index, sequence, time_ns, position = self.messages, self._sequence, self._time_ns, self._position
+        parts: list[bytes] = []
+        size, last = 0, len(self._drafts) - 1
+        marks = self._marks | MORE
+        for number, (kind, stream, body, headers) in enumerate(self._drafts):
+            sequence += kind <= _END
+            if number == last:
+                marks &= ~MORE
+            data = encode(sequence, time_ns, stream, kind, marks, headers, body)
+            if kind <= _END:
+                index.sequences.append(sequence)
+                index.positions.append(position)
+                index.bodies.append(len(body))
+                index.streams.append(stream)
+                index.headers.append(len(headers))
+                index.kinds.append(kind)
+            else:
+                self.others.append(Row(sequence, time_ns, position, len(body), stream, len(headers), kind, marks))
+            if not number:
+                self.first, marks = sequence, MORE | INNER  # what is before the others is not on disk
+            parts.append(data)
+            size += len(data)
+            position += len(data)
+            if size >= _PIECE:
+                yield b"".join(parts)
+                parts, size = [], 0
+        index.times.extend([time_ns] * len(index))
+        if parts:
+            yield b"".join(parts)
 
 
 class DiskBucket(Syncing):
@@ -203,43 +246,34 @@ class DiskBucket(Syncing):
         taking = sum(draft.kind <= Kind.END for draft in drafts)
         while taking and self.next + taking > self._refill:
             segment = self._reserve(need, self.next + taking)
-        rows, data = self._lay_out(drafts, time_ns, segment.used)
-        fd = segment.open()
+        marks = SETTLED if self._synced == self._written else 0
+        unit = _Unit(drafts, self.next - 1, time_ns, segment.used, marks)
+        fd, written = segment.open(), segment.used
         try:
-            write_all(self._disk, fd, data, segment.used)
+            for data in unit.encoded():
+                write_all(self._disk, fd, data, written)
+                written += len(data)
         except OSError as error:
-            self._unwrite(segment, len(data), error)
-        segment.used += len(data)
-        self._written += len(data)
+            self._unwrite(segment, need, error)
+        except errors.MqfsError as error:  # what was to be written cannot be had
+            self._erase(segment, need)
+            raise error from None
+        segment.used = written
+        self._written += need
         self.last_ns = time_ns
-        self._note(segment, rows)
-        return rows[0].sequence
+        self._note(segment, unit)
+        return unit.first
 
-    def _lay_out(self, drafts: Sequence[Draft], time_ns: int, position: int) -> tuple[list[Row], bytes]:
-        rows, parts, sequence = [], [], self.next - 1
-        flags = SETTLED if self._synced == self._written else 0
-        for number, draft in enumerate(drafts):
-            sequence += draft.kind <= Kind.END
-            marks = flags | (MORE if number < len(drafts) - 1 else 0) | (INNER if number else 0)
-            parts.append(encode(sequence, time_ns, draft.stream, draft.kind, marks, draft.headers, draft.body))
-            rows.append(
-                Row(sequence, time_ns, position, len(draft.body), draft.stream, len(draft.headers), draft.kind, marks)
-            )
-            position += len(parts[-1])
-            flags = 0  # the first one is not on disk
-        return rows, b"".join(parts)
-
-    def _note(self, segment: Segment, rows: Sequence[Row]) -> None:
+    def _note(self, segment: Segment, unit: _Unit) -> None:
         """Take records that were written into the index."""
         index, others = segment.load(), segment.rows()
         assert isinstance(index, OpenIndex)
-        for row in rows:
-            if row.kind > Kind.END:
-                others.append(row)
-                continue
-            index.postings.setdefault(row.stream, array("I")).append(len(index))
-            index.append(row)
-            self.next = row.sequence + 1
+        for ordinal, stream in enumerate(unit.messages.streams, len(index)):
+            index.postings.setdefault(stream, array("I")).append(ordinal)
+        index.extend(unit.messages)
+        for row in unit.others:
+            others.append(row)
+        self.next += len(unit.messages)
 
     def skip(self) -> int:
         if self.failed is not None:
@@ -255,8 +289,7 @@ class DiskBucket(Syncing):
     def _unwrite(self, segment: Segment, length: int, error: OSError) -> None:
         """An append failed: leave nothing of it, and raise."""
         try:
-            room = max(0, min(length, segment.allocated - segment.used))
-            write_all(self._disk, segment.open(), bytes(room), segment.used)
+            self._erase(segment, length)
         except OSError as again:
             error = again if error.errno in _FULL and again.errno not in _FULL else error
             if error.errno in _FULL:
@@ -265,6 +298,12 @@ class DiskBucket(Syncing):
             raise errors.DiskFull(f"group {self.id}") from error
         self._break(error)
         raise errors.DiskFailed(str(error)) from error
+
+    def _erase(self, segment: Segment, length: int) -> None:
+        """Zeros where something was perhaps written behind the end."""
+        room = max(0, min(length, segment.allocated - segment.used))
+        for at in range(segment.used, segment.used + room, _PIECE):
+            write_all(self._disk, segment.open(), bytes(min(_PIECE, segment.used + room - at)), at)
 
     def _make_room(self, need: int) -> Segment:
         """The segment that takes the next record of `need` bytes, preallocated."""

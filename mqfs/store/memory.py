@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
+from mqfs.store.staged import MemoryStaged
 from mqfs.types import MORE, Committed, Draft, Kind, Record
 
 _CHANGED_BYTES = (
@@ -207,6 +208,9 @@ class MemoryStore:
     def remove(self, number: int) -> None:
         if self._buckets.pop(number, None) is None:
             raise errors.NotFound(f"group {number} has no bucket")
+
+    def stage(self, number: int) -> MemoryStaged:
+        return MemoryStaged()
 
     def tick(self) -> None:
         pass

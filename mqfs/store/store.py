@@ -19,6 +19,7 @@ from mqfs.store.bucket import DiskBucket, write_head
 from mqfs.store.committer import Committer, Inline, Post, Thread
 from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
 from mqfs.store.segment import Files
+from mqfs.store.staged import DiskStaged
 
 log = logging.getLogger("mqfs.store")
 
@@ -112,6 +113,9 @@ class DiskStore:
             self._reserved = self._next_number + limits.GROUP_NUMBER_BLOCK
         self._next_number += 1
         return self._next_number - 1
+
+    def stage(self, number: int) -> DiskStaged:
+        return DiskStaged(self.disk, f"{self.staging}/part-{number}")
 
     def make(self, number: int, state: bytes) -> DiskBucket:
         with _refusing(f"group {number}"):

@@ -18,8 +18,8 @@ from mqfs.errors import MqfsError
 PATIENCE_S = 10.0
 A_MOMENT_S = 0.05  # how long a read that must wait is watched doing so
 MESSAGE_BYTES = 1_044_480
-FOLDERS = {".consumers", ".kept"}
-META = {"ctl", "order", ".cursor", ".put", ".stats", ".who", ".errors"} | FOLDERS
+FOLDERS = {".consumers", ".kept", ".txn"}
+META = {"ctl", "order", ".cursor", ".put", ".batch", ".stats", ".who", ".errors"} | FOLDERS
 
 
 class File(Protocol):

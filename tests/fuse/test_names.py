@@ -17,8 +17,8 @@ from tests.campaign import size
 from tests.fuse.served_by import Child, Served, libc, until
 from tests.fuse.test_data import drain, sh
 
-FILES = {"ctl", "order", ".cursor", ".put", ".stats", ".who", ".errors"}
-FOLDERS = {".consumers", ".kept"}
+FILES = {"ctl", "order", ".cursor", ".put", ".batch", ".stats", ".who", ".errors"}
+FOLDERS = {".consumers", ".kept", ".txn"}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
 
 
@@ -70,7 +70,7 @@ def test_removed_files_have_no_links(mq: Path) -> None:
     (mq / "g").mkdir()
     (mq / "s").touch()
     stream, group = os.open(mq / "s", os.O_RDONLY), os.open(mq / "g", os.O_RDONLY)
-    assert (os.fstat(stream).st_nlink, os.fstat(group).st_nlink) == (1, 4)
+    assert (os.fstat(stream).st_nlink, os.fstat(group).st_nlink) == (1, 5)
     os.unlink(mq / "s")
     os.rmdir(mq / "g")
     assert (os.fstat(stream).st_nlink, os.fstat(group).st_nlink) == (0, 0)
@@ -246,7 +246,7 @@ def test_every_refusal_has_an_errno() -> None:
 
 def test_python_opens_every_file(mq: Path) -> None:
     (mq / "s").write_text("x")
-    for name in FILES - {".cursor", ".put"}:
+    for name in FILES - {".cursor", ".put", ".batch"}:
         with open(mq / name, "rb", buffering=0) as file:
             os.set_blocking(file.fileno(), False)
             try:

@@ -28,7 +28,7 @@ from mqfs.store.memory import MemoryBucket, MemoryStore
 from mqfs.types import Committed, Qid, User
 
 DEADLINE_S = 30.0
-META = [".consumers", ".cursor", ".errors", ".kept", ".put", ".stats", ".who", "ctl", "order"]
+META = [".batch", ".consumers", ".cursor", ".errors", ".kept", ".put", ".stats", ".txn", ".who", "ctl", "order"]
 ME = User(os.getuid(), os.getgid())
 
 

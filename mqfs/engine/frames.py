@@ -1,0 +1,89 @@
+"""`.batch` and what a part is made of: `u32 frame bytes · u16 name bytes · u16 header bytes · name · headers · body`.
+
+Owns that layout, little-endian, and the checking of what a client sends in it. The frame bytes count the whole frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mqfs import errors, headers, limits
+
+HEAD = struct.Struct("<IHH")
+_TEXT_BYTES = struct.Struct("<H")
+
+
+class Frame(NamedTuple):
+    """One message. `head`: its headers, encoded."""
+
+    name: str
+    head: bytes
+    body: bytes
+
+
+def encode(name: bytes, head: bytes, body: bytes) -> bytes:
+    return HEAD.pack(HEAD.size + len(name) + len(head) + len(body), len(name), len(head)) + name + head + body
+
+
+def parse(data: bytes) -> Iterator[Frame]:
+    """The frames of one write, each checked. Raises BadCommand, TooLong."""
+    at, number, end = 0, 0, len(data)
+    while at < end:
+        number += 1
+        try:
+            size, name, head = _measure(data, at)
+            start = at + HEAD.size
+            text = data[start : start + name].decode()
+            if head:
+                check_headers(data[start + name : start + name + head])
+        except UnicodeDecodeError:
+            raise errors.BadCommand(f"frame {number}: names and headers are valid UTF-8") from None
+        except errors.MqfsError as error:
+            raise type(error)(f"frame {number}: {error.detail}") from None
+        body = start + name + head
+        yield Frame(text, data[start + name : body], data[body : at + size])
+        at += size
+
+
+def _measure(data: bytes, at: int) -> tuple[int, int, int]:
+    """(frame, name, header) bytes of the frame there."""
+    left = len(data) - at
+    if left < HEAD.size:
+        raise errors.BadCommand(f"a frame begins with {HEAD.size} bytes: u32 frame, u16 name, u16 header bytes")
+    size, name, head = HEAD.unpack_from(data, at)
+    if size > left:
+        raise errors.BadCommand(f"it says {size} bytes and {left} are there; a write is whole frames")
+    body = size - HEAD.size - name - head
+    if body < 1:
+        raise errors.BadCommand(
+            f"it says {size} bytes, of them {name} of the name and {head} of the headers; with its own {HEAD.size} "
+            "no byte is left for the body, and a message has at least one"
+        )
+    if body > limits.MESSAGE_BYTES:
+        raise errors.TooLong(f"{body} bytes; a message has at most {limits.MESSAGE_BYTES}")
+    return size, name, head
+
+
+def check_headers(data: bytes) -> None:
+    """Raises BadCommand where it is no whole table of headers that a client may set, UnicodeDecodeError."""
+    if len(data) > limits.HEADER_BYTES:
+        raise errors.BadCommand(f"at most {limits.HEADER_BYTES} bytes of headers")
+    at, end = 0, len(data)
+    seen = set()
+    while at < end:
+        value = at + 1 + data[at]
+        if value + 2 > end or (stop := value + 2 + _TEXT_BYTES.unpack_from(data, value)[0]) > end:
+            raise errors.BadCommand("headers are u8 key bytes, key, u16 value bytes, value; the last one is not whole")
+        key = data[at + 1 : value].decode()
+        data[value + 2 : stop].decode()
+        if not key or key in seen:
+            raise errors.BadCommand(f"the header {key!r} comes twice" if key else "a header has a name")
+        if key in headers.RESERVED:
+            raise errors.BadCommand(f"the header {key!r} is set by the server")
+        seen.add(key)
+        at = stop
+
+
+__all__ = ["HEAD", "Frame", "encode", "parse"]

@@ -1,0 +1,166 @@
+"""The files of `.txn`, open: its `ctl`, and what is written in a part.
+
+Owns their commands; parts and commits are in transaction.py.
+"""
+
+from __future__ import annotations
+
+from mqfs import errors, headers, limits
+from mqfs.engine import frames
+from mqfs.engine.batch import sent_by
+from mqfs.engine.control import Commands
+from mqfs.engine.files import Open
+from mqfs.engine.names import split
+from mqfs.engine.put import PutHandle, parse
+from mqfs.engine.transaction import Part, PartFile, TxnCtl
+from mqfs.types import Step, User
+
+USAGE = "commit PRODUCER.NUMBER PART..., abort PART... or forget PRODUCER..."
+
+
+class TxnCtlHandle(Commands):
+    """`.txn/ctl`. One write is one command, with or without its newline: its answer says what became of it."""
+
+    text: bytes | None = None
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.told(count)
+        if told is not None:
+            return told
+        if self.text is None or offset == 0:
+            self.text = self.group.transactions.text().encode()
+        return self.text[offset : offset + count]
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            return self._perform(data)
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def _perform(self, data: bytes) -> Step[int]:
+        words = self._words(data)
+        if not words:
+            return len(data)
+        transactions, verb, names = self.group.transactions, words[0], words[1:]
+        if verb == "commit" and names:
+            return transactions.commit(self.user, names[0], names[1:], len(data))
+        if verb == "abort" and names:
+            transactions.abort(self.user, names)
+            return len(data)
+        if verb == "forget" and names:
+            transactions.forget(self.user, names)
+            return self.group.promised(len(data))
+        raise errors.BadCommand(f"{verb!r}: write {USAGE}")
+
+    def _words(self, data: bytes) -> list[str]:
+        if len(data) > limits.COMMAND_BYTES:
+            raise errors.TooLong(f"a command has at most {limits.COMMAND_BYTES} bytes")
+        try:
+            lines = [words for line in data.decode().split("\n") if (words := split(line))]
+        except UnicodeDecodeError:
+            raise errors.BadCommand("commands are valid UTF-8") from None
+        if len(lines) > 1:
+            raise errors.BadCommand(f"one write is one command; this one has {len(lines)}")
+        return lines[0] if lines else []
+
+
+class PartWriter(Open):
+    """A stream in a part."""
+
+    node: PartFile
+    partial = b""  # `data line`: an unfinished line
+
+    def __init__(self, node: PartFile, user: User, reads: bool, writes: bool) -> None:
+        node.part.stream(user, node.name)
+        if reads:
+            raise errors.Denied("nobody reads a part; open it for writing only")
+        super().__init__(node, user, reads, writes)
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        if not data:
+            raise errors.BadRequest("an end mark is no part of a unit")
+        if len(data) > limits.MESSAGE_BYTES:
+            raise errors.TooLong(f"{len(data)} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        bodies, rest = [data], b""
+        if self.group.settings.data == "line":
+            *lines, rest = (self.partial + data).split(b"\n")
+            bodies = [line + b"\n" for line in lines]
+            if len(rest) > limits.LINE_BYTES or any(len(body) > limits.MESSAGE_BYTES for body in bodies):
+                raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+        self._add(bodies)
+        self.partial = rest
+        return len(data)
+
+    def _add(self, bodies: list[bytes]) -> None:
+        self.node.part.stream(self.user, self.node.name)
+        name = self.node.name.encode()
+        messages = [frames.Frame(self.node.name, b"", body) for body in bodies]
+        self.node.part.add(messages, b"".join(frames.encode(name, b"", body) for body in bodies))
+
+    def _end(self) -> None:
+        if self.partial and not self.node.removed:
+            try:
+                self._add([self.partial])
+            except errors.MqfsError as error:
+                self.group.refuse(self.user, self.node.name, f"the last, unfinished line was not written: {error}")
+
+
+class PartBatchHandle(Commands):
+    """`.batch` in a part."""
+
+    node: PartFile
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        return self.told(count) or b""
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            self._add(self.node.part, list(frames.parse(data)), data)
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        return len(data)
+
+    def _add(self, part: Part, messages: list[frames.Frame], data: bytes) -> None:
+        for name in {frame.name for frame in messages}:
+            part.stream(self.user, name)
+        if any(frame.head for frame in messages):
+            messages = [frame._replace(head=sent_by(self.user, frame)) for frame in messages]
+            data = b"".join(frames.encode(frame.name.encode(), frame.head, frame.body) for frame in messages)
+        part.add(messages, data)
+
+
+class PartPutHandle(PutHandle):
+    """`.put` in a part: what is said there holds from the commit on."""
+
+    node: PartFile
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            put, body = parse(data)
+            if put.id or put.delay is not None or put.at_ns is not None:
+                raise errors.BadCommand("id, delay and at are not for a part: the commit's ID says what is a repeat")
+            self.node.part.stream(self.user, put.stream)
+            head = headers.encode(self._texts(put))
+            frame = frames.Frame(put.stream, head, body)
+            self.node.part.add([frame], frames.encode(put.stream.encode(), head, body))
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        return len(data)
+
+
+def kind(node: PartFile | TxnCtl) -> type[Open]:
+    """What an open file of that kind is."""
+    if isinstance(node, TxnCtl):
+        return TxnCtlHandle
+    return {".batch": PartBatchHandle, ".put": PartPutHandle}.get(node.name, PartWriter)
+
+
+__all__ = ["TxnCtlHandle", "kind"]

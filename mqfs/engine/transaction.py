@@ -1,0 +1,493 @@
+"""Transactions: parts that are staged aside in `.txn`, and the commit that appends some of them as one unit.
+
+Owns the parts of a group and what producers have committed. What is in a part lies with the store until then, as the
+frames of `.batch`; nobody reads it, and it does not outlive the server. The commit itself is a record of the unit that
+it appends, so that both are there after a crash, or neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from mqfs import errors, limits, state
+from mqfs.engine import frames
+from mqfs.engine.names import check_name
+from mqfs.engine.nodes import Folder, Meta, bits_for_writers
+from mqfs.engine.permission import W, X, require, require_owner
+from mqfs.engine.unit import MESSAGE, Tally, Unit, log_bytes, require_fit
+from mqfs.state import Attributes, Change
+from mqfs.types import QTDIR, QTFILE, Draft, Qid, Step, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
+_PIECE_BYTES = 4 << 20  # of one read of what is staged: more than any frame
+_SECOND_NS = 10**9
+_NUMBERS = 1 << 63
+_META = {".batch": state.BATCH, ".put": state.PUT}  # what a part has beside streams
+
+
+class Staging(Folder):
+    """`.txn`, or a part in it: a directory in which little is as in others."""
+
+    __slots__ = ()
+
+    def find(self, name: str) -> Part | PartFile | TxnCtl | None:
+        raise NotImplementedError
+
+    def files(self) -> Sequence[Part | PartFile | TxnCtl]:
+        raise NotImplementedError
+
+    def times(self) -> tuple[int, int, int, int]:
+        """(mtime, ctime, bytes kept, links)"""
+        raise NotImplementedError
+
+    def mkdir(self, user: User, name: str, mode: int) -> Part:
+        raise errors.NotPermitted("in a part there are no groups")
+
+    def create(self, user: User, name: str) -> NoReturn:
+        raise errors.NotPermitted(f"in {self.name} nothing is made but parts: mkdir {self.name}/PART")
+
+    def unlink(self, user: User, name: str) -> None:
+        """Nothing is done, so that `rm -r` works."""
+        require(user, self.attributes, W | X, self.name)
+        found = self.find(name)
+        if found is None:
+            raise errors.NotFound(name)
+        if found.directory:
+            raise errors.IsDirectory(name)
+
+    def rmdir(self, user: User, name: str) -> None:
+        raise errors.NotDirectory(name)
+
+
+class TxnFolder(Staging):
+    """`.txn`: who may enter the group may open a part, as in /tmp."""
+
+    __slots__ = ()
+
+    @property
+    def attributes(self) -> Attributes:
+        own = self.group.state
+        return Attributes(0o1777, own.uid, own.gid)
+
+    @property
+    def _transactions(self) -> Transactions:
+        return self.group.transactions
+
+    def find(self, name: str) -> Part | TxnCtl | None:
+        return self._transactions.ctl if name == "ctl" else self._transactions.parts.get(name)
+
+    def files(self) -> Sequence[Part | TxnCtl]:
+        return [self._transactions.ctl, *self._transactions.parts.values()]
+
+    def times(self) -> tuple[int, int, int, int]:
+        made = self.group.state.made_ns
+        return max(self.group.bucket.last_ns, made), made, 0, 2 + len(self._transactions.parts)
+
+    def mkdir(self, user: User, name: str, mode: int) -> Part:
+        require(user, self.group.state, X, self.group.name)
+        return self._transactions.make(user, name, mode)
+
+    def rmdir(self, user: User, name: str) -> None:
+        if name == "ctl":
+            raise errors.NotDirectory(name)
+        self._transactions.abort(user, [name])
+
+
+class TxnCtl(Meta):
+    """`.txn/ctl`."""
+
+    __slots__ = ()
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.name, self.number, self.default_mode = group, "ctl", state.TXN_CTL, 0o666
+
+    @property
+    def parent(self) -> Folder:  # type: ignore[override]
+        return self.group.folders[".txn"]
+
+
+class Part(Staging):
+    """`.txn/PART`. In it are the group's streams, to be written to; listed are those that were."""
+
+    __slots__ = (
+        "_own",
+        "committing",
+        "dropped",
+        "heads",
+        "made_ns",
+        "mtime_ns",
+        "room",
+        "staged",
+        "tallies",
+        "used_ns",
+    )
+
+    def __init__(self, group: Group, name: str, number: int, own: Attributes) -> None:
+        self.group, self.name, self.number, self._own = group, name, number, own
+        self.staged = group.tree.store.stage(number)
+        self.tallies: dict[str, Tally] = {}  # by the stream's name
+        self.room = 0  # bytes it will take in the log
+        self.heads = self.committing = self.dropped = False
+        self.made_ns = self.mtime_ns = group.tree.clock.wall_ns()
+        self.used_ns = group.tree.clock.engine_ns()
+
+    # ------------------------------------------------------------ as a directory
+
+    @property
+    def attributes(self) -> Attributes:
+        return self._own
+
+    @property
+    def parent(self) -> Folder:  # type: ignore[override]
+        return self.group.folders[".txn"]
+
+    @property
+    def removed(self) -> bool:
+        return self.dropped or self.group.removed
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTDIR, 0, self.number << 32)
+
+    def find(self, name: str) -> PartFile | None:
+        if name in _META:
+            return PartFile(self, name, _META[name])
+        stream = self.group.streams.get(name)
+        return PartFile(self, name, stream.number) if stream is not None else None
+
+    def files(self) -> Sequence[PartFile]:
+        found = (self.find(name) for name in [*_META, *self.tallies])
+        return [file for file in found if file is not None]
+
+    def times(self) -> tuple[int, int, int, int]:
+        return self.mtime_ns, self.made_ns, self.staged.size, 0 if self.removed else 2
+
+    def create(self, user: User, name: str) -> NoReturn:
+        if self.find(name) is not None:
+            raise errors.Exists(name)
+        raise errors.NotFound(f"no stream {name!r} in this group; make it there before it is written to in a part")
+
+    # ------------------------------------------------------------ what is in it
+
+    @property
+    def messages(self) -> int:
+        return sum(tally.messages for tally in self.tallies.values())
+
+    def stream(self, user: User, name: str) -> Stream:
+        """A stream to be written to. Raises NotFound, Denied."""
+        stream = self.group.streams.get(name)
+        if stream is None:
+            raise errors.NotFound(f"no stream {name!r} in this group")
+        require(user, stream.state, W, name)
+        return stream
+
+    def add(self, messages: Sequence[frames.Frame], data: bytes) -> None:
+        """Put messages into it, or none; `data`: the frames as bytes. Raises NotFound, Busy, OverLimit, DiskFull."""
+        if self.removed:
+            raise errors.NotFound(f"part {self.name} was committed or dropped")
+        if self.committing:
+            raise errors.Busy(f"part {self.name} is being committed")
+        room = sum(log_bytes(len(frame.head), len(frame.body)) for frame in messages)
+        before = self.messages
+        require_fit(before + len(messages), self.room + room)
+        self.group.tree.staging.take(len(data), self.group.bound_bytes())
+        try:
+            self.staged.append(data)
+        except OSError as error:
+            self.group.tree.staging.give(len(data))
+            raise errors.DiskFull(f"part {self.name}: {error}") from error
+        for ordinal, frame in enumerate(messages, before):
+            tally = self.tallies.setdefault(frame.name, Tally())
+            tally.messages += 1
+            tally.size += len(frame.body)
+            tally.last = ordinal
+            self.heads = self.heads or bool(frame.head)
+        self.room += room
+        self.mtime_ns = self.group.tree.clock.wall_ns()
+        self.used_ns = self.group.tree.clock.engine_ns()
+
+    def drafts(self, numbers: dict[bytes, int]) -> Iterator[Draft]:
+        """Its messages, read anew each time: they are too many to be held."""
+        at, size, unpack, head_size = 0, self.staged.size, frames.HEAD.unpack_from, frames.HEAD.size
+        while at < size:
+            data = self._read(at)
+            begin, last = 0, len(data) - head_size
+            while begin <= last:
+                length, name, head = unpack(data, begin)
+                if begin + length > len(data):
+                    break
+                text = begin + head_size
+                body = text + name + head
+                number = numbers[data[text : text + name]]
+                yield Draft(MESSAGE, number, data[body : begin + length], data[text + name : body])
+                begin += length
+            if not begin:
+                raise errors.DiskFailed(f"part {self.name} cannot be read back")
+            at += begin
+
+    def _read(self, at: int) -> bytes:
+        try:
+            return self.staged.read(at, _PIECE_BYTES)
+        except OSError as error:
+            raise errors.DiskFailed(f"part {self.name} cannot be read back: {error}") from error
+
+
+class PartFile:
+    """A stream in a part, or its `.batch` or `.put`."""
+
+    __slots__ = ("name", "number", "part")
+    directory = False
+
+    def __init__(self, part: Part, name: str, number: int) -> None:
+        self.part, self.name, self.number = part, name, number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartFile) and (other.part, other.number) == (self.part, self.number)
+
+    def __hash__(self) -> int:
+        return hash((self.part, self.number))
+
+    @property
+    def group(self) -> Group:
+        return self.part.group
+
+    @property
+    def parent(self) -> Part:
+        return self.part
+
+    @property
+    def removed(self) -> bool:
+        return self.part.removed
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.part.number << 32 | self.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        """Written by who may write to the part; of a stream nothing is read."""
+        own = self.part.attributes
+        mode = own.mode & 0o222 if self.name not in _META else bits_for_writers(own.mode)
+        return Attributes(mode, own.uid, own.gid)
+
+    def times(self) -> tuple[int, int, int, int]:
+        tally = self.part.tallies.get(self.name)
+        size = tally.size if tally is not None else 0
+        return self.part.mtime_ns, self.part.made_ns, size, 0 if self.removed else 1
+
+
+class Totals:
+    """What all parts of a tree take together."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._parts: dict[int, int] = {}  # by user
+
+    def take(self, size: int, bound: int) -> None:
+        """So many bytes more. Raises OverLimit."""
+        most = min(limits.STAGED_BYTES, bound)
+        if self.size + size > most:
+            raise errors.OverLimit(f"all parts of transactions together have at most {most} bytes")
+        self.size += size
+
+    def give(self, size: int) -> None:
+        self.size -= size
+
+    def add(self, uid: int) -> None:
+        """A part more of that user. Raises OverLimit."""
+        mine = self._parts.get(uid, 0)
+        if mine >= limits.PARTS_PER_USER or sum(self._parts.values()) >= limits.PARTS:
+            raise errors.OverLimit(f"at most {limits.PARTS_PER_USER} parts a user, {limits.PARTS} in all")
+        self._parts[uid] = mine + 1
+
+    def remove(self, uid: int) -> None:
+        self._parts[uid] -= 1
+        if not self._parts[uid]:
+            del self._parts[uid]
+
+
+class Messages(Sequence[Draft]):
+    """The messages of several parts, in order; iterated, never listed."""
+
+    def __init__(self, parts: Sequence[Part], numbers: dict[bytes, int]) -> None:
+        self._parts, self._numbers = parts, numbers
+        self._count = sum(part.messages for part in parts)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Draft]:
+        for part in self._parts:
+            yield from part.drafts(self._numbers)
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        raise TypeError("a unit is iterated")
+
+
+class Transactions:
+    """Of one group."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.parts: dict[str, Part] = {}
+        self.folder = TxnFolder(group, ".txn")
+        self.ctl = TxnCtl(group)
+
+    def text(self) -> str:
+        """What `.txn/ctl` shows."""
+        lines = [f"committed {name}.{commit.number}" for name, commit in self.group.state.producers.items()]
+        lines += [f"part {p.name} {p.attributes.uid} {p.messages} {p.staged.size}" for p in self.parts.values()]
+        return "".join(f"{line}\n" for line in lines)
+
+    # ------------------------------------------------------------ parts
+
+    def make(self, user: User, name: str, mode: int) -> Part:
+        """Open a part. Raises BadName, Exists, OverLimit."""
+        if self.group.removed:
+            raise errors.NotFound(f"{self.group.name} was removed")
+        if name == "ctl" or name in self.parts:
+            raise errors.Exists(name)
+        check_name(name)
+        tree = self.group.tree
+        tree.staging.add(user.uid)
+        try:
+            part = Part(self.group, name, tree.store.number(), Attributes(mode & 0o777, user.uid, user.gid))
+        except BaseException:
+            tree.staging.remove(user.uid)
+            raise
+        self.parts[name] = part
+        self.group.alarm(part.used_ns + limits.TRANSACTION_IDLE_S * _SECOND_NS)
+        return part
+
+    def drop(self, part: Part) -> None:
+        """It is committed, or not wanted."""
+        del self.parts[part.name]
+        part.dropped = True
+        staging = self.group.tree.staging
+        staging.give(part.staged.size)
+        staging.remove(part.attributes.uid)
+        try:
+            part.staged.close()
+        except OSError as error:
+            self.group.refuse(User(0, 0), ".txn", f"what was staged of part {part.name} was not removed: {error}")
+
+    def wake(self, now_ns: int) -> None:
+        """Drop the parts that nobody has written to for long."""
+        idle = limits.TRANSACTION_IDLE_S * _SECOND_NS
+        for part in list(self.parts.values()):
+            if part.used_ns + idle > now_ns:
+                self.group.alarm(part.used_ns + idle)
+            elif not part.committing:
+                self.drop(part)
+                owner = User(part.attributes.uid, part.attributes.gid)
+                self.group.refuse(owner, ".txn", f"part {part.name} was dropped: nobody wrote to it for {idle} ns")
+
+    def end(self) -> None:
+        """The group is gone, or the server stops."""
+        for part in list(self.parts.values()):
+            self.drop(part)
+
+    # ------------------------------------------------------------ commands
+
+    def _mine(self, user: User, name: str, *, also: int = -1) -> Part:
+        part = self.parts.get(name)
+        if part is None:
+            raise errors.NotFound(f"no part {name!r}: it was committed or dropped, or the server was started anew")
+        if user.uid != also:
+            require_owner(user, part.attributes, f"part {name}")
+        if part.committing:
+            raise errors.Busy(f"part {name} is being committed")
+        return part
+
+    def abort(self, user: User, names: Sequence[str]) -> None:
+        """Drop parts: for their owner and the group's. Raises NotFound, NotPermitted, Busy; then none was."""
+        parts = [self._mine(user, name, also=self.group.state.uid) for name in names]
+        for part in dict.fromkeys(parts):
+            self.drop(part)
+
+    def commit(self, user: User, word: str, names: Sequence[str], value: int) -> Step[int]:
+        """Append those parts, in that order, as one unit; or nothing, where that ID was committed before."""
+        producer, number = parse_id(word)
+        known = self.group.state.producers.get(producer)
+        if known is not None and user.uid not in (0, known.uid):
+            raise errors.NotPermitted(f"producer {producer} is another user's; take a name of your own")
+        if known is not None and number <= known.number:
+            for part in [self._mine(user, name) for name in dict.fromkeys(names) if name in self.parts]:
+                self.drop(part)
+            return self.group.promised(value)
+        if len(set(names)) != len(names):
+            raise errors.BadCommand("commit: a part is named twice")
+        parts = [self._mine(user, name) for name in names]
+        return self._unit(user, parts, self._changes(user, producer, number), value).write()
+
+    def _changes(self, user: User, producer: str, number: int) -> list[Change]:
+        """What is recorded with the unit. Raises OverLimit where no more producers are remembered."""
+        now = self.group.tree.clock.engine_ns()
+        commit: Change = {"do": "commit", "producer": producer, "number": number, "uid": user.uid, "engine": now}
+        producers = self.group.state.producers
+        if producer in producers or len(producers) < limits.PRODUCERS:
+            return [commit]
+        before = now - limits.PRODUCER_KEPT_S * _SECOND_NS
+        old = [name for name, last in producers.items() if last.engine_ns <= before]
+        if not old:
+            raise errors.OverLimit(f"at most {limits.PRODUCERS} producers are remembered; 'forget PRODUCER' makes room")
+        return [{"do": "forget producers", "producers": old}, commit]
+
+    def _unit(self, user: User, parts: Sequence[Part], changes: Sequence[Change], value: int) -> Unit:
+        """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
+        tallies: dict[Stream, Tally] = {}
+        numbers: dict[bytes, int] = {}
+        before = 0
+        for part in parts:
+            for name, mine in part.tallies.items():
+                stream = part.stream(user, name)
+                numbers[name.encode()] = stream.number
+                tally = tallies.setdefault(stream, Tally())
+                tally.messages += mine.messages
+                tally.size += mine.size
+                tally.last = before + mine.last
+            before += part.messages
+        room = sum(part.room for part in parts)
+        require_fit(before, room)
+        self._freeze(parts, True)
+        heads = any(part.heads for part in parts)
+        messages = Messages(parts, numbers)
+        return Unit(
+            self.group, messages, tallies, room, value, heads, changes,
+            done=lambda: self._done(parts), undo=lambda: self._freeze(parts, False),
+        )  # fmt: skip
+
+    def _freeze(self, parts: Sequence[Part], committing: bool) -> None:
+        for part in parts:
+            part.committing = committing
+
+    def _done(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self.drop(part)
+
+    def forget(self, user: User, producers: Sequence[str]) -> None:
+        """Remember these no more: they will not commit again. Raises NotFound, NotPermitted."""
+        known = self.group.state.producers
+        for name in producers:
+            if name not in known:
+                raise errors.NotFound(f"no producer {name!r} has committed here")
+            if user.uid not in (0, self.group.state.uid, known[name].uid):
+                raise errors.NotPermitted(f"producer {name} is another user's")
+        self.group.change({"do": "forget producers", "producers": list(producers)})
+
+
+def parse_id(word: str) -> tuple[str, int]:
+    """PRODUCER and NUMBER. Raises BadCommand."""
+    producer, _, digits = word.rpartition(".")
+    if not producer or not digits.isascii() or not digits.isdigit() or len(digits) > 19 or int(digits) >= _NUMBERS:
+        raise errors.BadCommand(f"commit: {word!r}; an ID is PRODUCER.NUMBER, such as nightly.7")
+    if len(producer.encode()) > limits.NAME_BYTES:
+        raise errors.BadCommand(f"commit: the name of a producer has at most {limits.NAME_BYTES} bytes")
+    return producer, int(digits)
+
+
+__all__ = ["Part", "PartFile", "Staging", "Transactions", "TxnCtl"]

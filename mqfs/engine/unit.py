@@ -1,0 +1,220 @@
+"""A unit of messages on its way into the log: for one stream or several, seen together or not at all.
+
+Owns looking at everything that could refuse it before anything is done, the one append, and telling everyone. Where the
+messages come from is the business of batch.py and transaction.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+
+from mqfs import errors, limits, state
+from mqfs.engine.ctl import NO_DEPTH
+from mqfs.engine.stream import Post, Stream, Verdict
+from mqfs.record import HEAD_BYTES, padded
+from mqfs.state import Change
+from mqfs.types import Draft, Kind, Step
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
+T = TypeVar("T")
+
+MESSAGE = int(Kind.MESSAGE)
+_ROUNDS = 16  # of cutting a sixteenth of the log
+
+
+@attrs.define
+class Tally:
+    """What a unit holds for one stream."""
+
+    messages: int = 0
+    size: int = 0  # of their bodies
+    last: int = 0  # which message of the unit is its last one
+
+
+def log_bytes(head: int, body: int) -> int:
+    """What a message takes in the log."""
+    return padded(HEAD_BYTES + head + body)
+
+
+class Joined(Sequence[Draft]):
+    """Messages, and behind them the changes of the same unit; iterated, never listed: they may be large."""
+
+    def __init__(self, messages: Sequence[Draft], changes: Sequence[Change]) -> None:
+        self._messages = messages
+        self._changes = [Draft(Kind.CHANGE, 0, state.encode_change(change)) for change in changes]
+
+    def __len__(self) -> int:
+        return len(self._messages) + len(self._changes)
+
+    def __iter__(self) -> Iterator[Draft]:
+        yield from self._messages
+        yield from self._changes
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        raise TypeError("a unit is iterated")
+
+
+@attrs.define(eq=False)
+class Unit:
+    """Messages, and what else is recorded with them. `size`: bytes in the log; `value`: what the write returns."""
+
+    group: Group
+    messages: Sequence[Draft]
+    tallies: dict[Stream, Tally]
+    size: int
+    value: int
+    heads: bool = True  # some of them have headers
+    changes: Sequence[Change] = ()
+    done: Callable[[], None] | None = None  # called when it is appended, or discarded
+    undo: Callable[[], None] | None = None  # called when it will not be
+    first: int = 0  # sequence of its first message, once it is appended
+    discarded: bool = False
+    _waited: bool = False
+
+    # ------------------------------------------------------------ looking
+
+    def write(self) -> Step[int]:
+        """Append it as one unit, or do with it what `full` says; see Group.write."""
+        lacking = self._guarded(self._look)
+        if lacking is None:
+            return self._guarded(self._append)
+        self._waited = True
+        return self.group.block(lacking, Post(MESSAGE, (), self.value, self.undo, unit=self))
+
+    def verdict(self) -> Verdict:
+        """Whether it can go on, having waited. Raises what refuses it now."""
+        return Verdict.APPEND if self._guarded(self._look) is None else Verdict.WAIT
+
+    def carry_out(self) -> Step[int]:
+        return self._guarded(self._append)
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except BaseException:
+            if self.undo is not None:
+                self.undo()
+            raise
+
+    def _look(self) -> Stream | None:
+        """Whether everything it needs is there; else the stream on which it waits. Nothing is done yet where it raises
+        or waits."""
+        group = self.group
+        if group.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        for stream in self.tallies:
+            if stream.removed:
+                raise errors.NotFound(f"{stream.name} was removed")
+        if self.size > group.bound_bytes():
+            raise errors.TooLong(f"{self.size} bytes; the group's log has at most {group.bound_bytes()}")
+        lacking = self._without_room()
+        if lacking and group.settings.full == "block":
+            return lacking[0]
+        if lacking and group.settings.full == "reject":
+            stream = lacking[0]
+            raise errors.StreamFull(f"{stream.name} keeps {stream.count} messages, {stream.size} bytes; its depth")
+        self._reserve()
+        self.discarded = bool(lacking) and group.settings.full == "drop-new"
+        if not self.discarded:
+            for stream in lacking:
+                stream.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
+        return None
+
+    def _without_room(self) -> list[Stream]:
+        """The streams in which `depth` leaves no room, or a consumer's bound that stops writers."""
+        group = self.group
+        lacking = []
+        if group.settings.depth is not NO_DEPTH:
+            lacking = [s for s, tally in self.tallies.items() if not s.has_room(tally.messages, tally.size)]
+        if group.settings.full == "block" and not self._waited:
+            lacking += [s for s in self.tallies if s.blocked]  # others came first
+        if group.consumers and not lacking:
+            full = group.consumers.full_for({s: tally.messages for s, tally in self.tallies.items()})
+            lacking = [full] if full is not None else []
+        return lacking
+
+    def _reserve(self) -> None:
+        group = self.group
+        group.reserve_room(self.size)
+        for _ in range(_ROUNDS):
+            if group.settings.full != "drop-old" or group.bucket.size + self.size <= group.bound_bytes():
+                return
+            group.reserve_room(self.size)
+
+    # ------------------------------------------------------------ appending
+
+    def _append(self) -> Step[int]:
+        group, now = self.group, self.group.times.next_ns()
+        if self.discarded:
+            group.counts.discarded += len(self.messages)
+            if self.changes:
+                group.append_drafts(Joined((), self.changes), now)
+        elif self.messages or self.changes:
+            first = group.append_drafts(Joined(self.messages, self.changes), now)
+            self._count(first)
+        for change in self.changes:
+            group.state.apply(change)
+        if self.first:
+            self._tell(self.first)
+        if self.done is not None:
+            self.done()
+        group.tree.touched.add(group)
+        return group.promised(self.value) if self.changes else group.promise(self.value)
+
+    def _count(self, first: int) -> None:
+        if self.messages:
+            self.first = first
+        for stream, tally in self.tallies.items():
+            stream.appended_many(first + tally.last, tally.messages, tally.size)
+
+    def _tell(self, first: int) -> None:
+        group = self.group
+        if self.heads or self._is_heard():
+            numbers = group.numbers
+            for sequence, draft in enumerate(self.messages, first):
+                group.announce(numbers[draft.stream], sequence, draft.body, draft.headers)
+        else:
+            self._tell_nobody()
+        depth = group.settings.depth.messages
+        for stream in self.tallies:
+            if depth and stream.count > depth:
+                group.bound_depth(stream)
+
+    def _is_heard(self) -> bool:
+        """Whether anyone waits who has to be told of each message."""
+        group = self.group
+        return bool(
+            group.order_parked
+            or group.cursors_parked
+            or group.consumers.waiting
+            or group.consumers.bounded
+            or any(stream.parked for stream in self.tallies)
+            or any(view.parked for view in group.views.values())
+        )
+
+    def _tell_nobody(self) -> None:
+        """As `announce` for each message, where only what is counted changes."""
+        group = self.group
+        for stream, tally in self.tallies.items():
+            stream.mtime_ns = group.bucket.last_ns
+            stream.written += tally.messages
+            group.counts.written += tally.messages
+            group.counts.written_bytes += tally.size
+            stream.wake_watchers()
+        group.wake_watchers()
+
+
+def require_fit(messages: int, size: int) -> None:
+    """Raises OverLimit for what is too large for one unit."""
+    if messages > limits.UNIT_MESSAGES:
+        raise errors.OverLimit(f"{messages} messages; one unit has at most {limits.UNIT_MESSAGES}")
+    if size > limits.UNIT_BYTES:
+        raise errors.OverLimit(f"{size} bytes in the log; one unit has at most {limits.UNIT_BYTES}")
+
+
+__all__ = ["Tally", "Unit", "log_bytes", "require_fit"]
