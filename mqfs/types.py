@@ -13,6 +13,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
 T = TypeVar("T")
 
 
@@ -46,6 +48,24 @@ class Record(NamedTuple):
     body: bytes
 
 
+class Columns(NamedTuple):
+    """The records of a buffer, column by column; `end` is where the first that does not pass would begin."""
+
+    end: int
+    sequences: memoryview
+    times: memoryview
+    positions: memoryview  # in the buffer, or in the log
+    bodies: memoryview  # bytes of each body
+    streams: memoryview
+    headers: memoryview  # bytes of each record's headers
+    kinds: memoryview
+    flags: memoryview
+
+    def part(self, begin: int, end: int) -> Columns:
+        """Some of the rows."""
+        return Columns(self.end, *(column[begin:end] for column in self[1:]))
+
+
 class Draft(NamedTuple):
     """A record to be appended: the bucket gives it its sequence."""
 
@@ -55,8 +75,7 @@ class Draft(NamedTuple):
     headers: bytes = b""
 
 
-@attrs.frozen
-class Message:
+class Message(NamedTuple):
     """A message as the library shows it: shapes as in Record, the stream by its current name."""
 
     sequence: int
@@ -220,12 +239,32 @@ class Bucket(Protocol):
     met; the caller goes on behind its `sequence`.
     """
 
-    id: int  # the group's number: > 0, never given twice in a store; the root group's is 1
-    next: int  # sequence the next message takes; starts at 1
-    last_ns: int  # time of the newest record; 0 where there is none
-    failed: OSError | None  # the first write or sync that failed; the bucket is read-only from then on
-    damaged: int  # records met that failed their check
     state: Callable[[], bytes]  # set by the engine: the body of a STATE record, now
+
+    @property
+    def id(self) -> int:
+        """The group's number: > 0, never given twice in a store; the root group's is 1."""
+        ...
+
+    @property
+    def next(self) -> int:
+        """The sequence that the next message takes; starts at 1."""
+        ...
+
+    @property
+    def last_ns(self) -> int:
+        """Time of the newest record; 0 where there is none."""
+        ...
+
+    @property
+    def failed(self) -> OSError | None:
+        """The first write or sync that failed; the bucket is read-only from then on."""
+        ...
+
+    @property
+    def damaged(self) -> int:
+        """Records met that failed their check."""
+        ...
 
     @property
     def first(self) -> int:
@@ -301,6 +340,51 @@ class Bucket(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Log(Bucket, Protocol):
+    """A bucket, as the ring's journal needs it: it takes what others encoded and numbered."""
+
+    def place(self, size: int, messages: int) -> int:
+        """Have room for so many bytes of records, and their sequences on disk; the position they would get. Raises
+        DiskFull, DiskFailed, ReadOnly."""
+        ...
+
+    def append_range(self, data: Buffer, rows: Columns) -> None:
+        """Append whole units of messages as they were encoded elsewhere, in the place that `place` told; `rows` was made
+        for that position. The sequences are as they say, and not below `next`."""
+        ...
+
+    def pass_to(self, sequence: int) -> None:
+        """As `skip`, of all below that sequence. `place` was asked for them."""
+        ...
+
+    def continue_at(self, sequence: int) -> None:
+        """After a start: none from there on was given. Before anything is appended."""
+        ...
+
+    def grants(self, granted: Callable[[int], None] | None) -> None:
+        """From now on reserve sequences in large blocks and tell, now and for each, the bound below which they may be
+        given."""
+        ...
+
+    def set_aside(self, data: bytes, why: str) -> None:
+        """Keep bytes that failed a check, where a person finds them."""
+        ...
+
+
+class Shared(Protocol):
+    """A group's ring, as the engine sees it. While there is one, the group's bucket is what writes to it."""
+
+    floor: int  # the lowest sequence that a process which follows it may not have had
+
+    def settle(self) -> None:
+        """Have in the log, and told, what was published until now."""
+        ...
+
+    def changed(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """The group's state has changed so."""
+        ...
 
 
 class Staged(Protocol):

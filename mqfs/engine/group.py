@@ -25,7 +25,7 @@ from mqfs.engine.times import Times
 from mqfs.engine.transaction import Transactions
 from mqfs.engine.views import Views
 from mqfs.state import Change, State
-from mqfs.types import QTDIR, Bucket, Draft, Kind, Qid, Record, Step, User, Wait
+from mqfs.types import QTDIR, Bucket, Draft, Kind, Qid, Record, Shared, Step, User, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.cursor import Cursor
@@ -86,6 +86,7 @@ class Group:
         self.cursors_parked: dict[Cursor, None] = {}  # in the order in which they began to wait
         self.cursor_watchers: dict[Cursor, Callable[[], None]] = {}
         self.fresh: Record | None = None  # the newest message, while it is offered
+        self.ring: Shared | None = None  # shared memory in which other processes publish and follow this log
         self.blocking: set[Stream] = set()  # streams on which writers wait for room
         self.refusals: deque[Refused] = deque(maxlen=limits.ERRORS)
         self.counts = Counts()
@@ -151,6 +152,8 @@ class Group:
     def live_floor(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
         low = min(self.bucket.next, self.consumers.floor(stream))
+        if self.ring is not None:
+            low = min(low, self.ring.floor)
         if len(stream.parked) < len(stream.readers):  # who waits has had everything
             for reader in stream.readers:
                 if reader not in stream.parked:
@@ -335,7 +338,7 @@ class Group:
             stream.cut_to_depth()
 
     def _append_one(self, stream: Stream, kind: int, body: bytes, time_ns: int) -> None:
-        if not self.durable and self._all_wait(stream):
+        if not self.durable and self.ring is None and self._all_wait(stream):
             sequence = self.bucket.skip()
         else:
             try:
@@ -402,7 +405,11 @@ class Group:
             counts.written += 1
             counts.written_bytes += len(body)
         self.tree.touched.add(self)
-        record = Record(sequence, time_ns, stream.number, kind, 0, head, body)
+        self.tell(stream, Record(sequence, time_ns, stream.number, kind, 0, head, body))
+
+    def tell(self, stream: Stream, record: Record) -> None:
+        """Everyone who waits is told of a message, which was counted."""
+        kind, head = record.kind, record.headers
         rank = self.ranks.note(record) if head else None
         if stream.parked or self.order_parked or self.cursors_parked:
             if stream.parked:
@@ -467,6 +474,8 @@ class Group:
             self.state.apply(c)
             self._loose = self._loose or c["do"] in ("remove", "floor", "drop", "ctl", "forget")
             self.shape += c["do"] in _RESHAPE
+        if self.ring is not None:
+            self.ring.changed(changes)
         self.epoch += 1
         self.tree.touched.add(self)
 

@@ -51,10 +51,18 @@ _WRITTEN = frozenset({"ctl", ".cursor", ".put", ".batch"})  # of the group's own
 
 
 class Tree:
-    """All groups of one store. `owner` owns the root of a new store; `defaults` are the ctl lines of new groups."""
+    """All groups of one store. `owner` owns the root of a new store; `defaults` are the ctl lines of new groups;
+    `prepare` is called for each group that was read, before anything is written to it."""
 
     def __init__(
-        self, store: Store, clock: Clock, *, owner: User, umask: int = 0o022, defaults: Sequence[str] = ()
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        owner: User,
+        umask: int = 0o022,
+        defaults: Sequence[str] = (),
+        prepare: Callable[[Group], None] | None = None,
     ) -> None:
         self.store, self.clock = store, clock
         self.defaults = parse_settings(defaults).lines(given=True)
@@ -63,6 +71,7 @@ class Tree:
         self.staging = Totals()  # what all parts of transactions take
         self.touched: set[Group] = set()  # groups that house-keeping has to look at
         self.closing = False
+        self._prepare = prepare
         self.processes: Processes | None = None  # set by a face that knows who reads
         self.alarmed: Callable[[], None] | None = None  # called when `next_alarm_ns` became sooner
         self._alarms: list[tuple[int, int]] = []  # (engine ns, group number)
@@ -85,6 +94,8 @@ class Tree:
         for number in sorted(self.groups):
             self._adopt(self.groups[number])
         for group in self.groups.values():
+            if self._prepare is not None:
+                self._prepare(group)
             self._start(group)
         self.touched.update(self.groups.values())
 
@@ -246,6 +257,8 @@ class Tree:
         reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
         if not made:
             require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
+        if node.group.ring is not None:
+            node.group.ring.settle()
         kind = self._kind(node, reads, writes)
         self._count(user)
         try:
@@ -404,6 +417,8 @@ class Tree:
         require_unprotected(victim)
         if victim.groups or victim.streams:
             raise errors.NotEmpty(name)
+        if victim.ring is not None:
+            victim.ring.changed([{"do": "remove"}])
         try:
             self.store.remove(victim.number)
         except OSError as error:

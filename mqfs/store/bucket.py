@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 
 from mqfs import errors, limits
-from mqfs.record import INNER, MORE, SETTLED, Row, encode, padded
+from mqfs.record import INNER, MORE, SETTLED, Row, encode, padded, settled
 from mqfs.store import index as idx
 from mqfs.store.compact import compact
 from mqfs.store.disk import write_all, write_file
@@ -22,7 +22,7 @@ from mqfs.store.index import Index, OpenIndex, Others, pack_other
 from mqfs.store.reading import Home, reserve_body, reserved_by
 from mqfs.store.segment import Segment
 from mqfs.store.syncing import Syncing
-from mqfs.types import Draft, Kind
+from mqfs.types import Buffer, Columns, Draft, Kind
 
 log = logging.getLogger("mqfs.store")
 
@@ -109,6 +109,8 @@ class DiskBucket(Syncing):
         self._told = False  # what is wanted: nothing is given back before
         self._dropped: Set[int] = frozenset()
         self._looked: object = None
+        self._block = limits.SEQUENCE_BLOCK  # sequences reserved at once
+        self._granted: Callable[[int], None] | None = None
         self._start()
 
     # ------------------------------------------------------------ a start
@@ -286,6 +288,58 @@ class DiskBucket(Syncing):
         self.next += 1
         return sequence
 
+    # ------------------------------------------------------------ what others encoded and numbered
+
+    def place(self, size: int, messages: int) -> int:
+        if self.failed is not None:
+            raise errors.ReadOnly(str(self.failed))
+        segment = self._open
+        if segment is None or segment.used + size > segment.room:
+            segment = self._make_room(size)
+        if messages and self.next + messages > self._refill:
+            segment = self._reserve(size, self.next + messages)
+        return segment.used
+
+    def append_range(self, data: Buffer, rows: Columns) -> None:
+        if self.failed is not None:
+            raise errors.ReadOnly(str(self.failed))
+        segment = self._open
+        assert segment is not None
+        assert segment.used == rows.positions[0]
+        if self._synced == self._written:
+            data = settled(data)
+        try:
+            write_all(self._disk, segment.open(), data, segment.used)
+        except OSError as error:
+            self._unwrite(segment, len(data), error)
+        segment.used += len(data)
+        self._written += len(data)
+        self.last_ns = max(self.last_ns, rows.times[-1])
+        index = segment.load()
+        assert isinstance(index, OpenIndex)
+        index.extend_by(rows)
+        self.next = rows.sequences[-1] + 1
+
+    def set_aside(self, data: bytes, why: str) -> None:
+        try:
+            self._home.set_aside(self.id, self.next, 0, data, why)
+        except OSError as error:
+            log.warning("group %d: %d bytes were not copied: %s", self.id, len(data), error)
+
+    def pass_to(self, sequence: int) -> None:
+        self.next = max(self.next, sequence)
+
+    def continue_at(self, sequence: int) -> None:
+        seen = next((segment.counts()[2] for segment in reversed(self._segments) if segment.counts()[0]), 0)
+        self.next = max(sequence, seen + 1)
+        self._refill = max(self._reserved - self._block // 2, self.next)
+
+    def grants(self, granted: Callable[[int], None] | None) -> None:
+        self._granted = granted
+        self._block = limits.SEQUENCE_BLOCK if granted is None else limits.RING_SEQUENCE_BLOCK
+        if granted is not None:
+            granted(self._reserved)
+
     def _unwrite(self, segment: Segment, length: int, error: OSError) -> None:
         """An append failed: leave nothing of it, and raise."""
         try:
@@ -338,7 +392,7 @@ class DiskBucket(Syncing):
     def _reserve(self, need: int, least: int = 0) -> Segment:
         """Have the next block of sequences on disk: while half a block is left, without waiting."""
         least = max(least, self.next + 1)
-        bound = max(self._reserved, least - 1) + limits.SEQUENCE_BLOCK
+        bound = max(self._reserved, least - 1) + self._block
         if least <= self._reserved:
             self._refill = self._reserved
             self._put(Kind.CHANGE, reserve_body(bound))
@@ -359,7 +413,9 @@ class DiskBucket(Syncing):
 
     def _reserve_to(self, bound: int) -> None:
         self._reserved = max(self._reserved, bound)
-        self._refill = self._reserved - limits.SEQUENCE_BLOCK // 2
+        self._refill = self._reserved - self._block // 2
+        if self._granted is not None:
+            self._granted(self._reserved)
 
     def _roll(self) -> Segment:
         """Begin a new segment. The old one is sealed when it is synced."""

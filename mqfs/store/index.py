@@ -212,7 +212,7 @@ class OpenIndex:
         """With the postings."""
         begin, count = len(self.sequences), len(rows.streams)
         for name, _ in _COLUMNS:
-            getattr(self, name).frombytes(getattr(rows, name))
+            getattr(self, name).frombytes(getattr(rows, name).cast("B"))
         first = rows.streams[0]
         if rows.streams.tobytes() == rows.streams[:1].tobytes() * count:
             self._posting_of(first).extend(range(begin, begin + count))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
 from mqfs.store.staged import MemoryStaged
-from mqfs.types import MORE, Committed, Draft, Kind, Record
+from mqfs.types import MORE, Buffer, Columns, Committed, Draft, Kind, Record
 
 _CHANGED_BYTES = (
     64 << 10
@@ -103,6 +103,31 @@ class MemoryBucket:
     def skip(self) -> int:
         self.next += 1
         return self.next - 1
+
+    def place(self, size: int, messages: int) -> int:
+        self._check_room(size)
+        return 0
+
+    def append_range(self, data: Buffer, rows: Columns) -> None:
+        for n, position in enumerate(rows.positions):
+            self.next = rows.sequences[n]
+            begin = position + HEAD_BYTES
+            body = begin + rows.headers[n]
+            headers, text = bytes(data[begin:body]), bytes(data[body : body + rows.bodies[n]])
+            self._add(rows.kinds[n], rows.streams[n], rows.times[n], text, headers, rows.flags[n])
+
+    def set_aside(self, data: bytes, why: str) -> None:
+        pass
+
+    def pass_to(self, sequence: int) -> None:
+        self.next = max(self.next, sequence)
+
+    def continue_at(self, sequence: int) -> None:
+        self.next = max(self.next, sequence)
+
+    def grants(self, granted: Callable[[int], None] | None) -> None:
+        if granted is not None:
+            granted((1 << 64) - 1)
 
     def _search(self, sequence: int, stream: int | None) -> tuple[Sequence[int], int]:
         sequences: Sequence[int] = self._sequences if stream is None else self._streams.get(stream, ())
