@@ -1,7 +1,8 @@
 """The server process: one nursery over store, tree and faces; the order in which they start and stop; signals.
 
 Owns what ties them together and nothing of what they do. Start: sockets, lock and store, tree, mount, readiness. Stop:
-who waits is answered, replies leave, mount and sockets end, last commit, the store is marked clean, the lock is free.
+what is in rings is in the log, who waits is answered, replies leave, mount and sockets end, last commit, the store is
+marked clean, the lock is free.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, MqfsError
 from mqfs.ninep import dial, people
 from mqfs.ninep import server as ninep
+from mqfs.ring import MISSING
+from mqfs.rings import door
+from mqfs.rings.manager import Rings
+from mqfs.sockets import SocketFile
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.types import Store, User
@@ -124,6 +129,7 @@ class Server:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.stopping = trio.Event()
+        self.doors: list[SocketFile] = []
         self.refused: MqfsError | OSError | None = None  # why it could not start
         self.crashed = False
 
@@ -139,8 +145,7 @@ class Server:
                 finally:
                     store.close()
             finally:
-                for listener in listeners:
-                    listener.close()
+                self.close_all(listeners)
         if self.refused is not None:
             raise self.refused
         return 1 if self.crashed else 0
@@ -164,11 +169,26 @@ class Server:
         try:
             for text in dials:
                 listeners.append(ninep.listen(text, insecure=self.options.insecure))
+                self.listen_for_rings(listeners[-1])
         except BaseException:
-            for listener in listeners:
-                listener.close()
+            self.close_all(listeners)
             raise
         return listeners
+
+    def close_all(self, listeners: list[ninep.Listener]) -> None:
+        for listener in listeners:
+            listener.close()
+        for file in self.doors:
+            file.close()
+
+    def listen_for_rings(self, listener: ninep.Listener) -> None:
+        """Beside a unix socket. Without it everything else works."""
+        if MISSING or not isinstance(listener.address, dial.Unix):
+            return
+        try:
+            self.doors.append(door.listen(listener.address))
+        except BadAddress as error:
+            log.warning("no rings for clients of %s: %s", listener.address, error)
 
     def open_store(self) -> Store:
         post = trio.lowlevel.current_trio_token().run_sync_soon
@@ -180,12 +200,22 @@ class Server:
     async def serve(self, store: Store, listeners: list[ninep.Listener], signals: AsyncIterator[int]) -> None:
         """The faces over the tree, until something says stop; then the orderly end."""
         user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
-        tree = Tree(store, SystemClock(), owner=user, umask=file_mask(), defaults=self.options.default)
+        rings = Rings(store, trio.lowlevel.current_trio_token().run_sync_soon)
+        tree = Tree(
+            store,
+            SystemClock(),
+            owner=user,
+            umask=file_mask(),
+            defaults=self.options.default,
+            prepare=rings.resume,
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.heed, signals)
-            nursery.start_soon(self.guard, "house-keeping", functools.partial(self.keep_house, tree))
+            nursery.start_soon(self.guard, "house-keeping", functools.partial(self.keep_house, tree, rings))
             ends: list[End] = []
+            visits = door.Door(rings, self.doors)
             try:
+                await nursery.start(functools.partial(self.guard, "the door", visits.run, only=False))
                 await self.start_faces(tree, listeners, nursery, ends)
                 log.info("ready")
                 notify("READY=1")
@@ -194,6 +224,8 @@ class Server:
                 self.stopping.set()
             await self.stopping.wait()
             notify("STOPPING=1")
+            await visits.stop()
+            rings.close()
             tree.close()
             for end in reversed(ends):
                 await end()
@@ -255,7 +287,7 @@ class Server:
                 log.info("%s: stopping", signal.Signals(number).name)
                 self.stopping.set()
 
-    async def keep_house(self, tree: Tree) -> None:
+    async def keep_house(self, tree: Tree, rings: Rings) -> None:
         """What is to be done once a second, and what the tree asked to be woken for."""
         sooner = trio.Event()
 
@@ -269,6 +301,7 @@ class Server:
                 if trio.current_time() >= house_at:
                     house_at = trio.current_time() + TICK_S
                     tree.tick()
+                    rings.tick()
                 else:
                     tree.wake()
             except (OSError, MqfsError) as error:

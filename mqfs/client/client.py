@@ -14,7 +14,7 @@ from mqfs.client.group import Group, make_groups, require_group
 from mqfs.client.link import Link
 from mqfs.errors import BadRequest, Unsupported
 
-TRANSPORTS = ("auto", "9p")
+TRANSPORTS = ("auto", "ring", "9p")
 
 
 def connect(
@@ -28,14 +28,23 @@ def connect(
 ) -> Client:
     """A client of the server at an address, `unix!PATH` or `tcp!HOST!PORT`.
 
-    `aname`: the group that is to be the root. `timeout`: seconds, of connecting. `reconnect`: whether a connection that
-    was lost is made anew by the next call, and subscriptions and consumers wait for the server and go on (a number: so
-    many seconds at most). Raises BadAddress where nobody answers.
+    `transport`: "9p"; "ring": messages go through shared memory with a server on this machine, and where a group's
+    cannot the error says why; "auto": they do where they can. `aname`: the group that is to be the root. `timeout`:
+    seconds, of connecting. `reconnect`: whether a connection that was lost is made anew by the next call, and
+    subscriptions and consumers wait for the server and go on (a number: so many seconds at most). Raises BadAddress
+    where nobody answers.
     """
-    if transport == "ring":
-        raise Unsupported("transport 'ring': this version has no shared-memory ring; 'auto' and '9p' are right")
     if transport not in TRANSPORTS:
         raise BadRequest(f"transport {transport!r}; one of {', '.join(TRANSPORTS)} is right")
+    if transport != "9p":
+        from mqfs.client.ring_link import RingLink, why_not
+
+        reason, required = why_not(address, user), transport == "ring"
+        if not reason:
+            ringed = RingLink(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect, required=required)
+            return Client(ringed, reconnect)
+        if required:
+            raise Unsupported(f"transport 'ring': {reason}; 'auto' and '9p' are right")
     from mqfs.client.nine import Nine
 
     link = Nine(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from mqfs.client.consuming import Claim, Claims, maker
 from mqfs.client.link import Body, Link, read_whole
@@ -20,9 +20,17 @@ from mqfs.client.words import Duration, Moment, commands, moment, quote
 from mqfs.client.working import Worker
 from mqfs.errors import BadRequest, Denied, Exists, NotFound
 
+Kept: TypeAlias = Literal["committed", "published"]
+
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _NOT_SETTINGS = ("bind", "consumer")
 RENEWALS = 3  # of a lease, in its time
+
+
+def _committed(wait: Kept) -> bool:
+    if wait not in ("committed", "published"):
+        raise BadRequest(f"wait {wait!r}; committed or published is right")
+    return wait == "committed"
 
 
 class Group:
@@ -53,22 +61,29 @@ class Group:
         single: bool = False,
         create: bool = True,
         sequence: bool = False,
+        wait: Kept = "committed",
     ) -> int | None:
-        """Write one message; when this returns it is kept as the group's `sync` promises.
+        """Write one message; when this returns it is kept as the group's `sync` promises (`wait="published"`: in shared
+        memory it may yet be on its way there, and only the end of the machine can lose it).
 
         `create`: make the stream if it is missing. `sequence`: return the message's (of one with `delay` or `at`: that
         under which it is held). Disconnected leaves open whether it was written; with an `id` it may be repeated.
         """
+        committed = _committed(wait)
+        if ttl is delay is at is priority is None and not headers and not id and not single:
+            return self._publisher.plain(stream, body, create, sequence, committed)
         message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single)
         return self._publisher.publish(message, create, sequence)
 
-    def publish_many(self, messages: Iterable[Outgoing | tuple[str, Body]], *, create: bool = True) -> int:
-        """Write many, in their order, without waiting for each; how many. All are kept when this returns.
+    def publish_many(
+        self, messages: Iterable[Outgoing | tuple[str, Body]], *, create: bool = True, wait: Kept = "committed"
+    ) -> int:
+        """Write many, in their order, without waiting for each; how many. All are kept when this returns (`wait`: as
+        `publish` has it).
 
         If one is refused its error is raised, but others behind it that were under way (at most 1,024) are written.
         """
-        whole = (message if isinstance(message, Outgoing) else Outgoing(*message) for message in messages)
-        return self._publisher.publish_many(whole, create)
+        return self._publisher.publish_many(messages, create, _committed(wait))
 
     # ------------------------------------------------------------ subscribing
 
@@ -87,6 +102,11 @@ class Group:
         """
         start = "first" if existing else "end"
         again = self._reconnect if reconnect is None else reconnect
+        direct = self._link.direct(self.path)
+        if direct is not None:
+            reading = direct.subscribe(pattern, existing=existing, filters=filters, reconnect=again)
+            if reading is not None:
+                return reading
         return Reading(self._link, self.path, pattern, start=start, filters=filters, reconnect=again)
 
     def history(

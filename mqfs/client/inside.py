@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from mqfs import limits
-from mqfs.client.link import READ_BYTES, File
+from mqfs.client.link import READ_BYTES, Direct, File
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
@@ -182,6 +182,9 @@ class Inside:
             self.require()
             node: Any = self.tree.find(self.user, path)
             return [entry.name for entry in self.tree.entries(self.user, node)]
+
+    def direct(self, path: str) -> Direct | None:
+        return None
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
         """All are begun before the first is waited for, so that one commit serves them."""

@@ -1,15 +1,19 @@
 """The seam under the library: what it needs of the files of a tree, however they are reached.
 
-Owns the two Protocols and nothing else. nine.py reaches a server by 9P, inside.py the engine of this very process; all
-above sees no difference. Any number of threads may use a link; of one file one reads, others write and interrupt.
+Owns the Protocols and nothing else. nine.py reaches a server by 9P, inside.py the engine of this very process, and
+ring_link.py the messages of some groups by shared memory besides; all above sees no difference. Any number of threads
+may use a link; of one file one reads, others write and interrupt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mqfs.errors import MqfsError
+
+if TYPE_CHECKING:
+    from mqfs.client.reading import Filters, Patterns, Reading
 
 READ_BYTES = 262_144  # asked for at once
 Body: TypeAlias = bytes | bytearray | memoryview | str
@@ -32,6 +36,25 @@ class File(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Direct(Protocol):
+    """A group's plain messages without its files. What it does not do it leaves to the files, and says so."""
+
+    def publish(self, stream: str, body: bytes, committed: bool) -> int | None:
+        """Publish a message (`committed`: and wait until it is); its sequence. None: use the files. Raises NotFound."""
+        ...
+
+    def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> tuple[int, Callable[[], None] | None]:
+        """Publish them in order; how many were: the others are for the files. The function waits until all are
+        committed. NotFound has published nothing; of other errors `published` tells how many were."""
+        ...
+
+    def subscribe(
+        self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
+    ) -> Reading | None:
+        """Follow it. None: use the files."""
+        ...
 
 
 class Link(Protocol):
@@ -58,6 +81,10 @@ class Link(Protocol):
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
         """Many writes, in this order, without waiting for one before the next; what became of each."""
+        ...
+
+    def direct(self, path: str) -> Direct | None:
+        """A quicker way to the messages of that group, where there may be one. It costs nothing until it is used."""
         ...
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from mqfs import limits
-from mqfs.client.link import READ_BYTES, File
+from mqfs.client.link import READ_BYTES, Direct, File
 from mqfs.errors import BadAddress, BadFrame, Disconnected, Interrupted, MqfsError, TooLong
 from mqfs.ninep import blocking, caller
 from mqfs.ninep.caller import Channel, Procedure
@@ -344,6 +344,9 @@ class Nine:
     def names(self, path: str) -> list[str]:
         now = self.connection()
         return now.do(now.caller.names(path))
+
+    def direct(self, path: str) -> Direct | None:
+        return None
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
         results: list[MqfsError | None] = []

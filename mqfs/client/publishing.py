@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import groupby, islice
 from typing import Any, TypeVar
 
 import attrs
 
 from mqfs.client import words
-from mqfs.client.link import Body, File, Link
+from mqfs.client.link import Body, Direct, File, Link
 from mqfs.client.words import Duration
 from mqfs.errors import Disconnected, Exists, MqfsError, NotFound
 
@@ -65,11 +66,21 @@ class Outgoing:
         return said.encode() + b"\n" + words.data(self.body)
 
 
+def _is_plain(message: Outgoing | tuple[str, Body]) -> bool:
+    return not isinstance(message, Outgoing) or not message.spoken()
+
+
+def _pair(message: Outgoing | tuple[str, Body]) -> tuple[str, bytes]:
+    stream, body = (message.stream, message.body) if isinstance(message, Outgoing) else message
+    return stream, (body if type(body) is bytes and body else words.data(body))
+
+
 class Publisher:
     """The writing side of one group."""
 
     def __init__(self, link: Link, path: str) -> None:
         self._link, self._path = link, path
+        self._direct = link.direct(path)
         self._lock = threading.Lock()
         self._idle: OrderedDict[str, list[File]] = OrderedDict()
 
@@ -118,6 +129,22 @@ class Publisher:
 
     # ------------------------------------------------------------ one message
 
+    def plain(self, stream: str, body: Body, create: bool, sequence: bool, committed: bool) -> int | None:
+        """Write a message with nothing said; its sequence if that is wanted."""
+        direct = self._direct
+        if direct is not None:
+            data = body if type(body) is bytes and body else words.data(body)
+            try:
+                found = direct.publish(stream, data, committed)
+            except NotFound:
+                if not create:
+                    raise
+                self.make(stream)
+                found = direct.publish(stream, data, committed)
+            if found is not None:
+                return found if sequence else None
+        return self.publish(Outgoing(stream, body), create, sequence)
+
     def publish(self, message: Outgoing, create: bool, sequence: bool) -> int | None:
         """Write it, its stream made if it is missing; its sequence if that is wanted."""
         write = self._by_put if sequence or message.spoken() else self._plainly
@@ -153,16 +180,50 @@ class Publisher:
 
     # ------------------------------------------------------------ many
 
-    def publish_many(self, messages: Iterable[Outgoing], create: bool) -> int:
+    def publish_many(self, messages: Iterable[Outgoing | tuple[str, Body]], create: bool, committed: bool) -> int:
         """Write them in order, none waiting for the one before; how many."""
         count = 0
-        batch: list[Outgoing] = []
-        for message in messages:
-            batch.append(message)
-            if len(batch) == _BATCH:
-                count += self._write(batch, create, count)
-                batch = []
-        return count + (self._write(batch, create, count) if batch else 0)
+        wait: Callable[[], None] | None = None
+        source = iter(messages)
+        while batch := list(islice(source, _BATCH)):
+            for plain, run in groupby(batch, _is_plain):
+                alike = list(run)
+                done = 0
+                if plain and self._direct is not None:
+                    done, wait = self._directly(self._direct, alike, create, count, wait)
+                if done < len(alike):
+                    self._write(
+                        [m if isinstance(m, Outgoing) else Outgoing(*m) for m in alike[done:]], create, count + done
+                    )
+                count += len(alike)
+        if wait is not None and committed:
+            wait()
+        return count
+
+    def _directly(
+        self,
+        direct: Direct,
+        messages: Sequence[Outgoing | tuple[str, Body]],
+        create: bool,
+        before: int,
+        wait: Callable[[], None] | None,
+    ) -> tuple[int, Callable[[], None] | None]:
+        """Past the files: how many of them, and what waits for their commit and what was published before."""
+        pairs = [_pair(message) for message in messages]
+        try:
+            try:
+                done, later = direct.publish_many(pairs)
+            except NotFound:
+                if not create:
+                    raise
+                for stream in dict.fromkeys(stream for stream, _ in pairs):
+                    self.make(stream)
+                done, later = direct.publish_many(pairs)
+        except MqfsError as error:
+            done = before + getattr(error, "published", 0)
+            error.add_note(f"message {done} of publish_many; those before it were published")
+            raise
+        return done, later or wait
 
     def _write(self, batch: list[Outgoing], create: bool, before: int) -> int:
         files: dict[str, File] = {}

@@ -126,19 +126,25 @@ class Reading:
         filters: Filters = (),
         reconnect: bool | float = False,
     ) -> None:
-        self._link, self._path = link, path
-        self._names, self._until = names_of(patterns), until
-        self._filters, self._reconnect = all_of(filters), reconnect if link.can_be_lost else False
+        self._set_up(link, path, patterns, until, filters, reconnect)
         self._exactly: frozenset[str] = frozenset()  # names that are looked for here, as no stream is called so yet
-        self._turn = threading.Lock()  # one thread reads
-        self._closed = threading.Event()
-        self._wanted = False  # an interrupt that somebody asked for
-        self._over = False
         if start == "end" and self._reconnect is not False:
             # So that it is known where to go on if the server is away before the first message.
             start = str(json.loads(read_whole(link, f"{path}/.stats"))["next"])
         self._start = start
         self._file = self._open()
+
+    def _set_up(
+        self, link: Link, path: str, patterns: Patterns, until: str, filters: Filters, reconnect: bool | float
+    ) -> None:
+        """What every way of reading has."""
+        self._link, self._path = link, path
+        self._names, self._until = names_of(patterns), until
+        self._filters, self._reconnect = all_of(filters), reconnect if link.can_be_lost else False
+        self._turn = threading.Lock()  # one thread reads
+        self._closed = threading.Event()
+        self._wanted = False  # an interrupt that somebody asked for
+        self._over = False
 
     # ------------------------------------------------------------ the cursor
 

@@ -1,0 +1,314 @@
+"""A group's ring in this process: attaching to it, publishing, and what becomes of that when it or the server ends.
+
+Owns the handle that publishers share, and the names of streams as that ring has them. What does not go through a ring
+(options, views, groups that have none) it leaves to the files: it says so by returning None.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mqfs import limits, ring
+from mqfs.client.link import Link
+from mqfs.client.ring_door import DoorCall, NoDoor
+from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong, Unsupported
+from mqfs.types import Kind
+
+if TYPE_CHECKING:
+    from mqfs.client.reading import Filters, Patterns, Reading
+
+SLICE_S = 0.1  # of a wait, between two looks at whether the client was closed
+PUBLISH_S = 1.0  # the same, of a wait for room: the end of a ring is told within it too
+LOOK_S = 0.5  # between two looks at whether the server is there
+GRACE_S = 10.0  # that a publisher waits for a killed server to be there again, with `reconnect=True`
+REST_S = 5.0  # after a refusal the files are used for so long
+PAUSE_S = 0.02
+_MESSAGE = int(Kind.MESSAGE)
+
+
+class Refused(Exception):
+    """The group has no ring for us now; `why` is the error that said so."""
+
+    def __init__(self, why: MqfsError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+class Attached:
+    """A generation of a group's ring. The connection that holds it may be a later one than that which gave it."""
+
+    def __init__(self, handle: ring.Ring, door: DoorCall, said: dict[str, Any]) -> None:
+        self.ring, self.door = handle, door
+        self.generation: int = said["generation"]
+        self.deliver: str = said["deliver"]
+        self.ttl_ns: int = said["ttl_ns"]
+        self.over = False  # another took its place
+        self.publishing = threading.Lock()
+        self.numbers: dict[str, int] = {}  # names and numbers of one generation mean the same for ever
+
+    def number(self, stream: str) -> int | None:
+        """None: it is a view. Raises NotFound, Disconnected."""
+        said = self.door.ask({"stream": stream})
+        if said.get("view"):
+            return None
+        number: int = said["number"]
+        self.numbers[stream] = number
+        return number
+
+    def name(self, number: int) -> str | None:
+        """None: no stream has that number."""
+        try:
+            name: str = self.door.ask({"number": number})["stream"]
+        except NotFound:
+            return None
+        return name
+
+
+class RingGroup:
+    """See `Direct`. `required`: where it has none that is an error, and else it is told by None."""
+
+    def __init__(
+        self,
+        link: Link,
+        path: str,
+        door_path: str,
+        name: str,
+        *,
+        required: bool,
+        reconnect: bool | float,
+        timeout: float | None,
+    ) -> None:
+        """`path`: of the group for `link`; `name`: for the door."""
+        self.closed = threading.Event()
+        self._link, self._path, self._door_path, self._name = link, path, door_path, name
+        self._required, self._timeout = required, timeout
+        self.reconnect = reconnect
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # who attaches
+        self._now: Attached | None = None
+        self._refused: tuple[float, MqfsError] | None = None
+        _groups.add(self)
+
+    # ------------------------------------------------------------ attaching
+
+    def attached(self) -> Attached:
+        """The ring that is current. Raises Refused, Disconnected; where a ring is required, what refused it."""
+        with self._lock:
+            self.require()
+            at = self._now
+            if at is not None and not at.over and not at.door.lost:
+                return at
+            if self._refused is not None and time.monotonic() < self._refused[0]:
+                raise Refused(self._refused[1])
+            try:
+                return self._attach()
+            except Disconnected:
+                raise
+            except MqfsError as error:
+                self._now = None
+                if self._required:
+                    raise
+                self._refused = time.monotonic() + REST_S, error
+                raise Refused(error) from None
+
+    def _attach(self) -> Attached:
+        deadline = time.monotonic() + LOOK_S
+        while True:
+            door = self._dial()
+            try:
+                said, fd = door.attach(self._name)
+            except BaseException:
+                door.close()
+                raise
+            try:
+                at = self._now
+                if at is not None and at.generation == said["generation"]:
+                    if not at.over:
+                        at.door.close()
+                        at.door = door
+                        return at
+                    if time.monotonic() > deadline:
+                        raise Unsupported("the server gives a ring that was retired")
+                else:
+                    handle = ring.attach(fd, said["generation"])
+                    self._now = Attached(handle, door, said)
+                    return self._now
+            finally:
+                os.close(fd)
+            door.close()
+            self.closed.wait(PAUSE_S)
+
+    def _dial(self) -> DoorCall:
+        try:
+            return DoorCall(self._door_path, self._timeout)
+        except NoDoor:
+            self._link.open(".stats", "r").close()  # a server that starts has its door by the time it answers
+        return DoorCall(self._door_path, self._timeout)
+
+    def require(self) -> None:
+        if os.getpid() != self._pid:
+            raise Disconnected("this connection belongs to the parent process; connect again in the child")
+        if self.closed.is_set():
+            raise Disconnected("the client was closed")
+
+    def again(self) -> Attached:
+        """The server was away, or is: wait for it as long as a publisher does. Raises Disconnected."""
+        limit = GRACE_S if self.reconnect is True else float(self.reconnect)
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                return self.attached()
+            except Disconnected:
+                if self.closed.is_set() or self.reconnect is False or time.monotonic() >= deadline:
+                    raise
+            self.closed.wait(PAUSE_S)
+
+    def usable(self) -> Attached | None:
+        """The ring to be used now; None: use the files."""
+        at = self._now
+        if at is not None and not at.over:
+            return at
+        try:
+            return self.attached()
+        except Refused:
+            return None
+
+    # ------------------------------------------------------------ publishing
+
+    def publish(self, stream: str, body: bytes, committed: bool) -> int | None:
+        """Publish one message; its sequence. Raises NotFound."""
+        if len(body) > limits.MESSAGE_BYTES:
+            raise TooLong(f"{len(body)} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        while True:
+            at = self._now
+            if at is None or at.over:
+                at = self.usable()
+                if at is None:
+                    return None
+            number = at.numbers.get(stream)
+            try:
+                if number is None:
+                    number = self._number(at, stream)
+                    if number is None:
+                        return None
+                with at.publishing:
+                    sequence = at.ring.publish(number, body, b"", _MESSAGE, 0, PUBLISH_S)
+            except (Again, Stale, BadRing, Busy) as error:
+                self._met(at, error)
+            else:
+                if committed:
+                    self.wait_committed(at, sequence)
+                return sequence
+
+    def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> tuple[int, Callable[[], None] | None]:
+        """See `Direct`."""
+        for _, body in messages:
+            if len(body) > limits.MESSAGE_BYTES:
+                raise TooLong(f"{len(body)} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        done, wait = 0, None
+        try:
+            while done < len(messages) and (at := self.usable()) is not None:
+                try:
+                    last = self._publish_all(at, messages[done:] if done else messages)
+                except (Again, Stale, BadRing, Busy) as error:
+                    done += getattr(error, "published", 0)
+                    self._met(at, error)
+                else:
+                    if last is not None:
+                        done, wait = len(messages), partial(self.wait_committed, at, last)
+                    break
+        except MqfsError as error:
+            error.published = done + getattr(error, "published", 0)  # type: ignore[attr-defined]
+            raise
+        return done, wait
+
+    def _publish_all(self, at: Attached, messages: Sequence[tuple[str, bytes]]) -> int | None:
+        numbers = at.numbers
+        for stream in {stream for stream, _ in messages}:
+            if stream not in numbers and self._number(at, stream) is None:
+                return None
+        first = messages[0][0]
+        with at.publishing:
+            if all(stream == first for stream, _ in messages):
+                return at.ring.publish_many(numbers[first], [body for _, body in messages], PUBLISH_S)
+            return at.ring.publish_drafts([(_MESSAGE, numbers[stream], body) for stream, body in messages], PUBLISH_S)
+
+    def _number(self, at: Attached, stream: str) -> int | None:
+        """Of a stream; None: it is a view. Raises Stale where another generation is to be asked."""
+        try:
+            return at.number(stream)
+        except Disconnected:
+            if self.goes_on(at):
+                return at.number(stream)
+            raise Stale("the ring's server was away") from None
+
+    def _met(self, at: Attached, error: MqfsError) -> None:
+        """Why a publish did not go through: returns where it is to be tried again."""
+        self.require()
+        if isinstance(error, Stale | BadRing):
+            at.over = True
+            self.goes_on(at)
+        elif at.door.lost:
+            self.goes_on(at)
+
+    def goes_on(self, at: Attached) -> bool:
+        """Attach again, the server waited for; whether it is that generation still. Raises Disconnected."""
+        try:
+            return self.again() is at
+        except Refused:
+            return False  # as the next call finds
+
+    def wait_committed(self, at: Attached, sequence: int) -> None:
+        """Wait until it is as durable as the group's `sync` promises. Disconnected: it is not known whether it is."""
+        look_at = time.monotonic() + LOOK_S
+        while not at.ring.wait_committed(sequence, SLICE_S):
+            self.require()
+            if time.monotonic() < look_at:
+                continue
+            look_at = time.monotonic() + LOOK_S
+            if at.door.lost and not self.goes_on(at) and not at.ring.wait_committed(sequence, 0):
+                raise Disconnected(f"the ring of {self._name or '/'} ended: whether {sequence} is kept is not known")
+
+    # ------------------------------------------------------------ following
+
+    def subscribe(
+        self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
+    ) -> Reading | None:
+        """See `Direct`."""
+        from mqfs.client.ring_reading import NotInRing, RingReading
+
+        at = self.usable()
+        if at is None or at.deliver != "all":
+            return None
+        try:
+            return RingReading(
+                self, at, self._link, self._path, patterns, existing=existing, filters=filters, reconnect=reconnect
+            )
+        except (NotInRing, Stale):
+            return None
+
+    def close(self) -> None:
+        self.closed.set()
+        at = self._now
+        if at is not None:
+            at.door.close()
+
+
+_groups: weakref.WeakSet[RingGroup] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A child has none of the parent's rings; nor does it wait for what the parent's threads hold."""
+    for group in list(_groups):
+        group._now, group._lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+__all__ = ["Attached", "Refused", "RingGroup"]

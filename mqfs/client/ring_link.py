@@ -1,0 +1,76 @@
+"""The tree of a server on this machine: by 9P, and its groups' messages by their rings.
+
+Owns which of the two a group's messages take, and decides it when the first is published or followed: to connect costs
+no more than by 9P alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from mqfs.client.link import Direct
+from mqfs.client.nine import Nine
+from mqfs.client.ring_group import RingGroup
+from mqfs.ninep import dial, people
+from mqfs.ring import MISSING
+from mqfs.rings import packets
+
+
+def why_not(address: str, user: str) -> str:
+    """Why there can be no rings; empty where there may be."""
+    if MISSING:
+        return f"the ring's part in C was not built ({MISSING})"
+    if not isinstance(dial.parse(address), dial.Unix):
+        return "shared memory needs a server on this machine, at unix!PATH"
+    if user and people.user_number(user) != os.geteuid():
+        return "shared memory is attached to as the user that this process is"
+    return ""
+
+
+class RingLink(Nine):
+    """See `Link`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        user: str = "",
+        aname: str = "",
+        timeout: float | None = None,
+        reconnect: bool | float = True,
+        required: bool = False,
+    ) -> None:
+        self._required, self._again, self._timeout = required, reconnect, timeout
+        self._above = aname.strip("/")
+        self._rings: dict[str, RingGroup] = {}
+        self._making = threading.Lock()
+        where = dial.parse(address)
+        assert isinstance(where, dial.Unix)
+        self._door_path = where.path + packets.SUFFIX
+        super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
+
+    def direct(self, path: str) -> Direct:
+        with self._making:
+            if path not in self._rings:
+                self._rings[path] = self._group(path)
+            return self._rings[path]
+
+    def _group(self, path: str) -> RingGroup:
+        name = "/".join(filter(None, (self._above, path)))
+        return RingGroup(
+            self,
+            path,
+            self._door_path,
+            name,
+            required=self._required,
+            reconnect=self._again,
+            timeout=self._timeout,
+        )
+
+    def close(self) -> None:
+        with self._making:
+            groups = list(self._rings.values())
+        for group in groups:
+            group.close()
+        super().close()
