@@ -55,6 +55,7 @@ SEGMENT_RECORDS = 262_144  # so that the index of the open segment stays under 8
 SEGMENT_FIRST_BYTES = 64 << 10  # preallocated at first, then doubled
 INDEX_STRIDE_BYTES = 1 << 20  # the index of the open segment is extended this often: bounds the scan at a start
 SEQUENCE_BLOCK = 65_536  # sequences reserved on disk at once
+VOLATILE_SEQUENCES = 1 << 32  # reserved at each start for a group with `keep ring`
 RING_SEQUENCE_BLOCK = 1 << 22  # while a group has a ring: half of it is what is published during a sync
 GROUP_NUMBER_BLOCK = 256  # group numbers reserved on disk at once
 STATE_RECORD_BYTES = 1 << 20  # a larger state spans records

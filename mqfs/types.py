@@ -351,8 +351,8 @@ class Log(Bucket, Protocol):
         ...
 
     def append_range(self, data: Buffer, rows: Columns) -> None:
-        """Append whole units of messages as they were encoded elsewhere, in the place that `place` told; `rows` was made
-        for that position. The sequences are as they say, and not below `next`."""
+        """Append whole units of messages as they were encoded elsewhere, in the place that `place` told; `rows` was
+        made for that position. The sequences are as they say, and not below `next`."""
         ...
 
     def pass_to(self, sequence: int) -> None:
@@ -384,6 +384,10 @@ class Shared(Protocol):
 
     def changed(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """The group's state has changed so."""
+        ...
+
+    def retire(self, why: str) -> None:
+        """End it: what was published is in the log, and the group has a ring no more."""
         ...
 
 
@@ -425,6 +429,10 @@ class Store(Protocol):
         ...
 
     def open(self, number: int) -> Bucket: ...
+
+    def in_memory(self, bucket: Bucket) -> Bucket:
+        """The same log, its messages in memory only: for a group with `keep ring`."""
+        ...
 
     def remove(self, number: int) -> None:
         """Durable when this returns; the bucket must not be used any more."""

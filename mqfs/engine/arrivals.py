@@ -1,7 +1,8 @@
 """Messages that other processes published to a group's ring, and the log now holds.
 
-Owns what the rest of the engine is to know of them: they are counted, bounded by `depth` and handed to who waits, in their
-order. Where nobody waits that is done for all of them at once. How they came into the log is mqfs/rings/journal.py.
+Owns what the rest of the engine is to know of them: they are counted, bounded by `depth` and handed to who waits, in
+their order. Where nobody waits that is done for all of them at once. How they came
+into the log is mqfs/rings/journal.py.
 """
 
 from __future__ import annotations

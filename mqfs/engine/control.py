@@ -99,7 +99,8 @@ class CtlHandle(Commands):
 
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:
-    """Raises Busy where `deliver` would change under messages or readers, or dead letters would be kept no more."""
+    """Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters would be kept no
+    more."""
     now = group.settings
     letters_of = group.streams.get(now.dead)
     if letters_of is not None and any(settings.dead != now.dead for settings, _ in steps):
@@ -108,14 +109,22 @@ def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) ->
             raise errors.Busy(
                 f"dead: {now.dead} keeps {letters_of.count} dead letters; 'redrive' or 'clear' them first"
             )
-    if all(settings.deliver == group.settings.deliver for settings, _ in steps):
-        return
+    for what in ("deliver", "keep"):
+        if any(getattr(settings, what) != getattr(now, what) for settings, _ in steps):
+            _require_empty(group, what)
+
+
+def _require_empty(group: Group, what: str) -> None:
+    if what == "keep" and group.ring is not None:
+        group.ring.retire("keep changes")
     for stream in group.streams.values():
         stream.advance()
         if stream.count > 0:
-            raise errors.Busy(f"deliver: {stream.name} keeps {stream.count} messages; 'clear' or read them first")
+            raise errors.Busy(f"{what}: {stream.name} keeps {stream.count} messages; 'clear' or read them first")
         if stream.opens:
-            raise errors.Busy(f"deliver: {stream.name} is open")
+            raise errors.Busy(f"{what}: {stream.name} is open")
+    if what == "keep" and (len(group.held) or group.ring is not None):
+        raise errors.Busy("keep: messages of the group wait for their time, or for room on the disk")
 
 
 class Plan:

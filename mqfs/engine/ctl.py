@@ -45,6 +45,7 @@ class Settings:
     full: str = "drop-old"
     full_was_set: bool = False  # else it follows `deliver`
     sync: int = SYNC_ALWAYS
+    keep: str = "disk"
     deliver: str = "all"
     ack: str = "read"
     lease: int = 0
@@ -67,6 +68,7 @@ class Settings:
             f"deliver {self.deliver}",
             f"full {self.full}",
             f"sync {sync}",
+            f"keep {self.keep}",
             f"lease {print_duration(self.lease)}",
             f"retries {self.retries}",
             f"backoff {' '.join(map(print_duration, self.backoff))}",
@@ -205,6 +207,7 @@ _WORDS = {
     "deliver": ("all", "one"),
     "ack": ("read", "next"),
     "order": ("sequence", "expiry"),
+    "keep": ("disk", "ring"),
     "protect": ("on", "off"),
 }
 _VALUES = {

@@ -70,6 +70,7 @@ class Group:
 
     def __init__(self, tree: Tree, bucket: Bucket, own: State) -> None:
         self.tree, self.bucket, self.state = tree, bucket, own
+        self._log = bucket  # as the store has it
         self.number = own.group
         self.parent: Group = self  # set by the tree
         self.removed = False
@@ -113,6 +114,7 @@ class Group:
         self.views.load()
         self.consumers.load()
         bucket.state = self.encode_state
+        self._keep_as_told()
 
     def _enter(self, stream: Stream) -> None:
         self.streams[stream.name] = stream
@@ -129,6 +131,13 @@ class Group:
     @property
     def qid(self) -> Qid:
         return Qid(QTDIR, 0, self.number << 32)
+
+    def _keep_as_told(self) -> None:
+        """The log as `keep` says. It may change while nothing is kept."""
+        if self.settings.keep == "ring" and self.bucket is self._log:
+            self.bucket = self.tree.store.in_memory(self._log)
+        elif self.settings.keep == "disk" and self.ring is None:
+            self.bucket = self._log
 
     def encode_state(self) -> bytes:
         return self.state.encode()
@@ -182,6 +191,8 @@ class Group:
         return self.settings.replay != "off" or self.settings.deliver == "one" or bool(self.consumers)
 
     def bound_bytes(self) -> int:
+        if self.settings.keep == "ring":
+            return limits.RING_BYTES
         return limits.GROUP_BYTES if self.tree.store.path else limits.MEMORY_BYTES
 
     def trim(self, always: bool = False) -> None:
@@ -481,6 +492,8 @@ class Group:
 
     def note_floors(self, streams: Iterable[Stream]) -> None:
         """Have the log say what these do not keep any more. Raises DiskFailed."""
+        if self.settings.keep == "ring":
+            return
         change: Change = {"do": "floor", "floors": [[stream.number, stream.state.floor] for stream in streams]}
         self.append_drafts([Draft(Kind.CHANGE, 0, state.encode_change(change))], self.times.next_ns())
 
@@ -555,6 +568,7 @@ class Group:
         if changes:
             self.change(*changes)
         self.settings = settings
+        self._keep_as_told()
         if (settings.depth, settings.full) != (now.depth, now.full):
             for stream in self.numbers.values():
                 self.bound_depth(stream)

@@ -1,8 +1,8 @@
 """A group's log while the group has a ring: it follows the ring and copies what is published there into the log.
 
 Owns the one order of what the server writes and what others publish: the server's own messages go through the ring too.
-Whatever another process wrote there is checked before it is taken; nothing else of the ring is believed. Which groups have
-rings, and who may attach, is manager.py's.
+Whatever another process wrote there is checked before it is taken; nothing else of the ring is believed. Which groups
+have rings, and who may attach, is manager.py's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which groups have rings, and who is attached to them.
 
-Owns making, retiring and giving up rings, the rights of who attaches, and taking rings over from a server that was killed.
-On the engine's thread, but for the small thread of each ring that sleeps until something is published. What is taken
-from a ring, and how, is journal.py's; how clients come here is door.py's.
+Owns making, retiring and giving up rings, the rights of who attaches, and taking rings over from a server that was
+killed. On the engine's thread, but for the small thread of each ring that sleeps until something is published. What
+is taken from a ring, and how, is journal.py's; how clients come here is door.py's.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ import uuid
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import cast
 
 from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
 from mqfs.store.staged import MemoryStaged
-from mqfs.types import MORE, Buffer, Columns, Committed, Draft, Kind, Record
+from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Log, Record
 
 _CHANGED_BYTES = (
     64 << 10
@@ -229,6 +230,11 @@ class MemoryStore:
         if bucket is None:
             raise errors.NotFound(f"group {number} has no bucket")
         return bucket
+
+    def in_memory(self, bucket: Bucket) -> Bucket:
+        from mqfs.store.volatile import Volatile  # it is made of what is here
+
+        return Volatile(cast(Log, bucket))
 
     def remove(self, number: int) -> None:
         if self._buckets.pop(number, None) is None:

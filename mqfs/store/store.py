@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from mqfs import errors, limits
 from mqfs.store.bucket import DiskBucket, write_head
@@ -20,6 +21,8 @@ from mqfs.store.committer import Committer, Inline, Post, Thread
 from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
 from mqfs.store.segment import Files
 from mqfs.store.staged import DiskStaged
+from mqfs.store.volatile import Volatile
+from mqfs.types import Bucket, Log
 
 log = logging.getLogger("mqfs.store")
 
@@ -161,6 +164,9 @@ class DiskStore:
             with _refusing(f"group {number}"):
                 bucket = self._buckets[number] = DiskBucket(self, number, folder)
         return bucket
+
+    def in_memory(self, bucket: Bucket) -> Bucket:
+        return Volatile(cast(Log, bucket))
 
     def remove(self, number: int) -> None:
         bucket = self._buckets.get(number)

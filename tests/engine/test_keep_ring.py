@@ -1,0 +1,125 @@
+"""`keep ring`: messages are in memory only, bounded, and who is too slow is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs import errors, limits
+from mqfs.clock import SystemClock
+from mqfs.engine.tree import Tree
+from mqfs.store.store import DiskStore
+from mqfs.types import User
+
+ME = User(os.geteuid(), os.getegid(), frozenset(), os.getpid(), "test")
+
+
+def started(path: Path) -> Tree:
+    return Tree(DiskStore(str(path)), SystemClock(), owner=ME)
+
+
+def stop(tree: Tree) -> None:
+    tree.close()
+    tree.store.close()
+
+
+def ctl(tree: Tree, *lines: str) -> None:
+    handle = tree.open(ME, tree.find(ME, "g/ctl"), os.O_WRONLY)
+    try:
+        handle.write("".join(f"{line}\n" for line in lines).encode())
+    finally:
+        handle.close()
+
+
+def volatile(tree: Tree, *lines: str) -> Any:
+    group = tree.mkdir(ME, tree.root, "g", 0o775)
+    ctl(tree, "keep ring", "replay all", *lines)
+    tree.create(ME, group, "s", 0o664)  # type: ignore[arg-type]
+    return group
+
+
+def opened(tree: Tree, flags: int) -> Any:
+    return tree.open(ME, tree.find(ME, "g/s"), flags)
+
+
+def bytes_on_disk(path: Path) -> int:
+    return sum(file.stat().st_blocks for file in path.rglob("*.log"))
+
+
+def test_messages_cost_the_disk_nothing(tmp_path: Path) -> None:
+    tree = started(tmp_path / "store")
+    group = volatile(tree)
+    before = bytes_on_disk(tmp_path)
+    writer, reader = opened(tree, os.O_WRONLY), opened(tree, os.O_RDWR)
+    for number in range(10_000):
+        writer.write(b"%d" % number)
+    assert [int(reader.read(100)) for _ in range(10_000)] == list(range(10_000))
+    assert bytes_on_disk(tmp_path) == before
+    assert group.bucket.size > 0
+    stop(tree)
+
+
+def test_names_and_settings_outlive_the_server_and_no_sequence_comes_twice(tmp_path: Path) -> None:
+    tree = started(tmp_path / "store")
+    group = volatile(tree, "depth 7")
+    opened(tree, os.O_WRONLY).write(b"gone")
+    seen = group.bucket.next
+    stop(tree)
+    tree = started(tmp_path / "store")
+    again: Any = tree.find(ME, "g")
+    assert "keep ring" in again.lines()
+    assert "depth 7" in again.lines()
+    assert again.streams["s"].first_kept() == 0
+    opened(tree, os.O_WRONLY).write(b"new")
+    assert again.streams["s"].first_kept() >= seen
+    stop(tree)
+
+
+def test_it_is_bounded_and_the_slow_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "RING_BYTES", 64 << 10)
+    tree = started(tmp_path / "store")
+    group = volatile(tree)
+    slow, writer = opened(tree, os.O_RDWR), opened(tree, os.O_WRONLY)
+    for number in range(1_000):
+        writer.write(b"%1000d" % number)
+    assert group.bucket.size <= 64 << 10
+    with pytest.raises(errors.FellBehind):
+        slow.read(2_000)
+    assert 900 < int(slow.read(2_000)) < 1_000
+    stop(tree)
+
+
+def test_keep_changes_only_while_nothing_is_kept(tmp_path: Path) -> None:
+    tree = started(tmp_path / "store")
+    volatile(tree)
+    writer = opened(tree, os.O_WRONLY)
+    writer.write(b"1")
+    with pytest.raises(errors.Busy, match="keep: s keeps 1 messages"):
+        ctl(tree, "keep disk")
+    ctl(tree, "clear")
+    with pytest.raises(errors.Busy, match="keep: s is open"):
+        ctl(tree, "keep disk")
+    writer.close()
+    ctl(tree, "keep disk")
+    before = bytes_on_disk(tmp_path)
+    writer = opened(tree, os.O_WRONLY)
+    for _ in range(1_000):
+        writer.write(bytes(1_000))
+    assert bytes_on_disk(tmp_path) > before
+    stop(tree)
+
+
+def test_consumers_take_from_it(tmp_path: Path) -> None:
+    tree = started(tmp_path / "store")
+    volatile(tree, "deliver one", "ack next")
+    writer, worker = opened(tree, os.O_WRONLY), opened(tree, os.O_RDWR)
+    for number in range(100):
+        writer.write(b"%d" % number)
+    taken: list[bytes] = []
+    for _ in range(100):
+        taken.append(worker.read(100, sum(map(len, taken))))
+    assert list(map(int, taken)) == list(range(100))
+    stop(tree)
