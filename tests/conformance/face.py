@@ -419,7 +419,46 @@ def check_views(client: Client) -> None:
     assert "all" not in entries(client, "")
 
 
+def framed(stream: bytes, body: bytes) -> bytes:
+    """A frame of `.batch` without headers."""
+    size = (8 + len(stream) + len(body)).to_bytes(4, "little")
+    return size + len(stream).to_bytes(2, "little") + b"\0\0" + stream + body
+
+
+def check_units(client: Client) -> None:
+    put(client, "ctl", b"replay all\n")
+    client.create("s")
+    client.create("t")
+    batch = client.open(".batch", "r+")
+    batch.write(framed(b"s", b"1") + framed(b"t", b"2"))
+    assert batch.receive(64, PATIENCE_S) == b"1\n"
+    refused(errno.EINVAL, lambda: batch.write(framed(b"s", b"x") + b"\0"))
+    assert b"frame 2" in batch.receive(4096, PATIENCE_S)
+    refused(errno.ENOENT, lambda: batch.write(framed(b"s", b"x") + framed(b"nowhere", b"x")))
+    client.mkdir(".txn/p")
+    client.mkdir(".txn/q")
+    refused(errno.EEXIST, lambda: client.mkdir(".txn/p"))
+    refused(errno.ENOENT, lambda: client.create(".txn/p/nowhere"))
+    refused(errno.EACCES, lambda: client.open(".txn/p/s", "r"))
+    put(client, ".txn/p/s", b"3", b"4")
+    put(client, ".txn/q/.batch", framed(b"t", b"5"))
+    assert entries(client, ".txn") == {"ctl", "p", "q"}
+    assert entries(client, ".txn/p") == {".batch", ".put", "s"}
+    assert drain(client.open("s", "r")) == [b"1"]
+    refused(errno.ENOENT, lambda: put(client, ".txn/ctl", b"commit job.1 p gone\n"))
+    put(client, ".txn/ctl", b"commit job.1 q p\n")
+    put(client, ".txn/ctl", b"commit job.1 q p\n")
+    assert drain(client.open("s", "r")) == [b"1", b"3", b"4"]
+    assert drain(client.open("t", "r")) == [b"2", b"5"]
+    assert client.open(".txn/ctl", "r").receive(4096, PATIENCE_S) == b"committed job.1\n"
+    client.mkdir(".txn/p")
+    client.rmdir(".txn/p")
+    assert entries(client, ".txn") == {"ctl"}
+    refused(errno.EPERM, lambda: client.create(".txn/file"))
+
+
 CHECKS = [
+    check_units,
     check_consumers,
     check_consumers_of_ctl,
     check_formats,

@@ -1,0 +1,3 @@
+from tests.units.hand import made
+
+__all__ = ["made"]
