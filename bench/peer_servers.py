@@ -1,0 +1,181 @@
+"""The servers of `peers.py`, ours among them: each in a folder and on a socket of its own, stopped by its process id.
+
+NATS can only listen on TCP: on loopback, at a port that was free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from queue_peers import HERE, mqfs_command, running
+
+NODE = HERE.parent / ".cache" / "node"  # where script/setup bench installs what bench/node/package.json names
+INSTALLS = "script/setup bench installs it"
+
+
+def answers(path: str | int) -> Callable[[], bool]:
+    """Whether somebody accepts at that socket (a number: port of loopback)."""
+
+    def look() -> bool:
+        family = socket.AF_INET if isinstance(path, int) else socket.AF_UNIX
+        with socket.socket(family) as end, contextlib.suppress(OSError):
+            end.connect(("127.0.0.1", path) if isinstance(path, int) else path)
+            return True
+        return False
+
+    return look
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextlib.contextmanager
+def mqfs(base: Path, synced: bool) -> Iterator[str]:
+    """The socket of 9P; the mount is beside it."""
+    from mqfs.fuse.mount import mounted, unmount
+
+    mount, at = str(base / "mq"), str(base / "9p")
+    os.mkdir(mount)
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: mounted(mount) and unmount(mount, lazily=True))
+        command = mqfs_command("--store", str(base / "store"), "--mount", mount, "--listen", f"unix!{at}")
+        stack.enter_context(running(command, lambda: os.path.exists(f"{mount}/ctl") and answers(at)()))
+        yield at
+
+
+@contextlib.contextmanager
+def redis(base: Path, synced: bool) -> Iterator[str]:
+    at = str(base / "redis")
+    os.mkdir(f"{at}.d")
+    command = ["redis-server", "--port", "0", "--unixsocket", at, "--dir", f"{at}.d", "--save", "", "--daemonize", "no"]
+    command += ["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
+    command += ["--appendfsync", "always" if synced else "no"]
+    command += ["--client-output-buffer-limit", "pubsub 0 0 0"]  # or a subscriber that is behind is cut off
+    with running(command, answers(at)):
+        yield at
+
+
+@contextlib.contextmanager
+def beanstalkd(base: Path, synced: bool) -> Iterator[str]:
+    at = str(base / "bean")
+    os.mkdir(f"{at}.d")
+    with running(["beanstalkd", "-l", f"unix:{at}", "-b", f"{at}.d", "-f0" if synced else "-F"], answers(at)):
+        yield at
+
+
+@contextlib.contextmanager
+def nats(base: Path, synced: bool) -> Iterator[str]:
+    port = free_port()
+    config = base / "nats.conf"
+    config.write_text(
+        f"listen: 127.0.0.1:{port}\nmax_pending: 1GB\n"  # or a subscriber that is behind is cut off
+        f"jetstream {{ store_dir: {base}/nats, max_file_store: 20GB }}\n"
+    )
+    with running(["nats-server", "-c", str(config)], answers(port)):
+        yield f"nats://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def mosquitto(base: Path, synced: bool) -> Iterator[str]:
+    at, config = str(base / "mqtt"), base / "mosquitto.conf"
+    lines = [f"listener 0 {at}", "allow_anonymous true", "user root", "max_queued_messages 0", "max_queued_bytes 0"]
+    config.write_text("\n".join([*lines, "max_inflight_messages 0", "log_type none", ""]))
+    with running([shutil.which("mosquitto") or "/usr/sbin/mosquitto", "-c", str(config)], answers(at)):
+        yield at
+
+
+@contextlib.contextmanager
+def nothing(base: Path, synced: bool) -> Iterator[str]:
+    """Peers that have no server: a folder."""
+    path = base / "files"
+    path.mkdir(exist_ok=True)
+    yield str(path)
+
+
+SERVERS = {
+    "mqfs": mqfs,
+    "redis": redis,
+    "beanstalkd": beanstalkd,
+    "nats": nats,
+    "mosquitto": mosquitto,
+    "zmq": nothing,
+    "node": nothing,
+    "fsq": nothing,
+    "bare": nothing,
+}
+_PROGRAMS = {"redis": "redis-server", "beanstalkd": "beanstalkd", "nats": "nats-server", "mosquitto": "mosquitto"}
+_MODULES = {"redis": "redis", "beanstalkd": "greenstalk", "nats": "nats", "mosquitto": "paho.mqtt", "zmq": "zmq"}
+_PACKAGES = {"node": "shared-memory-disruptor", "fsq": "qlobber-fsq"}
+
+
+def lacks(server: str) -> str:
+    """What is missing of it here, and what installs it; empty where nothing is."""
+    program, module, package = (table.get(server) for table in (_PROGRAMS, _MODULES, _PACKAGES))
+    if program and shutil.which(program) is None and not os.path.exists(f"/usr/sbin/{program}"):
+        return f"no {program}; {INSTALLS}"
+    if module and not _found(module):
+        return f"no Python package {module}; {INSTALLS}"
+    if package and shutil.which("node") is None:
+        return f"no node; {INSTALLS}"
+    if package and not (NODE / "node_modules" / package).is_dir():
+        return f"no npm package {package}; {INSTALLS}"
+    return ""
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def serving(base: Path, names: set[str], synced: bool) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """Those of them that can be had: where each is; and what the others lack."""
+    base.mkdir()
+    where: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        for name in sorted(names):
+            failed[name] = lacks(name)
+            if not failed[name]:
+                try:
+                    where[name] = stack.enter_context(SERVERS[name](base, synced))
+                except (AssertionError, OSError) as error:
+                    failed[name] = f"did not start: {error}"
+        yield where, {name: why for name, why in failed.items() if why}
+
+
+def versions() -> dict[str, str]:
+    """Of all that is here."""
+    found = {}
+    for name, command in (
+        ("redis-server", ["redis-server", "--version"]),
+        ("beanstalkd", ["beanstalkd", "-v"]),
+        ("nats-server", ["nats-server", "--version"]),
+        ("mosquitto", ["mosquitto", "-h"]),
+        ("node", ["node", "--version"]),
+    ):
+        with contextlib.suppress(OSError):
+            said = subprocess.run(command, capture_output=True, text=True, check=False)
+            found[name] = (said.stdout or said.stderr).splitlines()[0].split(" sha=")[0]
+    from importlib import metadata
+
+    for package in ("redis", "hiredis", "greenstalk", "nats-py", "paho-mqtt", "pyzmq"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    import json
+
+    for package in _PACKAGES.values():
+        with contextlib.suppress(OSError):
+            found[package] = json.loads((NODE / "node_modules" / package / "package.json").read_text())["version"]
+    return found
