@@ -1,22 +1,21 @@
-"""The library for trio programs: the same calls, awaited.
+"""The library for async programs, trio's and asyncio's: the same calls, awaited.
 
-Owns the meeting of threads and trio's cancellation, and nothing of what the calls do: each runs the call of the same
-name in a thread, a waiting one for as long as it waits. Cancelling a wait for a message interrupts it and loses none;
-other calls are short and are carried out to their end.
+Owns the meeting of threads and cancellation, and nothing of what the calls do: each runs the call of the same name in a
+thread, a waiting one for as long as it waits. Cancelling a wait for a message interrupts it and loses none; other calls
+are short and are carried out to their end.
 """
 
 from __future__ import annotations
 
-import math
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-import outcome
-import trio
+import anyio
 
 from mqfs.client import client as sync
 from mqfs.client.consuming import Claim, Claims
@@ -29,37 +28,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_LIMITER = trio.CapacityLimiter(math.inf)
-
 
 async def in_thread(call: Callable[[], T]) -> T:
     """Carry a call out to its end."""
-    return await trio.to_thread.run_sync(call, limiter=_LIMITER)
-
-
-async def interruptible(call: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """A call that waits. Cancelled, it is interrupted; what came all the same is returned."""
-    while True:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        try:
-            value: T = await _waited(call, interrupt)
-            return value
-        except Interrupted:
-            pass  # we are cancelled; or it was meant for a wait that ended by itself
-
-
-async def _waited(call: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    task, token = trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()
-
-    def deliver(result: outcome.Outcome[T]) -> None:
-        token.run_sync_soon(trio.lowlevel.reschedule, task, result)
-
-    def abort(_: object) -> trio.lowlevel.Abort:
-        threading.Thread(target=interrupt, name="mqfs-interrupt", daemon=True).start()  # it may wait for a lock
-        return trio.lowlevel.Abort.FAILED
-
-    trio.lowlevel.start_thread_soon(call, deliver)
-    value: T = await trio.lowlevel.wait_task_rescheduled(abort)
+    limiter = anyio.CapacityLimiter(1)  # of its own: there may be any number
+    with anyio.CancelScope(shield=True):
+        value = await anyio.to_thread.run_sync(call, limiter=limiter)
     return value
 
 
@@ -71,42 +45,77 @@ class _Source(Protocol[T_co]):
     def interrupt(self) -> None: ...
 
 
+class _Waiting(Generic[T]):
+    """Waits for what a source gives, one task at a time."""
+
+    def __init__(self, source: _Source[T]) -> None:
+        self._source = source
+        self._came: deque[T] = deque()  # when its wait had been cancelled: the next one's
+
+    async def get(self) -> T:
+        """Cancelled, the wait is interrupted; what came all the same is kept."""
+        while not self._came:
+            await self._wait()
+        return self._came.popleft()
+
+    async def next(self) -> T:
+        try:
+            return await self.get()
+        except EOFError:
+            raise StopAsyncIteration from None
+
+    async def _wait(self) -> None:
+        ended = anyio.Event()
+        failed: list[BaseException] = []
+
+        async def work() -> None:
+            try:
+                self._came.append(await in_thread(self._source.get))
+            except Interrupted:
+                pass  # the wait is cancelled; or it was meant for one that ended by itself
+            except BaseException as error:
+                failed.append(error)
+            ended.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            try:
+                await ended.wait()
+            except BaseException:
+                # It may wait for a lock.
+                threading.Thread(target=self._source.interrupt, name="mqfs-interrupt", daemon=True).start()
+                with anyio.CancelScope(shield=True):
+                    await ended.wait()
+                raise
+        for error in failed:
+            raise error
+
+
 class AsyncReading:
     """Messages, one by one; one task at a time."""
 
     def __init__(self, reading: Reading) -> None:
         self.sync = reading
+        self._waiting: _Waiting[Message] = _Waiting(reading)
 
     async def get(self) -> Message:
         """The next message. Raises EOFError at the end."""
-        return await _get(self.sync)
+        return await self._waiting.get()
 
     def __aiter__(self) -> AsyncReading:
         return self
 
     async def __anext__(self) -> Message:
-        return await _next(self.sync)
+        return await self._waiting.next()
 
     async def aclose(self) -> None:
-        with trio.CancelScope(shield=True):
-            await in_thread(self.sync.close)
+        await in_thread(self.sync.close)
 
     async def __aenter__(self) -> AsyncReading:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-async def _get(source: _Source[T]) -> T:
-    return await interruptible(source.get, source.interrupt)
-
-
-async def _next(source: _Source[T]) -> T:
-    try:
-        return await _get(source)
-    except EOFError:
-        raise StopAsyncIteration from None
 
 
 class AsyncClaim:
@@ -146,10 +155,9 @@ class AsyncClaim:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with trio.CancelScope(shield=True):
-            if isinstance(error, trio.Cancelled) and not self.sync.settled:
-                await in_thread(partial(_release, self.sync))
-            await in_thread(partial(self.sync.__exit__, kind, error, trace))
+        if isinstance(error, anyio.get_cancelled_exc_class()) and not self.sync.settled:
+            await in_thread(partial(_release, self.sync))
+        await in_thread(partial(self.sync.__exit__, kind, error, trace))
 
 
 def _release(claim: Claim) -> None:
@@ -164,16 +172,17 @@ class AsyncClaims:
 
     def __init__(self, claims: Claims) -> None:
         self.sync = claims
+        self._waiting: _Waiting[Claim] = _Waiting(claims)
 
     async def get(self) -> AsyncClaim:
         """The next message, claimed. Raises EOFError at the end."""
-        return AsyncClaim(await _get(self.sync))
+        return AsyncClaim(await self._waiting.get())
 
     def __aiter__(self) -> AsyncClaims:
         return self
 
     async def __anext__(self) -> AsyncClaim:
-        return AsyncClaim(await _next(self.sync))
+        return AsyncClaim(await self._waiting.next())
 
 
 def lifted(method: Callable[Concatenate[Group, P], T]) -> Callable[Concatenate[AsyncGroup, P], Awaitable[T]]:
@@ -233,12 +242,11 @@ class AsyncGroup:
         try:
             yield AsyncClaims(claims)
             clean = True
-        except trio.Cancelled:
+        except anyio.get_cancelled_exc_class():
             clean = True
             raise
         finally:
-            with trio.CancelScope(shield=True):
-                await in_thread(partial(claims.close, release=clean))
+            await in_thread(partial(claims.close, release=clean))
 
 
 class AsyncClient:
@@ -268,8 +276,7 @@ class _Maker(Generic[P]):
         try:
             yield AsyncClient(client)
         finally:
-            with trio.CancelScope(shield=True):
-                await in_thread(client.close)
+            await in_thread(client.close)
 
 
 connect = _Maker(sync.connect)

@@ -1,14 +1,16 @@
-"""The library under trio: the same over both transports, and what cancelling does."""
+"""The library under trio and asyncio: the same over both transports, and what cancelling does."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
+import anyio
+import anyio.abc
 import pytest
-import trio
 
 from mqfs import Message, errors
 from mqfs.client import tasks
@@ -27,7 +29,12 @@ def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opening]
         yield partial(tasks.open, tmp_path / "store")
 
 
-def test_publish_subscribe_and_history(opening: Opening, name: str) -> None:
+@pytest.fixture(params=["trio", "asyncio"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_publish_subscribe_and_history(opening: Opening, name: str, backend: str) -> None:
     async def main() -> None:
         async with opening() as client:
             group = await client.group(name, create=True, ctl=["replay all"])
@@ -41,8 +48,8 @@ def test_publish_subscribe_and_history(opening: Opening, name: str) -> None:
                         if len(got) == 3:
                             return
 
-            async with trio.open_nursery() as nursery:
-                begun = trio.Event()
+            async with anyio.create_task_group() as nursery:
+                begun = anyio.Event()
                 nursery.start_soon(read)
                 await begun.wait()
                 assert await group.publish("a.b", b"1", sequence=True)
@@ -54,10 +61,10 @@ def test_publish_subscribe_and_history(opening: Opening, name: str) -> None:
             with pytest.raises(errors.BadCommand):
                 await group.ctl("nonsense")
 
-    trio.run(main)
+    anyio.run(main, backend=backend)
 
 
-def test_cancelling_loses_nothing(opening: Opening, name: str) -> None:
+def test_cancelling_loses_nothing(opening: Opening, name: str, backend: str) -> None:
     async def publish(group: AsyncGroup) -> None:
         for number in range(200):
             await group.publish("s", str(number))
@@ -66,18 +73,18 @@ def test_cancelling_loses_nothing(opening: Opening, name: str) -> None:
         async with opening() as client:
             group = await client.group(name, create=True, ctl=["replay all", "sync off"])
             got: list[int] = []
-            async with await group.subscribe() as messages, trio.open_nursery() as nursery:
+            async with await group.subscribe() as messages, anyio.create_task_group() as nursery:
                 nursery.start_soon(publish, group)
                 while len(got) < 200:
-                    with trio.move_on_after(0.001):
+                    with anyio.move_on_after(0.001):
                         while len(got) < 200:
                             got.append(int((await messages.get()).body))
             assert got == list(range(200))
 
-    trio.run(main)
+    anyio.run(main, backend=backend)
 
 
-def test_many_wait_and_the_loop_goes_on(opening: Opening, name: str) -> None:
+def test_many_wait_and_the_loop_goes_on(opening: Opening, name: str, backend: str) -> None:
     """More readers than the threads trio allows by default."""
 
     async def main() -> None:
@@ -85,21 +92,21 @@ def test_many_wait_and_the_loop_goes_on(opening: Opening, name: str) -> None:
             group = await client.group(name, create=True, ctl=["sync off"])
             done = []
 
-            async def read(task_status: trio.TaskStatus[None]) -> None:
+            async def read(*, task_status: anyio.abc.TaskStatus[None]) -> None:
                 async with await group.subscribe() as messages:
                     task_status.started()
                     done.append((await messages.get()).body)
 
-            async with trio.open_nursery() as nursery:
+            async with anyio.create_task_group() as nursery:
                 for _ in range(60):
                     await nursery.start(read)
                 await group.publish("s", b"x")
             assert done == [b"x"] * 60
 
-    trio.run(main)
+    anyio.run(main, backend=backend)
 
 
-def test_consuming(opening: Opening, name: str) -> None:
+def test_consuming(opening: Opening, name: str, backend: str) -> None:
     async def main() -> None:
         async with opening() as client:
             group = await client.group(name, create=True, ctl=["replay all", "backoff 1ms 1ms"])
@@ -116,17 +123,31 @@ def test_consuming(opening: Opening, name: str) -> None:
                     if len(seen) == 2:
                         break
                 assert seen == {b"1": 2, b"2": 1}
-                with trio.move_on_after(0.01) as waited:
+                with anyio.move_on_after(0.01) as waited:
                     await claims.get()
                 assert waited.cancelled_caught
                 await group.publish("s", b"3")
-                with trio.CancelScope() as scope:
+                with anyio.CancelScope() as scope:
                     async with await claims.get() as claim:
                         scope.cancel()
-                        await trio.sleep_forever()
+                        await anyio.sleep_forever()
                 again = await claims.get()  # released, not counted
                 assert (again.body, again.deliveries) == (b"3", 1)
                 await again.ack()
             assert (await group.stats())["consumers"]["c"]["waiting"] == 0
 
-    trio.run(main)
+    anyio.run(main, backend=backend)
+
+
+def test_a_wait_with_a_deadline_of_asyncio(opening: Opening, name: str) -> None:
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["replay all"])
+            async with await group.subscribe() as messages:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(messages.get(), 0.01)
+                waiting = asyncio.ensure_future(messages.get())
+                await group.publish("s", b"1")
+                assert (await asyncio.wait_for(waiting, 20)).body == b"1"
+
+    asyncio.run(main())
