@@ -11,6 +11,7 @@
 #define LARGE_BYTES 65536  /* above it a copy lets other threads run */
 #define PORTION_BYTES 262144 /* of a batch under one lock */
 #define FOREVER INT64_MAX
+#define ANSWER_NS INT64_C(5000000000)
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
 
 typedef struct Ring {
@@ -119,10 +120,13 @@ static int refuse(enum ring_result result)
     return -1;
 }
 
-/* The ring was retired about when we published: was it taken? Whoever retires it says so soon. */
+/* The ring was retired about when we published: was it taken? Whoever retires it says so soon: we wait for that longer than
+ * for room. */
 static int ask_if_taken(Ring *ring, int64_t until)
 {
     struct ring *s = ring->h.shared;
+    int64_t least = ring_clock(CLOCK_MONOTONIC) + ANSWER_NS;
+    if (until < least) until = least;
     uint64_t final;
     for (int64_t left; (final = atomic_load(&s->final)) == UINT64_MAX;) {
         if (!(left = remaining(until))) return PyErr_SetString(disconnected, "the ring's server has gone: whether it was taken is not known"), -1;

@@ -219,6 +219,7 @@ class Journal:
         if self._own and there is not None:
             there.at += len(self._own)
             self._done_with_range()
+            self._commit()
         self._own = range(0)
         if self.spoilt:
             self.retire(f"nonsense was found in it: {self.spoilt}")

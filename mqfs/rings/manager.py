@@ -103,8 +103,10 @@ class Attachment:
         return self._journal.ring.fileno()
 
     def number(self, name: str) -> int | None:
-        """Of a stream; None: that is a view. Raises NotFound; Stale where the ring was retired."""
+        """Of a stream; None: that is a view. Raises NotFound; Stale where the ring was retired; DiskFailed."""
         self._require()
+        if self._journal.why:
+            raise errors.Stale(f"a newer generation takes the ring's place: {self._journal.why}")
         stream = self.group.streams.get(name)
         if stream is not None:
             return stream.number
@@ -113,7 +115,7 @@ class Attachment:
         raise errors.NotFound(name)
 
     def name(self, number: int) -> str:
-        """Of the stream of that number. Raises NotFound; Stale where the ring was retired."""
+        """Of the stream of that number, also when the ring was retired. Raises NotFound, DiskFailed."""
         self._require()
         stream = self.group.numbers.get(number)
         if stream is None:
@@ -123,8 +125,6 @@ class Attachment:
     def _require(self) -> None:
         if self.group.bucket.failed is not None:
             raise errors.DiskFailed(f"the disk failed: {self.group.bucket.failed}")
-        if self._journal.why:
-            raise errors.Stale(f"a newer generation takes the ring's place: {self._journal.why}")
 
     def close(self) -> None:
         self._rings.left(self)
@@ -267,8 +267,8 @@ class Rings:
         what = change["do"]
         if what in ("remove", "rename", "attributes"):
             return f"{what} of a stream"
-        if what == "ctl" and (why := why_not(parse_settings(change["lines"]), bool(group.consumers.bounded))):
-            return why
+        if what == "ctl":
+            return why_ended(group.settings, parse_settings(change["lines"]), bool(group.consumers.bounded))
         if what == "consumer" and change.get("backlog") and (why := why_not(group.settings, True)):
             return why
         if what == "make":
@@ -317,6 +317,14 @@ class Rings:
         if self._keeper is not None and not left:
             self._keeper.quit()
             self._keeper = None
+
+
+def why_ended(now: Settings, settings: Settings, bounded: bool) -> str:
+    """Why new settings end a ring; "" where it goes on."""
+    for name in ("ttl", "keep"):  # clients and the journal were told of them
+        if getattr(settings, name) != getattr(now, name):
+            return f"{name} has changed"
+    return why_not(settings, bounded)
 
 
 def why_not(settings: Settings, bounded: bool) -> str:
