@@ -15,16 +15,17 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import le
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from mqfs import errors, limits
+from mqfs import errors, limits, ring
 from mqfs.engine.arrivals import arrived, is_listened
 from mqfs.engine.ctl import SYNC_ALWAYS
 from mqfs.engine.group import Group
 from mqfs.record import HEAD_BYTES, decode, next_good, padded
-from mqfs.ring import HEAD_BYTES as RING_HEAD
-from mqfs.ring import Consumer, Ring, scan
 from mqfs.types import MORE, Columns, Draft, Kind, Log, Record
+
+if TYPE_CHECKING:
+    from mqfs.ring import Consumer, Ring
 
 log = logging.getLogger("mqfs.rings")
 
@@ -69,19 +70,19 @@ class Journal:
     def __init__(
         self,
         group: Group,
-        ring: Ring,
+        made: Ring,
         judge: Callable[[Mapping[str, Any]], str],
         over: Callable[[Journal], None],
     ) -> None:
-        self.group, self.ring, self.inner = group, ring, cast(Log, group.bucket)
+        self.group, self.ring, self.inner = group, made, cast(Log, group.bucket)
         self.floor = NOBODY
         self.why = ""  # it is being retired
         self.ended = False
         self.stalled = ""  # why the log takes nothing now
         self.spoilt = ""  # what was found in it that nobody may write
         self._judge, self._over = judge, over
-        self._taker: Consumer = ring.consumer(kept=True, hold=True)
-        self._resumed = ring.next  # below that another server may have taken or written messages
+        self._taker: Consumer = made.consumer(kept=True, hold=True)
+        self._resumed = made.next  # below that another server may have taken or written messages
         self._range: _Range | None = None
         self._raw = b""  # copied, and not looked at yet
         self._salvaged: int | None = None  # the tail, where the ring could not be read on and all was copied
@@ -279,10 +280,10 @@ class Journal:
             if not data:
                 return None
             self._raw = b""
-            rows = scan(data)
+            rows = ring.scan(data)
             while rows.end == len(data) and rows.flags[-1] & MORE and (more := self._copy()):
                 data += more
-                rows = scan(data)
+                rows = ring.scan(data)
             if rows.end == len(data) and self._is_in_order(rows) and self._is_plain(rows):
                 self._range = _Range(data, rows)
             else:
@@ -302,12 +303,11 @@ class Journal:
         """All that is behind what is no record: it may be whole again."""
         self.why = self.why or "it is damaged"
         self.ring.retire(limits.RING_PATIENCE_S)
-        ring, begin = self.ring, self._taker.position
-        self._salvaged = ring.tail
-        size = min(max(self._salvaged - begin, 0), ring.size)
-        at = begin & (ring.size - 1)
-        whole = os.pread(ring.fileno(), min(size, ring.size - at), RING_HEAD + at)
-        return whole + os.pread(ring.fileno(), size - len(whole), RING_HEAD) if size > len(whole) else whole
+        memory, begin = self.ring.fileno(), self._taker.position
+        self._salvaged, of = self.ring.tail, self.ring.size
+        size, at = min(max(self._salvaged - begin, 0), of), begin & (of - 1)
+        whole = os.pread(memory, min(size, of - at), ring.HEAD_BYTES + at)
+        return whole + os.pread(memory, size - len(whole), ring.HEAD_BYTES)
 
     def _take_rows(self, there: _Range, until: int | None) -> int:
         """Take rows of a range, up to that sequence; returns how many bytes."""
@@ -320,7 +320,7 @@ class Journal:
         if self._is_wanted(part):
             self.group.reserve_room(len(data))
             base = self.inner.place(len(data), end - begin)
-            part = scan(data, base)
+            part = ring.scan(data, base)
             self.inner.append_range(data, part)
             there.at = end
             arrived(self.group, data, base, part)
@@ -427,7 +427,7 @@ class Journal:
 
     def _head_of_own(self) -> _Range | None:
         """Split `_raw`: the server's own records, and the rest."""
-        rows = scan(self._raw)
+        rows = ring.scan(self._raw)
         count = min(len(self._own), len(rows.sequences))
         end = rows.positions[count] if count < len(rows.sequences) else rows.end
         there = _Range(self._raw[:end], rows.part(0, count)._replace(end=end))
@@ -535,7 +535,7 @@ def _pieces(data: bytes) -> Iterator[tuple[int, int, Record | None]]:
     """(begin, end, what it is) of each record in a buffer; None for a stretch that is none."""
     at = 0
     while at < len(data):
-        rows = scan(memoryview(data)[at:])
+        rows = ring.scan(memoryview(data)[at:])
         for begin, size in _spans(rows):
             record = decode(data[at + begin : at + begin + size])
             yield at + begin, at + begin + padded(size), record

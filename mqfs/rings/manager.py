@@ -11,17 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mqfs import errors, limits, ring
 from mqfs.engine.ctl import NO_DEPTH, Settings, parse_settings
 from mqfs.engine.group import Group
 from mqfs.engine.permission import R, W, X, require
 from mqfs.engine.tree import Tree
-from mqfs.ring import Ring
 from mqfs.rings.journal import Journal
 from mqfs.rings.keeper import KeeperLink
 from mqfs.types import Log, Store, User
+
+if TYPE_CHECKING:
+    from mqfs.ring import Ring
 
 log = logging.getLogger("mqfs.rings")
 
