@@ -166,7 +166,7 @@ class Rings:
             self._generations[number] = max(self._generations.get(number, 0), generation)
             try:
                 held = ring.attach(fd, generation)
-                cast(Log, self._store.open(number)).continue_at(held.next)
+                cast(Log, self._store.open(number)).continue_at(_first_untaken(held))
             except (errors.MqfsError, OSError) as error:
                 log.error("the ring of group %d is given up: %s", number, error)
                 self._drop(number, generation)
@@ -319,6 +319,21 @@ class Rings:
         if self._keeper is not None and not left:
             self._keeper.quit()
             self._keeper = None
+
+
+def _first_untaken(held: Ring) -> int:
+    """The sequence of what the server before had perhaps not taken; where that is no record, 0."""
+    taker = held.consumer(kept=True, hold=True)
+    try:
+        data = taker.range(1, 0)
+        if not data:
+            return held.next
+        rows = ring.scan(data)
+        return rows.sequences[0] if len(rows.sequences) else 0
+    except errors.Damaged:
+        return 0
+    finally:
+        taker.close()
 
 
 def why_ended(now: Settings, settings: Settings, bounded: bool) -> str:

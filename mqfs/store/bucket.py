@@ -331,7 +331,9 @@ class DiskBucket(Syncing):
 
     def continue_at(self, sequence: int) -> None:
         seen = next((segment.counts()[2] for segment in reversed(self._segments) if segment.counts()[0]), 0)
-        self.next = max(sequence, seen + 1)
+        if sequence > self._reserved:
+            sequence = 0  # nobody was allowed to give that one
+        self.next = max(sequence, seen + 1, self._firsts[-1])
         self._refill = max(self._reserved - self._block // 2, self.next)
 
     def grants(self, granted: Callable[[int], None] | None) -> None:
