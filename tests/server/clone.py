@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+import re
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -33,7 +34,9 @@ def installed(clone: Path) -> Path:
         shim = bin_ / name
         shim.write_text(f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{sys.executable}"{words} "$@"\n')
         shim.chmod(0o755)
-    stamp = hashlib.sha256((clone / "pyproject.toml").read_bytes()).hexdigest() + "  pyproject.toml\n"
+    setup = (clone / "script" / "setup").read_text()
+    wanted = re.findall(r"wanted=\$\((sha256sum pyproject[^)]*)\)", setup)[0]  # else it would install into our own environment
+    stamp = subprocess.run(["bash", "-c", wanted], cwd=clone, stdout=subprocess.PIPE, check=True).stdout
     for what in ("run", "[test]"):
-        (clone / ".venv" / f".installed-{what}").write_text(stamp)
+        (clone / ".venv" / f".installed-{what}").write_bytes(stamp)
     return clone
