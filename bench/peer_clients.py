@@ -12,6 +12,7 @@ import contextlib
 import os
 import queue
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -84,6 +85,15 @@ class Library(Way):
     transport = "9p"
     batch = 1
 
+    @property
+    def wait(self) -> Any:
+        """Where nothing is to be on disk, it is enough that others can read it."""
+        return "committed" if self.synced else "published"
+
+    def lines(self) -> list[str]:
+        sync = self.synced if isinstance(self.synced, str) else "always" if self.synced else "off"
+        return ["replay all", f"sync {sync}"]
+
     def _group(self) -> Any:
         from mqfs.client import connect
 
@@ -94,29 +104,30 @@ class Library(Way):
         from mqfs.client import connect
 
         with connect(f"unix!{self.where}", transport=self.transport) as client:
-            lines = ["replay all", f"sync {'always' if self.synced else 'off'}", "consumer w s"]
-            client.group(self.name, create=True, ctl=lines).create("s")
+            client.group(self.name, create=True, ctl=self.lines()).create("s")
 
     def remove(self) -> None:
         from mqfs.client import connect
 
         with connect(f"unix!{self.where}", transport=self.transport) as client:
             group = client.group(self.name)
-            group.remove_consumer("w")
+            for consumer in group.consumers():
+                group.remove_consumer(consumer)
             group.remove("s")
             client.remove_group(self.name)
 
     def open(self) -> None:
         group = self._group()
         if self.role == "send":
-            self.publish, self.publish_many = group.publish, group.publish_many
+            self.publish = partial(group.publish, create=False, wait=self.wait)
+            self.publish_many = partial(group.publish_many, create=False, wait=self.wait)
         elif self.role == "hear":
             self.reading = group.subscribe("s", existing=True)
         else:
-            self.claims = group.consume("w", create=False)
+            self.claims = group.consume("w")
 
     def send(self, body: bytes) -> None:
-        self.publish("s", body, create=False)
+        self.publish("s", body)
 
     def send_all(self, bodies: Iterable[bytes]) -> None:
         if self.batch == 1:
@@ -126,7 +137,7 @@ class Library(Way):
                 self.put_many(some)
 
     def put_many(self, bodies: list[bytes]) -> None:
-        self.publish_many([("s", body) for body in bodies], create=False)
+        self.publish_many([("s", body) for body in bodies])
 
     def take(self) -> bytes:
         if self.role == "hear":

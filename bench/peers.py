@@ -532,15 +532,17 @@ class Bench:
             middle(row)
         self.found[key] = {"title": scenario.title, "ways": rows, "ratios": ratios(rows)}
         show(scenario, rows)
+        for aim in scenario.aims if self.rounds else ():
+            print(judged(aim, rows), flush=True)
 
     def calibrate(self, scenario: Scenario, way: str, where: dict[str, str], row: dict[str, Any]) -> int:
         """How many messages take about the time that one run is to take; it also warms up."""
         count = 200 * scenario.batch if scenario.senders < 16 else 64 * scenario.senders * scenario.batch // 4
-        for _ in range(3):
+        for _ in range(3 if self.rounds else 1):
             got = self.once(scenario, way, where, row, count)
-            row["runs"].clear()
-            if got is None:
+            if got is None or not self.rounds:
                 return 0
+            row["runs"].clear()
             rate = got["rate"] / (scenario.takers if scenario.kind == "live" else 1)
             wanted = int(min(max(rate * self.seconds, 200 * scenario.batch), 5_000_000, (1 << 30) // scenario.size))
             if wanted < 4 * count:
@@ -599,8 +601,6 @@ def show(scenario: Scenario, rows: dict[str, dict[str, Any]]) -> None:
     for way, row in rows.items():
         cells = columns(way, row, rows, ours) if "rate" in row else ()
         print(f"{way:32}{figure(row):>22}", *cells, note(scenario, way, row), flush=True)
-    for aim in scenario.aims:
-        print(judged(aim, rows), flush=True)
 
 
 def figure(row: dict[str, Any]) -> str:
@@ -636,7 +636,9 @@ def judged(aim: Aim, rows: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--short", action="store_true", help="a look at everything in some minutes: one short round")
+    parser.add_argument(
+        "--short", action="store_true", help="whether all of it runs: so few messages that figures mean little"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of one run, about")
     parser.add_argument("--only", action="append", choices=list(SCENARIOS), help="this scenario; repeatable")
@@ -649,7 +651,7 @@ def main() -> None:
         return
     if shutil.which("taskset") is None:
         sys.exit(f"no taskset; {INSTALLS}")
-    bench = Bench(1 if given.short else given.rounds, 0.1 if given.short else given.seconds, given.peer)
+    bench = Bench(0 if given.short else given.rounds, given.seconds, given.peer)
     base = Path(tempfile.mkdtemp(prefix="mqfs-bench-", dir="/var/tmp"))
     known = versions()
     quiet = contextlib.redirect_stdout(io.StringIO()) if given.json == "-" else contextlib.nullcontext()

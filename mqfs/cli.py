@@ -81,6 +81,9 @@ def check(store: str, fix: bool) -> int:
 @click.option("--seconds", type=float, metavar="S", help="How long (5, without --messages).")
 @click.option("--rate", type=float, metavar="N", help="Publish N a second, all together, not as many as can be.")
 @click.option("--sync", metavar="WHEN", help="always, 10ms, off: when a publish returns (always).")
+@click.option(
+    "--wait", metavar="FOR", help="committed: as sync says; published: until it is in shared memory (committed)."
+)
 @click.option("--ctl", multiple=True, metavar="'CTL LINE'", help="A setting of the group. Repeatable.")
 @click.option("--round-trips", type=int, metavar="N", help="There and back, one after another (1000).")
 @click.option(

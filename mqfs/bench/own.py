@@ -15,8 +15,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
+import attrs
+
 from mqfs.bench.plan import Plan
 from mqfs.bench.ways import Place, reach
+from mqfs.client.group import Kept
 from mqfs.errors import BadAddress, Disconnected, MqfsError
 
 START_S = STOP_S = 30.0
@@ -40,14 +43,18 @@ def place(plan: Plan, path: str) -> Iterator[Place]:
     """Where the tree is, with a server there if need be."""
     assert plan.transport is not None
     if plan.at is not None:
-        yield Place(plan.transport, plan.at)
+        yield Place(plan.transport, plan.at, wait=_wait_of(plan))
     elif plan.mount is not None:
         yield Place("file", mount=plan.mount)
     elif plan.transport == "embedded":
-        yield Place("embedded", store=os.path.join(path, "store"))
+        yield Place("embedded", store=os.path.join(path, "store"), wait=_wait_of(plan))
     else:
         with _served(plan.transport, path) as found:
-            yield found
+            yield attrs.evolve(found, wait=_wait_of(plan))
+
+
+def _wait_of(plan: Plan) -> Kept:
+    return "published" if plan.wait == "published" else "committed"
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from mqfs.engine.ctl import parse_settings
 from mqfs.errors import BadAddress, BadCommand, BadConfig
 from mqfs.ninep import dial
 
+WAITS = ("committed", "published")
 TRANSPORTS = ("auto", "ring", "9p", "file", "embedded")
 
 
@@ -35,6 +36,7 @@ class Plan:
     messages: int | None = None
     seconds: float | None = None
     sync: str = "always"
+    wait: str = "committed"
     ctl: tuple[str, ...] = ()
     rate: float | None = None
     round_trips: int = 1_000
@@ -110,6 +112,10 @@ def _place(plan: Plan) -> None:
 
 
 def _batch(plan: Plan) -> None:
+    if plan.wait not in WAITS:
+        raise BadConfig(f"--wait {plan.wait!r}; {' or '.join(WAITS)} is right")
+    if plan.wait == "published" and (plan.transport == "file" or plan.mount):
+        raise BadConfig("--wait: a write to a file waits as the group's sync says; leave it out, or take the ring")
     if plan.batch > 1 and (plan.transport == "file" or plan.mount):
         raise BadConfig("--batch: a write to a file is one message; leave it out, or take another transport")
 

@@ -91,7 +91,7 @@ def show(found: Found, console: Console) -> None:
         row = told[name]
         figures = (f"{row['messages']:,}", f"{row['rate']:,.0f}", f"{row['mb_per_s']:,.1f}", f"{row['seconds']:.2f}")
         rates.add_row(name, *figures)
-    times = Table("microseconds", "p50", "p90", "p99", "p99.9", "max", box=None)
+    times = Table("", "p50", "p90", "p99", "p99.9", "max", box=None)
     for name, took in found.took.items():
         times.add_row(_TITLES[name], *(brief(us) for key, us in latencies(took).items() if key != "count"))
     for table in (rates, times):
@@ -104,7 +104,11 @@ def show(found: Found, console: Console) -> None:
 
 
 def brief(us: float) -> str:
-    return f"{us:,.0f}" if us >= 100 else f"{us:.1f}"
+    """Three digits and a unit."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if us >= size:
+            return f"{us / size:.3g} {unit}" if us < 1_000 * size else f"{us / size:,.0f} {unit}"
+    return f"{us:.3g} µs"
 
 
 def described(plan: Plan) -> str:
@@ -112,4 +116,5 @@ def described(plan: Plan) -> str:
     batch = f" in batches of {plan.batch}" if plan.batch > 1 else ""
     rate = f", {plan.rate:,g} a second" if plan.rate else ""
     who = f"{plan.producers} that publish{batch}{rate}, {takers}"
-    return f"{plan.size:,} bytes, {who}; {plan.transport}, sync {plan.sync}"
+    wait = ", waiting for shared memory only" if plan.wait == "published" else ""
+    return f"{plan.size:,} bytes, {who}; {plan.transport}, sync {plan.sync}{wait}"

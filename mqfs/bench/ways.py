@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from mqfs.client.client import Client, connect, open
+from mqfs.client.group import Kept
 from mqfs.client.words import commands
 from mqfs.errors import BadRequest
 
@@ -27,6 +28,7 @@ class Place:
     address: str = ""
     mount: str = ""
     store: str = ""  # of the engine inside the process
+    wait: Kept = "committed"
 
 
 class Way(Protocol):
@@ -37,7 +39,7 @@ class Way(Protocol):
     def remove(self, group: str, streams: Sequence[str]) -> None: ...
 
     def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
-        """What publishes one, and what publishes many; both return when they are kept."""
+        """What publishes one, and what publishes many; both return when they are kept, or where `wait` says so."""
         ...
 
     def subscribed(self, group: str, stream: str, size: int) -> Iterator[bytes]:
@@ -53,15 +55,15 @@ def reach(place: Place) -> Way:
     if place.transport == "file":
         return Files(place.mount)
     if place.transport == "embedded":
-        return Library(open(place.store))
-    return Library(connect(place.address, transport=place.transport, reconnect=False))
+        return Library(open(place.store), place.wait)
+    return Library(connect(place.address, transport=place.transport, reconnect=False), place.wait)
 
 
 class Library:
     """mqfs.client."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, wait: Kept) -> None:
+        self._client, self._wait = client, wait
 
     def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None:
         made = self._client.group(group, create=True, ctl=lines)
@@ -77,10 +79,10 @@ class Library:
 
     def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
         to = self._client.group(group)
-        publish, publish_many = to.publish, to.publish_many
+        publish, publish_many, wait = to.publish, to.publish_many, self._wait
         return (
-            lambda body: publish(stream, body, create=False),
-            lambda bodies: publish_many([(stream, body) for body in bodies], create=False),
+            lambda body: publish(stream, body, create=False, wait=wait),
+            lambda bodies: publish_many([(stream, body) for body in bodies], create=False, wait=wait),
         )
 
     def subscribed(self, group: str, stream: str, size: int) -> Iterator[bytes]:

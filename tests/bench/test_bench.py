@@ -31,7 +31,7 @@ def bench(*arguments: str, cwd: Path, timeout: float = SECONDS, **more: str) -> 
     return found
 
 
-@pytest.mark.parametrize("transport", ["9p", "file", "embedded", "auto"])
+@pytest.mark.parametrize("transport", ["9p", "file", "embedded", "auto", "ring"])
 @pytest.mark.parametrize("takers", [("--consumers", "2"), ("--workers", "2")], ids=["consumers", "workers"])
 def test_every_message_comes(transport: str, takers: tuple[str, str], tmp_path: Path) -> None:
     arguments = ("--transport", transport, "--producers", "2", "--messages", "501", "--sync", "off", *takers)
@@ -41,6 +41,13 @@ def test_every_message_comes(transport: str, takers: tuple[str, str], tmp_path: 
     assert found["received"]["messages"] == received
     assert found["latency_us"]["delivery"]["count"] == received
     assert found["latency_us"]["round trip"]["count"] == 20
+
+
+def test_published_is_enough(tmp_path: Path) -> None:
+    """In a ring, in batches; all come all the same."""
+    arguments = ("--transport", "ring", "--wait", "published", "--batch", "64", "--messages", "10000")
+    found = bench(*arguments, "--consumers", "2", "--producers", "2", cwd=tmp_path)
+    assert found["received"]["messages"] == 20_000
 
 
 def test_what_is_told(tmp_path: Path) -> None:
@@ -208,6 +215,8 @@ WRONG = [
     (("--mount", "."), "--mount .: no tree is mounted there (it has no file ctl)"),
     (("--store", "missing"), "--store missing: not a directory that can be written to"),
     (("--transport", "file", "--batch", "2"), "--batch: a write to a file is one message"),
+    (("--wait", "never"), "--wait 'never'; committed or published is right"),
+    (("--transport", "file", "--wait", "published"), "--wait: a write to a file waits as the group's sync says"),
     (("--sync", "sometimes"), "--sync: sync 'sometimes': write always, off, or a duration"),
     (("--ctl", "replay everything"), "--ctl: replay 'everything': write off or last or all"),
     (("--json", "missing/x"), "--json missing/x: no file can be written there"),
