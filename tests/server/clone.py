@@ -35,7 +35,8 @@ def installed(clone: Path) -> Path:
         shim.write_text(f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{sys.executable}"{words} "$@"\n')
         shim.chmod(0o755)
     setup = (clone / "script" / "setup").read_text()
-    wanted = re.findall(r"wanted=\$\((sha256sum pyproject[^)]*)\)", setup)[0]  # else it would install into our own environment
+    # Else it would install into our own environment.
+    wanted = re.findall(r"wanted=\$\((sha256sum pyproject[^)]*)\)", setup)[0]
     stamp = subprocess.run(["bash", "-c", wanted], cwd=clone, stdout=subprocess.PIPE, check=True).stdout
     for what in ("run", "[test]"):
         (clone / ".venv" / f".installed-{what}").write_bytes(stamp)
