@@ -98,8 +98,8 @@ class Journal:
         self.tally, self.end_marks, self.headed = inner.tally, inner.end_marks, inner.headed
         self.trim, self.history = inner.trim, inner.history
         self.sync: Callable[..., None] = inner.sync
-        group.bucket, group.ring = self, self
         inner.grants(self._grant)
+        group.bucket, group.ring = self, self
 
     @property
     def position(self) -> int:
@@ -200,6 +200,7 @@ class Journal:
         self._take(self._own.start)
         there = self._range
         if there is not None and there.sequence == self._own.start:
+            self._pass_to(self._own.start)
             return int(there.rows.times[there.at])
         self._void, self._own = self._own, range(0)
         if self.stalled:
@@ -337,6 +338,13 @@ class Journal:
         self.group.counts.written += len(rows.sequences)
         self.group.counts.written_bytes += sum(rows.bodies)
 
+    def _pass_to(self, sequence: int) -> None:
+        """What is below it and was not taken is nowhere."""
+        missing = sequence - self.inner.next
+        if missing > 0:
+            self.inner.place(0, missing)
+            self.inner.pass_to(sequence)
+
     def _leave_out(self, there: _Range) -> int:
         """Messages of the server's that it answered with an error. They are in a range that nobody else's precede."""
         first = there.sequence
@@ -415,6 +423,7 @@ class Journal:
                 self._range = self._head_of_own()
                 return
             if record.sequence < self._resumed and (record.sequence < self.inner.next or record.flags & OWN):
+                self._pass_to(record.sequence + 1)
                 continue  # the server before took it, or never came to it: then nobody was told that it was written
             if not 0 <= record.sequence - self.inner.next <= slack or not self._may_be_taken(record):
                 self._refuse(data[at:end], "a record that no client may write")

@@ -185,7 +185,7 @@ class Rings:
         own = self._begin(group, held)
         log.info("the ring of group %d goes on", group.number)
         own.journal.pump()
-        if held.retired:
+        if not own.journal.ended and held.retired:
             own.journal.retire("the server before had begun to")
 
     # ------------------------------------------------------------ who attaches
@@ -247,9 +247,10 @@ class Rings:
         bucket = group.bucket
         made = ring.create(limits.RING_BYTES, generation=generation, sequence=bucket.next, time_ns=bucket.last_ns)
         self._generations[number] = generation
+        own = self._begin(group, made)
         if self._keeper is not None:
             self._keeper.keep(number, generation, made.fileno())
-        return self._begin(group, made)
+        return own
 
     def _make_room(self) -> None:
         """The one that was left longest ago goes."""

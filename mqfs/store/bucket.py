@@ -339,8 +339,14 @@ class DiskBucket(Syncing):
     def grants(self, granted: Callable[[int], None] | None) -> None:
         self._granted = granted
         self._block = limits.SEQUENCE_BLOCK if granted is None else limits.RING_SEQUENCE_BLOCK
-        if granted is not None:
-            granted(self._reserved)
+        if granted is None:
+            return
+        granted(self._reserved)
+        if self._reserved - self.next < self._block // 2 and self.failed is None:
+            bound = max(self._reserved, self.next) + self._block
+            self._make_room(64)
+            self._put(Kind.CHANGE, reserve_body(bound))
+            self.sync(lambda error: None if error else self._reserve_to(bound))
 
     def _unwrite(self, segment: Segment, length: int, error: OSError) -> None:
         """An append failed: leave nothing of it, and raise."""
@@ -382,7 +388,7 @@ class DiskBucket(Syncing):
         return segment
 
     def _is_full(self, segment: Segment, need: int) -> bool:
-        if segment.used <= segment.head:
+        if segment.used <= segment.head or self._is_named_next(segment):
             return False
         most = max(limits.SEGMENT_BYTES, 4 * segment.head)
         if segment.used + need > most:
@@ -418,6 +424,10 @@ class DiskBucket(Syncing):
         self._refill = self._reserved - self._block // 2
         if self._granted is not None:
             self._granted(self._reserved)
+
+    def _is_named_next(self, segment: Segment) -> bool:
+        """Whether the next segment would use up a sequence, and a ring gives them: it would not know of that."""
+        return self._granted is not None and self.next <= segment.first
 
     def _roll(self) -> Segment:
         """Begin a new segment. The old one is sealed when it is synced."""
@@ -473,7 +483,7 @@ class DiskBucket(Syncing):
             looks -= 1
             if looks >= 0 and not self._wanted(segment):
                 unwanted.append(segment)
-        if opened is not None and self._has_grown(opened) and self.failed is None:
+        if opened is not None and self._has_grown(opened) and not self._is_named_next(opened) and self.failed is None:
             opened.cursor = 0
             if len(unwanted) == len(self._segments) - 1 and not self._wanted(opened):
                 self._roll()
