@@ -6,9 +6,11 @@ Owns that server, its folder, and the groups of the bench in either.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from mqfs.errors import BadAddress, Disconnected, MqfsError
 
 START_S = STOP_S = 30.0
 _LOOK_S = 0.01
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _DISK = "/var/tmp"  # /tmp may be memory
 
 
@@ -66,12 +69,24 @@ def _served(transport: str, path: str) -> Iterator[Place]:
             os.mkdir(mount)
             command += ["--mount", mount]
         with open(os.path.join(path, "server.log"), "w+b") as log:
-            server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_us,
+            )
             try:
                 _wait(server, log.name)
                 yield Place(transport, address, mount)
             finally:
                 _end(server)
+
+
+def _end_with_us() -> None:
+    """In the server, before it is one: if the bench is killed the kernel ends it too."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(server: subprocess.Popen[bytes], log: str) -> None:

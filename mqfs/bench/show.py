@@ -6,6 +6,7 @@ Owns the output and the exit code; measures nothing.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ _TITLES = {"publish": "publish, until kept", "delivery": "publish → receive", 
 
 def run(plan: Plan) -> int:
     """Measure and show; the exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # as Ctrl-C, so that nothing is left behind
     with _progress() as progress:
         found = measure(plan, progress)
     if plan.json is not None:

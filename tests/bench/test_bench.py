@@ -255,6 +255,34 @@ def test_the_server_dies(tmp_path: Path) -> None:
     assert [part for part in parts if Path(f"/proc/{part}").exists()] == []
 
 
+def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
+    process = started(tmp_path, "--seconds", "1000", "--store", str(tmp_path), "--sync", "off")
+    until(lambda: len(children(process.pid)) == 3, "its server and its processes run")
+    until(lambda: grown(tmp_path), "they are at work")
+    left = children(process.pid)
+    process.kill()
+    process.communicate()
+    until(lambda: not any(running(pid) for pid in left), "all have ended")
+
+
+def running(pid: int) -> bool:
+    """Neither gone nor a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_sigterm_is_as_ctrl_c(tmp_path: Path) -> None:
+    process = started(tmp_path, "--seconds", "1000", "--store", str(tmp_path), "--sync", "off", "--json", "-")
+    until(lambda: grown(tmp_path), "it is at work")
+    process.terminate()
+    said, wrong = process.communicate(timeout=SECONDS)
+    assert (process.returncode, wrong) == (0, "")
+    assert json.loads(said)["interrupted"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
