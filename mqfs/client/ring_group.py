@@ -104,6 +104,9 @@ class RingGroup:
             at = self._now
             if at is not None and not at.over and not at.door.lost:
                 return at
+            if at is not None and at.door.lost and self.reconnect is False:
+                at.over = True
+                raise Disconnected(f"{self._link.where}: the server closed the connection")
             if self._refused is not None and time.monotonic() < self._refused[0]:
                 raise Refused(self._refused[1])
             try:

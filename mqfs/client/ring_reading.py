@@ -130,28 +130,36 @@ class RingReading(Reading):
                 return
             if at.door.lost and not self._group.goes_on(at):
                 raise Stale("the ring ended")
-        self._past = Reading(self._link, self._path, self._names, start=start, until=str(end - 1))
+        self._past = Reading(self._link, self._path, self._names, start=start, until=str(end - 1), singly=True)
 
     def _change_over(self) -> None:
-        """That generation is over: go on in another, behind what was given; the server is waited for."""
+        """That generation is over, or its server was away: go on behind what was given; the server is waited for."""
         self._stand_up()
         patience = Patience(self._reconnect, self._closed, self._link.where)
         while not self._over:
-            try:
+            if self._at.ring.retired:
                 self._at.over = True
-                self._begin_again(self._group.attached())
-                return
-            except Refused as refused:
-                self._over = isinstance(refused.why, NotFound)
-                if not self._over:
-                    self._follow_log()
+            try:
+                self._go_on()
                 return
             except NotFound:
                 self._over = True
             except Stale:
                 pass
             except Disconnected as error:
+                if self._group.closed.is_set():
+                    raise
                 patience.wait(error)
+
+    def _go_on(self) -> None:
+        try:
+            at = self._group.attached()
+        except Refused as refused:
+            if isinstance(refused.why, NotFound):
+                raise refused.why from None
+            self._follow_log()
+        else:
+            self._begin_again(at)
 
     def _begin_again(self, at: Attached) -> None:
         if self._known and self._all_gone(at):
@@ -182,7 +190,9 @@ class RingReading(Reading):
         """There is no ring for us any more."""
         self._stand_up()
         self._forever = True
-        self._past = Reading(self._link, self._path, self._names, start=str(self._position), reconnect=self._reconnect)
+        self._past = Reading(
+            self._link, self._path, self._names, start=str(self._position), reconnect=self._reconnect, singly=True
+        )
 
     # ------------------------------------------------------------ messages
 
@@ -190,14 +200,20 @@ class RingReading(Reading):
         with self._turn:
             while True:
                 try:
-                    return self._ready.popleft()
+                    whole = self._assembly.take(self._ready.popleft())
                 except IndexError:
                     self._fill(deadline)
+                else:
+                    if whole is not None:
+                        return whole
 
     def __next__(self) -> Message:
         if not self._filters:
             try:
-                return self._ready.popleft()
+                message = self._ready.popleft()
+                if headers.PART not in message.headers:
+                    return message
+                self._ready.appendleft(message)
             except IndexError:
                 pass
         return super().__next__()
@@ -206,9 +222,6 @@ class RingReading(Reading):
         """Have something ready, or wait a little. Raises what `get` does."""
         if self._over or self._closed.is_set():
             raise EOFError
-        if self._wanted:
-            self._wanted = False
-            raise Interrupted
         if self._past is not None:
             self._from_past(self._past, deadline)
             return
@@ -251,6 +264,9 @@ class RingReading(Reading):
     def _from_ring(self, consumer: ring.Consumer, deadline: float | None) -> None:
         consumer.release()  # what was read before was taken by whoever asks now
         slice_s = SLICE_S if deadline is None else min(max(deadline - time.monotonic(), 0.0), SLICE_S)
+        wanted = self._wanted
+        if wanted:
+            slice_s = 0.0
         try:
             records = consumer.records(BATCH, slice_s)
         except FellBehind:
@@ -265,6 +281,9 @@ class RingReading(Reading):
         if records:
             self._take(records)
             self._read_to = consumer.position
+        elif wanted:
+            self._wanted = False
+            raise Interrupted
         elif deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError
         elif time.monotonic() >= self._look_at:
@@ -312,7 +331,8 @@ class RingReading(Reading):
     def _from_log(self, sequence: int) -> list[Message]:
         """That message, if it is to be seen: for one reader only, and which, the server knows."""
         self._group.wait_committed(self._at, sequence)
-        with Reading(self._link, self._path, self._names, start=str(sequence), until=str(sequence)) as reading:
+        only = str(sequence)
+        with Reading(self._link, self._path, self._names, start=only, until=only, singly=True) as reading:
             return list(reading)
 
     def _fell_behind(self) -> None:

@@ -1,4 +1,4 @@
-"""The two ways to a tree: what takes `tree` runs over 9P against a real server, and with the engine inside."""
+"""The ways to a tree: what takes `tree` runs over 9P and over rings against a real server, and with the engine inside."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mqfs
+from mqfs import ring
 from mqfs.client import Client
 from tests.server.process import Running
 
@@ -25,8 +26,8 @@ def short_folder() -> Iterator[Path]:
 class Away:
     """A server on a unix socket, that can be killed and started again."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.options = folder, options
+    def __init__(self, folder: Path, *options: str, transport: str = "9p") -> None:
+        self.folder, self.options, self.transport = folder, options, transport
         self.address = f"unix!{folder / 'socket'}"
         self.start()
 
@@ -41,7 +42,7 @@ class Away:
         self.start()
 
     def connect(self, **options: object) -> Client:
-        return mqfs.connect(self.address, **options)  # type: ignore[arg-type]
+        return mqfs.connect(self.address, **{"transport": self.transport, **options})  # type: ignore[arg-type]
 
     def close(self) -> None:
         if self.process.process.poll() is None:
@@ -49,10 +50,13 @@ class Away:
         assert "Traceback" not in self.process.text(), self.process.text()
 
 
-@pytest.fixture
-def server() -> Iterator[Away]:
+@pytest.fixture(params=["9p", "auto"])
+def server(request: pytest.FixtureRequest) -> Iterator[Away]:
+    """One that clients reach by 9P alone, or by rings too."""
+    if request.param == "auto" and ring.MISSING:
+        pytest.skip(ring.MISSING)
     with short_folder() as folder:
-        away = Away(folder)
+        away = Away(folder, transport=request.param)
         try:
             yield away
         finally:
@@ -69,11 +73,13 @@ def shared() -> Iterator[Away]:
             away.close()
 
 
-@pytest.fixture(params=["9p", "inside"])
+@pytest.fixture(params=["9p", "auto", "inside"])
 def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
-    """A client of a tree; over 9P the tests of a module share a server, so each takes a group of its own name."""
-    if request.param == "9p":
-        with request.getfixturevalue("shared").connect() as client:
+    """A client of a tree; with a server the tests of a module share a server, so each takes a group of its own name."""
+    if request.param != "inside":
+        if request.param == "auto" and ring.MISSING:
+            pytest.skip(ring.MISSING)
+        with request.getfixturevalue("shared").connect(transport=request.param) as client:
             yield client
     else:
         with mqfs.open(tmp_path / "store") as client:

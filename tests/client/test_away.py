@@ -35,7 +35,7 @@ def test_a_connection_that_is_lost_is_one_clear_error(server: Away) -> None:
 
 
 def test_a_call_after_the_restart_connects_again(server: Away) -> None:
-    with server.connect() as client:
+    with server.connect(transport="9p") as client:
         group = client.group("g", create=True, ctl=["replay all"])
         group.publish("s", b"1")
         server.again()
@@ -127,7 +127,7 @@ def test_a_consumer_goes_on(server: Away, number: int) -> None:
 
 def test_who_receives_hands_on_when_it_has_its_own(server: Away) -> None:
     """Threads that wait on one connection; whichever receives for all, the others get theirs after it has left."""
-    with server.connect() as client, server.connect() as other:
+    with server.connect(transport="9p") as client, server.connect() as other:
         group, there = client.group("g", create=True), other.group("g")
         there.create(*(f"s{number}" for number in range(8)))
         got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -207,8 +207,10 @@ def test_in_memory() -> None:
 
 
 def test_transports(server: Away) -> None:
-    with pytest.raises(errors.Unsupported, match="ring"):
-        server.connect(transport="ring")
+    with pytest.raises(errors.Unsupported, match="ring.*on this machine"):
+        mqfs.connect("tcp!127.0.0.1!564", transport="ring")
+    with pytest.raises(errors.Unsupported, match="ring.*the user that this process is"):
+        server.connect(transport="ring", user="12345")
     with pytest.raises(errors.BadRequest, match="transport 'udp'"):
         server.connect(transport="udp")
     with pytest.raises(errors.BadAddress):
