@@ -8,6 +8,7 @@ Seams (Protocols) are declared here, small, by what their user needs: `Clock`, `
 from __future__ import annotations
 
 import enum
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -66,6 +67,16 @@ class Columns(NamedTuple):
         return Columns(self.end, *(column[begin:end] for column in self[1:]))
 
 
+class Span(NamedTuple):
+    """Messages as the log has them."""
+
+    pieces: Sequence[bytes]  # whole records, in order
+    streams: Set[int]  # of them
+    messages: int  # at least one
+    last: int  # up to that sequence everything was looked at
+    newest: Record  # the last of them
+
+
 class Draft(NamedTuple):
     """A record to be appended: the bucket gives it its sequence."""
 
@@ -83,6 +94,10 @@ class Message(NamedTuple):
     time_ns: int
     body: bytes
     headers: Mapping[str, str]
+
+    def open(self) -> io.BufferedIOBase:
+        """The body as a file."""
+        return io.BytesIO(self.body)
 
 
 # ---------------------------------------------------------------- waiting
@@ -303,6 +318,11 @@ class Bucket(Protocol):
 
     def scan(self, sequence: int) -> Record | None:
         """The first message of any stream at or after `sequence`."""
+        ...
+
+    def span(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> Span | None:
+        """Messages of those streams at or after `sequence` and below `end`, as many as lie together in so many bytes,
+        each checked. None: they are few, or damaged, or some have headers and may not: to be read one by one."""
         ...
 
     def before(self, sequence: int, stream: int | None = None) -> int | None:

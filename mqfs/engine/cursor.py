@@ -258,6 +258,8 @@ class Cursor(Commands):
 
     def _take_records(self, count: int) -> bytes | None:
         """Whole records, as many as fit, behind the names that were not told yet; the first one always."""
+        if (many := self._take_span(count)) is not None:
+            return many
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -285,6 +287,27 @@ class Cursor(Commands):
         if pieces:
             return self.last.first(b"".join(pieces), count, 0)
         return b"" if self._done() else None
+
+    def _take_span(self, count: int) -> bytes | None:
+        """The same straight from the log, where all that stands there may be shown or left out by its stream alone."""
+        group, streams = self.group, self.streams()
+        if group.lapsed or group.state.dropped or not self.selection.by_stream or self._done() or not streams:
+            return None
+        self._look_for_losses()
+        first = max(self.position, group.times.expired_before())
+        if any(stream.shared or stream.state.floor > first for stream in streams.values()):
+            return None
+        names = {number: stream.name for number, stream in streams.items()}
+        head = self.names.table(first, group.bucket.last_ns, names)
+        end = group.bucket.next if self.until is None else self.until
+        found = group.bucket.span(first, end, count - len(head), streams.keys(), not group.ranks)
+        if found is None or not self.names.knows({number: names[number] for number in found.streams}):
+            return None
+        if head:
+            self.names.told(names)
+        self.position, self.shown = found.last + 1, found.newest
+        group.counts.read += found.messages
+        return self.last.first(b"".join((head, *found.pieces) if head else found.pieces), count, 0)
 
     # ------------------------------------------------------------ waiting
 

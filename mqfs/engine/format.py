@@ -97,6 +97,17 @@ class Names:
             news = encode_names(record.sequence, record.time_ns, names)
         return news + encode(*record)
 
+    def knows(self, names: Mapping[int, str]) -> bool:
+        """Whether the reader was told all of these, or nothing."""
+        return not self._told or all(self._told.get(number) == name for number, name in names.items())
+
+    def table(self, sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
+        """What a reader who was told nothing is to be told first; for one who was told something, nothing."""
+        return b"" if self._told else encode_names(sequence, time_ns, names)
+
+    def told(self, names: Mapping[int, str]) -> None:
+        self._told.update(names)
+
     def untell(self, stream: int) -> None:
         """What was last told of it did not reach the reader."""
         self._told.pop(stream, None)

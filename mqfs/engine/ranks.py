@@ -75,6 +75,9 @@ class Ranks:
             return None
         return Rank(record.stream, priority, expires, single)
 
+    def __len__(self) -> int:
+        return len(self._all())
+
     def get(self, sequence: int) -> Rank | None:
         return self._all().get(sequence)
 

@@ -69,6 +69,12 @@ class Selection:
         views = self.group.views
         return any(views[name].selects(stream, record) for name in self.names if name in views)
 
+    @property
+    def by_stream(self) -> bool:
+        """Whether of each stream all messages belong to it, or none."""
+        views = self.group.views
+        return not any(name in views and views[name].programs for name in self.names)
+
     def few(self) -> tuple[int, ...] | None:
         """The streams' numbers, where they are few."""
         if self._epoch != self.group.epoch:

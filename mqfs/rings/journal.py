@@ -83,6 +83,7 @@ class Journal:
         self._judge, self._over = judge, over
         self._taker: Consumer = made.consumer(kept=True, hold=True)
         self._resumed = made.next  # below that another server may have taken or written messages
+        self._most = made.size // HEAD_BYTES  # messages that it can hold
         self._range: _Range | None = None
         self._raw = b""  # copied, and not looked at yet
         self._salvaged: int | None = None  # the tail, where the ring could not be read on and all was copied
@@ -96,7 +97,7 @@ class Journal:
             inner.find, inner.peek, inner.scan, inner.before, inner.at
         )  # fmt: skip
         self.tally, self.end_marks, self.headed = inner.tally, inner.end_marks, inner.headed
-        self.trim, self.history = inner.trim, inner.history
+        self.trim, self.history, self.span = inner.trim, inner.history, inner.span
         self.sync: Callable[..., None] = inner.sync
         inner.grants(self._grant)
         group.bucket, group.ring = self, self
@@ -320,6 +321,7 @@ class Journal:
         data, part = there.between(begin, end), there.rows.part(begin, end)
         if self._is_wanted(part):
             self.group.reserve_room(len(data))
+            self._pass_to(part.sequences[0])
             base = self.inner.place(len(data), end - begin)
             part = ring.scan(data, base)
             self.inner.append_range(data, part)
@@ -385,7 +387,9 @@ class Journal:
     def _is_in_order(self, rows: Columns) -> bool:
         sequences, times = rows.sequences, rows.times
         first, count = sequences[0], len(sequences)
-        if first < self.inner.next or sequences.tobytes() != array("Q", range(first, first + count)).tobytes():
+        if not 0 <= first - self.inner.next <= self._most:
+            return False
+        if sequences.tobytes() != array("Q", range(first, first + count)).tobytes():
             return False
         return times[-1] <= time.time_ns() + _AHEAD_NS and all(map(le, times, times[1:]))
 
@@ -422,10 +426,11 @@ class Journal:
             if record.sequence in self._own:
                 self._range = self._head_of_own()
                 return
-            if record.sequence < self._resumed and (record.sequence < self.inner.next or record.flags & OWN):
+            ahead = record.sequence - self.inner.next
+            if record.sequence < self._resumed and ahead <= self._most and (ahead < 0 or self._is_over_with(record)):
                 self._pass_to(record.sequence + 1)
-                continue  # the server before took it, or never came to it: then nobody was told that it was written
-            if not 0 <= record.sequence - self.inner.next <= slack or not self._may_be_taken(record):
+                continue  # the server before took it, or never came to it
+            if not 0 <= ahead <= slack or not self._may_be_taken(record):
                 self._refuse(data[at:end], "a record that no client may write")
                 slack += 1
                 continue
@@ -443,6 +448,11 @@ class Journal:
         self._raw = self._raw[end:]
         return there
 
+    def _is_over_with(self, record: Record) -> bool:
+        """Of a message that a killed server had not taken: nobody was told that it was written, or its stream is gone."""
+        state = self.group.state
+        return bool(record.flags & OWN) or not (record.stream in state.streams or record.stream >= state.next_stream)
+
     def _may_be_taken(self, record: Record) -> bool:
         if record.kind != _MESSAGE or record.headers or record.flags & ~3 or record.stream not in self.group.numbers:
             return False
@@ -453,8 +463,8 @@ class Journal:
             return
         stream = self.group.numbers[record.stream]
         self.group.reserve_room(HEAD_BYTES + len(record.body))
+        self._pass_to(record.sequence)
         self.inner.place(padded(HEAD_BYTES + len(record.body)), 1)
-        self.inner.pass_to(record.sequence)
         self.inner.append(record.kind, record.stream, record.time_ns, record.body)
         stream.appended(record.sequence, record.kind, len(record.body))
         self.group.announce(stream, record.sequence, record.body, b"")

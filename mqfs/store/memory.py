@@ -14,7 +14,7 @@ from typing import cast
 from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
 from mqfs.store.staged import MemoryStaged
-from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Log, Record
+from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Log, Record, Span
 
 _CHANGED_BYTES = (
     64 << 10
@@ -145,6 +145,9 @@ class MemoryBucket:
     def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
         record = self.find(stream, sequence)
         return None if record is None else (record.sequence, len(record.body))
+
+    def span(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> Span | None:
+        return None
 
     def before(self, sequence: int, stream: int | None = None) -> int | None:
         sequences, at = self._search(sequence, stream)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Protocol
 
 from mqfs import errors
 from mqfs.record import HEAD_BYTES, INNER, Row, decode
+from mqfs.store import spans
 from mqfs.store.committer import Committer
 from mqfs.store.disk import Disk
 from mqfs.store.index import Index, Plain, seek, seek_before, with_headers
 from mqfs.store.segment import Files, Segment
-from mqfs.types import Kind, Record
+from mqfs.types import Kind, Record, Span
 
 _RESERVE = b'{"reserve":'
 _GAP = 4_096  # bytes of messages between two other records that are rather read than passed over
@@ -177,6 +178,14 @@ class Reading:
     def scan(self, sequence: int) -> Record | None:
         place = self._where(None, sequence)
         return None if place is None else self._get(*place)
+
+    def span(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> Span | None:
+        place = self._where(None, sequence)
+        if place is None:
+            return None
+        segment, index, ordinal = place
+        end = min(end, self._end_of(bisect_right(self._firsts, index.sequences[ordinal]) - 1))
+        return spans.span(segment, index, ordinal, end, most_bytes, streams, headed)
 
     def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
         place = self._where(stream, sequence)
