@@ -339,7 +339,7 @@ def test_fids_are_bounded(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_open_directories_are_bounded(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LISTED", 10)
+    monkeypatch.setattr(limits, "LISTED", 14)
     for fid in (1, 2):
         open_(line, fid, "")
     line.replies()
