@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
+from mqfs.client.bodies import BodyWriter
 from mqfs.client.consuming import Claim, Claims, maker
 from mqfs.client.link import Body, Link, read_whole
 from mqfs.client.listening import Handler, Joined, OnError, Registration, Registry
@@ -74,6 +75,15 @@ class Group:
             return self._publisher.plain(stream, body, create, sequence, committed)
         message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single)
         return self._publisher.publish(message, create, sequence)
+
+    def writer(self, stream: str, *, headers: Mapping[str, str] | None = None, create: bool = True) -> BodyWriter:
+        """A body of any size, written as a file: one message, there when the file is closed, whole or not at all. In a
+        `with` block an exception drops it. Readers get a message whose `open` reads it without holding it in memory.
+
+        More than 1,000,000 bytes are several messages in the log, one unit, with the header `part`; mqfs(4), "Bodies in
+        parts".
+        """
+        return self._publisher.writer(stream, headers, create)
 
     def publish_many(
         self, messages: Iterable[Outgoing | tuple[str, Body]], *, create: bool = True, wait: Kept = "committed"
@@ -296,7 +306,7 @@ class Group:
     def close(self) -> None:
         """End what `on` began; the client calls it."""
         self._registry.end()
-        self._publisher.let_go()
+        self._publisher.close()
 
 
 def require_group(link: Link, path: str) -> None:

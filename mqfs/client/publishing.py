@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 
 import attrs
 
+from mqfs import limits
 from mqfs.client import words
+from mqfs.client.bodies import BodyWriter, Units, is_long
 from mqfs.client.link import Body, Direct, File, Link
 from mqfs.client.words import Duration
-from mqfs.errors import Disconnected, Exists, MqfsError, NotFound
+from mqfs.errors import Disconnected, Exists, MqfsError, NotFound, TooLong
 
 T = TypeVar("T")
 
@@ -66,6 +68,13 @@ class Outgoing:
         return said.encode() + b"\n" + words.data(self.body)
 
 
+def _kind(message: Outgoing | tuple[str, Body]) -> str:
+    """How it is written."""
+    if is_long(message.body if isinstance(message, Outgoing) else message[1]):
+        return "long"
+    return "plain" if _is_plain(message) else "put"
+
+
 def _is_plain(message: Outgoing | tuple[str, Body]) -> bool:
     return not isinstance(message, Outgoing) or not message.spoken()
 
@@ -83,6 +92,7 @@ class Publisher:
         self._direct = link.direct(path)
         self._lock = threading.Lock()
         self._idle: OrderedDict[str, list[File]] = OrderedDict()
+        self._units = Units(link, path)
 
     # ------------------------------------------------------------ open files
 
@@ -127,11 +137,18 @@ class Publisher:
             for file in files:
                 file.close()
 
+    def close(self) -> None:
+        """The group is not written to any more."""
+        self.let_go()
+        self._units.let_go()
+
     # ------------------------------------------------------------ one message
 
     def plain(self, stream: str, body: Body, create: bool, sequence: bool, committed: bool) -> int | None:
         """Write a message with nothing said; its sequence if that is wanted."""
         direct = self._direct
+        if is_long(body):
+            return self.publish(Outgoing(stream, body), create, sequence)
         if direct is not None:
             data = body if type(body) is bytes and body else words.data(body)
             try:
@@ -147,6 +164,9 @@ class Publisher:
 
     def publish(self, message: Outgoing, create: bool, sequence: bool) -> int | None:
         """Write it, its stream made if it is missing; its sequence if that is wanted."""
+        if is_long(message.body):
+            self._publish_long(message, create, sequence)
+            return None
         write = self._by_put if sequence or message.spoken() else self._plainly
         return self._again(message.stream, create, lambda: write(message, sequence))
 
@@ -160,6 +180,25 @@ class Publisher:
         with self._opened(PUT) as file:
             file.write(data)
             return int(file.read(64)) if sequence else None
+
+    def writer(self, stream: str, more: Mapping[str, str] | None, create: bool) -> BodyWriter:
+        """A body of any size."""
+
+        def plainly(body: bytes) -> None:
+            self.publish(Outgoing(stream, body, headers=more), create, False)
+
+        return BodyWriter(self._units, stream, more, plainly, (lambda: self.make(stream)) if create else None)
+
+    def _publish_long(self, message: Outgoing, create: bool, sequence: bool) -> None:
+        """A body that is more than one message."""
+        said = sorted(message.spoken().keys() - {"headers"}) + ["sequence"] * sequence
+        if said:
+            raise TooLong(
+                f"{len(message.body)} bytes; with {' and '.join(said)} a body has at most {limits.MESSAGE_BYTES}: "
+                "a larger one is several messages, which have headers only"
+            )
+        with self.writer(message.stream, message.headers, create) as file:
+            file.write(message.body)
 
     def _again(self, stream: str, create: bool, write: Callable[[], T]) -> T:
         """A stream that is missing, or was removed under an open file, is made, once."""
@@ -186,10 +225,14 @@ class Publisher:
         wait: Callable[[], None] | None = None
         source = iter(messages)
         while batch := list(islice(source, _BATCH)):
-            for plain, run in groupby(batch, _is_plain):
+            for kind, run in groupby(batch, _kind):
                 alike = list(run)
                 done = 0
-                if plain and self._direct is not None:
+                if kind == "long":
+                    for long in alike:
+                        self.publish(long if isinstance(long, Outgoing) else Outgoing(*long), create, False)
+                    done = len(alike)
+                if kind == "plain" and self._direct is not None:
                     done, wait = self._directly(self._direct, alike, create, count, wait)
                 if done < len(alike):
                     self._write(

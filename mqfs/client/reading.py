@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from mqfs import headers, record
+from mqfs.client.bodies import Assembly
 from mqfs.client.link import File, Link, read_whole
 from mqfs.client.words import commands, quote
 from mqfs.errors import Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
@@ -125,8 +126,11 @@ class Reading:
         until: str = "",
         filters: Filters = (),
         reconnect: bool | float = False,
+        singly: bool = False,
     ) -> None:
+        """`singly`: parts of bodies are left as they are."""
         self._set_up(link, path, patterns, until, filters, reconnect)
+        self._singly = singly
         self._exactly: frozenset[str] = frozenset()  # names that are looked for here, as no stream is called so yet
         if start == "end" and self._reconnect is not False:
             # So that it is known where to go on if the server is away before the first message.
@@ -144,7 +148,8 @@ class Reading:
         self._turn = threading.Lock()  # one thread reads
         self._closed = threading.Event()
         self._wanted = False  # an interrupt that somebody asked for
-        self._over = False
+        self._over = self._singly = False
+        self._assembly = Assembly()
 
     # ------------------------------------------------------------ the cursor
 
@@ -211,7 +216,9 @@ class Reading:
                 if message is not None:
                     self._start = str(message.sequence + 1)
                     if not self._exactly or message.stream in self._exactly:
-                        return message
+                        whole = message if self._singly else self._assembly.take(message)
+                        if whole is not None:
+                            return whole
                 else:
                     self._fill(deadline)
 

@@ -53,7 +53,7 @@ def test_bodies_of_any_size(tree: Client, name: str, size: int) -> None:
 def test_what_cannot_be_published(tree: Client, name: str, id: str) -> None:
     group = kept(tree, name)
     with pytest.raises(errors.TooLong):
-        group.publish("s", bytes(LARGEST + 1), id=id)
+        group.publish("s", bytes(LARGEST + 1), id=id, sequence=True)
     with pytest.raises(errors.BadRequest):
         group.publish("s", b"", id=id)
     with pytest.raises(errors.MqfsError, match="reserved"):

@@ -1,0 +1,329 @@
+"""Bodies of any size: one that is larger than a message is a unit of several, its parts, in one stream.
+
+Owns how a body is cut and put together again: the header `part` is `1/17` of the first, `2` to `16`, and `17/17` of the
+last. Neither side holds more than one part in memory; what was read lies in a temporary file where it is large.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import IO, Any
+
+from mqfs import headers, limits
+from mqfs.client.link import File, Link
+from mqfs.errors import BadRequest, Disconnected, MqfsError, NotFound
+from mqfs.types import Message
+
+PIECE_BYTES = 1_000_000  # of a body in one message: a frame of it with headers fits one write of every transport
+SPOOLED_BYTES = 8 << 20  # of a body that was read; a larger one is a temporary file
+_FRAME = struct.Struct("<IHH")  # bytes of the frame, of the name, of the headers; mqfs(4), ".batch"
+
+
+# ---------------------------------------------------------------- reading
+
+
+def place_of(message: Message) -> tuple[int, int]:
+    """Which part of a body it is, and how many there are where it says so (else 0); (0, 0) if it is a whole one."""
+    number, _, total = (message.headers.get(headers.PART, "") if message.headers else "").partition("/")
+    if not number.isdigit() or (total and not total.isdigit()):
+        return 0, 0
+    return int(number), int(total or 0)
+
+
+class LongMessage(Message):
+    """A message whose body came in parts. `sequence` is the first part's. `open` reads the body without holding it."""
+
+    _spool: IO[bytes]
+    _lock: threading.Lock
+
+    @classmethod
+    def begin(cls, first: Message, total: int) -> LongMessage:
+        more = {key: value for key, value in first.headers.items() if key != headers.PART}
+        made = tuple.__new__(cls, (first.sequence, first.stream, first.time_ns, b"", more))
+        made.total, made.parts, made.size = total, 0, 0
+        made._spool = tempfile.SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115 - it lives as long as the message
+        made._lock = threading.Lock()
+        made.add(first)
+        return made
+
+    total: int
+    parts: int  # that there are of it
+    size: int  # bytes of the body
+
+    def add(self, part: Message) -> None:
+        self._spool.write(part.body)
+        self.parts += 1
+        self.size += len(part.body)
+
+    @property
+    def body(self) -> bytes:
+        """All of it, in memory."""
+        return self.read_at(0, self.size)
+
+    def read_at(self, at: int, count: int) -> bytes:
+        with self._lock:
+            self._spool.seek(at)
+            return self._spool.read(count)
+
+    def open(self) -> io.BufferedReader:
+        return io.BufferedReader(_BodyReader(self))
+
+    def __del__(self) -> None:
+        self._spool.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.sequence, self.stream, self.time_ns, self.body, self.headers))
+
+    def __getitem__(self, at: Any) -> Any:
+        return tuple(self)[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<message {self.sequence} of {self.stream}, {self.size} bytes in {self.parts} parts>"
+
+
+class _BodyReader(io.RawIOBase):
+    """A file over the body; each has a position of its own."""
+
+    def __init__(self, message: LongMessage) -> None:
+        self._message, self._at = message, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._message.size}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._message.read_at(self._at, len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class Assembly:
+    """Puts parts together as they come, in order. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._open: LongMessage | None = None
+
+    def take(self, message: Message) -> Message | None:
+        """The message that is whole now; None: more of it comes. A part whose first one was not read is itself one."""
+        number, total = place_of(message)
+        open_, self._open = self._open, None
+        if open_ is not None and self._continues(open_, message, number):
+            open_.add(message)
+            if open_.parts == open_.total:
+                return open_
+            self._open = open_
+            return None
+        if number == 1 and total > 1:
+            self._open = LongMessage.begin(message, total)
+            return None
+        return message
+
+    @staticmethod
+    def _continues(open_: LongMessage, message: Message, number: int) -> bool:
+        behind = message.sequence == open_.sequence + open_.parts and message.stream == open_.stream
+        return behind and number == open_.parts + 1
+
+
+# ---------------------------------------------------------------- writing
+
+
+class Units:
+    """What one group's writer commits through `.txn`, under one producer's name. Any thread may use it."""
+
+    def __init__(self, link: Link, path: str) -> None:
+        self._link, self._path = link, path
+        self._turn = threading.Lock()  # numbers are committed in their order
+        self._producer, self._number = f"library-{secrets.token_hex(8)}", 0
+
+    def part(self, name: str) -> None:
+        self._link.mkdir(f"{self._path}/.txn/{name}")
+
+    def open(self, part: str) -> File:
+        return self._link.open(f"{self._path}/.txn/{part}/.batch", "w")
+
+    def commit(self, *parts: str) -> None:
+        """Have them appended as one unit. Where the connection is lost meanwhile it is asked once more."""
+        with self._turn:
+            self._number += 1
+            command = f"commit {self._producer}.{self._number} {' '.join(parts)}"
+            try:
+                self._say(command)
+            except Disconnected as error:
+                try:
+                    self._say(command)
+                except NotFound:
+                    raise error from None  # nothing of it was appended: the parts went with the server
+
+    def abort(self, *parts: str) -> None:
+        """As far as they are there."""
+        for part in parts:
+            with suppress(MqfsError):
+                self._say(f"abort {part}")
+
+    def let_go(self) -> None:
+        """Nothing of ours is repeated from now on."""
+        with self._turn:
+            if self._number:
+                with suppress(MqfsError):
+                    self._say(f"forget {self._producer}")
+                self._producer, self._number = f"library-{secrets.token_hex(8)}", 0
+
+    def _say(self, command: str) -> None:
+        file = self._link.open(f"{self._path}/.txn/ctl", "w")
+        try:
+            file.write(command.encode())
+        finally:
+            file.close()
+
+
+Publish = Callable[[bytes], object]
+Make = Callable[[], object]
+
+
+class BodyWriter(io.RawIOBase):
+    """A body being written, of any size: one message, which is there when this is closed, whole or not at all.
+
+    As a context manager: a clean exit publishes it, an exception drops it.
+    """
+
+    def __init__(
+        self, units: Units, stream: str, more: Mapping[str, str] | None, publish: Publish, make: Make | None
+    ) -> None:
+        """`publish`: for a body that is one message; `make`: the stream, where it is missing."""
+        self._units, self._stream, self._publish, self._make = units, stream, publish, make
+        self._headers = dict(more or {})
+        if headers.PART in self._headers:
+            raise BadRequest(f"the header {headers.PART!r} says which part of a body a message is: the writer sets it")
+        self._first, self._buffer = b"", bytearray()
+        self._count = 0  # parts before what is in the buffer
+        token = secrets.token_hex(8)
+        self._head, self._rest = f"{token}-1", f"{token}-2"
+        self._file: File | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._require_open()
+        view = memoryview(data).cast("B") if not isinstance(data, str) else memoryview(data.encode())
+        at = 0
+        while at < len(view):
+            if len(self._buffer) == PIECE_BYTES:
+                self._stage(last=False)
+            taken = view[at : at + PIECE_BYTES - len(self._buffer)]
+            self._buffer += taken
+            at += len(taken)
+        return len(view)
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("the body was closed")
+
+    def _stage(self, *, last: bool) -> None:
+        """Put a part aside. The first stays here: it is to say how many there are."""
+        piece = bytes(self._buffer)
+        self._buffer.clear()
+        self._count += 1
+        if self._count == 1:
+            self._first = piece
+            return
+        if self._file is None:
+            self._units.part(self._rest)
+            self._file = self._units.open(self._rest)
+        self._put(self._file, piece, f"{self._count}/{self._count}" if last else str(self._count))
+
+    def _put(self, file: File, piece: bytes, place: str) -> None:
+        data = self._frame(piece, place)
+        try:
+            file.write(data)
+        except NotFound:
+            if self._make is None:
+                raise
+            self._make()
+            file.write(data)
+
+    def _frame(self, piece: bytes, place: str) -> bytes:
+        name, head = self._stream.encode(), headers.encode({**self._headers, headers.PART: place})
+        size = _FRAME.size + len(name) + len(head) + len(piece)
+        return b"".join((_FRAME.pack(size, len(name), len(head)), name, head, piece))
+
+    def close(self) -> None:
+        """Publish it. Raises what refuses it; then nothing of it is there."""
+        if self.closed:
+            return
+        try:
+            if not self._count:
+                self._publish(bytes(self._buffer))
+            else:
+                self._commit()
+        except BaseException:
+            self._drop()
+            raise
+        finally:
+            super().close()
+
+    def _commit(self) -> None:
+        self._stage(last=True)
+        assert self._file is not None
+        self._file.close()
+        self._units.part(self._head)
+        file = self._units.open(self._head)
+        try:
+            self._put(file, self._first, f"1/{self._count}")
+        finally:
+            file.close()
+        self._units.commit(self._head, self._rest)
+
+    def abort(self) -> None:
+        """Drop it: nothing of it is there."""
+        if not self.closed:
+            self._drop()
+            super().close()
+
+    def _drop(self) -> None:
+        self._first, self._buffer = b"", bytearray()
+        if self._file is not None:
+            with suppress(MqfsError):
+                self._file.close()
+            self._units.abort(self._rest, self._head)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self) -> None:
+        """Forgotten: not published."""
+        with suppress(Exception):
+            self.abort()
+
+
+def is_long(body: Any) -> bool:
+    """Whether it is more than one message holds."""
+    most = limits.MESSAGE_BYTES
+    if isinstance(body, str):
+        return 4 * len(body) > most and len(body.encode()) > most
+    return len(body) > most
+
+
+__all__ = ["Assembly", "BodyWriter", "LongMessage", "Units", "is_long", "place_of"]

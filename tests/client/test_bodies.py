@@ -1,0 +1,246 @@
+"""Bodies of any size: written as files, read as files, whole or not at all, over every transport."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import random
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import mqfs
+from mqfs import Client, errors
+from mqfs.client import Group, bodies
+from mqfs.client.bodies import LongMessage
+from tests.client.conftest import Away
+
+LARGEST = 1_044_480
+PATIENCE_S = 20.0
+
+
+def body_of(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def kept(tree: Client, name: str) -> Group:
+    return tree.group(name, create=True, ctl=["replay all"])
+
+
+def parts(group: Group) -> list[tuple[str, int]]:
+    """(what says which part it is, bytes) of every message of the log."""
+    found = []
+    for reading in (group.history(),):
+        reading._singly = True
+        found += [(message.headers.get("part", ""), len(message.body)) for message in reading]
+    return found
+
+
+@pytest.mark.parametrize("size", [1, LARGEST, LARGEST + 1, 2_000_000, 2_000_001, 3_500_000])
+def test_publish_of_any_size(tree: Client, name: str, size: int) -> None:
+    group, body = kept(tree, name), body_of(size)
+    with group.subscribe() as messages:
+        group.publish("s", b"before")
+        group.publish("s", body, headers={"colour": "blue"})
+        group.publish("s", b"after")
+        assert [messages.get(PATIENCE_S).body for _ in range(3)] == [b"before", body, b"after"]
+    first, long, last = group.history()
+    assert (first.body, long.body, last.body) == (b"before", body, b"after")
+    assert long.headers["colour"] == "blue"
+    assert "part" not in long.headers
+    assert long.stream == "s"
+    assert long.sequence == first.sequence + 1
+
+
+def test_parts_are_messages_of_the_stream(tree: Client, name: str) -> None:
+    group, body = kept(tree, name), body_of(2_500_000)
+    group.publish("s", body)
+    assert parts(group) == [("1/3", 1_000_000), ("2", 1_000_000), ("3/3", 500_000)]
+    with group.history() as reading:
+        reading._singly = True
+        assert b"".join(message.body for message in reading) == body
+
+
+def test_a_writer_is_a_file(tree: Client, name: str, tmp_path: Path) -> None:
+    group, body = kept(tree, name), body_of(5_000_000)
+    (tmp_path / "source").write_bytes(body)
+    with open(tmp_path / "source", "rb") as source, group.writer("s", headers={"name": "source"}) as sink:
+        assert sink.writable()
+        assert not sink.readable()
+        shutil.copyfileobj(source, sink)
+        assert list(group.history()) == [], "nothing is seen before the end"
+    (message,) = group.history()
+    with message.open() as file:
+        assert file.read(10) == body[:10]
+        file.seek(-5, io.SEEK_END)
+        assert file.read() == body[-5:]
+        file.seek(0)
+        assert hashlib.file_digest(file, "sha256").digest() == hashlib.sha256(body).digest()
+    assert message.headers["name"] == "source"
+    assert (message.sequence, message.stream, message.time_ns, message.body, message.headers) == tuple(message)
+    assert message[3] == body
+    assert isinstance(message, LongMessage)
+    assert "5000000 bytes in 5 parts" in repr(message)
+
+
+def test_a_small_body_is_one_plain_message(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    with group.writer("s") as file:
+        file.write(b"one, ")
+        file.write(bytearray(b"two"))
+    (message,) = group.history()
+    assert message.body == b"one, two"
+    assert message.headers == {}
+    assert message.open().read() == b"one, two"
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+def test_an_exception_drops_it(tree: Client, name: str, size: int) -> None:
+    group = kept(tree, name)
+
+    def fails() -> None:
+        with group.writer("s") as file:
+            file.write(bytes(size))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    file = group.writer("s")
+    file.write(bytes(size))
+    file.abort()
+    file.close()
+    with pytest.raises(ValueError, match="closed"):
+        file.write(b"x")
+    assert list(group.history()) == []
+    assert group._link.names(f"{group.path}/.txn") == ["ctl"]
+
+
+def test_nothing_is_no_message(tree: Client, name: str) -> None:
+    with pytest.raises(errors.BadRequest), kept(tree, name).writer("s"):
+        pass
+
+
+def test_what_is_refused(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    big = bytes(LARGEST + 1)
+    for options in ({"ttl": 5}, {"delay": 5}, {"at": 5.0}, {"priority": 7}, {"id": "x"}, {"single": True}):
+        with pytest.raises(errors.TooLong, match=f"with {next(iter(options))} a body has at most {LARGEST}"):
+            group.publish("s", big, **options)  # type: ignore[arg-type]
+    with pytest.raises(errors.TooLong, match="with sequence"):
+        group.publish("s", big, sequence=True)
+    with pytest.raises(errors.BadRequest, match="'part'"):
+        group.writer("s", headers={"part": "1"})
+    with pytest.raises(errors.MqfsError, match="sender"):
+        group.publish("s", big, headers={"sender": "me"})
+    with pytest.raises(errors.NotFound, match="no stream 'missing'"):
+        group.publish("missing", big, create=False)
+    assert list(group.history()) == []
+    assert group._link.names(f"{group.path}/.txn") == ["ctl"]
+
+
+def test_a_depth_it_does_not_fit(tree: Client, name: str) -> None:
+    group = tree.group(name, create=True, ctl=["replay all", "depth 2000000B", "full reject"])
+    with pytest.raises(errors.TooLong):
+        group.publish("s", bytes(2_500_000))
+    group.publish("s", bytes(1_500_000))
+    assert [len(message.body) for message in group.history()] == [1_500_000]
+    assert group._link.names(f"{group.path}/.txn") == ["ctl"]
+
+
+def test_among_many(tree: Client, name: str) -> None:
+    group, body = kept(tree, name), body_of(1_500_000)
+    assert group.publish_many([("s", b"1"), ("t", body), mqfs.Outgoing("s", body), ("s", "x" * LARGEST)]) == 4
+    assert [(m.stream, m.body) for m in group.history()] == [
+        ("s", b"1"), ("t", body), ("s", body), ("s", b"x" * LARGEST),
+    ]  # fmt: skip
+
+
+def test_writers_at_once(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+
+    def write(number: int) -> None:
+        for n in range(3):
+            group.publish("s", bytes([number]) * (1_100_000 + n))
+
+    with group.subscribe() as messages:
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        seen = [messages.get(PATIENCE_S).body for _ in range(9)]
+        for thread in threads:
+            thread.join()
+    for number in range(3):
+        mine = [body for body in seen if body[0] == number]
+        assert [len(body) for body in mine] == [1_100_000, 1_100_001, 1_100_002]
+        assert all(body == bytes([number]) * len(body) for body in mine)
+
+
+def test_handlers_and_filters(tree: Client, name: str) -> None:
+    group, body = kept(tree, name), body_of(1_200_000)
+    got: list[bytes] = []
+    done = threading.Event()
+
+    def handler(message: mqfs.Message) -> None:
+        with message.open() as file:
+            got.append(file.read())
+        done.set()
+
+    group.on("s", handler, filters=lambda message: message.body[:1] != b"\0", concurrency=2)
+    group.publish("s", bytes(1_200_000))
+    group.publish("s", body)
+    assert done.wait(PATIENCE_S)
+    assert got == [body]
+
+
+def test_a_part_without_its_first_is_a_message(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    group.publish("s", bytes(2_500_000))
+    sequence = next(iter(group.history())).sequence
+    assert [m.headers.get("part") for m in group.history(sequence + 1)] == ["2", "3/3"]
+
+
+def test_a_body_is_not_held_in_memory(tree: Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SPOOLED_BYTES", 1_000_000)
+    group, piece = kept(tree, name), body_of(1_000_000)
+    with group.writer("s") as file:
+        for _ in range(20):
+            file.write(piece)
+    (message,) = group.history()
+    assert isinstance(message, LongMessage)
+    assert message._spool._rolled  # type: ignore[attr-defined]
+    with message.open() as body:
+        for _ in range(20):
+            assert body.read(1_000_000) == piece
+        assert body.read() == b""
+
+
+def test_a_server_that_is_killed(server: Away) -> None:
+    body = body_of(3_000_000)
+    with server.connect() as tree:
+        group = kept(tree, "g")
+        with group.subscribe(existing=True) as messages:
+            group.publish("s", b"before")
+            assert messages.get(PATIENCE_S).body == b"before"
+            file = group.writer("s")
+            file.write(body)
+            server.again()
+            with pytest.raises(errors.MqfsError):
+                file.close()
+            group.publish("s", body)
+            assert messages.get(PATIENCE_S).body == body
+        assert [len(message.body) for message in group.history()] == [6, len(body)]
+        stats = json.loads(tree._link.open("g/.stats", "r").read())
+        assert stats["next"] > 3
+
+
+def test_what_was_committed_is_remembered_no_longer_than_it_must(server: Away) -> None:
+    with server.connect() as tree:
+        group = kept(tree, "g")
+        group.publish("s", bytes(2_000_000))
+        group.publish("s", bytes(2_000_000))
+        assert tree._link.open("g/.txn/ctl", "r").read().startswith(b"committed library-")
+    with server.connect() as tree:
+        assert tree._link.open("g/.txn/ctl", "r").read() == b""
