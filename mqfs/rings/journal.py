@@ -449,7 +449,7 @@ class Journal:
         return there
 
     def _is_over_with(self, record: Record) -> bool:
-        """Of a message that a killed server had not taken: nobody was told that it was written, or its stream is gone."""
+        """Of a message that a killed server had not taken: nobody was told of it, or its stream is gone."""
         state = self.group.state
         return bool(record.flags & OWN) or not (record.stream in state.streams or record.stream >= state.next_stream)
 

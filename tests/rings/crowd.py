@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import mqfs
-from mqfs.errors import Disconnected, MqfsError
+from mqfs.errors import Disconnected
 from mqfs.ninep.blocking import connect
 from tests.server.process import ROOT, environment
 
@@ -150,6 +150,9 @@ class Member:
     def seen(self) -> list[tuple[int, str, str]]:
         rows = [line.split(" ", 1) for line in self.file.read_text().splitlines()]
         return [(int(sequence), *json.loads(rest)) for sequence, rest in rows]
+
+    def newest(self) -> int:
+        return max((sequence for sequence, _, _ in self.seen()), default=0)
 
 
 @contextlib.contextmanager

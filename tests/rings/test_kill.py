@@ -1,7 +1,7 @@
 """kill -9 of the server again and again, while processes publish through a group's ring, and others write files.
 
-The producers never stop: to them the server was away for a moment. At the end: what a publish was told is there, once, in
-its producer's order and with the sequence that it was told; who followed the ring saw what the log has.
+The producers never stop: to them the server was away for a moment. At the end: what a publish was told is there, once,
+in its producer's order and with the sequence that it was told; who followed the ring saw what the log has.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Rings(Campaign):
             follower = next(member for member in members if member.mode == "follow")
             deadline = time.monotonic() + 20
             last = max(log)
-            while (follower.seen() or [(0,)])[-1][0] < last:
-                assert time.monotonic() < deadline, f"the follower hangs at {(follower.seen() or [(0,)])[-1][0]}/{last}"
+            while follower.newest() < last:
+                assert time.monotonic() < deadline, f"the follower hangs at {follower.newest()}, and there are {last}"
                 time.sleep(0.05)
             follower.end()
         code = server.stop()
