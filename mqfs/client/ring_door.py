@@ -62,7 +62,8 @@ class DoorCall:
     def _exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         try:
             with self._lock:
-                self._socket.send(packets.encode(question))
+                with contextlib.suppress(BrokenPipeError):  # turned away; why, is there to be read
+                    self._socket.send(packets.encode(question))
                 data, fds, _, _ = socket.recv_fds(self._socket, limits.RING_PACKET_BYTES, 1)
         except OSError as error:
             self.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import itertools
 import logging
 import socket
@@ -176,11 +177,11 @@ class Door:
             self._full = False
             return True
         self._refuse(str(error))
-        try:
+        with sock, contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RD)
             sock.send(packets.encode(packets.refusal(error)))
-        except OSError:
-            pass
-        sock.close()
+            while sock.recv(1):  # what it had said: left there it would take our answer from it
+                pass
         return False
 
     def _refuse(self, why: str) -> None:

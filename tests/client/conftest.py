@@ -1,4 +1,4 @@
-"""The ways to a tree: what takes `tree` runs over 9P and over rings against a real server, and with the engine inside."""
+"""The ways to a tree: what takes `tree` runs over 9P and over rings against a server, and with the engine inside."""
 
 from __future__ import annotations
 

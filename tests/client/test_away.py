@@ -207,9 +207,9 @@ def test_in_memory() -> None:
 
 
 def test_transports(server: Away) -> None:
-    with pytest.raises(errors.Unsupported, match="ring.*on this machine"):
+    with pytest.raises(errors.Unsupported, match=r"ring.*on this machine"):
         mqfs.connect("tcp!127.0.0.1!564", transport="ring")
-    with pytest.raises(errors.Unsupported, match="ring.*the user that this process is"):
+    with pytest.raises(errors.Unsupported, match=r"ring.*the user that this process is"):
         server.connect(transport="ring", user="12345")
     with pytest.raises(errors.BadRequest, match="transport 'udp'"):
         server.connect(transport="udp")

@@ -1,0 +1,404 @@
+"""The door of a real server, spoken to by hand: what it gives, whom it refuses, and nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import mqfs
+from mqfs import errors, limits, ring
+from mqfs.clock import SystemClock
+from mqfs.engine.tree import Tree
+from mqfs.ninep import dial
+from mqfs.rings import door, packets
+from mqfs.rings.manager import Rings
+from mqfs.store.memory import MemoryStore
+from mqfs.types import User
+from tests.anyone import NOBODY
+from tests.campaign import size
+from tests.client.conftest import Away, short_folder
+from tests.server.process import until
+
+pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+
+
+@pytest.fixture(scope="module")
+def away() -> Iterator[Away]:
+    with short_folder() as folder:
+        server = Away(folder)
+        try:
+            with server.connect() as client:
+                group = client.group("g", create=True, ctl=["replay all", "ttl 1h"])
+                group.create("s", "tëxt")
+                group.bind("view", "*")
+                client.group("lines", create=True, ctl=["data line"])
+            yield server
+        finally:
+            server.close()
+
+
+class Caller:
+    """A connection to a door."""
+
+    def __init__(self, away: Away) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(20)
+        self.socket.connect(str(away.folder / "socket.ring"))
+        self.fds: list[int] = []
+
+    def send(self, data: bytes) -> dict[str, Any] | None:
+        """The answer; None: the connection was ended."""
+        try:
+            self.socket.send(data)
+            answer, fds, _, _ = socket.recv_fds(self.socket, 10_000, 10)
+        except ConnectionError:
+            return None
+        self.fds += fds
+        return json.loads(answer) if answer else None
+
+    def ask(self, **said: Any) -> Any:
+        return self.send(json.dumps(said).encode())
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        for fd in self.fds:
+            os.close(fd)
+
+
+def test_what_it_gives(away: Away) -> None:
+    with Caller(away) as caller, away.connect() as client:
+        said = caller.ask(attach="g", version=packets.VERSION)
+        assert said.keys() == {"generation", "group", "sync", "keep", "deliver", "ttl_ns"}
+        assert (said["sync"], said["keep"], said["deliver"]) == ("always", "disk", "all")
+        assert said["ttl_ns"] == 3_600 * 10**9
+        assert said["group"] == client.group("g").stats()["group"]
+        handle = ring.attach(caller.fds[0], said["generation"])
+        number = caller.ask(stream="tëxt")["number"]
+        assert caller.ask(number=number) == {"number": number, "stream": "tëxt"}
+        assert caller.ask(stream="view") == {"stream": "view", "view": True}
+        for question in ({"stream": "none"}, {"number": 4_000}):
+            assert caller.ask(**question)["error"] == "NotFound"
+        assert handle.wait_committed(handle.publish(number, b"by hand"), 20)
+        [message] = client.group("g").history()
+        assert (message.stream, message.body) == ("tëxt", b"by hand")
+        handle.close()
+
+
+def test_a_connection_is_one_attachment_and_all_get_the_same(away: Away) -> None:
+    with Caller(away) as one, Caller(away) as two:
+        assert one.ask(stream="s") == {"error": "BadRequest", "text": "attach first"}
+        first = one.ask(attach="g", version=packets.VERSION)
+        assert one.ask(attach="g", version=packets.VERSION)["error"] == "BadRequest"
+        assert two.ask(attach="/g/", version=packets.VERSION)["generation"] == first["generation"]
+        assert one.ask(stream="s")["number"] == two.ask(stream="s")["number"]
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ({"attach": "none"}, "NotFound"),
+        ({"attach": "g/s"}, "NotDirectory"),
+        ({"attach": "g/.stats"}, "NotDirectory"),
+        ({"attach": "lines"}, "Unsupported"),
+        ({"attach": 7}, "BadRequest"),
+        ({"attach": "g", "version": 99}, "BadRequest"),
+        ({"attach": "g", "version": None}, "BadRequest"),
+        ({"attach": "g", "stream": "s"}, "BadRequest"),
+        ({}, "BadRequest"),
+        ({"open": "sesame"}, "BadRequest"),
+        ({"number": 1}, "BadRequest"),
+    ],
+)
+def test_refusals_are_answered_and_it_stays_usable(away: Away, said: dict[str, Any], error: str) -> None:
+    with Caller(away) as caller:
+        assert caller.ask(**{"version": packets.VERSION, **said})["error"] == error
+        assert caller.ask(attach="g", version=packets.VERSION)["group"]
+        for question in ({"stream": 1}, {"stream": None}, {"number": "1"}, {"number": True}, {"number": -1}):
+            assert caller.ask(**question)["error"] == "BadRequest"
+        for question in ({"number": 1 << 40}, {"stream": ""}, {"stream": "a/b"}, {"stream": "\0"}):
+            assert caller.ask(**question)["error"] in ("BadRequest", "NotFound", "BadName")
+        assert caller.ask(stream="s")["number"]
+
+
+@pytest.mark.parametrize("noise", [b"{", b"[]", b"7", b"\xff\xfe", b"null", b"{" * 8_000, b" " * 8_193, b"x" * 60_000])
+def test_what_is_no_object_ends_the_connection(away: Away, noise: bytes) -> None:
+    with Caller(away) as caller:
+        answer = caller.send(noise)
+        assert answer is not None
+        assert answer["error"] == "BadRequest"
+        assert caller.ask(attach="g", version=packets.VERSION) is None
+
+
+def test_noise(away: Away) -> None:
+    """Whatever comes, the server answers the next one; and says no bug of its own."""
+    rng = random.Random(7)
+    words = [
+        "attach",
+        "version",
+        "stream",
+        "number",
+        "g",
+        "s",
+        "view",
+        "lines",
+        "",
+        "\0",
+        1,
+        0,
+        -1,
+        None,
+        True,
+        1e300,
+        [],
+        {},
+    ]
+    for _ in range(size(2_000)):
+        with Caller(away) as caller:
+            for _ in range(rng.randrange(1, 6)):
+                said = {str(rng.choice(words)): rng.choice(words) for _ in range(rng.randrange(1, 4))}
+                data = json.dumps(said).encode()
+                if rng.random() < 0.3:
+                    data = bytes(b ^ (1 << rng.randrange(8)) if rng.random() < 0.05 else b for b in data)
+                if rng.random() < 0.1:
+                    caller.socket.close()
+                    break
+                if caller.send(data) is None:
+                    break
+    with Caller(away) as caller:
+        assert caller.ask(attach="g", version=packets.VERSION)["group"]
+    assert "Traceback" not in away.process.text()
+
+
+def test_descriptors_that_are_sent_to_it_are_dropped(away: Away) -> None:
+    def open_files() -> int:
+        return len(os.listdir(f"/proc/{away.process.pid}/fd"))
+
+    with Caller(away) as caller:
+        assert caller.ask(attach="g", version=packets.VERSION)
+        before = open_files()
+        for _ in range(50):
+            socket.send_fds(caller.socket, [b'{"stream":"s"}'], [0, 1, 2])
+            assert caller.socket.recv(1_000)
+        assert open_files() == before
+
+
+# ---------------------------------------------------------------- whom it lets in
+
+OTHER = """
+import json, socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(sys.argv[1])
+sock.send(json.dumps({"attach": sys.argv[2], "version": 1}).encode())
+data, fds, _, _ = socket.recv_fds(sock, 9000, 2)
+print(json.dumps([json.loads(data), len(fds)]))
+"""
+
+
+def by_nobody(away: Away, group: str) -> list[Any]:
+    os.chmod(away.folder, 0o755)
+    python = os.path.realpath(sys.executable)
+    command = [*NOBODY, python, "-c", OTHER, str(away.folder / "socket.ring"), group]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    found: list[Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+def test_it_needs_r_and_w_on_every_stream() -> None:
+    """Modes are set through a mount: 9P's own clients can as well, but this is what people do."""
+    with short_folder() as folder:
+        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+            pytest.skip("/dev/fuse is missing or may not be opened")
+        (folder / "mq").mkdir()
+        away = Away(folder, "--mount", str(folder / "mq"), "--allow-other")
+        try:
+            with away.connect() as client:
+                client.group("g", create=True).create("open", "closed")
+            (folder / "mq" / "g" / "open").chmod(0o666)
+            for mode, wanted in ((0o666, 1), (0o644, 0), (0o622, 0), (0o606, 1), (0o600, 0)):
+                (folder / "mq" / "g" / "closed").chmod(mode)
+                said, fds = by_nobody(away, "g")
+                assert fds == wanted, (oct(mode), said)
+                assert wanted or said["error"] == "Denied"
+            (folder / "mq" / "g" / "closed").chmod(0o666)
+            (folder / "mq" / "g").chmod(0o700)
+            assert by_nobody(away, "g")[0]["error"] == "Denied"
+        finally:
+            away.close()
+
+
+# ---------------------------------------------------------------- the socket
+
+
+def test_its_file_comes_and_goes_with_the_server() -> None:
+    with short_folder() as folder:
+        away = Away(folder)
+        file = folder / "socket.ring"
+        assert stat.S_ISSOCK(file.stat().st_mode)
+        assert file.stat().st_mode & 0o777 == 0o666
+        away.process.kill()
+        assert file.exists()
+        away.start()  # over what the killed one left
+        with Caller(away) as caller:
+            assert caller.ask(attach="", version=packets.VERSION)["generation"]
+        away.close()
+        assert not file.exists()
+        assert not (folder / "store" / "keeper").exists()
+        file.write_text("mine")
+        away.start()
+        assert "no rings for clients" in away.process.text()
+        with away.connect(transport="auto") as client:
+            client.group("g", create=True).publish("s", b"by 9P")
+        with away.connect(transport="ring") as client, pytest.raises(errors.Unsupported, match="no rings"):
+            client.group("g").publish("s", b"x")
+        away.close()
+        assert file.read_text() == "mine"
+
+
+def test_the_end_of_the_server_is_the_end_of_the_connection() -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with short_folder() as folder:
+            away = Away(folder)
+            with Caller(away) as caller, Caller(away) as silent:
+                assert caller.ask(attach="", version=packets.VERSION)
+                away.process.stop(number)
+                assert caller.socket.recv(100) == b""
+                assert silent.socket.recv(100) == b""
+            keeper = folder / "store" / "keeper"
+            assert keeper.exists() == (number == signal.SIGKILL)
+            if keeper.exists():
+                away.start()
+                away.close()
+
+
+# ---------------------------------------------------------------- its bounds, in this process
+
+
+class Inside:
+    """A door over a tree in memory, in a trio program."""
+
+    def __init__(self, folder: Path) -> None:
+        user = User(os.geteuid(), os.getegid())
+        store = MemoryStore()
+        self.rings = Rings(store, trio.lowlevel.current_trio_token().run_sync_soon)
+        self.tree = Tree(store, SystemClock(), owner=user, prepare=self.rings.resume)
+        self.path = str(folder / "s.ring")
+        self.calls: list[trio.socket.SocketType] = []
+        self.door = door.Door(self.rings, [door.listen(dial.Unix(str(folder / "s")))])
+
+    async def call(self) -> trio.socket.SocketType:
+        sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.calls.append(sock)
+        await sock.connect(self.path)
+        return sock
+
+    async def attach(self) -> dict[str, Any]:
+        sock = await self.call()
+        with contextlib.suppress(ConnectionError):
+            await sock.send(packets.encode({"attach": "", "version": packets.VERSION}))
+        said: dict[str, Any] = json.loads(await sock.recv(9_000))
+        return said
+
+    async def stop(self) -> None:
+        for sock in self.calls:
+            sock.close()
+        await self.door.stop()
+        self.rings.close()
+
+
+def test_who_says_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "ATTACH_S", 0.05)
+
+    async def main() -> None:
+        with short_folder() as folder:
+            inside = Inside(folder)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(inside.door.run)
+                silent, busy = await inside.call(), await inside.call()
+                await busy.send(b'{"open":"sesame"}')
+                assert b"BadRequest" in await busy.recv(1_000)
+                with trio.fail_after(10):
+                    assert await silent.recv(100) == b""
+                    assert await busy.recv(100) == b""
+                assert "generation" in await inside.attach()
+                await trio.sleep(0.2)  # four times what a silent one has
+                await inside.calls[-1].send(b'{"stream":"none"}')
+                assert b"NotFound" in await inside.calls[-1].recv(1_000)
+                await inside.stop()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(("limit", "mine"), [("RING_DOORS", 0), ("RING_DOORS_PER_USER", 65_534)])
+def test_bounds(limit: str, mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many may come at once; who goes makes room. Root is bound by the whole only."""
+    monkeypatch.setattr(limits, limit, 3)
+    if mine:
+        monkeypatch.setattr(door, "peer", lambda sock: (1, os.geteuid() or 1, os.getegid()))
+
+    async def main() -> None:
+        with short_folder() as folder:
+            inside = Inside(folder)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(inside.door.run)
+                for _ in range(3):
+                    assert "generation" in await inside.attach()
+                said = await inside.attach()
+                assert said["error"] == "OverLimit"
+                assert "at most 3 attachments" in said["text"]
+                inside.calls[0].close()
+                with trio.fail_after(10):
+                    while (await inside.attach()).get("error") == "OverLimit":
+                        await trio.sleep(0.01)
+                await inside.stop()
+
+    trio.run(main)
+
+
+def test_a_client_that_goes_lets_go_of_its_ring(away: Away) -> None:
+    """limits.ATTACHMENTS is of those that are there."""
+    for _ in range(3):
+        with contextlib.ExitStack() as stack:
+            callers = [stack.enter_context(Caller(away)) for _ in range(limits.ATTACHMENTS)]
+            first = callers[0]
+            until(
+                partial(lambda caller: "group" in caller.ask(attach="g", version=packets.VERSION), first), "others gone"
+            )
+            for caller in callers[1:]:
+                assert caller.ask(attach="g", version=packets.VERSION)["group"]
+            with Caller(away) as more:
+                assert more.ask(attach="g", version=packets.VERSION)["error"] == "OverLimit"
+
+
+def test_a_path_longer_than_an_address() -> None:
+    with short_folder() as folder:
+        deep = folder / ("d" * (103 - len(str(folder)) - 1))
+        deep.mkdir()
+        address = f"unix!{deep}/s"
+        assert len(f"{deep}/s") <= 107 < len(f"{deep}/s.ring")
+        away = Away.__new__(Away)
+        away.folder, away.options, away.transport, away.address = folder, (), "ring", address
+        away.start()
+        try:
+            with mqfs.connect(address, transport="ring") as client:
+                assert client.group("g", create=True).publish("s", b"x", sequence=True) == 1
+        finally:
+            away.close()
