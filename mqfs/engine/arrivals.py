@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mqfs import errors
 from mqfs.engine.ctl import NO_DEPTH
 from mqfs.types import Buffer, Columns, Kind, Record
 
@@ -21,7 +22,8 @@ HEAD_BYTES = 32  # of a record
 
 def arrived(group: Group, data: Buffer, base: int, rows: Columns) -> None:
     """Plain messages, appended just now. `data` has their records, the first byte at position `base`."""
-    streams = [group.numbers[number] for number in dict.fromkeys(rows.streams)]
+    numbers = group.numbers  # without those that were removed since they were written to
+    streams = [numbers[number] for number in dict.fromkeys(rows.streams) if number in numbers]
     for stream in streams:
         _count(group, stream, rows)
     group.tree.touched.add(group)
@@ -50,15 +52,23 @@ def _count(group: Group, stream: Stream, rows: Columns) -> None:
 
 
 def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
-    """Who is told of one of them waits no more, and cannot begin to before this returns."""
+    """Who is told of one of them waits no more, and cannot begin to before this returns. Where a consumer cannot note
+    what it was given the others are told all the same; then raises what the first met."""
+    failed: errors.MqfsError | None = None
     for n, number in enumerate(rows.streams):
         if not _attended(group, streams):
-            return
+            break
+        stream = group.numbers.get(number)
+        if stream is None:
+            continue
         begin = rows.positions[n] - base + HEAD_BYTES + rows.headers[n]
         body = bytes(data[begin : begin + rows.bodies[n]])
-        group.tell(
-            group.numbers[number], Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body)
-        )
+        try:
+            group.tell(stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body))
+        except errors.MqfsError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def _attended(group: Group, streams: list[Stream]) -> bool:
@@ -76,7 +86,8 @@ def is_listened(group: Group, rows: Columns) -> bool:
     """Whether somebody is there who reads live messages like these, waiting or not."""
     if group.log_readers or group.cursors:
         return True
-    return any(group.numbers[number].readers for number in set(rows.streams))
+    numbers = group.numbers
+    return any(numbers[number].readers for number in set(rows.streams) if number in numbers)
 
 
 __all__ = ["arrived", "is_listened"]

@@ -22,6 +22,7 @@ from mqfs.engine.arrivals import arrived, is_listened
 from mqfs.engine.ctl import SYNC_ALWAYS
 from mqfs.engine.group import Group
 from mqfs.record import HEAD_BYTES, decode, next_good, padded
+from mqfs.state import FIRST_STREAM
 from mqfs.types import MORE, Columns, Draft, Kind, Log, Record
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Journal:
         self._salvaged: int | None = None  # the tail, where the ring could not be read on and all was copied
         self._own = range(0)  # sequences of the server's messages that are being written
         self._void = range(0)  # of such as could not be
+        self._slack = 0  # messages that may be missing, as bytes that are none were found
+        self._kept_aside = 0  # such bytes in quarantine
         self._taking = False
         self._marks: deque[tuple[int, int]] = deque()  # (position, the sequence behind it)
         self._followed = (0.0, False)  # (when it was looked, whether somebody does)
@@ -152,7 +155,11 @@ class Journal:
         if kind > _END:
             return self.inner.append(kind, stream, self._before_pending(time_ns), body, headers)
         published = self._publish([Draft(kind, stream, body, headers)], OWN if headers or kind == _END else 0)
-        sequence = self.inner.append(kind, stream, published or time_ns, body, headers)
+        try:
+            sequence = self.inner.append(kind, stream, published or time_ns, body, headers)
+        except BaseException:
+            self._give_up()
+            raise
         self._passed()
         return sequence
 
@@ -161,7 +168,11 @@ class Journal:
         if not messages:
             return self.inner.append_unit(drafts, self._before_pending(time_ns))
         published = self._publish(messages, OWN)
-        sequence = self.inner.append_unit(drafts, published or time_ns)
+        try:
+            sequence = self.inner.append_unit(drafts, published or time_ns)
+        except BaseException:
+            self._give_up()
+            raise
         self._passed()
         return sequence
 
@@ -203,7 +214,7 @@ class Journal:
         if there is not None and there.sequence == self._own.start:
             self._pass_to(self._own.start)
             return int(there.rows.times[there.at])
-        self._void, self._own = self._own, range(0)
+        self._give_up()
         if self.stalled:
             raise errors.DiskFull(self.stalled)
         self.retire("what the server wrote did not come back")
@@ -215,6 +226,11 @@ class Journal:
         if not self.ended:
             raise errors.DiskFull(f"what was published before it could not be written: {self.stalled}")
         return 0
+
+    def _give_up(self) -> None:
+        """The server's own messages are not taken: who wrote them gets an error."""
+        if self._own:
+            self._void, self._own = self._own, range(0)
 
     def _passed(self) -> None:
         """The server's own messages are in the log."""
@@ -266,31 +282,41 @@ class Journal:
         self._taking, self.stalled = True, ""
         left = limits.RING_BYTES if most_bytes is None else most_bytes
         try:
-            while left > 0 and (there := self._range or self._next_range()) is not None:
-                if until is not None and there.sequence >= until:
+            while left > 0:
+                there = self._range
+                if there is None:
+                    looked = self._look_at_next()
+                    left -= looked if self._range is None else 0
+                    if not looked:
+                        return
+                elif until is not None and there.sequence >= until:
                     return
-                left -= self._take_rows(there, until)
+                else:
+                    left -= self._take_rows(there, until)
         except _UNWRITABLE as error:
             self.stalled = error.detail
         finally:
             self._taking = False
 
-    def _next_range(self) -> _Range | None:
-        """What was published next; None: nothing."""
-        while self._range is None:
-            data = self._raw or self._copy()
-            if not data:
-                return None
-            self._raw = b""
+    def _look_at_next(self) -> int:
+        """Make what was published next a range, or take of it what is right; how many bytes that were. 0: nothing."""
+        if not self._raw:
+            self._slack = 0
+        data = self._raw or self._copy()
+        if not data:
+            return 0
+        self._raw = b""
+        rows = ring.scan(data)
+        while rows.end == len(data) and rows.flags[-1] & MORE and (more := self._copy()):
+            data += more
             rows = ring.scan(data)
-            while rows.end == len(data) and rows.flags[-1] & MORE and (more := self._copy()):
-                data += more
-                rows = ring.scan(data)
-            if rows.end == len(data) and self._is_in_order(rows) and self._is_plain(rows):
-                self._range = _Range(data, rows)
-            else:
-                self._sift(data)
-        return self._range
+            if len(data) > self.ring.size:
+                break  # a unit that never ends
+        if rows.end == len(data) and self._is_in_order(rows) and self._is_plain(rows):
+            self._range = _Range(data, rows)
+        else:
+            self._sift(data)
+        return len(data)
 
     def _copy(self) -> bytes:
         if self._salvaged is not None:
@@ -326,11 +352,14 @@ class Journal:
             part = ring.scan(data, base)
             self.inner.append_range(data, part)
             there.at = end
-            arrived(self.group, data, base, part)
+            try:
+                arrived(self.group, data, base, part)
+            finally:
+                self._done_with_range()
         else:
             self._pass(part)
             there.at = end
-        self._done_with_range()
+            self._done_with_range()
         return len(data)
 
     def _pass(self, rows: Columns) -> None:
@@ -395,10 +424,9 @@ class Journal:
 
     def _is_plain(self, rows: Columns) -> bool:
         """Whether all that is not the server's is what a client may publish."""
-        first, count = rows.sequences[0], len(rows.sequences)
-        if self._own and first <= self._own.start < first + count:
-            begin = self._own.start - first
-            end = begin + len(self._own)
+        first, count, mine = rows.sequences[0], len(rows.sequences), self._own or self._void
+        if mine and first <= mine.start < first + count:
+            begin, end = mine.start - first, mine.stop - first
             around = [rows.part(a, b) for a, b in ((0, begin), (end, count)) if a < b]
             return all(map(self._is_clients, around))
         return self._is_clients(rows)
@@ -416,28 +444,38 @@ class Journal:
 
     def _sift(self, data: bytes) -> None:
         """Take the records that are right, up to the server's own; what is not goes to quarantine."""
-        slack = 0  # messages that what was passed over may have held
-        for at, end, record in _pieces(data):
-            self._raw = data[at:]  # should the log have no room
-            if record is None:
-                self._refuse(data[at:end], "bytes that are no record")
-                slack += (end - at) // HEAD_BYTES
-                continue
-            if record.sequence in self._own:
-                self._range = self._head_of_own()
-                return
-            ahead = record.sequence - self.inner.next
-            if record.sequence < self._resumed and ahead <= self._most and (ahead < 0 or self._is_over_with(record)):
-                self._pass_to(record.sequence + 1)
-                continue  # the server before took it, or never came to it
-            if not 0 <= ahead <= slack or not self._may_be_taken(record):
-                self._refuse(data[at:end], "a record that no client may write")
-                slack += 1
-                continue
-            self._take_one(record)
-        self._raw = b""
+        refused: list[bytes] = []
+        try:
+            for at, end, record in _pieces(data):
+                self._raw = data[at:]  # should the log have no room
+                if record is not None and record.sequence in self._own:
+                    self._range = self._head_of_own()
+                    return
+                if record is None or not self._is_dealt_with(record):
+                    refused.append(data[at:end])
+                    self._slack += (end - at) // HEAD_BYTES  # messages that may have been there
+            self._raw = b""
+        finally:
+            if refused:
+                self._refuse(b"".join(refused))
         if self._salvaged is None:
             self._taker.release()
+
+    def _is_dealt_with(self, record: Record) -> bool:
+        """Take a record, or pass it over; whether it may be there."""
+        ahead = record.sequence - self.inner.next
+        is_old = record.sequence < self._resumed and ahead <= self._most
+        if is_old and (ahead < 0 or record.flags & OWN):
+            # The server before took it, or never came to it: then nobody was told that it was written.
+            self._pass_to(record.sequence + 1)
+            return True
+        if record.sequence in self._void:
+            self._pass_to(record.sequence + 1)
+            return True
+        if not 0 <= ahead <= self._slack or not self._may_be_taken(record):
+            return False
+        self._take_one(record)
+        return True
 
     def _head_of_own(self) -> _Range | None:
         """Split `_raw`: the server's own records, and the rest."""
@@ -448,20 +486,18 @@ class Journal:
         self._raw = self._raw[end:]
         return there
 
-    def _is_over_with(self, record: Record) -> bool:
-        """Of a message that a killed server had not taken: nobody was told of it, or its stream is gone."""
-        state = self.group.state
-        return bool(record.flags & OWN) or not (record.stream in state.streams or record.stream >= state.next_stream)
-
     def _may_be_taken(self, record: Record) -> bool:
-        if record.kind != _MESSAGE or record.headers or record.flags & ~3 or record.stream not in self.group.numbers:
+        if record.kind != _MESSAGE or record.headers or record.flags & ~3:
+            return False
+        if not FIRST_STREAM <= record.stream < self.group.state.next_stream:
             return False
         return 0 < len(record.body) <= limits.MESSAGE_BYTES and record.time_ns <= time.time_ns() + _AHEAD_NS
 
     def _take_one(self, record: Record) -> None:
-        if record.sequence in self._void:
+        stream = self.group.numbers.get(record.stream)
+        if stream is None:  # removed, since it was published
+            self._pass_to(record.sequence + 1)
             return
-        stream = self.group.numbers[record.stream]
         self.group.reserve_room(HEAD_BYTES + len(record.body))
         self._pass_to(record.sequence)
         self.inner.place(padded(HEAD_BYTES + len(record.body)), 1)
@@ -470,10 +506,14 @@ class Journal:
         self.group.announce(stream, record.sequence, record.body, b"")
         self.group.bound_depth(stream)
 
-    def _refuse(self, data: bytes, what: str) -> None:
-        self.spoilt = what
-        log.error("the ring of group %d has %s (%d bytes)", self.group.number, what, len(data))
-        self.inner.set_aside(data, f"{what} in a ring")
+    def _refuse(self, data: bytes) -> None:
+        if not self.spoilt:
+            log.error("the ring of group %d has %d bytes that no client may write", self.group.number, len(data))
+        self.spoilt = self.spoilt or "bytes that no client may write"
+        kept = data[: limits.RING_RANGE_BYTES - self._kept_aside]  # a person needs no more, and the disk has other use
+        self._kept_aside += len(kept)
+        if kept:
+            self.inner.set_aside(kept, "bytes that no client may write in a ring")
 
     # ------------------------------------------------------------ who follows
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mqfs import errors, ring
+from mqfs import ring
 from mqfs.clock import SystemClock
 from mqfs.engine.group import Group
 from mqfs.engine.tree import Tree
@@ -184,12 +184,7 @@ class Rig:
     # ------------------------------------------------------------ clients
 
     def attach(self) -> Client:
-        for _ in range(100):
-            try:
-                return Client(self.rings.attach(ME, "g"))
-            except errors.Busy:
-                self.tick()
-        raise AssertionError("the ring is busy for ever")
+        return Client(self.rings.attach(ME, "g"))
 
     def kill(self) -> None:
         """The process is gone; nothing of it is written, and what it had locked is free."""

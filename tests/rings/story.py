@@ -57,7 +57,7 @@ class Story:
         self.gone: set[str] = set()  # streams that were removed, or perhaps
         self.began: set[bytes] = set()
         self.number = 0
-        self.refused = 0
+        self.refused: set[bytes] = set()
         self.clients: list[Client] = []
         self.rig: Rig | None = None
 
@@ -82,7 +82,7 @@ class Story:
         assert self.rig is not None
         try:
             again = self.rig.attach()
-        except (errors.ReadOnly, errors.DiskFull, errors.Unsupported):
+        except (errors.ReadOnly, errors.DiskFull, errors.Unsupported, errors.Busy):
             return
         client.attachment = again.attachment
         if again.ring.generation != client.ring.generation:
@@ -173,7 +173,7 @@ class Story:
         try:
             self.rig.write(file, data)
         except REFUSED:
-            self.refused += 1  # then it is not there
+            self.refused |= bodies  # then it is not there
         else:
             self.unnumbered += rows
         self.perhaps -= bodies
@@ -243,6 +243,7 @@ class Story:
         disk = self.rig.disk
         assert isinstance(disk, LyingDisk)
         disk.stop_at = disk.fail_at = 0
+        self.perhaps |= self.refused  # it may be in the ring, and who knew that it was refused is gone
         self.rig.kill()
 
     def check(self) -> None:
