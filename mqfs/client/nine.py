@@ -86,6 +86,13 @@ class Connection:
             self._socket.shutdown(2)  # wakes the thread that receives
         self._socket.close()
 
+    @property
+    def gone(self) -> bool:
+        """Whether the other end was closed, though nobody may have noticed yet."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(self.lost) or bool(poll.poll(0))
+
     # ------------------------------------------------------------ requests out, replies in
 
     def send(self, requests: Sequence[Fcall], give_up: _Slot | None = None) -> list[_Slot]:

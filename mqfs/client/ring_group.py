@@ -178,7 +178,7 @@ class RingGroup:
         if at is not None and not at.over:
             return at
         try:
-            return self.attached()
+            return self.again()
         except Refused:
             return None
 
@@ -244,12 +244,12 @@ class RingGroup:
 
     def _number(self, at: Attached, stream: str) -> int | None:
         """Of a stream; None: it is a view. Raises Stale where another generation is to be asked."""
-        try:
-            return at.number(stream)
-        except Disconnected:
-            if self.goes_on(at):
+        while True:
+            try:
                 return at.number(stream)
-            raise Stale("the ring's server was away") from None
+            except Disconnected:
+                if not self.goes_on(at):
+                    raise Stale("the ring's server was away") from None
 
     def _met(self, at: Attached, error: MqfsError) -> None:
         """Why a publish did not go through: returns where it is to be tried again."""

@@ -10,7 +10,7 @@ import os
 import threading
 
 from mqfs.client.link import Direct
-from mqfs.client.nine import Nine
+from mqfs.client.nine import Connection, Nine
 from mqfs.client.ring_group import RingGroup
 from mqfs.ninep import dial, people
 from mqfs.ring import MISSING
@@ -49,6 +49,14 @@ class RingLink(Nine):
         assert isinstance(where, dial.Unix)
         self._door_path = where.path + packets.SUFFIX
         super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
+
+    def connection(self) -> Connection:
+        """See `Nine`. Rings go on when the server was away: a connection that ended meanwhile is no news."""
+        now = super().connection()
+        if now.gone and self._reconnect:
+            now.close("the server closed the connection")
+            now = super().connection()
+        return now
 
     def direct(self, path: str) -> Direct:
         with self._making:
