@@ -87,7 +87,9 @@ def _write_json(path: str, found: Found) -> None:
 
 
 def show(found: Found, console: Console) -> None:
-    console.print(described(found.plan) + ("; ended by Ctrl-C" if found.interrupted else ""), markup=False)
+    console.print(
+        described(found.plan) + ("; ended by Ctrl-C" if found.interrupted else ""), markup=False, soft_wrap=True
+    )
     told = found.told()
     rates = Table("", "messages", "a second", "MB/s", "seconds", box=None)
     for name in ("published", "received"):
@@ -115,9 +117,9 @@ def brief(us: float) -> str:
 
 
 def described(plan: Plan) -> str:
-    takers = f"{plan.workers} that share them" if plan.workers else f"{plan.consumers} that get all"
+    takers = f"{plan.workers} sharing them" if plan.workers else f"{plan.consumers} receiving all"
     batch = f" in batches of {plan.batch}" if plan.batch > 1 else ""
     rate = f", {plan.rate:,g} a second" if plan.rate else ""
-    who = f"{plan.producers} that publish{batch}{rate}, {takers}"
+    who = f"{plan.producers} publishing{batch}{rate}, {takers}"
     wait = ", waiting for shared memory only" if plan.wait == "published" else ""
     return f"{plan.size:,} bytes, {who}; {plan.transport}, sync {plan.sync}{wait}"

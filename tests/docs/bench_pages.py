@@ -25,17 +25,19 @@ def short(at: Scene, block: Block) -> str:
 
 @treated("mqfs-bench.1", "mqfs bench --sync always")
 def one_and_one(at: Scene, block: Block) -> None:
-    assert "64 bytes, 1 that publish, 1 that get all; auto, sync always" in short(at, block)
+    assert "64 bytes, 1 publishing, 1 receiving all; auto, sync always" in short(at, block)
 
 
 @treated("mqfs-bench.1", "mqfs bench --producers 2 --workers 4")
 def four_workers_behind_two_producers(at: Scene, block: Block) -> None:
-    assert "1,024 bytes, 2 that publish, 4 that share them; auto, sync off" in short(at, block)
+    assert "1,024 bytes, 2 publishing, 4 sharing them; auto, sync off" in short(at, block)
 
 
 @treated("mqfs-bench.1", "mqfs bench --at")
 def the_latency_at_a_rate(at: Scene, block: Block) -> None:
-    assert re.search(r"published +1,000 +2,0\d\d ", short(at, block))
+    published = re.search(r"published +([\d,]+)", short(at, block))
+    assert published
+    assert 0 < int(published[1].replace(",", "")) <= 1_000  # of half a second
     assert (at.folder / "latency.png").read_bytes().startswith(b"\x89PNG")
 
 
