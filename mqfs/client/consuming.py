@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from mqfs.client.link import File, Link
-from mqfs.client.reading import Patience, Patterns, names_of
+from mqfs.client.bodies import place_of
+from mqfs.client.reading import Patience, Patterns, Reading, names_of
 from mqfs.client.words import Duration, commands, duration, quote
 from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
 from mqfs.types import Message
@@ -47,13 +48,15 @@ class Claim:
 
     def __init__(self, claims: Claims, file: File, message: Message, deliveries: int) -> None:
         self.message, self.deliveries = message, deliveries
+        self._sequence = message.sequence
         self.settled = False
         self._claims, self._file = claims, file
         self._renewing: threading.Event | None = None
 
     @property
     def sequence(self) -> int:
-        return self.message.sequence
+        """The one by which it is claimed: of a body in parts, the last one's."""
+        return self._sequence
 
     @property
     def stream(self) -> str:
@@ -206,6 +209,7 @@ class Claims:
                 line = self._line(deadline)
                 if line is not None:
                     claim = Claim(self, self._file, *parse(line))
+                    claim.message = self._whole(claim.message)
                     with self._lock:
                         self._open_claims.add(claim)
                     return claim
@@ -237,6 +241,18 @@ class Claims:
                 raise
             self._reopen()
         return None
+
+    def _whole(self, message: Message) -> Message:
+        """A body in parts is claimed as its last one: read those before it."""
+        number, total = place_of(message)
+        if total < 2 or number != total:
+            return message
+        first = message.sequence - total + 1
+        group = self._path.rpartition("/.consumers/")[0]
+        until = str(message.sequence)
+        with Reading(self._link, group, message.stream, start=str(first), until=until) as reading:
+            found = next(reading, message)
+        return found if found.sequence == first else message
 
     def _is_refusal(self, data: bytes) -> bool:
         with self._lock:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mqfs import errors
-from mqfs.engine import letters
+from mqfs.engine import bodies, letters
 from mqfs.engine.nodes import Numbered
 from mqfs.engine.picking import Picker
 from mqfs.engine.ranks import NEVER
@@ -44,11 +44,12 @@ class Counts:
 class Claim:
     """A message that a handle has."""
 
-    __slots__ = ("deadline_ns", "entry", "pid", "sequence", "size", "stream", "taker")
+    __slots__ = ("deadline_ns", "entry", "long", "pid", "sequence", "size", "stream", "taker")
 
     def __init__(self, taker: Taker, record: Record, entry: Entry) -> None:
         self.taker, self.entry = taker, entry
         self.sequence, self.stream, self.size = record.sequence, record.stream, len(record.body)
+        self.long = bool(record.headers) and bodies.is_last(record)  # a body in parts, of which that is the last
         self.pid = taker.claiming_pid
         self.deadline_ns = 0  # engine time; 0: none
 
@@ -190,7 +191,8 @@ class Consumer(Numbered):
             self.counts.acknowledged += 1
             taker.had = (record, entry)
             self.undelivered[taker] = entry.first
-            self._gone(record.sequence, record.stream, len(record.body))
+            long = bool(record.headers) and bodies.is_last(record)
+            self._gone(record.sequence, record.stream, len(record.body), long)
         else:
             self._claimed(taker, record)
         return record
@@ -254,19 +256,23 @@ class Consumer(Numbered):
         """Its step was recorded."""
         self._end_claim(claim)
         self.counts.acknowledged += 1
-        self._gone(claim.sequence, claim.stream, claim.size)
+        self._gone(claim.sequence, claim.stream, claim.size, claim.long)
 
     def _end_claim(self, claim: Claim) -> None:
         self.claims.pop(claim.sequence, None)
         claim.taker.claims.pop(claim.sequence, None)
 
-    def _gone(self, sequence: int, number: int, size: int) -> None:
-        """One message less waits for this consumer."""
+    def _gone(self, sequence: int, number: int, size: int, long: bool = False) -> None:
+        """One message less waits for this consumer, or the parts of one body."""
+        if long:
+            self._backlog = None
         if self._backlog is not None:
             self._backlog -= 1
         self._singles.discard(sequence)
         stream = self.group.numbers.get(number)
-        if stream is not None:
+        if stream is not None and long:
+            stream.recount()
+        elif stream is not None:
             stream.had_by(self, sequence, size)
         self.group.loosened()
 
@@ -313,13 +319,13 @@ class Consumer(Numbered):
             self.acknowledge([claim])
             return True
         try:
-            letters.bury(group, self.state, record, self.ack_step(claim), reason, failed)
+            letters.bury(group, self.state, record, self.ack_step(claim), reason, failed, claim.entry.first)
         except (errors.MqfsError, OSError) as error:
             group.refuse(claim.taker.user, group.settings.dead, f"message {claim.sequence} was not put there: {error}")
             return False
         self.counts.dead += 1
         self._end_claim(claim)
-        self._gone(claim.sequence, claim.stream, claim.size)
+        self._gone(claim.sequence, claim.stream, claim.size, claim.long)
         return True
 
     def take_back(self, taker: Taker) -> None:
@@ -361,7 +367,7 @@ class Consumer(Numbered):
             return
         try:
             steps = step(ACK, entry.first, sequence)
-            letters.bury(self.group, self.state, record, steps, "the server ended", entry.failed)
+            letters.bury(self.group, self.state, record, steps, "the server ended", entry.failed, entry.first)
             self.counts.dead += 1
         except (errors.MqfsError, OSError):
             return  # it is served again
@@ -521,6 +527,7 @@ class Consumer(Numbered):
     def waiting(self, position: int = 0) -> Iterator[Record]:
         """What is neither acknowledged nor claimed, due or not, from that sequence on, oldest first."""
         position = max(position, self.low)
+        spans = [(claim.entry.first, claim.sequence) for claim in self.claims.values() if claim.long]
         while True:
             try:
                 record = self.selection.find(position)
@@ -530,6 +537,8 @@ class Consumer(Numbered):
             if record is None:
                 return
             position = record.sequence + 1
+            if spans and any(first <= record.sequence <= last for first, last in spans):
+                continue  # a part of a body that is claimed
             if record.sequence not in self.claims and self.wants(record):
                 yield record
 
@@ -597,10 +606,12 @@ class Consumer(Numbered):
         return True
 
     def skip(self, record: Record) -> None:
-        """That message is not for this consumer."""
-        entry = self.state.progress.open.get(record.sequence)
-        self._log(step(ACK, entry.first if entry else record.sequence, record.sequence))
-        self._gone(record.sequence, record.stream, len(record.body))
+        """That message is not for this consumer, nor is the rest of its body."""
+        last = bodies.last_of(self.group, record) or record
+        entry = self.state.progress.open.get(last.sequence)
+        first = entry.first if entry else bodies.first_of(self.group, last)
+        self._log(step(ACK, first, last.sequence))
+        self._gone(last.sequence, last.stream, len(last.body), first < last.sequence)
 
 
 class Untouched:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
+from mqfs.engine import bodies
 from mqfs.engine.consumer import Consumer
 from mqfs.engine.lowest import Lowest
 from mqfs.engine.names import quote
@@ -252,7 +253,7 @@ class Consumers(dict[str, Consumer]):
         if self.group.numbers[record.stream].name == self.group.settings.dead:
             return  # nothing bounds dead letters
         if self.group.settings.full == "drop-new":
-            if consumer.overflows(0):
+            if consumer.overflows(0) and not bodies.goes_on(record):
                 consumer.skip(record)
             return
         while consumer.overflows(0) and consumer.skip_oldest():

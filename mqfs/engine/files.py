@@ -16,6 +16,7 @@ from mqfs.engine.stream import Parked, end_parked
 from mqfs.types import Kind, Record, Step, User, Wait
 
 if TYPE_CHECKING:
+    from mqfs.engine.bodies import LongBody
     from mqfs.engine.group import Group
 
 
@@ -94,6 +95,12 @@ class Given:
             return body
         self.given = count
         return body[:count]
+
+    def first_of_many(self, body: LongBody, count: int, offset: int) -> bytes:
+        """As `first`, of a body that is read as it is given."""
+        data = body[:count]
+        self.body, self.start, self.given = body, offset, len(data)  # type: ignore[assignment]
+        return data
 
     def _give(self, count: int) -> bytes:
         data = self.body[self.given : self.given + count]

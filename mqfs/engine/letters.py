@@ -5,21 +5,27 @@ Owns what a dead letter looks like. When a message becomes one, its consumer dec
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mqfs import errors, headers, limits, state
+from mqfs.engine import bodies
 from mqfs.state import Change, ConsumerState
 from mqfs.types import Draft, Kind, Record, User
 
 if TYPE_CHECKING:
+    from mqfs.engine.consumer import Consumer
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
 _RECORD_BYTES = 100  # of the records, beside body and headers
 
 
-def bury(group: Group, own: ConsumerState, record: Record, steps: bytes, reason: str, deliveries: int) -> None:
-    """Append a dead letter, and that its message was dealt with, as one unit."""
+def bury(
+    group: Group, own: ConsumerState, record: Record, steps: bytes, reason: str, deliveries: int, slot: int
+) -> None:
+    """Append a dead letter, and that its message was dealt with, as one unit. `slot`: where that begins; with it go the
+    parts of its body."""
     settings = group.settings
     stream = group.streams.get(settings.dead)
     if stream is None:
@@ -39,10 +45,70 @@ def bury(group: Group, own: ConsumerState, record: Record, steps: bytes, reason:
     if own.name:
         texts[headers.CONSUMER] = own.name
     head = headers.encode(texts)
+    first = bodies.first_of(group, record)
+    if slot <= first < record.sequence:
+        copies = _Copies(group, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
+        sequence = _append_parts(group, stream, copies, [Draft(Kind.ACK, own.number, steps)])
+        group.consumers.progressed(own, steps)
+        _announce_parts(group, stream, copies, sequence)
+        return
     group.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
     sequence = group.append_message(stream, record.body, head, [Draft(Kind.ACK, own.number, steps)])
     group.consumers.progressed(own, steps)
     group.announce(stream, sequence, record.body, head)
+
+
+class _Copies(Sequence[Draft]):
+    """The parts of a body, as they are to stand in another stream; read anew each time. `texts`: the headers, among
+    them `part`, which is each one's own."""
+
+    def __init__(self, group: Group, number: int, first: int, last: int, to: Stream, texts: Mapping[str, str]) -> None:
+        self._group, self._number, self._first, self._last = group, number, first, last
+        self._to, self._texts = to, texts
+
+    def __len__(self) -> int:
+        return self._last - self._first + 1
+
+    def __iter__(self) -> Iterator[Draft]:
+        for record in bodies.parts(self._group, self._number, self._first, self._last):
+            part = headers.decode(record.headers).get(headers.PART, "")
+            head = headers.encode({**self._texts, headers.PART: part})
+            yield Draft(Kind.MESSAGE, self._to.number, record.body, head)
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        raise TypeError("parts are iterated")
+
+
+def _append_parts(group: Group, stream: Stream, copies: _Copies, also: Sequence[Draft]) -> int:
+    """Append them, and other records in the same unit; nobody is told yet. Returns the first one's sequence."""
+    size = sum(len(draft.body) for draft in copies)
+    room = sum(len(draft.headers) + _RECORD_BYTES for draft in copies)
+    group.reserve_room(size + room)
+    first = group.append_drafts(_Behind(copies, also), group.times.next_ns())
+    stream.appended_many(first + len(copies) - 1, len(copies), size)
+    return first
+
+
+def _announce_parts(group: Group, stream: Stream, copies: _Copies, first: int) -> None:
+    for sequence, draft in enumerate(copies, first):
+        group.announce(stream, sequence, draft.body, draft.headers)
+
+
+class _Behind(Sequence[Draft]):
+    """Parts, and other records behind them."""
+
+    def __init__(self, copies: _Copies, also: Sequence[Draft]) -> None:
+        self._copies, self._also = copies, also
+
+    def __len__(self) -> int:
+        return len(self._copies) + len(self._also)
+
+    def __iter__(self) -> Iterator[Draft]:
+        yield from self._copies
+        yield from self._also
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        raise TypeError("a unit is iterated")
 
 
 def redrive(group: Group, name: str | None, most: int | None) -> int:
@@ -56,11 +122,15 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
         record = _next_letter(group, dead, position)
         if record is None:
             break
-        position = record.sequence + 1
+        last = bodies.last_of(group, record) or record
+        position = last.sequence + 1
         texts = headers.decode(record.headers)
         origin = group.streams.get(texts.get(headers.STREAM, ""))
         if origin is not None and origin is not dead and name in (None, origin.name):
-            _send_back(group, dead, record, origin, texts)
+            if last is not record:
+                _send_parts_back(group, dead, record, last, origin, texts)
+            else:
+                _send_back(group, dead, record, origin, texts)
             moved += 1
     return moved
 
@@ -72,10 +142,31 @@ def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
         except errors.Damaged as error:
             position = error.sequence + 1
             continue
-        claimed = record is not None and dead.nameless is not None and record.sequence in dead.nameless.claims
+        claimed = record is not None and dead.nameless is not None and _is_claimed(group, dead.nameless, record)
         if record is None or (record.kind == Kind.MESSAGE and dead.visible(record) and not claimed):
             return record
         position = record.sequence + 1
+
+
+def _is_claimed(group: Group, own: Consumer, record: Record) -> bool:
+    last = bodies.last_of(group, record) or record
+    return last.sequence in own.claims
+
+
+def _send_parts_back(
+    group: Group, dead: Stream, record: Record, last: Record, origin: Stream, texts: dict[str, str]
+) -> None:
+    more = {key: value for key, value in texts.items() if key not in headers.LETTER}
+    copies = _Copies(group, dead.number, record.sequence, last.sequence, origin, more)
+    sequences = list(range(record.sequence, last.sequence + 1))
+    change: Change = {"do": "drop", "stream": dead.number, "sequences": sequences}
+    if dead.first_kept() == record.sequence:
+        change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
+    sequence = _append_parts(group, origin, copies, [Draft(Kind.CHANGE, dead.number, state.encode_change(change))])
+    _announce_parts(group, origin, copies, sequence)
+    group.state.apply(change)
+    group.loosened()
+    dead.recount()
 
 
 def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 from mqfs import errors
+from mqfs.engine import bodies
 from mqfs.engine.ranks import NEVER, NORMAL, ORDINARY, Rank
 from mqfs.progress import Entry, Progress
 from mqfs.types import Kind, Record
@@ -159,17 +160,20 @@ class Picker:
                 return None
             if record.sequence >= taker.until:
                 return None
+            first = record.sequence
+            if record.headers and (last := bodies.last_of(self.group, record)) is not None:
+                record = last  # a body in parts: all of it, or nothing
             position = record.sequence + 1
-            what = self._judge(record)
+            what = self._judge(record, first)
             if what is _TAKE:
                 stream = self.group.numbers[record.stream]
                 if taker.admits(stream, record.sequence):
-                    return record, Entry(record.sequence if aside else self._first)
+                    return record, Entry(first if aside else self._first)
                 aside = True
             elif what is _SKIP and not aside:
                 self._scan = position
             elif what is _LOOKED_AT and not aside:
-                position = self._pass(record.sequence)
+                position = self._pass(record.sequence, first)
             if aside:
                 taker.looked, taker.looked_epoch = position, self.group.epoch
 
@@ -180,8 +184,8 @@ class Picker:
             return fresh
         return selection.find(position)
 
-    def _judge(self, record: Record) -> int:
-        """What to do with a message that the scan meets."""
+    def _judge(self, record: Record, first: int) -> int:
+        """What to do with a message that the scan meets. `first`: where its body begins."""
         sequence, progress = record.sequence, self.progress
         if sequence in progress.open or progress.has_had(sequence):
             return _LOOKED_AT
@@ -192,15 +196,15 @@ class Picker:
             stream.advance()  # before its slot is acknowledged with the next one's: it is counted as gone now
             return _SKIP
         if record.headers and self.group.ranks.get(sequence) is not None:
-            progress.open[sequence] = Entry(sequence)  # it is served by its rank
+            progress.open[sequence] = Entry(first)  # it is served by its rank
             return _LOOKED_AT
         return _TAKE
 
-    def _pass(self, sequence: int) -> int:
+    def _pass(self, sequence: int, first: int) -> int:
         """The scan goes past a message with an Entry, or past a run; returns where to go on."""
         progress = self.progress
-        if self._first < sequence:
-            progress.had(self._first, sequence - 1)  # nothing of ours is in between
+        if self._first < first:
+            progress.had(self._first, first - 1)  # nothing of ours is in between
         end = max(sequence, progress.runs.end_of(sequence), progress.low - 1)
         self._first = self._scan = end + 1
         return self._scan

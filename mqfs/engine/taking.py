@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
+from mqfs.engine import bodies
 from mqfs.engine.consumer import Claim, Consumer, delivery_count
 from mqfs.engine.control import Commands
 from mqfs.engine.ctl import parse_duration, parse_number
@@ -208,6 +209,10 @@ class TakeHandle(Taker, Writer):
             return None
         if not self.acks_at_once:
             self.pending = self.claims[record.sequence]
+        if record.headers:
+            entry = self.had[1] if self.acks_at_once and self.had is not None else self.claims[record.sequence].entry
+            if (long := bodies.whole(self.group, record, entry.first)) is not None:
+                return self.last.first_of_many(long, count, offset)
         return self.last.first(record.body, count, offset)
 
     def watch(self, then: Callable[[], None] | None) -> None:
@@ -281,7 +286,18 @@ class ConsumerHandle(Taker, Commands):
             return b"" if self.group.bucket.next >= self.until else None
         self.current = current
         self.end_due = self.format == "each"
+        if (long := self._long()) is not None:
+            return self.last.first_of_many(long, count, 0)
         return self.last.first(b"".join(pieces), count, 0)
+
+    def _long(self) -> bodies.LongBody | None:
+        """The message just fetched, where its body is in parts and the format shows all of it."""
+        assert self.shown is not None
+        record = self.shown[0]
+        if not record.headers or self.format in ("record", "json"):
+            return None
+        end = {"line": b"" if record.body.endswith(b"\n") else b"\n", "nul": b"\0"}.get(self.format, b"")
+        return bodies.whole(self.group, record, self.claims[record.sequence].entry.first, end)
 
     def _shape(self, record: Record) -> bytes:
         name = self.group.numbers[record.stream].name

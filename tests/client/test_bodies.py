@@ -244,3 +244,46 @@ def test_what_was_committed_is_remembered_no_longer_than_it_must(server: Away) -
         assert tree._link.open("g/.txn/ctl", "r").read().startswith(b"committed library-")
     with server.connect() as tree:
         assert tree._link.open("g/.txn/ctl", "r").read() == b""
+
+
+# ---------------------------------------------------------------- consumers
+
+
+def test_claims(tree: Client, name: str) -> None:
+    group, body = kept(tree, name), body_of(2_500_000)
+    with group.consume("w") as one, group.consume("w") as two:
+        group.publish("s", body, headers={"colour": "blue"})
+        group.publish("s", b"next")
+        claim, other = one.get(PATIENCE_S), two.get(PATIENCE_S)
+        assert other.body == b"next"
+        with claim.message.open() as file:
+            assert file.read() == body
+        assert claim.body == body
+        assert claim.headers["colour"] == "blue"
+        claim.nack(0)
+        again = two.get(PATIENCE_S)
+        assert again.deliveries == 2
+        assert again.body == body
+        again.touch()
+        again.ack()
+        other.ack()
+        assert group.stats()["consumers"]["w"]["waiting"] == 0
+
+
+def test_a_worker_and_dead_letters(tree: Client, name: str) -> None:
+    group, body = kept(tree, name), body_of(1_500_000)
+    group.ctl("retries 1")
+    done = threading.Event()
+
+    def work(claim: mqfs.Claim) -> None:
+        assert claim.body == body
+        done.set()
+        raise ValueError("no")
+
+    with group.work("w", work, concurrency=2):
+        group.publish("s", body)
+        assert done.wait(PATIENCE_S)
+        with group.consume("letters", over="dead") as letters:
+            group.redrive()
+            del letters
+    assert [len(message.body) for message in group.history(pattern="dead")] == [len(body)]
