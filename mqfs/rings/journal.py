@@ -582,7 +582,15 @@ class Journal:
             self._finish()
         elif not self.ended:
             self.pump(limits.RING_TURN_BYTES)
+            self._grant_more()
             self._followed = time.monotonic(), self._look_who_follows()
+
+    def _grant_more(self) -> None:
+        """Where there was no room to reserve sequences publishers wait for some, and nothing comes that would ask."""
+        try:
+            self.inner.place(0, 1)
+        except _UNWRITABLE as error:
+            self.stalled = error.detail
 
     def let_go(self) -> None:
         """It has ended, and nobody else in this process uses it."""

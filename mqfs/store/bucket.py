@@ -344,8 +344,12 @@ class DiskBucket(Syncing):
         granted(self._reserved)
         if self._reserved - self.next < self._block // 2 and self.failed is None:
             bound = max(self._reserved, self.next) + self._block
-            self._make_room(64)
-            self._put(Kind.CHANGE, reserve_body(bound))
+            try:
+                self._make_room(64)
+                self._put(Kind.CHANGE, reserve_body(bound))
+            except errors.MqfsError as error:  # what was reserved before is granted; `place` tries again
+                log.warning("group %d: %s", self.id, error)
+                return
             self.sync(lambda error: None if error else self._reserve_to(bound))
 
     def _unwrite(self, segment: Segment, length: int, error: OSError) -> None:
