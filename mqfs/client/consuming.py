@@ -14,8 +14,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from mqfs.client.link import File, Link
 from mqfs.client.bodies import place_of
+from mqfs.client.link import File, Link
 from mqfs.client.reading import Patience, Patterns, Reading, names_of
 from mqfs.client.words import Duration, commands, duration, quote
 from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale

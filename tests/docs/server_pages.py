@@ -219,6 +219,19 @@ def later_and_before_the_others(at: Scene, block: Block) -> None:
     assert at.type("read -r first <>mq/post/.consumers/mailer; echo $first") == ["joe"]
 
 
+@treated("mqfs.4", "mkdir mq/shop\n")
+def two_messages_in_one_write(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+    assert (at.mount / "shop" / ".kept" / "mail").read_text() == "annbob"
+
+
+@treated("mqfs.4", "mkdir mq/shop/.txn/today")
+def both_or_none_and_once(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+    assert (at.mount / "shop" / ".kept" / "mail").read_text() == "annbobdear ann\n"
+    assert [path.name for path in (at.mount / "shop" / ".txn").iterdir()] == ["ctl"]
+
+
 @treated("mqfs.4", "mkdir mq/home")
 def all_that_has_to_do_with_warmth(at: Scene, block: Block) -> None:
     at.type_as_shown(block)
