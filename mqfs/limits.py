@@ -33,6 +33,7 @@ DEDUP_IDS = 262_144  # remembered in one group: about 250 B each, and the state 
 ID_BYTES = 255  # id of a `.put`
 PUT_BYTES = 65_536  # the JSON object before the body of a `.put`
 UNIT_BYTES = 512 << 20  # of one unit in the log: a start after a kill reads a torn one whole, and others wait for it
+UNIT_PIECE_BYTES = 1 << 20  # of a large unit that is encoded and written at once
 UNIT_MESSAGES = 1_048_576  # of one unit: others wait for them, and the index of its segment is in memory
 PARTS = 4_096  # of transactions, open at once in the whole tree: about 70 KiB of memory each where they are small
 PARTS_PER_USER = 2_048  # so that one user cannot take all of them

@@ -7,6 +7,7 @@ Seams (Protocols) are declared here, small, by what their user needs: `Clock`, `
 
 from __future__ import annotations
 
+import abc
 import enum
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -204,6 +205,20 @@ class Stat(NamedTuple):
 
 
 # ---------------------------------------------------------------- seams
+
+
+class Many(Sequence[Draft]):
+    """Drafts that are made each time they are iterated, for there may be more than is good to hold. `room`: the bytes
+    they take in a log; `taking`: how many of them take a sequence."""
+
+    room: int
+    taking: int
+
+    @abc.abstractmethod
+    def __iter__(self) -> Iterator[Draft]: ...
+
+    def __getitem__(self, at: Any) -> Any:
+        raise TypeError("these are iterated")
 
 
 class Anchor(NamedTuple):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, headers, limits, state
 from mqfs.engine import bodies
+from mqfs.record import HEAD_BYTES, padded
 from mqfs.state import Change, ConsumerState
-from mqfs.types import Draft, Kind, Record, User
+from mqfs.types import Draft, Kind, Many, Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.consumer import Consumer
@@ -58,13 +59,18 @@ def bury(
     group.announce(stream, sequence, record.body, head)
 
 
-class _Copies(Sequence[Draft]):
+class _Copies(Many):
     """The parts of a body, as they are to stand in another stream; read anew each time. `texts`: the headers, among
     them `part`, which is each one's own."""
 
     def __init__(self, group: Group, number: int, first: int, last: int, to: Stream, texts: Mapping[str, str]) -> None:
         self._group, self._number, self._first, self._last = group, number, first, last
         self._to, self._texts = to, texts
+        self.taking = last - first + 1
+        self.size = self.room = 0  # of the bodies; in the log
+        for draft in self:
+            self.size += len(draft.body)
+            self.room += padded(HEAD_BYTES + len(draft.headers) + len(draft.body))
 
     def __len__(self) -> int:
         return self._last - self._first + 1
@@ -75,17 +81,12 @@ class _Copies(Sequence[Draft]):
             head = headers.encode({**self._texts, headers.PART: part})
             yield Draft(Kind.MESSAGE, self._to.number, record.body, head)
 
-    def __getitem__(self, at):  # type: ignore[no-untyped-def]
-        raise TypeError("parts are iterated")
-
 
 def _append_parts(group: Group, stream: Stream, copies: _Copies, also: Sequence[Draft]) -> int:
     """Append them, and other records in the same unit; nobody is told yet. Returns the first one's sequence."""
-    size = sum(len(draft.body) for draft in copies)
-    room = sum(len(draft.headers) + _RECORD_BYTES for draft in copies)
-    group.reserve_room(size + room)
+    group.reserve_room(copies.room + _RECORD_BYTES)
     first = group.append_drafts(_Behind(copies, also), group.times.next_ns())
-    stream.appended_many(first + len(copies) - 1, len(copies), size)
+    stream.appended_many(first + len(copies) - 1, len(copies), copies.size)
     return first
 
 
@@ -94,11 +95,13 @@ def _announce_parts(group: Group, stream: Stream, copies: _Copies, first: int) -
         group.announce(stream, sequence, draft.body, draft.headers)
 
 
-class _Behind(Sequence[Draft]):
+class _Behind(Many):
     """Parts, and other records behind them."""
 
     def __init__(self, copies: _Copies, also: Sequence[Draft]) -> None:
         self._copies, self._also = copies, also
+        self.taking = copies.taking
+        self.room = copies.room + sum(padded(HEAD_BYTES + len(draft.body)) for draft in also)
 
     def __len__(self) -> int:
         return len(self._copies) + len(self._also)
@@ -106,9 +109,6 @@ class _Behind(Sequence[Draft]):
     def __iter__(self) -> Iterator[Draft]:
         yield from self._copies
         yield from self._also
-
-    def __getitem__(self, at):  # type: ignore[no-untyped-def]
-        raise TypeError("a unit is iterated")
 
 
 def redrive(group: Group, name: str | None, most: int | None) -> int:

@@ -17,7 +17,7 @@ from mqfs.engine.nodes import Folder, Meta, bits_for_writers
 from mqfs.engine.permission import W, X, require, require_owner
 from mqfs.engine.unit import MESSAGE, Tally, Unit, log_bytes, require_fit
 from mqfs.state import Attributes, Change
-from mqfs.types import QTDIR, QTFILE, Draft, Qid, Step, User
+from mqfs.types import QTDIR, QTFILE, Draft, Many, Qid, Step, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -310,22 +310,20 @@ class Totals:
             del self._parts[uid]
 
 
-class Messages(Sequence[Draft]):
-    """The messages of several parts, in order; iterated, never listed."""
+class Messages(Many):
+    """The messages of several parts, in order."""
 
     def __init__(self, parts: Sequence[Part], numbers: dict[bytes, int]) -> None:
         self._parts, self._numbers = parts, numbers
-        self._count = sum(part.messages for part in parts)
+        self.taking = sum(part.messages for part in parts)
+        self.room = sum(part.room for part in parts)
 
     def __len__(self) -> int:
-        return self._count
+        return self.taking
 
     def __iter__(self) -> Iterator[Draft]:
         for part in self._parts:
             yield from part.drafts(self._numbers)
-
-    def __getitem__(self, at):  # type: ignore[no-untyped-def]
-        raise TypeError("a unit is iterated")
 
 
 class Transactions:
@@ -384,7 +382,9 @@ class Transactions:
             elif not part.committing:
                 self.drop(part)
                 owner = User(part.attributes.uid, part.attributes.gid)
-                self.group.refuse(owner, ".txn", f"part {part.name} was dropped: nobody wrote to it for {idle} ns")
+                self.group.refuse(
+                    owner, ".txn", f"part {part.name} was dropped: nobody wrote to it for {limits.TRANSACTION_IDLE_S} s"
+                )
 
     def end(self) -> None:
         """The group is gone, or the server stops."""
@@ -451,13 +451,12 @@ class Transactions:
                 tally.size += mine.size
                 tally.last = before + mine.last
             before += part.messages
-        room = sum(part.room for part in parts)
-        require_fit(before, room)
+        messages = Messages(parts, numbers)
+        require_fit(messages.taking, messages.room)
         self._freeze(parts, True)
         heads = any(part.heads for part in parts)
-        messages = Messages(parts, numbers)
         return Unit(
-            self.group, messages, tallies, room, value, heads, changes,
+            self.group, messages, tallies, messages.room, value, heads, changes,
             done=lambda: self._done(parts), undo=lambda: self._freeze(parts, False),
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from mqfs.engine.ctl import NO_DEPTH
 from mqfs.engine.stream import Post, Stream, Verdict
 from mqfs.record import HEAD_BYTES, padded
 from mqfs.state import Change
-from mqfs.types import Draft, Kind, Step
+from mqfs.types import Draft, Kind, Many, Step
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -41,12 +41,14 @@ def log_bytes(head: int, body: int) -> int:
     return padded(HEAD_BYTES + head + body)
 
 
-class Joined(Sequence[Draft]):
-    """Messages, and behind them the changes of the same unit; iterated, never listed: they may be large."""
+class Joined(Many):
+    """Messages that take so many bytes in the log, and behind them the changes of the same unit."""
 
-    def __init__(self, messages: Sequence[Draft], changes: Sequence[Change]) -> None:
+    def __init__(self, messages: Sequence[Draft], room: int, changes: Sequence[Change]) -> None:
         self._messages = messages
         self._changes = [Draft(Kind.CHANGE, 0, state.encode_change(change)) for change in changes]
+        self.room = room + sum(log_bytes(0, len(change.body)) for change in self._changes)
+        self.taking = len(messages)
 
     def __len__(self) -> int:
         return len(self._messages) + len(self._changes)
@@ -54,9 +56,6 @@ class Joined(Sequence[Draft]):
     def __iter__(self) -> Iterator[Draft]:
         yield from self._messages
         yield from self._changes
-
-    def __getitem__(self, at):  # type: ignore[no-untyped-def]
-        raise TypeError("a unit is iterated")
 
 
 @attrs.define(eq=False)
@@ -153,9 +152,9 @@ class Unit:
         if self.discarded:
             group.counts.discarded += len(self.messages)
             if self.changes:
-                group.append_drafts(Joined((), self.changes), now)
+                group.append_drafts(Joined((), 0, self.changes), now)
         elif self.messages or self.changes:
-            first = group.append_drafts(Joined(self.messages, self.changes), now)
+            first = group.append_drafts(Joined(self.messages, self.size, self.changes), now)
             self._count(first)
         for change in self.changes:
             group.state.apply(change)

@@ -22,14 +22,13 @@ from mqfs.store.index import Index, OpenIndex, Others, pack_other
 from mqfs.store.reading import Home, reserve_body, reserved_by
 from mqfs.store.segment import Segment
 from mqfs.store.syncing import Syncing
-from mqfs.types import Buffer, Columns, Draft, Kind
+from mqfs.types import Buffer, Columns, Draft, Kind, Many
 
 log = logging.getLogger("mqfs.store")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _END = int(Kind.END)
 _LOOKS = 4  # segments of which one trim reads the index
-_PIECE = 1 << 20  # of a large unit that is encoded and written at once
 
 
 def write_head(home: Home, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int) -> list[Row]:
@@ -50,6 +49,14 @@ def write_head(home: Home, folder: str, group: int, first: int, state: bytes, re
     write_file(home.disk, made, b"".join(records), sync=False)
     home.disk.rename(made, f"{folder}/{first:020d}.log")
     return rows
+
+
+def _measure(drafts: Sequence[Draft]) -> tuple[int, int]:
+    """The bytes they take, and how many take a sequence."""
+    if isinstance(drafts, Many):
+        return drafts.room, drafts.taking
+    need = sum(padded(32 + len(draft.headers) + len(draft.body)) for draft in drafts)
+    return need, sum(draft.kind <= _END for draft in drafts)
 
 
 class _Unit:
@@ -85,7 +92,7 @@ class _Unit:
             parts.append(data)
             size += len(data)
             position += len(data)
-            if size >= _PIECE:
+            if size >= limits.UNIT_PIECE_BYTES:
                 yield b"".join(parts)
                 parts, size = [], 0
         index.times.extend([time_ns] * len(index))
@@ -241,11 +248,10 @@ class DiskBucket(Syncing):
         if self.failed is not None:
             raise errors.ReadOnly(str(self.failed))
         time_ns = max(time_ns, self.last_ns)
-        need = sum(padded(32 + len(draft.headers) + len(draft.body)) for draft in drafts)
+        need, taking = _measure(drafts)
         segment = self._open
         if segment is None or segment.used + need > segment.room:
             segment = self._make_room(need)
-        taking = sum(draft.kind <= Kind.END for draft in drafts)
         while taking and self.next + taking > self._refill:
             segment = self._reserve(need, self.next + taking)
         marks = SETTLED if self._synced == self._written else 0
@@ -367,9 +373,10 @@ class DiskBucket(Syncing):
 
     def _erase(self, segment: Segment, length: int) -> None:
         """Zeros where something was perhaps written behind the end."""
-        room = max(0, min(length, segment.allocated - segment.used))
-        for at in range(segment.used, segment.used + room, _PIECE):
-            write_all(self._disk, segment.open(), bytes(min(_PIECE, segment.used + room - at)), at)
+        end = segment.used + max(0, min(length, segment.allocated - segment.used))
+        step = limits.UNIT_PIECE_BYTES
+        for at in range(segment.used, end, step):
+            write_all(self._disk, segment.open(), bytes(min(step, end - at)), at)
 
     def _make_room(self, need: int) -> Segment:
         """The segment that takes the next record of `need` bytes, preallocated."""

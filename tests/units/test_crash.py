@@ -27,7 +27,7 @@ COMMITS = 12
 @pytest.fixture(autouse=True)
 def _small() -> Iterator[None]:
     logging.getLogger("mqfs.store").setLevel(logging.CRITICAL)
-    with lowered(**SMALL, PART_BUFFER_BYTES=100):
+    with lowered(**SMALL, PART_BUFFER_BYTES=100, UNIT_PIECE_BYTES=300):
         yield
     logging.getLogger("mqfs.store").setLevel(logging.NOTSET)
 
