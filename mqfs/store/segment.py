@@ -371,9 +371,8 @@ class Segment:
         those pages for clean, so that no sync of ours would reach them."""
         start = self.covered if self.started else 0
         fd = self.open()
-        data = read_all(self.disk, fd, self.used - start, start)
-        if data:
-            write_all(self.disk, fd, data, start)
+        for at in range(start, self.used, limits.UNIT_PIECE_BYTES):
+            write_all(self.disk, fd, read_all(self.disk, fd, min(limits.UNIT_PIECE_BYTES, self.used - at), at), at)
 
     def _adopt(self, part: Part, size: int, others: Others) -> None:
         """It is sealed and its index fits."""
