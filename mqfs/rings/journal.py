@@ -21,7 +21,7 @@ from mqfs import errors, limits, ring
 from mqfs.engine.arrivals import arrived, is_listened
 from mqfs.engine.ctl import SYNC_ALWAYS
 from mqfs.engine.group import Group
-from mqfs.record import HEAD_BYTES, decode, next_good, padded
+from mqfs.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.state import FIRST_STREAM
 from mqfs.types import MORE, Columns, Draft, Kind, Log, Record
 
@@ -36,6 +36,8 @@ NOBODY = 1 << 62  # no floor
 _MESSAGE, _END = int(Kind.MESSAGE), int(Kind.END)
 _AHEAD_NS = 10**9  # a record's time may be before the wall clock: it was set back, or another CPU's is ahead
 _UNITS = re.compile(rb"(?:\x00|\x01\x03*\x02)*")  # flags of whole units
+_PATIENCE_BYTES = 256 << 20  # some tenths of a second
+_HEAD_COST = 1_024  # bytes that take as long as a look at a head
 _MARK_BYTES = 64 << 10  # between two places of the ring whose sequence is remembered
 _FOLLOWERS_S = 0.05  # how often it is looked who follows
 _UNWRITABLE = (errors.DiskFull, errors.StreamFull, errors.DiskFailed, errors.ReadOnly)
@@ -92,6 +94,7 @@ class Journal:
         self._void = range(0)  # of such as could not be
         self._slack = 0  # messages that may be missing, as bytes that are none were found
         self._kept_aside = 0  # such bytes in quarantine
+        self._patience = _PATIENCE_BYTES  # that are looked at for what is whole again
         self._taking = False
         self._marks: deque[tuple[int, int]] = deque()  # (position, the sequence behind it)
         self._followed = (0.0, False)  # (when it was looked, whether somebody does)
@@ -208,7 +211,12 @@ class Journal:
         except _NO_WAY as error:
             self.retire(f"the server could not write to it ({error})")
             return self._without_ring()
-        self._own = range(last - len(drafts) + 1, last + 1)
+        first = last - len(drafts) + 1
+        if not 0 <= first - self.inner.next <= self._most:
+            self.spoilt = "a state that nobody may write"
+            self.retire(f"nonsense was found in it: {self.spoilt}")
+            return self._without_ring()
+        self._own = range(first, last + 1)
         self._take(self._own.start)
         there = self._range
         if there is not None and there.sequence == self._own.start:
@@ -332,8 +340,9 @@ class Journal:
         self.why = self.why or "it is damaged"
         self.ring.retire(limits.RING_PATIENCE_S)
         memory, begin = self.ring.fileno(), self._taker.position
-        self._salvaged, of = self.ring.tail, self.ring.size
-        size, at = min(max(self._salvaged - begin, 0), of), begin & (of - 1)
+        of = self.ring.size
+        size, at = min(max(self.ring.tail - begin, 0), of), begin & (of - 1)
+        self._salvaged = begin + size
         whole = os.pread(memory, min(size, of - at), ring.HEAD_BYTES + at)
         return whole + os.pread(memory, size - len(whole), ring.HEAD_BYTES)
 
@@ -446,7 +455,7 @@ class Journal:
         """Take the records that are right, up to the server's own; what is not goes to quarantine."""
         refused: list[bytes] = []
         try:
-            for at, end, record in _pieces(data):
+            for at, end, record in self._pieces(data):
                 self._raw = data[at:]  # should the log have no room
                 if record is not None and record.sequence in self._own:
                     self._range = self._head_of_own()
@@ -469,13 +478,44 @@ class Journal:
             # The server before took it, or never came to it: then nobody was told that it was written.
             self._pass_to(record.sequence + 1)
             return True
-        if record.sequence in self._void:
+        if record.sequence in self._void and 0 <= ahead <= self._most:
             self._pass_to(record.sequence + 1)
             return True
         if not 0 <= ahead <= self._slack or not self._may_be_taken(record):
             return False
         self._take_one(record)
         return True
+
+    def _pieces(self, data: bytes) -> Iterator[tuple[int, int, Record | None]]:
+        """(begin, end, what it is) of each record in a buffer; None for a stretch that is none."""
+        at = 0
+        while at < len(data):
+            rows = ring.scan(memoryview(data)[at:])
+            for begin, size in _spans(rows):
+                yield at + begin, at + begin + padded(size), decode(data[at + begin : at + begin + size])
+            at += rows.end
+            if at < len(data):
+                end = self._whole_again(data, at)
+                yield at, end, None
+                at = end
+
+    def _whole_again(self, data: bytes, bad: int) -> int:
+        """Where a record may begin again behind what is none. As a server's time is not what noise may cost, it looks
+        only where a sequence and a time may be ours, and at so many bytes."""
+        low, now = self.inner.next, time.time_ns()
+        sequences = {number.to_bytes(8, "little")[3:] for number in (low, low + self._most)}
+        times = {moment.to_bytes(8, "little")[6:] for moment in (max(self.last_ns, 0), now)}
+        ours = b"(?=(?:%s).{6}(?:%s))" % tuple(b"|".join(map(re.escape, some)) for some in (sequences, times))
+        for found in re.compile(ours, re.DOTALL).finditer(data, bad + 19):
+            at = found.start() - 11
+            if (at - bad) % 8:
+                continue
+            self._patience -= _HEAD_COST + min(int.from_bytes(data[at : at + 4], "little"), len(data) - at)
+            if self._patience < 0:
+                break
+            if row_at(data, at):
+                return at
+        return len(data)
 
     def _head_of_own(self) -> _Range | None:
         """Split `_raw`: the server's own records, and the rest."""
@@ -550,6 +590,8 @@ class Journal:
 
     def retire(self, why: str) -> None:
         """Nothing more is published in it; who uses it attaches to the next generation."""
+        if self.ended:
+            return
         if not self.why:
             log.info("the ring of group %d is retired: %s", self.group.number, why)
         self.why = self.why or why
@@ -578,6 +620,9 @@ class Journal:
 
     def tick(self) -> None:
         """Once a second."""
+        if not self.why and self.ring.retired:
+            self.spoilt = "an end that nobody may write"
+            self.retire(f"nonsense was found in it: {self.spoilt}")
         if self.why:
             self._finish()
         elif not self.ended:
@@ -596,22 +641,6 @@ class Journal:
         """It has ended, and nobody else in this process uses it."""
         self._taker.close()
         self.ring.close()
-
-
-def _pieces(data: bytes) -> Iterator[tuple[int, int, Record | None]]:
-    """(begin, end, what it is) of each record in a buffer; None for a stretch that is none."""
-    at = 0
-    while at < len(data):
-        rows = ring.scan(memoryview(data)[at:])
-        for begin, size in _spans(rows):
-            record = decode(data[at + begin : at + begin + size])
-            yield at + begin, at + begin + padded(size), record
-        at += rows.end
-        if at < len(data):
-            good = next_good(data, at)
-            end = good if good >= 0 else len(data)
-            yield at, end, None
-            at = end
 
 
 def _spans(rows: Columns) -> Iterator[tuple[int, int]]:
