@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mqfs import limits, ring
 from mqfs.client.link import Link
 from mqfs.client.ring_door import DoorCall, NoDoor
-from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong, Unsupported
+from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong
 from mqfs.types import Kind
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ PUBLISH_S = 1.0  # the same, of a wait for room: the end of a ring is told withi
 LOOK_S = 0.5  # between two looks at whether the server is there
 GRACE_S = 10.0  # that a publisher waits for a killed server to be there again, with `reconnect=True`
 REST_S = 5.0  # after a refusal the files are used for so long
+ENDING_S = 5.0  # for a generation to end, all of it in the log
 PAUSE_S = 0.02
+LOOKS = 1_000  # at what others change meanwhile
 _MESSAGE = int(Kind.MESSAGE)
 
 
@@ -51,6 +53,15 @@ class Attached:
         self.over = False  # another took its place
         self.publishing = threading.Lock()
         self.numbers: dict[str, int] = {}  # names and numbers of one generation mean the same for ever
+
+    @property
+    def next(self) -> int:
+        """The sequence that the next message takes, or one that was. Raises Stale where it is damaged."""
+        for _ in range(LOOKS):
+            sequence = self.ring.next
+            if sequence:
+                return sequence
+        raise Stale("the ring is damaged")
 
     def number(self, stream: str) -> int | None:
         """None: it is a view. Raises NotFound, Disconnected."""
@@ -102,6 +113,8 @@ class RingGroup:
         with self._lock:
             self.require()
             at = self._now
+            if at is not None and at.ring.retired:
+                at.over = True
             if at is not None and not at.over and not at.door.lost:
                 return at
             if at is not None and at.door.lost and self.reconnect is False:
@@ -121,31 +134,36 @@ class RingGroup:
                 raise Refused(error) from None
 
     def _attach(self) -> Attached:
-        deadline = time.monotonic() + LOOK_S
+        """Ask for the current generation; one that is ending is waited for, a little."""
+        deadline = time.monotonic() + ENDING_S
         while True:
-            door = self._dial()
             try:
-                said, fd = door.attach(self._name)
-            except BaseException:
-                door.close()
-                raise
+                return self._attach_once()
+            except (Busy, Stale):
+                if time.monotonic() > deadline or self.closed.wait(PAUSE_S):
+                    raise
+
+    def _attach_once(self) -> Attached:
+        """Raises Stale, Busy where it is to be asked again."""
+        door = self._dial()
+        try:
+            said, fd = door.attach(self._name)
             try:
-                at = self._now
-                if at is not None and at.generation == said["generation"]:
-                    if not at.over:
-                        at.door.close()
-                        at.door = door
-                        return at
-                    if time.monotonic() > deadline:
-                        raise Unsupported("the server gives a ring that was retired")
+                now = self._now
+                if now is None or now.generation != said["generation"]:
+                    now = Attached(ring.attach(fd, said["generation"]), door, said)
+                elif now.over:
+                    raise Stale("the server gives a ring that was retired")
                 else:
-                    handle = ring.attach(fd, said["generation"])
-                    self._now = Attached(handle, door, said)
-                    return self._now
+                    now.door.close()
+                    now.door = door
             finally:
                 os.close(fd)
+        except BaseException:
             door.close()
-            self.closed.wait(PAUSE_S)
+            raise
+        self._now = now
+        return now
 
     def _dial(self) -> DoorCall:
         try:

@@ -15,7 +15,7 @@ from operator import itemgetter
 from mqfs import headers, ring
 from mqfs.client.link import Link, read_whole
 from mqfs.client.reading import Filters, Patience, Patterns, Reading, wild
-from mqfs.client.ring_group import LOOK_S, Attached, Refused, RingGroup
+from mqfs.client.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
 from mqfs.engine import topics
 from mqfs.engine.ctl import parse_duration
 from mqfs.errors import BadCommand, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
@@ -70,7 +70,7 @@ class RingReading(Reading):
         self._look_at = self._away_since = 0.0
         self._matching = self._matcher()
         self._known = self._plain_names_known()
-        self._position = at.ring.next
+        self._position = at.next
         self._consumer: ring.Consumer | None = None
         try:
             self._sit(at)
@@ -119,10 +119,11 @@ class RingReading(Reading):
     def _catch_up(self, start: str) -> None:
         """Have the log read from there on, as far as the ring may lack it. Raises Stale."""
         at = self._at
-        end = self._floor = at.ring.next
+        end = self._floor = at.next
         if end <= 1 or (start.isdigit() and int(start) >= end):
             return
         while not at.ring.wait_committed(end - 1, SLICE_S):
+            end = self._floor = min(end, at.next)  # what was not published in the end is not waited for
             self._group.require()
             if at.ring.retired:
                 raise Stale("the ring ended")
@@ -137,15 +138,15 @@ class RingReading(Reading):
         self._stand_up()
         patience = Patience(self._reconnect, self._closed, self._link.where)
         while not self._over:
-            if self._at.ring.retired:
-                self._at.over = True
             try:
                 self._go_on()
                 return
             except NotFound:
                 self._over = True
             except Stale:
-                pass
+                self._closed.wait(PAUSE_S)
+                if self._closed.is_set():
+                    return
             except Disconnected as error:
                 if self._group.closed.is_set():
                     raise
