@@ -85,7 +85,7 @@ class Journal:
         self.spoilt = ""  # what was found in it that nobody may write
         self._judge, self._over = judge, over
         self._taker: Consumer = made.consumer(kept=True, hold=True)
-        self._resumed = made.next  # below that another server may have taken or written messages
+        self._resumed = made.next if made.tail else 0  # below that another server may have taken or written messages
         self._most = made.size // HEAD_BYTES  # messages that it can hold
         self._range: _Range | None = None
         self._raw = b""  # copied, and not looked at yet
@@ -308,8 +308,6 @@ class Journal:
 
     def _look_at_next(self) -> int:
         """Make what was published next a range, or take of it what is right; how many bytes that were. 0: nothing."""
-        if not self._raw:
-            self._slack = 0
         data = self._raw or self._copy()
         if not data:
             return 0
@@ -425,7 +423,8 @@ class Journal:
     def _is_in_order(self, rows: Columns) -> bool:
         sequences, times = rows.sequences, rows.times
         first, count = sequences[0], len(sequences)
-        if not 0 <= first - self.inner.next <= self._most:
+        holes = self._most if first < self._resumed or self.spoilt else 0
+        if not 0 <= first - self.inner.next <= holes:
             return False
         if sequences.tobytes() != array("Q", range(first, first + count)).tobytes():
             return False
@@ -477,6 +476,7 @@ class Journal:
         if is_old and (ahead < 0 or record.flags & OWN):
             # The server before took it, or never came to it: then nobody was told that it was written.
             self._pass_to(record.sequence + 1)
+            self._slack += ahead < 0
             return True
         if record.sequence in self._void and 0 <= ahead <= self._most:
             self._pass_to(record.sequence + 1)
