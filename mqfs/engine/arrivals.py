@@ -7,6 +7,7 @@ into the log is mqfs/rings/journal.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from mqfs import errors
@@ -31,6 +32,17 @@ def arrived(group: Group, data: Buffer, base: int, rows: Columns) -> None:
     if group.settings.depth is not NO_DEPTH:
         for stream in streams:
             group.bound_depth(stream)
+
+
+def passed(group: Group, rows: Columns) -> None:
+    """Plain messages that nobody is there for: they are counted, and nowhere."""
+    for number, messages in Counter(rows.streams).items():
+        stream = group.numbers.get(number)
+        if stream is not None:
+            stream.written += messages
+            stream.mtime_ns = rows.times[-1]
+    group.counts.written += len(rows.sequences)
+    group.counts.written_bytes += sum(rows.bodies)
 
 
 def _count(group: Group, stream: Stream, rows: Columns) -> None:
@@ -90,4 +102,4 @@ def is_listened(group: Group, rows: Columns) -> bool:
     return any(numbers[number].readers for number in set(rows.streams) if number in numbers)
 
 
-__all__ = ["arrived", "is_listened"]
+__all__ = ["arrived", "is_listened", "passed"]

@@ -18,7 +18,7 @@ from operator import le
 from typing import TYPE_CHECKING, Any, cast
 
 from mqfs import errors, limits, ring
-from mqfs.engine.arrivals import arrived, is_listened
+from mqfs.engine.arrivals import arrived, is_listened, passed
 from mqfs.engine.ctl import SYNC_ALWAYS
 from mqfs.engine.group import Group
 from mqfs.record import HEAD_BYTES, decode, padded, row_at
@@ -373,8 +373,7 @@ class Journal:
         """Nobody is there for whom they are to be kept."""
         self.inner.place(0, len(rows.sequences))
         self.inner.pass_to(rows.sequences[-1] + 1)
-        self.group.counts.written += len(rows.sequences)
-        self.group.counts.written_bytes += sum(rows.bodies)
+        passed(self.group, rows)
 
     def _pass_to(self, sequence: int) -> None:
         """What is below it and was not taken is nowhere."""

@@ -68,8 +68,8 @@ class Spoiler:
         act()
 
     def changed(self, stream: int) -> None:
-        """A whole record with another head, its CRC right or wrong; no number that another's record has: that is as good
-        as overwriting it."""
+        """A whole record with another head, its CRC right or wrong. Not with the number of another's record: that were
+        as good as overwriting it."""
         at = self.ring.tail
         self.ring.publish(stream, b"!changed" + bytes(self.dice.randint(0, 40)), b"", 1, 0, 0)
         place = ring.HEAD_BYTES + (at & (self.ring.size - 1))
