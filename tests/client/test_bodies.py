@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import json
@@ -114,6 +115,17 @@ def test_an_exception_drops_it(tree: Client, name: str, size: int) -> None:
     file.close()
     with pytest.raises(ValueError, match="closed"):
         file.write(b"x")
+    assert list(group.history()) == []
+    assert group._link.names(f"{group.path}/.txn") == ["ctl"]
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+def test_a_writer_that_is_forgotten_publishes_nothing(tree: Client, name: str, size: int) -> None:
+    group = kept(tree, name)
+    file = group.writer("s")
+    file.write(bytes(size))
+    del file
+    gc.collect()
     assert list(group.history()) == []
     assert group._link.names(f"{group.path}/.txn") == ["ctl"]
 

@@ -274,3 +274,26 @@ def test_poll_is_told(made: Any) -> None:
     assert sorted(told) == [1, 2]
     assert handle.readable
     assert cursor.readable
+
+
+WAITING = {"stream": "s", "order": "order", "view": "v", "cursor": ".cursor"}
+
+
+@pytest.mark.parametrize("who", WAITING)
+def test_who_waits_alone_is_answered(made: Any, who: str) -> None:
+    u = made("bind v s")
+    handle = u.cursor("seek end") if who == "cursor" else u.at(WAITING[who])
+    wait = handle.read(100)
+    u.batch(frame("s", b"1"), frame("t", b"2"))
+    assert wait.result() == (b"s\0" if who == "order" else b"1")
+
+
+def test_a_unit_stands_behind_writers_that_wait(made: Any) -> None:
+    u = made("depth 10B", "full block")
+    u.write("s", b"12345678")
+    large = u.open("s", os.O_WRONLY).write(b"large")
+    unit = u.batch(frame("s", b"x"))
+    assert isinstance(large, Wait)
+    assert isinstance(unit, Wait)
+    u.ctl("clear s")
+    assert u.log() == [("s", "large"), ("s", "x")]

@@ -204,6 +204,7 @@ def test_dead_letters_go_and_come_back_whole(made: Any) -> None:
     assert read(worker) == b"next"
     u.ctl("redrive")
     assert u.kept("dead") == []
+    assert json.loads(u.text(".stats"))["streams"]["dead"]["messages"] == 0
     assert read(worker) == WHOLE
     assert [row["headers"] for row in u.kept("s")[-3:]] == [
         {"sender": "0", "colour": "blue", "part": place} for place in ("1/3", "2", "3/3")
@@ -238,6 +239,7 @@ def test_redrive_so_many(made: Any) -> None:
 BROKEN = {
     "the last is missing": lambda: body()[:2] + [frame("s", b"x")],
     "the first is missing": lambda: body()[1:] + [frame("s", b"x")],
+    "another in the place of the first": lambda: [frame("s", b"x"), *body()[1:]],
     "another message in between": lambda: [body()[0], frame("t", b"x"), *body()[1:]],
     "other numbers": lambda: [body()[0], frame("s", b"x"), frame("s", b"y")],
     "nonsense": lambda: [
@@ -319,3 +321,16 @@ def test_a_part_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(errors.DiskFailed):
         worker.read(1_000)
     say(worker, "ack")
+
+
+def test_what_is_claimed_stays_kept_after_a_restart(tmp_path: Path) -> None:
+    u = Units("retries 0", path=tmp_path / "store")
+    u.consumer("w")
+    u.batch(*body(), frame("s", b"next"))
+    read(u.worker())
+    u.restart(clean=False)
+    worker = u.worker()
+    assert [read(worker), read(worker)] == [WHOLE, b"next"]
+    say(worker, "ack")
+    assert u.stats()["low"] == 1
+    assert u.group.state.consumers[u.group.consumers["w"].number].progress.has_had(2) is False

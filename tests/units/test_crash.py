@@ -147,7 +147,20 @@ def test_a_disk_that_fails_once(number: int) -> None:
                 failures += 1
                 for part in u.parts():
                     u.say(f"abort {part}")
+                assert u.tree.staging.size == 0
         check(u, done)
         disk.fail_at = 0
         check(Lying(disk.after_kill()), [])
     assert failures > 5
+
+
+def test_a_commit_is_on_disk_where_messages_need_not_be() -> None:
+    """With `replay off` and nobody there no message is promised to anyone; the commit is, to its producer."""
+    disk = LyingDisk()
+    u = Lying(disk)
+    u.prepare()
+    u.ctl("replay off")
+    u.part("p")
+    u.stage("p", "s", b"x")
+    u.say("commit x.7 p")
+    assert Lying(disk.after_power_loss(None)).group.state.producers["x"].number == 7

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
+from mqfs.store.disk import Disk
+from mqfs.store.staged import DiskStaged, MemoryStaged
 from mqfs.types import Wait
 from tests.engine.conftest import ANNA, BERT, ROOT
 from tests.units.hand import Units, frame
@@ -477,3 +479,83 @@ def test_a_unit_larger_than_a_segment(tmp_path: Path, monkeypatch: pytest.Monkey
     for clean in (False, True):
         u.restart(clean=clean)
         assert [row["body"].encode() for row in u.kept("s")] == [b"before", *bodies, b"after"]
+
+
+def test_a_discarded_commit_is_remembered_after_a_restart(tmp_path: Path) -> None:
+    u = Units("depth 1", "full drop-new", path=tmp_path / "store")
+    u.write("s", b"x")
+    u.stage("p", "s", b"1")
+    u.say("commit x.1 p")
+    u.restart(clean=False)
+    assert u.group.state.producers["x"].number == 1
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+def test_the_newest_of_several_parts(made: Any) -> None:
+    u = made("replay last")
+    u.stage("p", "s", b"1", b"2")
+    u.stage("q", "t", b"3")
+    u.stage("q", "s", b"4")
+    u.say("commit x.1 p q")
+    assert u.open("s").read(100) == b"4"
+    assert u.open("t").read(100) == b"3"
+
+
+def test_who_committed_last_stands_last(made: Any) -> None:
+    u = made()
+    for word in ("a.1", "b.1", "a.2"):
+        u.say(f"commit {word}")
+    assert list(u.group.state.producers) == ["b", "a"]
+
+
+def test_parts_that_are_gone_count_no_more(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PARTS_PER_USER", 1)
+    u = made()
+    for number in range(3):
+        u.stage("p", "s", b"1")
+        u.say(f"commit x.{number} p")
+        u.part("q")
+        u.say("abort q")
+    with pytest.raises(errors.BadName):
+        u.part(".hidden")
+    u.part("p")
+
+
+def test_a_part_that_is_being_committed_is_not_idle(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TRANSACTION_IDLE_S", 5)
+    u = made("depth 1", "full block")
+    u.write("s", b"x")
+    u.stage("p", "s", b"1")
+    wait = u.say("commit x.1 p")
+    u.pass_time(20)
+    u.ctl("clear s")
+    assert wait.settled
+    assert u.log() == [("s", "1")]
+
+
+def test_permission_that_was_taken_away(made: Any) -> None:
+    u = made()
+    u.stream("open", mode=0o666)
+    u.part("p", ANNA)
+    handle = u.at(".txn/p/open", os.O_WRONLY, ANNA)
+    handle.write(b"1")
+    u.tree.setattr(ROOT, u.group.streams["open"], mode=0o644)
+    with pytest.raises(errors.Denied):
+        handle.write(b"2")
+
+
+@pytest.mark.parametrize("buffer", [1, 10, 1_000])
+def test_what_is_staged_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
+    monkeypatch.setattr(limits, "PART_BUFFER_BYTES", buffer)
+    whole = bytes(range(200))
+    for staged in (MemoryStaged(), DiskStaged(Disk(), str(tmp_path / "part"))):
+        for at in range(0, 200, 8):
+            staged.append(whole[at : at + 8])
+        assert staged.size == 200
+        for at in range(0, 210, 3):
+            for count in (0, 1, 7, 50, 300):
+                assert staged.read(at, count) == whole[at : at + count]
+        staged.close()
+    assert list(tmp_path.iterdir()) == []
