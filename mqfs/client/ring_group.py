@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mqfs.client.reading import Filters, Patterns, Reading
 
 SLICE_S = 0.1  # of a wait, between two looks at whether the client was closed
-PUBLISH_S = 1.0  # the same, of a wait for room: the end of a ring is told within it too
 LOOK_S = 0.5  # between two looks at whether the server is there
 GRACE_S = 10.0  # that a publisher waits for a killed server to be there again, with `reconnect=True`
 REST_S = 5.0  # after a refusal the files are used for so long
@@ -219,7 +218,7 @@ class RingGroup:
                     if number is None:
                         return None
                 with at.publishing:
-                    sequence = at.ring.publish(number, body, b"", _MESSAGE, 0, PUBLISH_S)
+                    sequence = at.ring.publish(number, body, b"", _MESSAGE, 0, SLICE_S)
             except (Again, Stale, BadRing, Busy) as error:
                 self._met(at, error)
             else:
@@ -257,8 +256,8 @@ class RingGroup:
         first = messages[0][0]
         with at.publishing:
             if all(stream == first for stream, _ in messages):
-                return at.ring.publish_many(numbers[first], [body for _, body in messages], PUBLISH_S)
-            return at.ring.publish_drafts([(_MESSAGE, numbers[stream], body) for stream, body in messages], PUBLISH_S)
+                return at.ring.publish_many(numbers[first], [body for _, body in messages], SLICE_S)
+            return at.ring.publish_drafts([(_MESSAGE, numbers[stream], body) for stream, body in messages], SLICE_S)
 
     def _number(self, at: Attached, stream: str) -> int | None:
         """Of a stream; None: it is a view. Raises Stale where another generation is to be asked."""

@@ -107,7 +107,8 @@ class RingReading(Reading):
     def _sit(self, at: Attached) -> None:
         """Read from that ring's present end on."""
         self._stand_up()
-        self._at, self._consumer = at, at.ring.consumer(hold=True)
+        with at.publishing:  # a handle is one thread's for that, too
+            self._at, self._consumer = at, at.ring.consumer(hold=True)
         self._wanted_names = _Names(at.name, self._matching)
         self._read_to = self._consumer.position
 

@@ -157,6 +157,31 @@ def test_from_the_beginning_while_others_publish(away: Away) -> None:
             reading.close()
 
 
+FLOOD = """
+import mqfs, sys
+with mqfs.connect(sys.argv[1], transport="ring") as client:
+    group = client.group("g")
+    for number in range(int(sys.argv[2]) // 50):
+        group.publish_many([("s", b"%d" % n) for n in range(number * 50, number * 50 + 50)], wait="published")
+"""
+
+
+def test_from_the_beginning_in_a_flood(away: Away) -> None:
+    """Between taking a seat and asking where the ring stands much is published: it is given once."""
+    with away.connect() as client:
+        group = kept(client, "sync off")
+        group.create("s")
+        count = 60_000
+        process = subprocess.Popen([sys.executable, "-c", FLOOD, away.address, str(count)], env=environment())
+        until(lambda: bool(group.stats()["streams"]["s"]["messages"]), "it flows")
+        readers = [group.subscribe(existing=True) for _ in range(12)]
+        wanted = [b"%d" % number for number in range(count)]
+        for reader in readers:
+            assert [reader.get(30).body for _ in range(count)] == wanted
+            reader.close()
+        assert process.wait(30) == 0
+
+
 def test_patterns_and_what_is_carried(away: Away) -> None:
     """Streams that come later, views, headers, ttl, delay, single."""
     with away.connect() as client:
@@ -331,6 +356,30 @@ def test_chmod_cuts() -> None:
                 assert bodies(group.history()) == [b"mine", b"secret"]
         finally:
             away.close()
+
+
+def test_a_ring_that_ends_in_the_middle_of_a_batch(away: Away) -> None:
+    """What of it was published before is not published again."""
+    with away.connect() as client, away.connect(transport="9p") as other:
+        group = kept(client, "sync off")
+        group.create("s")
+        stop = threading.Event()
+        count = 0
+
+        def run() -> None:
+            nonlocal count
+            while not stop.is_set():
+                bodies = (b"%06d" % number + bytes(50_000) for number in range(count, count + 40))
+                count += group.publish_many((("s", body) for body in bodies), wait="published")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        for _ in range(size(40)):
+            other.group("g").create("gone")
+            other.group("g").remove("gone")
+        stop.set()
+        thread.join()
+        assert [int(message.body[:6]) for message in group.history()] == list(range(count))
 
 
 # ---------------------------------------------------------------- a reader that is behind
@@ -516,9 +565,8 @@ def test_patience(away: Away) -> None:
         away.start()
 
 
-def test_a_stopped_server_and_a_full_ring(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_server_and_a_full_ring(away: Away) -> None:
     """Publishers wait for room, and no longer than until the client is closed."""
-    monkeypatch.setattr(ring_group, "PUBLISH_S", 0.05)
     with away.connect() as client:
         group = kept(client)
         group.publish("s", b"0")
@@ -545,6 +593,44 @@ def test_a_stopped_server_and_a_full_ring(away: Away, monkeypatch: pytest.Monkey
         os.kill(away.process.pid, signal.SIGCONT)
     with away.connect(transport="9p") as client:
         until(lambda: len(list(client.group("g").history())) == len(done) + 1, "all of it is kept")
+
+
+def test_a_batch_that_waits_for_room(away: Away) -> None:
+    with away.connect() as client:
+        group = kept(client, "sync off")
+        group.create("s")
+        group.publish("s", b"000 first")
+        os.kill(away.process.pid, signal.SIGSTOP)
+        bodies = [b"%03d" % number + bytes(1_000_000) for number in range(1, 31)]
+        thread = threading.Thread(target=lambda: group.publish_many(("s", body) for body in bodies))
+        thread.start()
+        direct: Any = client._link.direct("g")
+        until(lambda: direct._now.ring.tail + 1_000_064 > direct._now.ring.size, "it is full")
+        os.kill(away.process.pid, signal.SIGCONT)
+        thread.join()
+        assert [int(message.body[:3]) for message in group.history()] == list(range(31))
+
+
+def test_what_was_read_is_let_go_of(away: Away) -> None:
+    """`replay off`: the log keeps what a reader has not had, and no longer."""
+    with away.connect() as client:
+        group = client.group("g", create=True, ctl=["sync off"])
+        group.create("s")
+
+        def keeps() -> int:
+            found: int = group.stats()["streams"]["s"]["messages"]
+            return found
+
+        with group.subscribe() as messages:
+            group.publish_many(("s", str(number)) for number in range(2_000))
+            for _ in range(1_500):
+                messages.get(20)
+            assert keeps() >= 500
+            for _ in range(500):
+                messages.get(20)
+            with pytest.raises(TimeoutError):
+                messages.get(0)
+            until(lambda: keeps() == 0, "what was read has gone")
 
 
 # ---------------------------------------------------------------- processes
@@ -595,6 +681,40 @@ def test_threads_share_a_group(away: Away) -> None:
             thread.join()
         for name in range(6):
             assert [int(m.body) for m in got if m.stream == f"s{name}"] == list(range(count))
+
+
+def test_subscriptions_begin_while_a_thread_publishes(away: Away) -> None:
+    """Each in the ring, and each gets everything from then on."""
+    with away.connect() as client:
+        group = kept(client, "sync off")
+        group.create("s")
+        stop = threading.Event()
+
+        def run() -> None:
+            while not stop.is_set():
+                group.publish_many((("s", bytes(100_000)) for _ in range(4)), wait="published")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        for _ in range(size(100)):
+            with group.subscribe() as messages:
+                assert isinstance(messages, RingReading)
+                first = messages.get(20).sequence
+                assert [messages.get(20).sequence for _ in range(5)] == list(range(first + 1, first + 6))
+        stop.set()
+        thread.join()
+
+
+def test_more_subscriptions_than_seats(away: Away) -> None:
+    with away.connect() as client:
+        group = kept(client)
+        readers = [group.subscribe() for _ in range(70)]
+        assert {type(reader) is RingReading for reader in readers} == {True, False}
+        group.publish("s", b"x")
+        assert {reader.get(20).body for reader in readers} == {b"x"}
+        for reader in readers:
+            reader.close()
+        assert isinstance(group.subscribe(), RingReading)
 
 
 def test_connecting_asks_for_no_ring(away: Away) -> None:
