@@ -151,6 +151,8 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
             result = ring_publish(h, parts, count, total, 0, last);
         }
         if (!result) return atomic_load(&h->shared->retired) ? ask_if_taken(ring, until) : 0;
+        /* Who stands still with the lock of a ring that was retired keeps nobody from the next one. */
+        if (result == RING_BUSY && atomic_load(&h->shared->retired)) result = RING_RETIRED;
         left = remaining(until);
         if (result > RING_BOUND || !left) return refuse(result);
         Py_BEGIN_ALLOW_THREADS

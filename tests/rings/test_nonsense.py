@@ -182,7 +182,7 @@ def test_words_and_noise(keeper: Any) -> None:
                 for turn in range(dice.randint(1, 30)):
                     act = dice.random()
                     try:
-                        if act < 0.3:
+                        if act < 0.3 and not good.ring.retired:
                             good.ring.publish(
                                 stream, b"g %d" % turn + bytes(dice.choice([1, 1_000, 9_000])), b"", 1, 0, 0
                             )
