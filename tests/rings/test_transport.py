@@ -157,29 +157,28 @@ def test_from_the_beginning_while_others_publish(away: Away) -> None:
             reading.close()
 
 
-FLOOD = """
-import mqfs, sys
-with mqfs.connect(sys.argv[1], transport="ring") as client:
-    group = client.group("g")
-    for number in range(int(sys.argv[2]) // 50):
-        group.publish_many([("s", b"%d" % n) for n in range(number * 50, number * 50 + 50)], wait="published")
-"""
+def test_what_is_published_while_a_reader_takes_its_seat(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between taking it and asking where the ring stands: that is in the log and in the ring, and is given once."""
+    with away.connect() as client, away.connect() as other:
+        group, there = kept(client), other.group("g")
+        group.publish_many(("s", str(number)) for number in range(100))
+        asked = ring_group.Attached.next
+        published = 100
 
+        def late(self: ring_group.Attached) -> int:
+            nonlocal published
+            there.publish_many([("s", str(number)) for number in range(published, published + 10)], wait="published")
+            published += 10
+            assert asked.fget is not None
+            found: int = asked.fget(self)
+            return found
 
-def test_from_the_beginning_in_a_flood(away: Away) -> None:
-    """Between taking a seat and asking where the ring stands much is published: it is given once."""
-    with away.connect() as client:
-        group = kept(client, "sync off")
-        group.create("s")
-        count = 60_000
-        process = subprocess.Popen([sys.executable, "-c", FLOOD, away.address, str(count)], env=environment())
-        until(lambda: bool(group.stats()["streams"]["s"]["messages"]), "it flows")
-        readers = [group.subscribe(existing=True) for _ in range(12)]
-        wanted = [b"%d" % number for number in range(count)]
+        monkeypatch.setattr(ring_group.Attached, "next", property(late))
+        readers = [group.subscribe(existing=True) for _ in range(3)]
         for reader in readers:
-            assert [reader.get(30).body for _ in range(count)] == wanted
-            reader.close()
-        assert process.wait(30) == 0
+            assert [int(reader.get(20).body) for _ in range(published)] == list(range(published))
+            with pytest.raises(TimeoutError):
+                reader.get(0)
 
 
 def test_patterns_and_what_is_carried(away: Away) -> None:
