@@ -285,15 +285,26 @@ class RingGroup:
             return False  # as the next call finds
 
     def wait_committed(self, at: Attached, sequence: int) -> None:
-        """Wait until it is as durable as the group's `sync` promises. Disconnected: it is not known whether it is."""
+        """Wait until it is as durable as the group's `sync` promises. Raises DiskFailed; Disconnected: it is not known
+        whether it is."""
         look_at = time.monotonic() + LOOK_S
         while not at.ring.wait_committed(sequence, SLICE_S):
             self.require()
             if time.monotonic() < look_at:
                 continue
             look_at = time.monotonic() + LOOK_S
-            if at.door.lost and not self.goes_on(at) and not at.ring.wait_committed(sequence, 0):
+            if not at.door.lost:
+                self._ask_whether_it_can_be(at)
+            elif not self.goes_on(at) and not at.ring.wait_committed(sequence, 0):
                 raise Disconnected(f"the ring of {self._name or '/'} ended: whether {sequence} is kept is not known")
+
+    @staticmethod
+    def _ask_whether_it_can_be(at: Attached) -> None:
+        """Raises DiskFailed where the group's log has failed."""
+        try:
+            at.name(1)  # any question is answered so
+        except Disconnected:
+            pass
 
     # ------------------------------------------------------------ following
 

@@ -267,6 +267,8 @@ class Journal:
             self._commit()
         if self.spoilt:
             self.retire(f"nonsense was found in it: {self.spoilt}")
+        if self.inner.failed is not None and not self.why:
+            self.retire(f"the disk failed: {self.inner.failed}")
 
     def _commit(self) -> None:
         sync, last = self.group.settings.sync, self.inner.next - 1

@@ -26,7 +26,7 @@ from mqfs.ninep.blocking import connect
 from tests.server.process import ROOT, environment
 
 Log = dict[int, tuple[str, str]]  # sequence: stream, body
-PAUSE_S = 0.0005  # between two messages: so that a thousand kills are not a disk full of messages
+PAUSE_S = float(os.environ.get("CROWD_PAUSE", "0.0005"))  # between two messages: kills are not to fill a disk
 MODES = ("published", "committed", "many", "drafts", "put")
 
 
@@ -59,7 +59,8 @@ def produce(group: Any, stream: str, name: str, mode: str, tell: Callable[[str],
             known = getattr(error, "published", 0)
             tell("\n".join(f"{'told' if n < known else 'unknown'} {number + n} 0" for n in range(count)))
         number += count
-        time.sleep(PAUSE_S)
+        if PAUSE_S:
+            time.sleep(PAUSE_S)
 
 
 def follow(group: Any, tell: Callable[[str], object]) -> None:
