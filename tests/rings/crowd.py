@@ -214,8 +214,14 @@ def check(log: Log, members: list[Member]) -> int:
 
 
 def check_followers(log: Log, members: list[Member], *, missed: bool = False) -> int:
-    """What was seen in the ring is what the log has, without gaps and once. How many messages were seen."""
+    """What was seen in the ring is what the log has, without gaps and once. How many messages were seen.
+
+    What a server was writing when it was killed, with headers, may have been seen; nobody was told that it was written.
+    """
     count = 0
+    unanswered = {
+        f"{member.name} {number}" for member in members if member.mode == "put" for number in member.told()[2]
+    }
     for member in members:
         if member.mode != "follow":
             continue
@@ -224,7 +230,10 @@ def check_followers(log: Log, members: list[Member], *, missed: bool = False) ->
         sequences = [sequence for sequence, _, _ in seen]
         assert sequences == sorted(set(sequences)), f"{member.name}: out of order, or twice"
         for sequence, stream, body in seen:
-            assert log.get(sequence) == (stream, body), f"{member.name} saw {sequence}, {stream}, {body[:30]!r}; not so"
+            if sequence not in log and " ".join(body.split()[:2]) in unanswered:
+                sequences.remove(sequence)
+            else:
+                assert log.get(sequence) == (stream, body), f"{member.name} saw {sequence} {stream} {body[:30]!r}"
         if sequences and not missed:
             wanted = [sequence for sequence in log if sequence <= sequences[-1]]
             assert sequences == wanted, f"{member.name} missed {sorted(set(wanted) - set(sequences))[:20]}"
