@@ -69,3 +69,37 @@ def test_any_moment(keeper: Any) -> None:
                 keeper("").quit()
     assert told > 50 * size(3_000)
     print(f"{size(3_000)} stories, {4 * size(3_000)} stops, {told} messages")
+
+
+def test_power_loss(keeper: Any) -> None:
+    """Then the rings are gone: what was committed is there, what was only published perhaps, and no number comes again."""
+    with small():
+        for number in range(seed() * 10_000, seed() * 10_000 + size(700)):
+            dice, disk, story = random.Random(number), LyingDisk(), Story(number, "sync always")
+            story.start(disk)
+            committed = 0
+            for _ in range(4):
+                disk.stop_at = disk.calls + dice.randint(1, 150)
+                try:
+                    story.run(40)
+                except Stopped:
+                    pass
+                committed = max([committed, *(client.ring.committed for client in story.clients)])
+                story.kill()
+                keeper("").quit()
+                story.clients.clear()
+                disk = disk.after_power_loss(random.Random(number))
+                newest = max(story.told, default=0)
+                story.start(disk)
+                assert story.rig is not None
+                assert story.rig.group.bucket.next > newest, f"story {number}: sequences are given again"
+                found = {sequence: (stream, body) for sequence, stream, body in story.rig.log()}
+                assert len({body for _, body in found.values()}) == len(found)
+                for sequence, row in list(story.told.items()):
+                    if sequence <= committed and row[0] not in story.gone:
+                        assert found.get(sequence) == row, f"story {number}: {sequence} was committed"
+                    assert found.get(sequence, row) == row
+                    if sequence not in found:
+                        del story.told[sequence]
+            story.rig.stop()
+            keeper("").quit()

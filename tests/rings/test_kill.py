@@ -41,6 +41,7 @@ class Rings(Campaign):
     def __init__(self, folder: Path, dice: random.Random, sync: str) -> None:
         super().__init__(folder, dice)
         self.sync = sync
+        self.server: Running | None = None
         self.acked: dict[str, int] = {}  # writers of files: the highest number that was acknowledged
         self.file_begun: dict[str, int] = {}
 
@@ -56,7 +57,7 @@ class Rings(Campaign):
 
     def go(self, rounds: int) -> tuple[int, int]:
         """(messages told, messages seen by the follower)"""
-        server = Running(*self.options, cwd=self.folder)
+        server = self.server = Running(*self.options, cwd=self.folder)
         with crowd.crowd(self.folder, self.address, "a", MODES) as members:
             for _ in range(rounds):
                 writers = [self.file_writer(number) for number in range(2)]
@@ -66,7 +67,7 @@ class Rings(Campaign):
                 server.kill()
                 if self.dice.random() < 0.3:
                     self.kill_while_it_starts()
-                server = Running(*self.options, cwd=self.folder)
+                server = self.server = Running(*self.options, cwd=self.folder)
                 for writer in writers:
                     writer.join(30)
                     assert not writer.is_alive(), "somebody waits for a server that is gone"
@@ -116,6 +117,8 @@ def test_kill(tmp_path: Path) -> None:
             campaign.prepare()
             found = campaign.go(count)
         finally:
+            if campaign.server is not None and campaign.server.process.poll() is None:
+                campaign.server.kill()
             unmount(campaign.mount)
             KeeperLink(str(folder / "store")).quit()
         told, seen, done = told + found[0], seen + found[1], done + count
