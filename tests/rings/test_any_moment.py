@@ -72,7 +72,7 @@ def test_any_moment(keeper: Any) -> None:
 
 
 def test_power_loss(keeper: Any) -> None:
-    """Then the rings are gone: what was committed is there, what was only published perhaps, and no number comes again."""
+    """Then the rings are gone. What was committed is there, what was only published perhaps; no number comes again."""
     with small():
         for number in range(seed() * 10_000, seed() * 10_000 + size(700)):
             dice, disk, story = random.Random(number), LyingDisk(), Story(number, "sync always")
@@ -101,5 +101,6 @@ def test_power_loss(keeper: Any) -> None:
                     assert found.get(sequence, row) == row
                     if sequence not in found:
                         del story.told[sequence]
+            assert story.rig is not None
             story.rig.stop()
             keeper("").quit()

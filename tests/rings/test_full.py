@@ -7,17 +7,26 @@ and the next one may find it full too.
 from __future__ import annotations
 
 import errno
+import os
 import random
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mqfs
 from mqfs import errors, ring
+from mqfs.rings.keeper import KeeperLink
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk
+from tests.rings import crowd
 from tests.rings.rig import Keeper, Rig, keeper
 from tests.rings.story import Story, small
 from tests.rings.test_any_moment import SYNCS, _quiet
+from tests.server.process import Running
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 __all__ = ["_quiet", "keeper"]
@@ -140,3 +149,46 @@ def test_committed_waits_until_there_is_room(keeper: Any) -> None:
         assert [body for _, _, body in rig.log()] == [bytes(1_000)] * published + [b"y"]
         assert client.ring.publish(number, b"z", b"", 1, 0, 0) == last + 2
         rig.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 12 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", folder]).returncode:
+        pytest.skip("a tmpfs cannot be mounted: needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.timeout(120)
+def test_a_really_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    """A real server that is stopped while it is: the keeper holds the ring, and the next server takes it."""
+    address, options = f"unix!{tmp_path / 's'}", ["--store", str(small_disk / "store"), "--listen", "unix!s"]
+    ballast = small_disk / "ballast"
+    server = Running(*options, cwd=tmp_path)
+    try:
+        ballast.write_bytes(bytes(6 << 20))
+        with mqfs.connect(address, transport="ring") as client:
+            group = client.group("a", create=True, ctl=["replay all", "sync always"])
+            told = [group.publish("s", b"%d " % n + b"x" * 50_000, sequence=True, wait="published") for n in range(200)]
+            waiting = threading.Thread(target=group.publish, args=("s", b"committed"))
+            waiting.start()
+            with mqfs.connect(address, transport="9p") as other, pytest.raises(errors.DiskFull):
+                other.group("a").publish("s", b"by file")
+            assert waiting.is_alive()
+            assert server.stop() == 0
+            ballast.unlink()
+            server = Running(*options, cwd=tmp_path)
+            waiting.join(20)
+            assert not waiting.is_alive()
+            log = crowd.log_of(address, "a")
+            assert [sequence for sequence, _ in zip(log, told, strict=False)] == told
+            assert [body.split()[0] for _, body in log.values()] == [*map(str, range(200)), "committed"]
+            after = group.publish("s", b"after", sequence=True)
+            assert after == max(log) + 1
+        assert "Traceback" not in server.text(), server.text()
+    finally:
+        assert server.stop() == 0
+        KeeperLink(str(small_disk / "store")).quit()
