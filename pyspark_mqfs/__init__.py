@@ -1,0 +1,21 @@
+"""The Spark data source `mqfs`: streams of an mqfs server as DataFrames, and DataFrames as streams.
+
+Spark finds this package by its name. Importing it costs milliseconds: Arrow and the reading and writing come with use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark_mqfs.source import DefaultSource, MqfsDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("mqfs")` known to a session that did not find the package by itself (`--py-files`)."""
+    spark.dataSource.register(MqfsDataSource)
+
+
+__all__ = ["DefaultSource", "MqfsDataSource", "register"]

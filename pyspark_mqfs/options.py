@@ -1,0 +1,147 @@
+"""The options of the data source: their names, in any case, and what their values mean.
+
+Owns the refusal of what is not known or cannot be understood: one line that names the option and says what is right.
+Opens nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+COMMON = ("address", "user", "token", "retrySeconds", "msize")
+READ = (
+    *COMMON,
+    "path",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxBytesPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "consumer",
+    "groupIdPrefix",
+)
+SPARKS = ("checkpointLocation", "queryName", "outputMode")  # Spark hands these to every source and sink
+
+_SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+class OptionError(ValueError):
+    """An option that is unknown, missing, or whose value means nothing."""
+
+
+class Options:
+    """What was said, by name whatever its case."""
+
+    def __init__(self, said: Mapping[str, str], known: Iterable[str], what: str) -> None:
+        """`what`: who takes these options, in words ("the reader"). Raises OptionError for an unknown one."""
+        names = {name.lower(): name for name in known}
+        sparks = {name.lower() for name in SPARKS}
+        self._said: dict[str, str] = {}
+        for name, value in said.items():
+            if name.lower() in names:
+                self._said[names[name.lower()]] = value
+            elif name.lower() not in sparks:
+                raise OptionError(_unknown(name, names, what))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._said
+
+    def names(self) -> list[str]:
+        """The options that were given."""
+        return list(self._said)
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._said.get(name, default)
+
+    def needed(self, name: str, right: str) -> str:
+        """A value that must be there; `right` says what would be right."""
+        value = self._said.get(name, "")
+        if not value:
+            raise OptionError(f"option {name} is missing; {right} is right")
+        return value
+
+    def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
+        value = self._said.get(name)
+        if value is None:
+            return default
+        if not re.fullmatch(r"\s*[0-9]{1,18}\s*", value) or int(value) < least:
+            raise bad(name, value, f"a whole number, at least {least},")
+        return int(value)
+
+    def size(self, name: str, default: int | None = None) -> int | None:
+        """Bytes; K, M or G may follow."""
+        value = self._said.get(name)
+        if value is None:
+            return default
+        found = re.fullmatch(r"([0-9]{1,18})\s*([bkmg]?)(?:i?b)?", value.strip().lower())
+        if not found or not int(found[1]):
+            raise bad(name, value, "a number of bytes above 0, as 1048576, 64m or 2g,")
+        return int(found[1]) * _SIZES[found[2]]
+
+    def seconds(self, name: str, default: float) -> float:
+        """A time: a number of seconds, or one with ms, s, m, h or d behind it."""
+        value = self._said.get(name)
+        if value is None:
+            return default
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d)?", value.strip().lower())
+        if not found:
+            raise bad(name, value, "a time, as 30, 500ms or 5m,")
+        return float(found[1]) * _UNITS[found[2] or "s"]
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._said.get(name)
+        if value is None:
+            return default
+        if value.strip().lower() not in ("true", "false"):
+            raise bad(name, value, "true or false")
+        return value.strip().lower() == "true"
+
+    def object(self, name: str, right: str) -> dict[str, Any]:
+        """A JSON object; `right` shows one."""
+        value = self._said[name]
+        try:
+            read = json.loads(value)
+        except ValueError:
+            read = None
+        if not isinstance(read, dict):
+            raise bad(name, value, right)
+        return read
+
+    def one_of(self, *names: str) -> str | None:
+        """Which of these was given; OptionError where several were."""
+        given = [name for name in names if name in self._said]
+        if len(given) > 1:
+            raise OptionError(f"options {' and '.join(given)} exclude one another; one of them is right")
+        return given[0] if given else None
+
+
+def bad(name: str, value: str, right: str) -> OptionError:
+    """The error of a value that means nothing."""
+    shown = value if len(value) <= 80 else value[:77] + "..."
+    return OptionError(f"option {name} is {shown!r}; {right} is right")
+
+
+def _unknown(name: str, names: Mapping[str, str], what: str) -> str:
+    near = difflib.get_close_matches(name.lower(), list(names), 1)
+    hint = f"did you mean {names[near[0]]}? " if near else ""
+    return f"option {name} is not known to {what}; {hint}there are: {' '.join(sorted(names.values(), key=str.lower))}"
+
+
+__all__ = ["COMMON", "READ", "OptionError", "Options", "bad"]

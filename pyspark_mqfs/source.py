@@ -1,0 +1,54 @@
+"""The class that Spark finds and asks for readers and writers.
+
+Owns the name and which module does what. It imports no Arrow and connects to nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+
+from pyspark_mqfs import options, schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class MqfsDataSource(DataSource):
+    """Format `mqfs`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "mqfs"
+
+    def schema(self) -> str:
+        said = options.Options(self.options, options.READ, "the reader")
+        return schema.ddl(headers=said.flag("includeHeaders", False))
+
+    def reader(self, schema: StructType) -> Any:
+        from pyspark_mqfs.reader import BatchReader
+
+        return BatchReader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> Any:
+        from pyspark_mqfs.stream_reader import StreamReader
+
+        return StreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        from pyspark_mqfs import writer
+
+        return writer.batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        from pyspark_mqfs import writer
+
+        return writer.stream_writer(self.options, schema, overwrite)
+
+
+class DefaultSource(MqfsDataSource):
+    """The name under which Spark looks for it."""
+
+
+__all__ = ["DefaultSource", "MqfsDataSource"]
