@@ -28,6 +28,7 @@ LOOK_S = 0.5  # between two looks at whether the server is there
 GRACE_S = 10.0  # that a publisher waits for a killed server to be there again, with `reconnect=True`
 REST_S = 5.0  # after a refusal the files are used for so long
 ENDING_S = 5.0  # for a generation to end, all of it in the log
+ANSWER_S = 5.0  # in which a server that took a ring over has committed what was in it
 PAUSE_S = 0.02
 LOOKS = 1_000  # at what others change meanwhile
 _MESSAGE = int(Kind.MESSAGE)
@@ -295,7 +296,7 @@ class RingGroup:
             look_at = time.monotonic() + LOOK_S
             if not at.door.lost:
                 self._ask_whether_it_can_be(at)
-            elif not self.goes_on(at) and not at.ring.wait_committed(sequence, 0):
+            elif not self.goes_on(at) and not at.ring.wait_committed(sequence, ANSWER_S):
                 raise Disconnected(f"the ring of {self._name or '/'} ended: whether {sequence} is kept is not known")
 
     @staticmethod

@@ -26,7 +26,7 @@ from tests.rings import crowd
 from tests.rings.rig import Keeper, Rig, keeper
 from tests.rings.story import Story, small
 from tests.rings.test_any_moment import SYNCS, _quiet
-from tests.server.process import Running
+from tests.server.process import Running, until
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 __all__ = ["_quiet", "keeper"]
@@ -159,7 +159,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", folder]).returncode:
         pytest.skip("a tmpfs cannot be mounted: needs root")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    until(lambda: not subprocess.run(["umount", folder], capture_output=True).returncode, "the keeper has left")
 
 
 @pytest.mark.timeout(120)
