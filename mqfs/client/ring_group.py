@@ -183,10 +183,11 @@ class RingGroup:
         limit = GRACE_S if self.reconnect is True else float(self.reconnect)
         deadline = time.monotonic() + limit
         while True:
+            self.require()
             try:
                 return self.attached()
             except Disconnected:
-                if self.closed.is_set() or self.reconnect is False or time.monotonic() >= deadline:
+                if self.reconnect is False or time.monotonic() >= deadline:
                     raise
             self.closed.wait(PAUSE_S)
 

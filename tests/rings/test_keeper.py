@@ -196,9 +196,8 @@ def test_others_are_not_listened_to(store: Path) -> None:
     script = (
         "import socket, sys\n"
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(20)\n"
-        "s.connect(sys.argv[1]); "
-        "s.send(b'list')\n"
-        "try: print(socket.recv_fds(s, 100, 4)[:2])\n"
+        "s.connect(sys.argv[1])\n"
+        "try: s.send(b'list'); print(socket.recv_fds(s, 100, 4)[:2])\n"
         "except ConnectionError: print((b'', []))"
     )
     where = f"/proc/self/fd/{os.open(store, os.O_RDONLY | os.O_DIRECTORY)}/keeper" if len(str(store)) > 99 else ""

