@@ -38,12 +38,13 @@ class Found:
     twice: int = 0
     disordered: int = 0
     damaged: int = 0
+    unacknowledged: int = 0  # of what workers took, by the tree's own count
     interrupted: bool = False
     took: dict[str, Histogram] = attrs.Factory(dict)  # publish, delivery, round trip
 
     @property
     def sound(self) -> bool:
-        return not (self.lost or self.twice or self.disordered or self.damaged)
+        return not (self.lost or self.twice or self.disordered or self.damaged or self.unacknowledged)
 
     def told(self) -> dict[str, Any]:
         """The JSON object."""
@@ -57,6 +58,7 @@ class Found:
                 "twice": self.twice,
                 "out_of_order": self.disordered,
                 "damaged": self.damaged,
+                "unacknowledged": self.unacknowledged,
             },
             "latency_us": {name: latencies(took) for name, took in self.took.items()},
             "histogram_us": {name: [[ns / 1000, n] for ns, n in took.bars()] for name, took in self.took.items()},
@@ -185,6 +187,15 @@ class Run:
             self._check(found, [told["count"] for told in producers], takers)
         return found
 
+    def _acknowledged(self, takers: list[dict[str, Any]]) -> int:
+        if self.place.transport == "embedded":
+            return sum(told.get("acknowledged", 0) for told in takers)
+        way = reach(self.place)
+        try:
+            return way.acknowledged(self.load.group)
+        finally:
+            way.close()
+
     def _check(self, found: Found, sent: list[int], takers: list[dict[str, Any]]) -> None:
         for told in takers:
             found.twice += told["sight"]["twice"]
@@ -194,6 +205,8 @@ class Run:
             parts = [[Path(path).read_bytes() for path in told["seen"]] for told in takers]
             found.lost, twice = body.shared_out(parts, sent)
             found.twice += twice
+            if not self.cut:
+                found.unacknowledged = found.received + self.plan.workers - self._acknowledged(takers)  # end marks too
         else:
             found.lost = sum(lost(told, sent) for told in takers)
         if self.interrupted and self.cut:

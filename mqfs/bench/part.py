@@ -27,9 +27,10 @@ class Part:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         load = Load(**spec["load"])
-        self.folder = spec["folder"]
+        self.folder, self._group = spec["folder"], load.group
         self.actors: list[tuple[str, Actor]] = [(role, ROLES[role](load, number)) for role, number in spec["actors"]]
         self.way = reach(Place(**spec["place"]))
+        self._inside = spec["place"]["transport"] == "embedded"
         self._marks = spec["marks"]  # so many end marks when its producers have ended: for workers in this process
         self._producing = sum(role == "producer" for role, _ in self.actors)
         self.failed: list[Exception] = []
@@ -48,7 +49,16 @@ class Part:
         self._watch()
         if self.failed:
             raise self.failed[0]
-        say(done=[self._told(role, actor) for role, actor in self.actors])
+        told = [self._told(role, actor) for role, actor in self.actors]
+        if self._marks:
+            told[0]["acknowledged"] = self.way.acknowledged(self._group)  # a count that ends with the engine
+        self.let_go()
+        say(done=told)
+
+    def let_go(self) -> None:
+        """The engine inside leaves its store in order, for who has it next."""
+        if self._inside:
+            self.way.close()
 
     def _act(self, actor: Actor) -> None:
         try:
@@ -122,8 +132,8 @@ def main() -> None:
         say(error=[type(error).__name__, error.detail])
     except Exception as error:
         say(error=["", f"{type(error).__name__}: {error}"])
-    if part is not None and spec["place"]["transport"] == "embedded":
-        part.way.close()  # the store is to be left in order
+    if part is not None:
+        part.let_go()
     sys.stdout.flush()
     os._exit(0)  # threads may still wait for a message
 

@@ -52,6 +52,7 @@ def wrong(found: Found) -> str:
         (found.twice, "more than once"),
         (found.disordered, "out of order"),
         (found.damaged, "damaged"),
+        (found.unacknowledged, "not acknowledged"),
     )
     return "not every message came as it should: " + ", ".join(f"{count:,} {what}" for count, what in said if count)
 

@@ -5,6 +5,8 @@ Owns the few calls that producers, consumers, workers and whoever prepares the g
 
 from __future__ import annotations
 
+import builtins
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
@@ -47,6 +49,10 @@ class Way(Protocol):
         ...
 
     def claimed(self, group: str, size: int) -> Iterator[Took]: ...
+
+    def acknowledged(self, group: str) -> int:
+        """How many messages the consumer has had acknowledged, as the tree counts them."""
+        ...
 
     def close(self) -> None: ...
 
@@ -92,6 +98,9 @@ class Library:
     def claimed(self, group: str, size: int) -> Iterator[Took]:
         claims = self._client.group(group).consume(CONSUMER, create=False)
         return ((claim.body, claim.ack) for claim in claims)
+
+    def acknowledged(self, group: str) -> int:
+        return int(self._client.group(group).stats()["consumers"][CONSUMER]["acknowledged"])
 
     def close(self) -> None:
         self._client.close()
@@ -150,6 +159,10 @@ class Files:
             write(file, b"ack\n")
 
         return ((body, ack) for body in self._read(file, size))
+
+    def acknowledged(self, group: str) -> int:
+        with builtins.open(self._path(group, ".stats"), encoding="utf-8") as file:
+            return int(json.load(file)["consumers"][CONSUMER]["acknowledged"])
 
     def close(self) -> None:
         """Files end with their process."""

@@ -27,7 +27,7 @@ def bench(*arguments: str, cwd: Path, timeout: float = SECONDS, **more: str) -> 
     done = mqfs("bench", "--json", "-", *arguments, cwd=cwd, timeout=timeout, **more)
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, Any] = json.loads(done.stdout)
-    assert found["checked"] == {"lost": 0, "twice": 0, "out_of_order": 0, "damaged": 0}
+    assert found["checked"] == {"lost": 0, "twice": 0, "out_of_order": 0, "damaged": 0, "unacknowledged": 0}
     return found
 
 
