@@ -78,6 +78,14 @@ class Span(NamedTuple):
     newest: Record  # the last of them
 
 
+class Stretch(NamedTuple):
+    """Messages that lie next to each other in a log."""
+
+    end: int  # the sequence behind them
+    messages: int
+    size: int  # about the bytes they take
+
+
 class Draft(NamedTuple):
     """A record to be appended: the bucket gives it its sequence."""
 
@@ -351,6 +359,11 @@ class Bucket(Protocol):
     def tally(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
         """(messages, body bytes) of `stream` at or after `sequence` and below `end` (None: to the end), from the index.
         Costs a search, and a step for each message counted."""
+        ...
+
+    def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
+        """Where what those streams (None: all) have at or after `sequence` and below `end` would be cut into stretches
+        of at most so many messages and about so many bytes; from the index. The first few only, where they are many."""
         ...
 
     def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:

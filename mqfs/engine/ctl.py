@@ -163,14 +163,19 @@ def parse_number(word: str) -> int:
 
 
 def _parse_depth(word: str) -> Depth:
+    return parse_depth(word)
+
+
+def parse_depth(word: str, verb: str = "depth") -> Depth:
+    """A number of messages, or bytes. Raises BadCommand, which begins with the verb."""
     match = _SIZE.match(word)
     if match is None:
         try:
             return Depth(messages=parse_number(word)) if parse_number(word) else NO_DEPTH
         except BadCommand:
-            raise BadCommand(f"depth {word!r}: write a number of messages, or bytes as 512B, 64K, 10M, 1G") from None
+            raise BadCommand(f"{verb} {word!r}: write a number of messages, or bytes as 512B, 64K, 10M, 1G") from None
     if (size := int(match[1]) * _SIZES[match[2]]) > _MOST:
-        raise BadCommand(f"depth {word!r} is too large")
+        raise BadCommand(f"{verb} {word!r} is too large")
     return Depth(size=size) if size else NO_DEPTH
 
 

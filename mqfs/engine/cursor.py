@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.control import Commands
-from mqfs.engine.ctl import parse_number
+from mqfs.engine.ctl import parse_depth, parse_number
 from mqfs.engine.files import Given
 from mqfs.engine.format import FORMATS, Names, describe, parse_seek, shape
 from mqfs.engine.names import split
@@ -23,6 +23,8 @@ from mqfs.types import Kind, Record, Step, User, Wait
 if TYPE_CHECKING:
     from mqfs.engine.nodes import Meta
     from mqfs.engine.stream import Stream
+
+_ANY = 1 << 62  # messages or bytes
 
 
 class Cursor(Commands):
@@ -100,9 +102,9 @@ class Cursor(Commands):
                 raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
             selection = select(self.group, arguments, lambda s: require(self.user, s.state, R, s.name))
             return lambda: self._select(selection)
-        usage = {"seek": 1, "until": 1, "format": 1, "info": 0}
+        usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1}
         if verb not in usage:
-            raise errors.BadCommand(f"unknown command {verb!r}; there are: seek select until format info")
+            raise errors.BadCommand(f"unknown command {verb!r}; there are: seek select until format info measure")
         if len(arguments) != usage[verb]:
             raise errors.BadCommand(f"{verb} takes {usage[verb] or 'no'} value{'s' * (usage[verb] != 1)}")
         if verb == "info":
@@ -112,6 +114,9 @@ class Cursor(Commands):
             if word not in FORMATS:
                 raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
             return lambda: self._format(word)
+        if verb == "measure":
+            bounds = parse_depth(word, verb)
+            return lambda: self._measure(bounds.messages or _ANY, bounds.size or _ANY)
         if verb == "until":
             bound = None if word == "end" else parse_number(word) + 1
             return lambda: self._until(bound)
@@ -135,6 +140,15 @@ class Cursor(Commands):
             raise errors.BadCommand("info: no message was read yet")
         stream = self.group.numbers.get(record.stream)
         self.pending = describe(record, stream.name if stream else "")
+
+    def _measure(self, messages: int, size: int) -> None:
+        """Where what it shows would be cut, from its position on; told by the next read."""
+        group = self.group
+        end = group.bucket.next if self.until is None else self.until
+        streams = self.streams()
+        chosen = None if len(streams) == len(group.numbers) else streams.keys()
+        found = group.bucket.stretches(self.position, end, chosen, messages, size)
+        self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
         self.position = position(self.selection, word, self.streams().values(), self._shows)

@@ -20,6 +20,7 @@ def stats(group: Group, user: User) -> str:
     failed = bucket.failed
     counts: dict[object, int] = {}
     body = {
+        "store": group.tree.store.uuid,
         "group": group.number,
         "next": bucket.next,
         "log_bytes": bucket.size,
@@ -30,6 +31,7 @@ def stats(group: Group, user: User) -> str:
         "order_readers": len(group.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.cursors),
         "held": len(group.held),
+        "groups": sorted(group.groups),
         "streams": {name: _stream(stream, counts) for name, stream in sorted(group.streams.items())},
         "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
         "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(group.consumers.items())},
@@ -43,6 +45,7 @@ def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "messages": stream.count,
         "bytes": stream.size,
+        "floor": stream.state.floor,
         "first": stream.first_kept() or None,
         "newest": newest if newest >= stream.state.floor and newest else None,
         "written": stream.written,

@@ -104,6 +104,7 @@ class Journal:
         )  # fmt: skip
         self.tally, self.end_marks, self.headed = inner.tally, inner.end_marks, inner.headed
         self.trim, self.history, self.span = inner.trim, inner.history, inner.span
+        self.stretches = inner.stretches
         self.sync: Callable[..., None] = inner.sync
         inner.grants(self._grant)
         group.bucket, group.ring = self, self

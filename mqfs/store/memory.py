@@ -14,7 +14,8 @@ from typing import cast
 from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
 from mqfs.store.staged import MemoryStaged
-from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Log, Record, Span
+from mqfs.store.stretches import of_sizes
+from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Log, Record, Span, Stretch
 
 _CHANGED_BYTES = (
     64 << 10
@@ -161,6 +162,16 @@ class MemoryBucket:
         sequences, at = self._search(sequence, stream)
         to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
         return to - at, sum(len(self._records[s].body) for s in sequences[at:to])
+
+    def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
+        sequences, at = self._search(sequence, None)
+        found = (self._records[s] for s in sequences[at : bisect_left(sequences, end, at)])
+        rows = (
+            (r.sequence, padded(HEAD_BYTES + len(r.headers) + len(r.body)))
+            for r in found
+            if streams is None or r.stream in streams
+        )
+        return of_sizes(rows, messages, size, limits.STRETCHES)
 
     def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
         sequences, at = self._search(sequence, stream)

@@ -10,14 +10,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Protocol
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, Row, decode
 from mqfs.store import spans
 from mqfs.store.committer import Committer
 from mqfs.store.disk import Disk
 from mqfs.store.index import Index, Plain, seek, seek_before, with_headers
 from mqfs.store.segment import Files, Segment
-from mqfs.types import Kind, Record, Span
+from mqfs.store.stretches import Cutter, chosen
+from mqfs.types import Kind, Record, Span, Stretch
 
 _RESERVE = b'{"reserve":'
 _GAP = 4_096  # bytes of messages between two other records that are rather read than passed over
@@ -254,6 +255,19 @@ class Reading:
             begin = bisect_left(posting, bisect_left(index.sequences, sequence))
             to = bisect_left(posting, bisect_left(index.sequences, stop), begin)
             yield index, posting[begin:to]
+
+    def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
+        cutter = Cutter(messages, size, limits.STRETCHES)
+        at = max(0, bisect_right(self._firsts, sequence) - 1)
+        for number in range(at, min(len(self._segments), at + limits.STRETCH_SEGMENTS)):
+            if self._firsts[number] >= end or cutter.full:
+                break
+            index = self._segments[number].load()
+            begin = bisect_left(index.sequences, sequence)
+            stop = bisect_left(index.sequences, min(end, self._end_of(number)), begin)
+            cutter.take(index, chosen(index, begin, stop, streams), begin, stop)
+        cutter.close()
+        return cutter.found[: limits.STRETCHES]
 
     def _end_of(self, number: int) -> int:
         """Where the responsibility of a segment ends."""
