@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 # `nohup script/test &` starts us with these ignored, and a child would go on ignoring them; but tests interrupt their
 # children. What has a handler is the default again in a child.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_keeper_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What holds the rings of servers that were killed, and never started again, ends with the tests."""
+    yield
+    base = os.fsencode(tmp_path_factory.getbasetemp())
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.endswith(b"/rings/holder.py") for word in words) and words[-2].startswith(base + b"/"):
+            os.kill(int(pid), signal.SIGTERM)
