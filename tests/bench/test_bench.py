@@ -128,7 +128,7 @@ def end(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[st
 
 
 @pytest.mark.parametrize("takers", ["--consumers", "--workers"])
-@pytest.mark.parametrize("transport", ["9p", "file", "embedded"])
+@pytest.mark.parametrize("transport", ["9p", "file", "embedded", "ring"])
 def test_ctrl_c_shows_what_was_measured(transport: str, takers: str, tmp_path: Path) -> None:
     arguments = ("--transport", transport, takers, "2", "--rate", "2000", "--sync", "off", "--json", "-")
     process = started(tmp_path, *arguments, "--seconds", "1000", "--store", str(tmp_path))
