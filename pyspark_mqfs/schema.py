@@ -6,47 +6,52 @@ group's log, `partition` and `timestampType` are always 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from pyspark_mqfs.options import OptionError
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+HEADERS = StructField(
+    "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+)
+COLUMNS = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
 
-HEADERS = "array<struct<key: string, value: binary>>"
-COLUMNS = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-}
 
-
-def ddl(*, headers: bool) -> str:
-    """The schema of a read, as DDL."""
-    columns = COLUMNS | ({"headers": HEADERS} if headers else {})
-    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+def whole(*, headers: bool) -> StructType:
+    """The schema of a read."""
+    return StructType([*COLUMNS, HEADERS] if headers else [*COLUMNS])
 
 
 def checked(schema: StructType, *, headers: bool) -> StructType:
     """A user's own schema, which may have fewer columns and another order. OptionError for any other difference."""
-    from pyspark.sql.types import StructType
-
-    whole = StructType.fromDDL(ddl(headers=True))
-    assert isinstance(whole, StructType)
-    ours = {field.name: field for field in whole.fields}
+    ours = {field.name: field.dataType.simpleString() for field in whole(headers=True).fields}
     for field in schema.fields:
-        mine = ours.get(field.name)
-        if mine is None or field.dataType.simpleString() != mine.dataType.simpleString():
-            raise OptionError(
-                f"the schema has {field.name} {field.dataType.simpleString()}; a choice of {ddl(headers=True)} is right"
-            )
+        kind = field.dataType.simpleString()
+        if ours.get(field.name) != kind:
+            raise OptionError(f"the schema has {field.name} {kind}; a choice of {_shown(ours)} is right")
         if field.name == "headers" and not headers:
             raise OptionError("the schema has headers; with option includeHeaders true it is right")
     return schema
 
 
-__all__ = ["COLUMNS", "HEADERS", "checked", "ddl"]
+def _shown(columns: dict[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+
+
+__all__ = ["COLUMNS", "HEADERS", "checked", "whole"]

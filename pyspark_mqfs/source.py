@@ -22,9 +22,9 @@ class MqfsDataSource(DataSource):
     def name(cls) -> str:
         return "mqfs"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         said = options.Options(self.options, options.READ, "the reader")
-        return schema.ddl(headers=said.flag("includeHeaders", False))
+        return schema.whole(headers=said.flag("includeHeaders", False))
 
     def reader(self, schema: StructType) -> Any:
         from pyspark_mqfs.reader import BatchReader
