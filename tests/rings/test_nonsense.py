@@ -146,7 +146,11 @@ def test_records_that_may_not_be_published(keeper: Any) -> None:
                     elif what < 0.95:
                         spoiler.refusable(stream)
                     else:
+                        if dice.random() < 0.5:
+                            rig.pump()
                         spoiler.changed(stream)
+                        if dice.random() < 0.3:  # it is all that is looked at; others publish behind it, unaware
+                            rig.own.journal._take()
                 except errors.Stale:
                     break
             timed(rig, rig.pump)
