@@ -108,11 +108,11 @@ def test_its_own_store_is_below_the_directory_and_gone_afterwards(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def started(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+def started(cwd: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMMAND, "bench", *arguments],
         cwd=cwd,
-        env=environment(),
+        env=environment(**more),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -256,13 +256,15 @@ def test_the_server_dies(tmp_path: Path) -> None:
 
 
 def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
-    process = started(tmp_path, "--seconds", "1000", "--store", str(tmp_path), "--sync", "off")
-    until(lambda: len(children(process.pid)) == 3, "its server and its processes run")
-    until(lambda: grown(tmp_path), "they are at work")
-    left = children(process.pid)
-    process.kill()
-    process.communicate()
-    until(lambda: not any(running(pid) for pid in left), "all have ended")
+    with short_folder() as folder:
+        arguments = ("--seconds", "1000", "--store", str(tmp_path), "--sync", "off")
+        process = started(tmp_path, *arguments, TMPDIR=str(folder))  # where its socket is left
+        until(lambda: len(children(process.pid)) == 3, "its server and its processes run")
+        until(lambda: grown(tmp_path), "they are at work")
+        left = children(process.pid)
+        process.kill()
+        process.communicate()
+        until(lambda: not any(running(pid) for pid in left), "all have ended")
 
 
 def running(pid: int) -> bool:
