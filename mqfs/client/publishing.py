@@ -229,8 +229,7 @@ class Publisher:
                 alike = list(run)
                 done = 0
                 if kind == "long":
-                    for long in alike:
-                        self.publish(long if isinstance(long, Outgoing) else Outgoing(*long), create, False)
+                    self._write_long([m if isinstance(m, Outgoing) else Outgoing(*m) for m in alike], create, count)
                     done = len(alike)
                 if kind == "plain" and self._direct is not None:
                     done, wait = self._directly(self._direct, alike, create, count, wait)
@@ -242,6 +241,14 @@ class Publisher:
         if wait is not None and committed:
             wait()
         return count
+
+    def _write_long(self, messages: Sequence[Outgoing], create: bool, before: int) -> None:
+        for number, message in enumerate(messages, before):
+            try:
+                self.publish(message, create, False)
+            except MqfsError as error:
+                error.add_note(f"message {number} of publish_many; those before it were published")
+                raise
 
     def _directly(
         self,
