@@ -272,7 +272,8 @@ def counts(rig: Rig) -> dict[str, Any]:
     handle = rig.open(".stats")
     stats: dict[str, Any] = json.loads(handle.read(1 << 20))
     handle.close()
-    del stats["log_bytes"], stats["group"]
+    for name in ("log_bytes", "group", "store"):
+        stats.pop(name, None)
     for row in stats["consumers"].values():
         del row["oldest"]
     for row in stats["streams"].values():
