@@ -23,7 +23,7 @@ from mqfs.engine.ctl import SYNC_ALWAYS
 from mqfs.engine.group import Group
 from mqfs.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.state import FIRST_STREAM
-from mqfs.types import MORE, Columns, Draft, Kind, Log, Record
+from mqfs.types import MORE, Columns, Draft, Kind, Log, Many, Record
 
 if TYPE_CHECKING:
     from mqfs.ring import Consumer, Ring
@@ -168,6 +168,10 @@ class Journal:
         return sequence
 
     def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        if isinstance(drafts, Many) and drafts.room > self.ring.size // 2:
+            self.retire("a unit of more than half of it is written")
+            self._without_ring()
+            return self.inner.append_unit(drafts, time_ns)
         messages = [draft for draft in drafts if draft.kind <= _END]
         if not messages:
             return self.inner.append_unit(drafts, self._before_pending(time_ns))
