@@ -270,3 +270,22 @@ def test_a_flood_of_nonsense(keeper: Any, caplog: pytest.LogCaptureFixture) -> N
         spoiler.close()
         rig.stop()
         keeper("").quit()
+
+
+@pytest.mark.parametrize("sequence", [1, 2**40, 2**62, 2**64 - 2])
+def test_numbers_that_nobody_may_give(keeper: Any, sequence: int) -> None:
+    """The server's own write gets the number that is next, whatever the ring says."""
+    rig = Rig("replay all")
+    client = rig.attach()
+    for turn in range(3):
+        client.ring.publish(16, b"good %d" % turn)
+    rig.pump()
+    spoiler = Spoiler(client, random.Random(0))
+    for name in ("state0.sequence", "state1.sequence"):
+        spoiler.memory[WORDS[name] : WORDS[name] + 8] = sequence.to_bytes(8, "little")
+    rig.write("s", b"own")
+    rig.write("s", b"and on")
+    assert [sequence for sequence, _, _ in rig.log()] == [1, 2, 3, 4, 5]
+    assert rig.log()[-2][2] == b"own"
+    spoiler.close()
+    rig.stop()
