@@ -50,7 +50,7 @@ def _scanned(data: memoryview, at: int) -> tuple[int, Rows]:
         return _walked(data, at)
     columns = ring.scan(data[at:], at)
     arrays = [np.frombuffer(getattr(columns, name), dtype=kind) for name, kind in _TYPES.items()]
-    return columns.end if columns.end >= at else at + columns.end, Rows(*arrays, np.frombuffer(columns.kinds, "u1"))
+    return at + columns.end, Rows(*[*arrays, np.frombuffer(columns.kinds, "u1")])
 
 
 def _walked(data: memoryview, at: int) -> tuple[int, Rows]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import attrs
 
 from mqfs import limits
-from mqfs.errors import BadAddress, Disconnected, MqfsError
+from mqfs.errors import BadAddress, Disconnected
 from mqfs.ninep import blocking, dial
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs.options import OptionError, Options, bad
@@ -94,14 +94,17 @@ class Link:
             except (OSError, Disconnected) as error:
                 self.close()
                 if time.monotonic() + pause > deadline:
-                    raise OptionError(
-                        f"no server answered at option address {self.server.address!r} for {self.server.retry_s:g} s"
-                        f" (option retrySeconds): {error}"
-                    ) from None
-            except MqfsError:
-                raise
+                    raise self.given_up(error) from None
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def given_up(self, error: Exception) -> OptionError:
+        """What is raised when the server was away for too long."""
+        server = self.server
+        return OptionError(
+            f"no server answered at option address {server.address!r} for {server.retry_s:g} s (option retrySeconds):"
+            f" {error}"
+        )
 
 
 __all__ = ["Link", "Server"]

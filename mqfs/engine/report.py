@@ -42,10 +42,13 @@ def stats(group: Group, user: User) -> str:
 def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
     stream.advance()
     newest = stream.newest_kept()
+    settings = stream.group.settings
+    bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
     row: dict[str, Any] = {
         "messages": stream.count,
         "bytes": stream.size,
         "floor": stream.state.floor,
+        "cut": stream.state.floor if bounds_only else stream.cut,
         "first": stream.first_kept() or None,
         "newest": newest if newest >= stream.state.floor and newest else None,
         "written": stream.written,

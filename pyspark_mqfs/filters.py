@@ -1,0 +1,118 @@
+"""Filters that can be answered before reading: by stream, by sequence, by time.
+
+Owns what they do to the positions of a batch. Which it can take whole is told; the others Spark looks at again.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from mqfs.ninep.blocking import Client
+from pyspark_mqfs.positions import at_time
+from pyspark_mqfs.survey import Survey
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_NEVER_NULL = ("value", "topic", "partition", "offset", "timestamp", "timestampType")
+
+
+class Narrowed:
+    """What the filters left of a batch."""
+
+    def __init__(self) -> None:
+        self._paths: list[Callable[[str], bool]] = []
+        self._low, self._high = 0, 1 << 63
+        self._from_ns: int | None = None
+        self._below_ns: int | None = None
+
+    def take(self, one: Filter) -> bool:
+        """Whether Spark need not look at it again."""
+        column = one.attribute[0] if len(one.attribute) == 1 else ""  # type: ignore[attr-defined]
+        if isinstance(one, IsNotNull):
+            return column in _NEVER_NULL
+        if column == "topic":
+            return self._by_path(one)
+        if column == "offset":
+            return self._by_sequence(one)
+        if column == "timestamp":
+            self._by_time(one)
+        return False
+
+    def _by_path(self, one: Filter) -> bool:
+        if isinstance(one, EqualTo):
+            self._paths.append(lambda path, value=one.value: path == value)  # type: ignore[misc]
+        elif isinstance(one, In):
+            self._paths.append(lambda path, values=frozenset(one.value): path in values)  # type: ignore[misc]
+        elif isinstance(one, StringStartsWith):
+            self._paths.append(lambda path, value=one.value: path.startswith(value))  # type: ignore[misc]
+        else:
+            return False
+        return True
+
+    def _by_sequence(self, one: Filter) -> bool:
+        value: Any = getattr(one, "value", None)
+        if isinstance(one, EqualTo):
+            self._between(value, value + 1)
+        elif isinstance(one, GreaterThan):
+            self._between(value + 1, self._high)
+        elif isinstance(one, GreaterThanOrEqual):
+            self._between(value, self._high)
+        elif isinstance(one, LessThan):
+            self._between(self._low, value)
+        elif isinstance(one, LessThanOrEqual):
+            self._between(self._low, value + 1)
+        else:
+            return False
+        return True
+
+    def _between(self, low: int, high: int) -> None:
+        self._low, self._high = max(self._low, low), min(self._high, high)
+
+    def _by_time(self, one: Filter) -> None:
+        """Narrow only: the column has microseconds, the log has more."""
+        value: Any = getattr(one, "value", None)
+        if not isinstance(value, datetime.datetime):
+            return
+        aware = value.astimezone(datetime.UTC) if value.tzinfo is None else value
+        micros = (aware - _EPOCH) // datetime.timedelta(microseconds=1)
+        if isinstance(one, (GreaterThan, GreaterThanOrEqual, EqualTo)):
+            self._from_ns = max(self._from_ns or 0, micros * 1_000)
+        if isinstance(one, (LessThan, LessThanOrEqual, EqualTo)):
+            below = (micros + 1) * 1_000
+            self._below_ns = below if self._below_ns is None else min(self._below_ns, below)
+
+    def apply(self, client: Client, survey: Survey, start: dict[str, int], end: dict[str, int]) -> None:
+        """Draw the positions together; a stream that is not wanted has none."""
+        times = {group.path: self._times(client, group) for group in survey.groups.values()}
+        for path, group, _ in list(survey.streams()):
+            low, high = times[group.path]
+            start[path] = max(start[path], self._low, low)
+            end[path] = max(start[path], min(end[path], self._high, high))
+            if not all(wants(path) for wants in self._paths):
+                end[path] = start[path]
+
+    def _times(self, client: Client, group: Any) -> tuple[int, int]:
+        low, high = 0, group.next
+        if self._from_ns is not None:
+            found = at_time(client, group, self._from_ns)
+            low = group.next if found is None else found
+        if self._below_ns is not None:
+            found = at_time(client, group, self._below_ns)
+            high = group.next if found is None else found
+        return low, high
+
+
+__all__ = ["Narrowed"]

@@ -1,0 +1,216 @@
+"""Which messages a batch has, and how they are shared among tasks: positions, ranges, slices.
+
+Owns that arithmetic. A position of a stream is the next sequence to read; streams of one group move together, for a
+group is one log: what a task reads is a range of that log. It asks the server only what a cursor measures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+from pyspark.sql.datasource import InputPartition
+
+from mqfs.ninep.blocking import Client
+from pyspark_mqfs.arrow import Rows
+from pyspark_mqfs.options import OptionError, Options
+from pyspark_mqfs.survey import Group, Survey, measure, path_of, split
+
+MOST_BYTES = 128 << 20  # of one task, unless said otherwise: more lost nothing, an eighth of it three times the speed
+LEAST_BYTES = 32 << 20  # a task costs tens of milliseconds
+TASKS = 100_000  # of one batch
+
+
+@attrs.frozen
+class Range:
+    """[low, high) of a group's log, of it only those streams: each with what of it is wanted."""
+
+    group: str
+    low: int
+    high: int
+    streams: Mapping[str, tuple[int, int]]
+    whole: bool  # the group had no other streams
+    messages: int = 0
+    size: int = 0  # about its bytes in the log
+
+    def part(self, low: int, high: int, messages: int, size: int) -> Range:
+        return attrs.evolve(self, low=low, high=high, messages=messages, size=size)
+
+    def mask(self) -> Callable[[Rows, Mapping[int, str]], Any] | None:
+        """Which of the rows are wanted; None: all that come."""
+        if self.whole and all(low <= self.low and high >= self.high for low, high in self.streams.values()):
+            return None
+
+        def wanted(rows: Rows, names: Mapping[int, str]) -> Any:
+            numbers, places = np.unique(rows.streams, return_inverse=True)
+            bounds = [self.streams.get(names[int(number)], (0, 0)) for number in numbers]
+            low, high = (np.array(side, np.uint64)[places] for side in zip(*bounds, strict=True))
+            return (rows.sequences >= low) & (rows.sequences < high)
+
+        return wanted
+
+
+@attrs.frozen
+class Slice(InputPartition):
+    """What one task reads."""
+
+    ranges: tuple[Range, ...]
+    store: str  # its uuid
+
+    @property
+    def value(self) -> str:
+        return ", ".join(f"{one.group or '/'} {one.low}..{one.high}" for one in self.ranges)
+
+
+def ranges(survey: Survey, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
+    """Of each group what lies between two positions. A stream that `start` does not know is new: it has nothing below
+    where its group stood."""
+    found = []
+    for path, group in survey.groups.items():
+        stood = [start[key] for name in group.streams if (key := path_of(path, name)) in start]
+        low = min(stood, default=0)
+        streams = {}
+        for name in group.streams:
+            key = path_of(path, name)
+            begin, stop = start.get(key, low), end.get(key, 0)
+            if begin < stop:
+                streams[name] = (begin, stop)
+        if streams:
+            whole = group.whole and len(streams) == len(group.streams)
+            low, high = min(b for b, _ in streams.values()), max(e for _, e in streams.values())
+            found.append(Range(path, low, high, streams, whole))
+    return found
+
+
+@attrs.frozen
+class Shares:
+    """How large tasks are."""
+
+    partitions: int  # at least so many, if the messages suffice
+    messages: int  # at most in one
+    size: int  # at most about, of its bytes in the log; 0: as the whole is
+
+    @classmethod
+    def of(cls, options: Options) -> Shares:
+        partitions = options.number("minPartitions", 0) or 0
+        if partitions > TASKS:
+            raise OptionError(f"option minPartitions is {partitions}; at most {TASKS} is right")
+        messages = options.number("maxRecordsPerPartition", 0) or 0
+        return cls(partitions, messages, options.size("maxBytesPerPartition", 0) or 0)
+
+    def slices(self, client: Client, wanted: Iterable[Range], store: str) -> list[Slice]:
+        """Those ranges, cut and put together again; the same each time for the same ones while the log is the same."""
+        wanted = list(wanted)
+        sizes = {one.group: _weighed(client, one) for one in wanted}
+        total = sum(size for _, size in sizes.values())
+        most = self.size or min(MOST_BYTES, max(LEAST_BYTES, total // max(os.cpu_count() or 1, 1)))
+        messages = self.messages or (1 << 62)
+        if self.partitions:
+            most = min(most, max(1, -(-total // self.partitions)))
+            count = sum(count for count, _ in sizes.values())
+            messages = min(messages, max(1, -(-count // self.partitions)))
+        pieces = [piece for one in wanted for piece in _cut(client, one, sizes[one.group], messages, most)]
+        return _packed(pieces, messages, most, self.partitions, store)
+
+
+def _names(one: Range) -> Iterable[str] | None:
+    return None if one.whole else one.streams
+
+
+def _weighed(client: Client, one: Range) -> tuple[int, int]:
+    found = measure(client, one.group, _names(one), str(one.low), one.high, "0")
+    return sum(f.messages for f in found), sum(f.size for f in found)
+
+
+def _cut(client: Client, one: Range, whole: tuple[int, int], messages: int, size: int) -> list[Range]:
+    count, weight = whole
+    if count <= messages and weight <= size * 5 // 4:
+        return [one.part(one.low, one.high, count, weight)]
+    step = max(size, 1)
+    parts = max(-(-weight // step), 1)
+    if messages < 1 << 62:
+        parts = max(parts, -(-count // messages))
+        found = measure(client, one.group, _names(one), str(one.low), one.high, str(max(1, -(-count // parts))))
+    else:
+        found = measure(client, one.group, _names(one), str(one.low), one.high, f"{max(1, -(-weight // parts))}B")
+    if not found:
+        return [one]
+    cuts = [f.end for f in found[:-1]]
+    borders = zip([one.low, *cuts], [*cuts, one.high], found, strict=True)
+    return [one.part(low, high, f.messages, f.size) for low, high, f in borders]
+
+
+def _packed(pieces: list[Range], messages: int, size: int, partitions: int, store: str) -> list[Slice]:
+    """Small pieces together, in their order."""
+    slices: list[list[Range]] = []
+    count = weight = 0
+    spare = max(len(pieces) - partitions, 0)  # so many may be joined to another
+    for piece in pieces:
+        fits = slices and count + piece.messages <= messages and weight + piece.size <= size
+        if fits and (spare or not partitions):
+            slices[-1].append(piece)
+            count, weight, spare = count + piece.messages, weight + piece.size, max(spare - 1, 0)
+        else:
+            slices.append([piece])
+            count, weight = piece.messages, piece.size
+    return [Slice(tuple(some), store) for some in slices]
+
+
+def limited(
+    client: Client,
+    survey: Survey,
+    start: Mapping[str, int],
+    end: dict[str, int],
+    messages: int | None,
+    size: int | None,
+) -> dict[str, int]:
+    """`end`, drawn back so that no more lies before it; each group has its share of what waits. Never below `start`."""
+    if messages is None and size is None:
+        return end
+    wanted = ranges(survey, start, end)
+    weights = [_weighed(client, one) for one in wanted]
+    shares = _shares([count for count, _ in weights], messages)
+    size_shares = _shares([weight for _, weight in weights], size)
+    for one, (count, weight), most, most_size in zip(wanted, weights, shares, size_shares, strict=True):
+        high = one.high
+        if most is not None and count > most:
+            high = min(high, _first_cut(client, one, str(most)) if most else one.low)
+        if most_size is not None and weight > most_size:
+            high = min(high, _first_cut(client, one, f"{most_size}B") if most_size else one.low)
+        for name, (begin, stop) in one.streams.items():
+            end[path_of(one.group, name)] = max(begin, min(stop, high))
+        _draw_back(survey.groups[one.group], start, end, high)
+    return end
+
+
+def _draw_back(group: Group, start: Mapping[str, int], end: dict[str, int], high: int) -> None:
+    """Streams of the group that had nothing in the range go as far as the others."""
+    for name in group.streams:
+        key = path_of(group.path, name)
+        if key in end:
+            end[key] = max(start.get(key, 0), min(end[key], high))
+
+
+def _first_cut(client: Client, one: Range, step: str) -> int:
+    """The end of the first stretch of that size."""
+    found = measure(client, one.group, _names(one), str(one.low), one.high, step)
+    return found[0].end if found else one.high
+
+
+def _shares(wanted: list[int], most: int | None) -> list[int | None]:
+    """`most`, given out in proportion to what each wants; what is left goes to the first that want more."""
+    total = sum(wanted)
+    if most is None or total <= most:
+        return [None] * len(wanted)
+    given = [most * one // total for one in wanted]
+    left = most - sum(given)
+    for n, one in enumerate(wanted):
+        more = min(left, max(one - given[n], 0), 1 if left < len(wanted) else left)
+        given[n], left = given[n] + more, left - more
+    return list(given)
+
+
+__all__ = ["Range", "Shares", "Slice", "limited", "ranges", "split"]

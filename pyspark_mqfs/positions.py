@@ -1,0 +1,144 @@
+"""Where a query begins and ends: what the options about offsets and times say, as a position of each stream.
+
+Owns those options. A position is the next sequence to read, so an end is exclusive.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import attrs
+
+from mqfs.ninep.blocking import Client
+from pyspark_mqfs.options import OptionError, Options, bad
+from pyspark_mqfs.survey import ANY, Group, Stream, Survey, measure
+
+EARLIEST, LATEST = -2, -1
+STRATEGIES = ("error", "latest")
+
+
+@attrs.frozen
+class Bound:
+    """One side of a read: of each stream a number or what a word means, or milliseconds since 1970."""
+
+    option: str
+    default: int  # of streams that are not named
+    by_stream: Mapping[str, int]
+    timed: bool
+    strict: bool = False  # no message at or after the time is an error
+
+    @classmethod
+    def starting(cls, options: Options, default: int) -> Bound:
+        given = options.one_of("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+        strategy = options.text("startingOffsetsByTimestampStrategy", "error").lower()
+        if strategy not in STRATEGIES:
+            raise bad("startingOffsetsByTimestampStrategy", strategy, " or ".join(STRATEGIES))
+        return cls._of(options, given, default, strict=strategy == "error")
+
+    @classmethod
+    def ending(cls, options: Options) -> Bound:
+        given = options.one_of("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+        bound = cls._of(options, given, LATEST, strict=False)
+        if bound.default == EARLIEST or EARLIEST in bound.by_stream.values():
+            raise bad(str(given), options.text(str(given)), "an end: latest or sequences")
+        return bound
+
+    @classmethod
+    def _of(cls, options: Options, given: str | None, default: int, *, strict: bool) -> Bound:
+        if given is None:
+            return cls("", default, {}, False)
+        timed, text = "Timestamp" in given, options.text(given).strip()
+        if given.endswith("Timestamp") and "By" not in given:
+            return cls(given, _time(given, text), {}, True, strict)
+        words = {"earliest": EARLIEST, "latest": LATEST}
+        if not timed and text.lower() in words:
+            return cls(given, words[text.lower()], {}, False)
+        right = '{"jobs/mail": 1700000000000}' if timed else 'earliest, latest or {"jobs/mail": 23, "jobs/print": -2}'
+        by_stream = {key.strip("/"): _number(given, text, value, right) for key, value in _object(given, text, right)}
+        if timed and min(by_stream.values(), default=0) < 0:
+            raise bad(given, text, right)
+        return cls(given, default, by_stream, timed, strict)
+
+    def positions(self, client: Client, survey: Survey) -> dict[str, int]:
+        """Of each stream of the survey, the position that this bound says."""
+        known = {path for path, _, _ in survey.streams()}
+        for path in self.by_stream:
+            if path not in known:
+                raise OptionError(f"option {self.option} names {path!r}, which is not among the streams that are read")
+        found, times = {}, _Times(client, self)
+        for path, group, stream in survey.streams():
+            value = self.by_stream.get(path, self.default)
+            if self.timed and (path in self.by_stream or not self.by_stream):
+                found[path] = times.position(group, value)
+            else:
+                found[path] = place(value, group, stream)
+        return found
+
+
+def place(value: int, group: Group, stream: Stream) -> int:
+    """The position that a number of the options means."""
+    if value == EARLIEST:
+        return stream.first or max(stream.floor, 0) or group.next
+    if value == LATEST:
+        return group.next
+    return value
+
+
+class _Times:
+    """Positions by time, each looked up once a group."""
+
+    def __init__(self, client: Client, bound: Bound) -> None:
+        self._client, self._bound = client, bound
+        self._found: dict[tuple[str, int], int] = {}
+
+    def position(self, group: Group, ms: int) -> int:
+        key = group.path, ms
+        if key not in self._found:
+            self._found[key] = self._look(group, ms)
+        return self._found[key]
+
+    def _look(self, group: Group, ms: int) -> int:
+        first = at_time(self._client, group, ms * 1_000_000)
+        if first is None and self._bound.strict:
+            raise OptionError(
+                f"option {self._bound.option}: group {group.path or '/'} has no message at or after {ms} ms;"
+                " an earlier time, or option startingOffsetsByTimestampStrategy latest, is right"
+            )
+        return group.next if first is None else first
+
+
+def at_time(client: Client, group: Group, time_ns: int) -> int | None:
+    """The sequence of the group's first message at or after that time; None where there is none."""
+    time_ns = max(time_ns, 0)
+    word = f"@{time_ns // 10**9}.{time_ns % 10**9:09d}"
+    found = measure(client, group.path, None, word, ANY, "1")
+    return found[0].end - 1 if found else None
+
+
+def _object(name: str, text: str, right: str) -> list[tuple[str, object]]:
+    try:
+        read = json.loads(text)
+    except ValueError:
+        read = None
+    if not isinstance(read, dict) or not read:
+        raise bad(name, text, right)
+    return list(read.items())
+
+
+def _number(name: str, text: str, value: object, right: str) -> int:
+    """A number, or Kafka's {"0": number} for the only partition there is."""
+    if isinstance(value, dict) and list(value) == ["0"]:
+        value = value["0"]
+    if isinstance(value, bool) or not isinstance(value, int) or value < EARLIEST:
+        raise bad(name, text, right)
+    return value
+
+
+def _time(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise bad(name, text, "milliseconds since 1970, as 1700000000000,")
+    return int(text)
+
+
+__all__ = ["EARLIEST", "LATEST", "Bound", "at_time", "place"]

@@ -1,0 +1,79 @@
+"""The batch reader.
+
+Owns its options and what it can do with filters. What a task does is in reading.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from pyspark_mqfs import filters, schema
+from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.options import READ, OptionError, Options
+from pyspark_mqfs.plan import Shares, Slice, ranges
+from pyspark_mqfs.positions import EARLIEST, Bound
+from pyspark_mqfs.reading import Task, check_losses
+from pyspark_mqfs.survey import Selection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+
+STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "consumer", "groupIdPrefix")
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class BatchReader(DataSourceReader):
+    """What is there when it is planned, once."""
+
+    def __init__(self, said: Mapping[str, str], wanted: StructType) -> None:
+        options = Options(said, READ, "the reader")
+        for name in STREAMING:
+            if name in options:
+                raise OptionError(f"option {name} is of streams; without it a batch is right")
+        self.server, self.selection = Server.of(options), Selection.of(options)
+        self.start, self.end = Bound.starting(options, EARLIEST), Bound.ending(options)
+        self.shares = Shares.of(options)
+        self.strict = options.flag("failOnDataLoss", True)
+        self.schema = schema.checked(wanted, headers=options.flag("includeHeaders", False))
+        self.narrowed = filters.Narrowed()
+        self.task = Task(self.server, self.schema, self.strict)
+        if _PUSHING in sys.modules:  # elsewhere having it is an error: spark.sql.python.filterPushdown.enabled is false
+            self.pushFilters = self.push  # type: ignore
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"task": self.task}
+
+    def push(self, given: list[Filter]) -> Iterable[Filter]:
+        """Take what can be told before reading; what is not taken whole is given back."""
+        for one in given:
+            if not self.narrowed.take(one):
+                yield one
+
+    def partitions(self) -> list[Slice]:
+        with self.server.link() as link:
+            return link.retried(self._planned)
+
+    def _planned(self, client: Any) -> list[Slice]:
+        survey = self.selection.survey(client)
+        there = {path for path, _, _ in survey.streams()}
+        for path in self.selection.paths:
+            if path not in there:
+                raise OptionError(f"option {self.selection.option} names {path!r}, and no stream is called so")
+        start, end = self.start.positions(client, survey), self.end.positions(client, survey)
+        if self.start.option:
+            check_losses(client, survey, start, end, strict=self.strict)
+        self.narrowed.apply(client, survey, start, end)
+        return self.shares.slices(client, ranges(survey, start, end), survey.store) or [Slice((), survey.store)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Slice)
+        return self.task.batches(partition)
+
+
+__all__ = ["BatchReader"]

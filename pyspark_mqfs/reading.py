@@ -1,0 +1,193 @@
+"""What a task does: read ranges of logs over 9P, as record batches.
+
+Owns that the whole of a range is read, once, whatever happens to the connection; and that what is lost is told. Reads
+known ranges only and never waits for what is not written yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import attrs
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
+from mqfs.ninep.blocking import Client, File
+from mqfs.ninep.wire import IO_OVERHEAD
+from pyspark_mqfs.arrow import Gather
+from pyspark_mqfs.link9p import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
+from pyspark_mqfs.options import OptionError
+from pyspark_mqfs.plan import Range, Slice
+from pyspark_mqfs.survey import Survey, measure, path_of, select, stats
+
+log = logging.getLogger(__name__)
+IN_FLIGHT = 3  # reads that are asked for at once
+
+
+class DataLoss(RuntimeError):
+    """Messages that were to be read are not there any more."""
+
+
+@attrs.frozen
+class Task:
+    """All that reading a slice needs; pickled with each task."""
+
+    server: Server
+    schema: StructType
+    strict: bool  # failOnDataLoss
+
+    def batches(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        with self.server.link() as link:
+            for one in piece.ranges:
+                yield from _Reading(self, link, one, piece.store).batches()
+
+
+class _Reading:
+    """The reading of one range."""
+
+    def __init__(self, task: Task, link: Link, wanted: Range, store: str) -> None:
+        self.task, self.link, self.range, self.store = task, link, wanted, store
+        self.position = wanted.low
+        self._gather = Gather(task.schema, wanted.group)
+        self._mask = wanted.mask()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Again from where it stood after the connection broke, until that has taken too long."""
+        retry_s = self.task.server.retry_s
+        deadline, pause = time.monotonic() + retry_s, FIRST_PAUSE_S
+        while True:
+            try:
+                for batch in self._attempt():
+                    deadline, pause = time.monotonic() + retry_s, FIRST_PAUSE_S
+                    yield batch
+                return
+            except (OSError, Disconnected) as error:
+                self.link.close()
+                self._gather.restart()
+                if time.monotonic() + pause > deadline:
+                    raise self.link.given_up(error) from None
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _attempt(self) -> Iterator[pa.RecordBatch]:
+        client = self.link.client()
+        try:
+            with client.open(path_of(self.range.group, ".cursor"), "r+") as file:
+                yield from self._read(client, file)
+            self._gather.finish()
+            self._look_for_losses(client)
+        except (NotFound, NotDirectory) as error:
+            self._lost(f"group {self.range.group or '/'}: {error}")
+
+    def _read(self, client: Client, file: File) -> Iterator[pa.RecordBatch]:
+        names = self._names(client)
+        if names == []:
+            return
+        lines = f"format record\nseek {self.position}\nuntil {self.range.high - 1}\n"
+        file.write((select(names) + lines).encode())
+        window = Window(client, file, self.task.server.retry_s or None)
+        while True:
+            try:
+                data = window.next()
+            except FellBehind as error:
+                self._lost(str(error))
+                continue
+            if not data:
+                return
+            batch = self._gather.feed(data, self._mask)
+            self.position = max(self.position, self._gather.next)
+            if batch.num_rows:
+                yield batch
+
+    def _names(self, client: Client) -> list[str] | None:
+        """What to select: None for all that there is."""
+        if self.range.whole:
+            return None
+        there = stats(client, self.range.group)["streams"]
+        assert isinstance(there, dict)
+        missing = [name for name in self.range.streams if name not in there]
+        if missing:
+            self._lost(f"{path_of(self.range.group, missing[0])} was removed")
+        return [name for name in self.range.streams if name in there]
+
+    def _look_for_losses(self, client: Client) -> None:
+        """Whether something was taken away that was in the range; asked when all that is left of it has been read."""
+        read = stats(client, self.range.group)
+        if read["store"] != self.store:
+            raise other_store(self.store, str(read["store"]), self.task.server.address)
+        rows = read["streams"]
+        assert isinstance(rows, dict)
+        for name, (low, high) in self.range.streams.items():
+            row = rows.get(name)
+            if row is None:
+                self._lost(f"{path_of(self.range.group, name)} was removed")
+            elif was_cut(client, self.range.group, name, low, high, row["floor"] or 0, row["cut"] or 0):
+                self._lost(gone(path_of(self.range.group, name), low, min(high, row["floor"] or 0)))
+
+    def _lost(self, what: str) -> None:
+        if self.task.strict:
+            raise data_loss(what)
+        log.warning("%s", what)
+
+
+class Window:
+    """Several reads of one file under way: while one answer is worked on, the next is on its way."""
+
+    def __init__(self, client: Client, file: File, timeout: float | None) -> None:
+        self._client, self._file, self._timeout = client, file, timeout
+
+    def next(self) -> bytes:
+        return self._file.receive(self._client.caller.msize - IO_OVERHEAD, self._timeout)
+
+
+def was_cut(client: Client, group: str, name: str, low: int, high: int, floor: int, cut: int) -> bool:
+    """Whether messages of [low, high) of a stream are not kept any more."""
+    if cut > low and floor > low:
+        return _had(client, group, name, low, min(high, cut)) is not False
+    return floor > low and bool(_had(client, group, name, low, min(high, floor)))
+
+
+def _had(client: Client, group: str, name: str, low: int, high: int) -> bool | None:
+    """Whether the stream had messages there, kept or not; None where the log does not tell any more."""
+    found = measure(client, group, [name], str(low), high, "0")
+    return True if found else None
+
+
+def check_losses(client: Client, survey: Survey, start: dict[str, int], end: dict[str, int], *, strict: bool) -> None:
+    """What is not there any more of what lies between two positions: an error, or a warning."""
+    known = {path: (group, stream) for path, group, stream in survey.streams()}
+    for path, low in start.items():
+        high = end.get(path, low)
+        what = ""
+        if path not in known:
+            what = f"{path}, read up to sequence {low}, is not there any more"
+        else:
+            group, stream = known[path]
+            name = path.rpartition("/")[2]
+            if low < high and was_cut(client, group.path, name, low, high, stream.floor, stream.cut):
+                what = gone(path, low, min(high, stream.floor))
+        if what and strict:
+            raise data_loss(what)
+        if what:
+            log.warning("%s", what)
+
+
+def gone(path: str, low: int, high: int) -> str:
+    return f"{path} does not keep its messages from sequence {low} to {high - 1} any more"
+
+
+def data_loss(what: str) -> DataLoss:
+    return DataLoss(f"{what}; option failOnDataLoss false goes on with what there is")
+
+
+def other_store(mine: str, theirs: str, address: str) -> OptionError:
+    return OptionError(
+        f"this is a checkpoint of the store {mine}, but option address {address!r} leads to the store {theirs};"
+        " the address of the first, or another checkpointLocation, is right"
+    )
+
+
+__all__ = ["DataLoss", "Task", "Window", "check_losses", "other_store"]

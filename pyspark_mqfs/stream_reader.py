@@ -1,0 +1,169 @@
+"""The stream reader: positions, triggers, and the query as a consumer of its groups.
+
+Owns what Spark writes into the checkpoint: the store's uuid, the name of the consumer, and of each stream the next
+sequence to read. One process of the driver keeps this object and its connection; tasks have a copy of `task` alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from mqfs.ninep.blocking import Client
+from pyspark_mqfs import schema
+from pyspark_mqfs.consumers import Consumers
+from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.options import READ, OptionError, Options
+from pyspark_mqfs.plan import Shares, Slice, limited, ranges
+from pyspark_mqfs.positions import LATEST, Bound
+from pyspark_mqfs.reading import Task, check_losses, other_store
+from pyspark_mqfs.survey import Selection, Survey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+Offset = dict[str, Any]
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches of what was written since the last one."""
+
+    def __init__(self, said: Mapping[str, str], wanted: StructType) -> None:
+        options = Options(said, READ, "the reader")
+        for name in BATCH_ONLY:
+            if name in options:
+                raise OptionError(f"option {name} is of batches; without it a stream is right")
+        server, self.selection = Server.of(options), Selection.of(options)
+        self.start = Bound.starting(options, LATEST)
+        self.shares = Shares.of(options)
+        self.most, self.most_bytes = options.number("maxOffsetsPerTrigger"), options.size("maxBytesPerTrigger")
+        self.strict = options.flag("failOnDataLoss", True)
+        self.consumer = options.text("consumer")
+        self.prefix = options.text("groupIdPrefix", "spark")
+        wanted = schema.checked(wanted, headers=options.flag("includeHeaders", False))
+        self.task = Task(server, wanted, self.strict)
+        self.link = server.link()
+        self.consumers = Consumers(required=bool(self.consumer))
+        self.stop_at: dict[str, int] | None = None  # Trigger.AvailableNow: where it was when the query began
+        self.seen: Offset | None = None  # what the last look found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"task": self.task}
+
+    # ------------------------------------------------------------ positions
+
+    def initialOffset(self) -> Offset:
+        """Of a new query. It is a consumer from here on, so that nothing goes before its first batch is committed."""
+
+        def begin(client: Client) -> Offset:
+            survey = self.selection.survey(client)
+            start = self.start.positions(client, survey)
+            name = self.consumer or f"{self.prefix}-{uuid.uuid4().hex[:12]}"
+            self.consumers.move(client, name, survey, start)
+            return _offset(survey.store, name, start)
+
+        return self.link.retried(begin)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self.most is not None:
+            return ReadMaxRows(self.most)
+        return ReadAllAvailable() if self.most_bytes is None else ReadMaxBytes(self.most_bytes)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        def look(client: Client) -> dict[str, int]:
+            return _ends(self.selection.survey(client), {})
+
+        self.stop_at = self.link.retried(look)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Where the next batch ends."""
+
+        def look(client: Client) -> Offset:
+            survey = self._survey(client, start)
+            before: dict[str, int] = start["streams"]
+            end = self._ends(survey, before)
+            self.seen = {**start, "streams": end}
+            messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+            if not isinstance(limit, ReadAllAvailable) and size is None:
+                size = self.most_bytes
+            return _offset(survey.store, start["consumer"], limited(client, survey, before, dict(end), messages, size))
+
+        return self.link.retried(look)
+
+    def reportLatestOffset(self) -> Offset | None:
+        return self.seen
+
+    def _survey(self, client: Client, start: Offset) -> Survey:
+        survey = self.selection.survey(client)
+        if survey.store != start["store"]:
+            raise other_store(start["store"], survey.store, self.task.server.address)
+        return survey
+
+    def _ends(self, survey: Survey, before: Mapping[str, int]) -> dict[str, int]:
+        """Where all that is there ends; of a stream that is gone, where it was."""
+        found = _ends(survey, before)
+        if self.stop_at is not None:
+            found = {path: max(min(end, self.stop_at.get(path, 0)), before.get(path, 0)) for path, end in found.items()}
+            found = {path: end for path, end in found.items() if end or path in before}
+        return {**before, **found}
+
+    # ------------------------------------------------------------ batches
+
+    def partitions(self, start: Offset, end: Offset) -> list[Slice]:
+        def planned(client: Client) -> list[Slice]:
+            survey = self._survey(client, start)
+            check_losses(client, survey, start["streams"], end["streams"], strict=self.strict)
+            return self.shares.slices(client, ranges(survey, start["streams"], end["streams"]), survey.store)
+
+        return self.link.retried(planned)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Slice)
+        return self.task.batches(partition)
+
+    def commit(self, end: Offset) -> None:
+        """All before that was worked on: the query's consumer says so to everybody else."""
+
+        def move(client: Client) -> None:
+            self.consumers.move(client, end["consumer"], self._survey(client, end), end["streams"])
+
+        self.link.retried(move)
+
+    def stop(self) -> None:
+        self.link.close()
+
+
+def _offset(store: str, consumer: str, streams: Mapping[str, int]) -> Offset:
+    return {"store": store, "consumer": consumer, "streams": dict(sorted(streams.items()))}
+
+
+def _ends(survey: Survey, before: Mapping[str, int]) -> dict[str, int]:
+    """All streams of a group end behind its newest message of them, so that they move together; where they have
+    nothing new, nothing moves."""
+    found = {}
+    for path, group, stream in survey.streams():
+        had = before.get(path)
+        if had is None:
+            had = stream.first or group.end
+        found[path] = max(group.end, had)
+    for group in survey.groups.values():
+        keys = {path for path, mine, _ in survey.streams() if mine is group} & before.keys()
+        if keys and all(group.end <= before[key] for key in keys):
+            found.update({key: before[key] for key in keys})
+    return found
+
+
+__all__ = ["StreamReader"]

@@ -1,0 +1,197 @@
+"""What a server has now: its groups and streams, from `.stats`, and what a cursor measures.
+
+Owns the asking and which streams a query is over. Moves nothing, and reads no message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import attrs
+
+from mqfs.client.words import quote
+from mqfs.errors import NotDirectory, NotFound
+from mqfs.limits import CURSOR_NAMES, MESSAGE_BYTES, NAME_BYTES
+from mqfs.ninep.blocking import Client
+from pyspark_mqfs.options import OptionError, Options, bad
+
+ANY = 1 << 62  # messages or bytes
+FORMS = "one of subscribe, subscribePattern and assign"
+
+
+@attrs.frozen
+class Stream:
+    """One stream of a survey."""
+
+    floor: int  # nothing is kept below
+    cut: int  # a bound or `clear` took away what was below
+    first: int  # sequence of the oldest kept; 0: none
+    newest: int  # 0: none
+
+
+@attrs.frozen
+class Group:
+    """One group of a survey, with those of its streams that were asked for."""
+
+    path: str
+    next: int
+    log_bytes: int
+    streams: Mapping[str, Stream]
+    whole: bool  # it has no others
+
+    @property
+    def end(self) -> int:
+        """The sequence behind the newest message of its streams; 0 where there is none."""
+        return max((stream.newest for stream in self.streams.values()), default=-1) + 1
+
+
+@attrs.frozen
+class Survey:
+    """Groups by path, of those that have streams that were asked for."""
+
+    store: str
+    groups: Mapping[str, Group]
+
+    def streams(self) -> Iterator[tuple[str, Group, Stream]]:
+        """Every stream by its path."""
+        for group in self.groups.values():
+            for name, stream in group.streams.items():
+                yield path_of(group.path, name), group, stream
+
+
+def path_of(group: str, name: str) -> str:
+    return f"{group}/{name}" if group else name
+
+
+def split(path: str) -> tuple[str, str]:
+    """(group, name) of a stream's path."""
+    group, _, name = path.rpartition("/")
+    return group, name
+
+
+@attrs.frozen
+class Selection:
+    """Which streams a query is over: paths, or a pattern that the whole path must match."""
+
+    option: str
+    paths: tuple[str, ...] = ()
+    pattern: str = ""
+
+    @classmethod
+    def of(cls, options: Options) -> Selection:
+        given = options.one_of("subscribe", "subscribePattern", "assign")
+        if given is None:
+            raise OptionError(f"no streams are named; {FORMS} is right")
+        if given == "subscribePattern":
+            pattern = options.text(given)
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise bad(given, pattern, f"a regular expression as Python has them ({error})") from None
+            return cls(given, pattern=pattern)
+        words = (
+            [word.strip() for word in options.text(given).split(",")] if given == "subscribe" else _assigned(options)
+        )
+        paths = tuple(dict.fromkeys(word.strip("/") for word in words))
+        if not all(paths):
+            raise bad(given, options.text(given), "paths of streams, as jobs/mail,jobs/print,")
+        return cls(given, paths)
+
+    def survey(self, client: Client) -> Survey:
+        """What there is of it now. Groups and streams that are not there are left out."""
+        if self.paths:
+            wanted: dict[str, set[str]] = {}
+            for group, name in map(split, self.paths):
+                wanted.setdefault(group, set()).add(name)
+            return _survey(client, list(wanted), lambda group, name: name in wanted[group], descend=False)
+        match = re.compile(self.pattern).fullmatch
+        return _survey(client, [""], lambda group, name: bool(match(path_of(group, name))), descend=True)
+
+
+def _assigned(options: Options) -> list[str]:
+    right = '{"jobs/mail": [0], "jobs/print": [0]}'
+    paths = options.object("assign", right)
+    if not paths or any(value not in ([0], [], None) for value in paths.values()):
+        raise bad("assign", options.text("assign"), f"{right}, a stream having the one partition 0,")
+    return list(paths)
+
+
+def stats(client: Client, group: str) -> dict[str, object]:
+    """`.stats` of a group."""
+    with client.open(path_of(group, ".stats")) as file:
+        pieces = []
+        while piece := file.receive(MESSAGE_BYTES):
+            pieces.append(piece)
+    read: dict[str, object] = json.loads(b"".join(pieces))
+    return read
+
+
+def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool], *, descend: bool) -> Survey:
+    store, groups = "", {}
+    queue = list(paths)
+    while queue:
+        path = queue.pop()
+        try:
+            read = stats(client, path)
+        except (NotFound, NotDirectory):
+            continue
+        store = str(read["store"])
+        group = _group(path, read, wanted)
+        if group.streams:
+            groups[path] = group
+        if descend:
+            queue += [path_of(path, name) for name in read["groups"]]  # type: ignore[attr-defined]
+    if not store:
+        store = str(stats(client, "")["store"])
+    return Survey(store, dict(sorted(groups.items())))
+
+
+def _group(path: str, read: Mapping[str, object], wanted: Callable[[str, str], bool]) -> Group:
+    every: Mapping[str, Mapping[str, int | None]] = read["streams"]  # type: ignore[assignment]
+    streams = {
+        name: Stream(row["floor"] or 0, row["cut"] or 0, row["first"] or 0, row["newest"] or 0)
+        for name, row in every.items()
+        if wanted(path, name)
+    }
+    return Group(path, int(str(read["next"])), int(str(read["log_bytes"])), streams, len(streams) == len(every))
+
+
+class Stretch(NamedTuple):
+    end: int
+    messages: int
+    size: int
+
+
+def select(names: Iterable[str] | None) -> str:
+    """The line that narrows a cursor to those streams; "" where it cannot or need not (None: all)."""
+    if names is None:
+        return ""
+    listed = list(names)
+    if len(listed) > CURSOR_NAMES or any("\n" in name for name in listed):
+        return ""
+    line = "select " + " ".join(map(quote, listed)) + "\n"
+    return line if len(line) < CURSOR_NAMES * NAME_BYTES // 8 else ""
+
+
+def measure(client: Client, group: str, names: Iterable[str] | None, begin: str, end: int, step: str) -> list[Stretch]:
+    """Where [begin, end) of a group would be cut; `begin` as `seek` takes it, `step` as `measure` does."""
+    found: list[Stretch] = []
+    with client.open(path_of(group, ".cursor"), "r+") as file:
+        file.write(select(names).encode() or b"\n")
+        while True:
+            until = f"until {end - 1}\n" if end < ANY else ""
+            file.write(f"seek {begin}\n{until}measure {step}\n".encode())
+            told = b""
+            while not told.endswith(b"\n\n") and told != b"\n":
+                told += file.receive(MESSAGE_BYTES)
+            some = [Stretch(*map(int, line.split())) for line in told.decode().splitlines() if line]
+            found += some
+            if not some or some[-1].end >= end or end == ANY:
+                return found
+            begin = str(some[-1].end)
+
+
+__all__ = ["ANY", "Group", "Selection", "Stream", "Stretch", "Survey", "measure", "path_of", "select", "split", "stats"]
