@@ -130,6 +130,15 @@ class Client:
         self.socket.sendall(self.caller.take())
         return tag
 
+    def begin(self, request: Fcall) -> int:
+        """Send a request and do not wait; its tag, for `end`. For several in flight."""
+        self._let_go()
+        return self._send(request)
+
+    def end(self, request: Fcall, tag: int) -> Fcall:
+        """The reply to what was begun. Raises what it refuses."""
+        return caller.expect(request, self._reply(tag))
+
     def _reply(self, tag: int, deadline: float | None = None) -> Fcall:
         """The reply to a tag; TimeoutError at the deadline."""
         while tag not in self._replies:

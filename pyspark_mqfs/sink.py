@@ -1,0 +1,296 @@
+"""Parts of transactions: rows staged by a task, and the commit by the driver.
+
+Owns the names of parts and of producers, how many parts a unit takes, and which failure means what. A part belongs to
+one attempt of one task, so nothing an attempt does is seen by another; what is published is decided by the one write
+to `.txn/ctl` that the server remembers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+import attrs
+
+from mqfs import limits
+from mqfs.errors import Disconnected, Exists, MqfsError, NotFound
+from mqfs.ninep.blocking import Client
+from mqfs.ninep.caller import Channel
+from mqfs.ninep.messages import Twrite
+from pyspark_mqfs.frames import Frames
+from pyspark_mqfs.link9p import Link, Server
+from pyspark_mqfs.options import OptionError
+from pyspark_mqfs.survey import path_of
+
+IN_FLIGHT = 4  # writes of a task that wait for their answers: a MiB each
+_O_WRONLY = 1
+
+
+class SinkError(RuntimeError):
+    """Rows could not be staged or committed; what that means for them stands in the text."""
+
+
+@attrs.frozen
+class Part:
+    """What a task attempt has staged in one group."""
+
+    group: str
+    name: str
+    messages: int
+    room: int  # bytes in the log
+
+
+class Staging:
+    """The parts of one task attempt. Rows that come after a part is full open the next."""
+
+    def __init__(self, server: Server, prefix: str, create: bool) -> None:
+        """`create`: streams that are missing are made."""
+        self._link = server.link()
+        self._prefix, self._create = f"{prefix}-{uuid.uuid4().hex[:12]}", create
+        self._open: dict[str, _Open] = {}
+        self._known: set[str] = set()  # streams that are there
+        self._full: list[Part] = []
+        self._count = 0
+
+    def put(self, frames: Frames) -> None:
+        """Stage these. SinkError where the server went away or refuses."""
+        try:
+            self._make_streams(frames.group, frames.streams)
+            self._put(frames)
+        except (OSError, Disconnected) as error:
+            raise SinkError(
+                f"the server at {self._link.server.address!r} went away while rows were staged: {error}; parts do not"
+                " outlive it, nothing of them was published, and Spark is to repeat the batch"
+            ) from None
+        except MqfsError as error:
+            raise SinkError(f"group {frames.group or '/'!r}: {error}") from None
+
+    def _put(self, frames: Frames) -> None:
+        at, count = 0, len(frames.room)
+        total = frames.room.cumsum()
+        while at < count:
+            part = self._open.get(frames.group) or self._begin(frames.group)
+            before = int(total[at - 1]) if at else 0
+            fits = int(total.searchsorted(before + limits.UNIT_BYTES - part.room, "right")) - at
+            fits = min(fits, limits.UNIT_MESSAGES - part.messages, count - at)
+            if fits:
+                part.write(frames, at, at + fits)
+                part.room += int(total[at + fits - 1]) - before
+                at += fits
+            if at < count:
+                self._end(frames.group)
+
+    def _begin(self, group: str) -> _Open:
+        name = f"{self._prefix}-{self._count}"
+        self._count += 1
+        self._link.retried(lambda client: _mkdir(client, f"{path_of(group, '.txn')}/{name}"))
+        part = self._open[group] = _Open(self._link.client(), group, name)
+        return part
+
+    def _end(self, group: str) -> None:
+        part = self._open.pop(group)
+        part.close()
+        self._full.append(Part(group, part.name, part.messages, part.room))
+
+    def _make_streams(self, group: str, streams: Iterable[str]) -> None:
+        for name in streams:
+            path = path_of(group, name)
+            if path in self._known:
+                continue
+            if self._create:
+                self._link.retried(lambda client, path=path: _make(client, path))  # type: ignore[misc]
+            self._known.add(path)
+
+    def finish(self) -> tuple[Part, ...]:
+        """All is staged; its parts, in order."""
+        try:
+            for group in list(self._open):
+                self._end(group)
+        except (OSError, Disconnected) as error:
+            raise SinkError(f"the server went away while rows were staged: {error}; repeat the batch") from None
+        except MqfsError as error:
+            raise SinkError(str(error)) from None
+        self._link.close()
+        return tuple(self._full)
+
+    def drop(self) -> None:
+        """The attempt failed: its parts are not wanted, as far as the server still answers."""
+        with suppress(OSError, MqfsError, OptionError):
+            client = self._link.client()
+            names = [(part.group, part.name) for part in self._full]
+            for group, name in [*names, *((part.group, part.name) for part in self._open.values())]:
+                with suppress(MqfsError):
+                    client.remove(f"{path_of(group, '.txn')}/{name}")
+        self._link.close()
+
+
+class _Open:
+    """A part that is written to, with several writes in flight."""
+
+    def __init__(self, client: Client, group: str, name: str) -> None:
+        self.group, self.name, self.messages, self.room = group, name, 0, 0
+        self._client = client
+        self._file: Channel = client.do(client.caller.open(f"{path_of(group, '.txn')}/{name}/.batch", _O_WRONLY))
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+        self._waiting: deque[tuple[Twrite, int]] = deque()
+
+    def write(self, frames: Frames, first: int, last: int) -> None:
+        """Those frames; whole ones in each write, as many as fit."""
+        data, borders, most = memoryview(frames.data), frames.borders, self._file.most
+        self.messages += last - first
+        at = first
+        while at < last:
+            left = most - self._rest_bytes
+            end = min(int(borders.searchsorted(borders[at] + left, "right")) - 1, last)
+            if end > at:
+                self._rest.append(bytes(data[borders[at] : borders[end]]))
+                self._rest_bytes += int(borders[end] - borders[at])
+                at = end
+            elif not self._rest:
+                size = int(borders[at + 1] - borders[at])
+                raise OptionError(
+                    f"a row takes {size} bytes with its headers; with this msize at most {most} are right"
+                )
+            if at < last:
+                self._send()
+
+    def _send(self) -> None:
+        request = Twrite(0, self._file.fid, 0, b"".join(self._rest))
+        self._rest, self._rest_bytes = [], 0
+        while len(self._waiting) >= IN_FLIGHT:
+            self._client.end(*self._waiting.popleft())
+        self._waiting.append((request, self._client.begin(request)))
+
+    def close(self) -> None:
+        if self._rest:
+            self._send()
+        while self._waiting:
+            self._client.end(*self._waiting.popleft())
+        self._client.do(self._client.caller.clunk(self._file.fid))
+
+
+def _mkdir(client: Client, path: str) -> None:
+    """The name is ours alone, so one that exists is of a first try whose answer was lost."""
+    try:
+        client.mkdir(path, 0o700)
+    except Exists:
+        pass
+    except NotFound:
+        group = path.rpartition("/.txn/")[0]
+        raise OptionError(f"there is no group {group!r}; make it (mkdir), and say in its ctl what it keeps") from None
+
+
+def _make(client: Client, path: str) -> None:
+    try:
+        client.create(path).close()
+    except Exists:
+        pass
+    except NotFound:
+        group = path.rpartition("/")[0]
+        raise OptionError(f"there is no group {group!r}; make it (mkdir), and say in its ctl what it keeps") from None
+
+
+# ---------------------------------------------------------------- the driver's side
+
+
+@attrs.frozen
+class Decision:
+    """Under what a batch is committed. `number` is the batch's in its producer's count."""
+
+    producer: str
+    number: int
+    prefix: str  # of the names of all parts of this batch, also those of attempts that failed
+    once: bool  # a repeat has the same producer and number
+    split: bool  # a batch of more than one unit is several
+
+
+def commit(server: Server, decision: Decision, parts: Sequence[Part]) -> None:
+    """Append the parts, in their order, in each group as one unit, unless that was done before. SinkError."""
+    groups: dict[str, list[Part]] = {}
+    for part in parts:
+        groups.setdefault(part.group, []).append(part)
+    plan = {group: list(_units(mine)) for group, mine in groups.items()}
+    for group, units in plan.items():
+        if len(units) > 1 and not decision.split:
+            raise SinkError(_too_large(group, groups[group]))
+    with server.link() as link:
+        for group, units in plan.items():
+            for ordinal, unit in enumerate(units):
+                producer = f"{decision.producer}.part{ordinal}" if ordinal else decision.producer
+                _commit(link, group, producer, decision, unit)
+        for group, units in plan.items():
+            _tidy(link, group, decision, len(units))
+
+
+def _units(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Neighbours that fit into one unit together."""
+    unit: list[Part] = []
+    messages = room = 0
+    for part in parts:
+        if unit and (messages + part.messages > limits.UNIT_MESSAGES or room + part.room > limits.UNIT_BYTES):
+            yield unit
+            unit, messages, room = [], 0, 0
+        unit.append(part)
+        messages, room = messages + part.messages, room + part.room
+    if unit:
+        yield unit
+
+
+def _too_large(group: str, parts: Sequence[Part]) -> str:
+    messages, room = sum(part.messages for part in parts), sum(part.room for part in parts)
+    return (
+        f"a batch has {messages} messages of {room} bytes for group {group or '/'!r}; one unit has at most"
+        f" {limits.UNIT_MESSAGES} messages and {limits.UNIT_BYTES} bytes, so it cannot be committed as one: read less"
+        " at a time (maxOffsetsPerTrigger, maxBytesPerTrigger), or say option largeBatches split"
+    )
+
+
+def _commit(link: Link, group: str, producer: str, decision: Decision, unit: Sequence[Part]) -> None:
+    command = f"commit {producer}.{decision.number} {' '.join(part.name for part in unit)}".encode()
+    try:
+        link.retried(lambda client: _say(client, group, command))
+    except NotFound as error:
+        raise SinkError(
+            f"{producer}.{decision.number}: what was staged in group {group or '/'!r} is gone ({error.detail}); nothing"
+            " of it was published there: repeat the batch (a query that is started again does)"
+        ) from None
+    except MqfsError as error:
+        raise SinkError(f"{producer}.{decision.number} in group {group or '/'!r}: {error}") from None
+
+
+def _say(client: Client, group: str, command: bytes) -> None:
+    with client.open(path_of(group, ".txn/ctl"), "w") as file:
+        file.write(command)
+
+
+def _tidy(link: Link, group: str, decision: Decision, units: int) -> None:
+    """Drop what attempts that failed or lost have left; forget a producer that repeats nothing."""
+    with suppress(MqfsError, OptionError):
+        link.retried(lambda client: _drop(client, group, decision.prefix))
+    if not decision.once:
+        names = [decision.producer, *(f"{decision.producer}.part{n}" for n in range(1, units))]
+        with suppress(MqfsError, OptionError):
+            link.retried(lambda client: _say(client, group, f"forget {' '.join(names)}".encode()))
+
+
+def _drop(client: Client, group: str, prefix: str) -> None:
+    for name in client.list(path_of(group, ".txn")):
+        if name.startswith(prefix):
+            with suppress(MqfsError):
+                client.remove(f"{path_of(group, '.txn')}/{name}")
+
+
+def drop(server: Server, parts: Iterable[Part]) -> None:
+    """What an aborted batch has staged. No harm where it is committed: then the parts are no more, and a part has a
+    name of its own, so no other attempt's is taken away."""
+    with server.link() as link, suppress(OSError, MqfsError, OptionError):
+        client = link.client()
+        for part in parts:
+            with suppress(MqfsError):
+                client.remove(f"{path_of(part.group, '.txn')}/{part.name}")
+
+
+__all__ = ["Decision", "Part", "SinkError", "Staging", "commit", "drop"]

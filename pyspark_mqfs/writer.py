@@ -1,0 +1,179 @@
+"""What Spark calls to write: one writer for a batch query, one for a stream.
+
+Owns the writer's options and under which name a batch is committed: of a stream the query and its batch, of a batch
+query what txnAppId and txnVersion say, or a name that nobody has again. Inside foreachBatch the streaming query's
+name is never taken: a second write of the same batch would be taken for a repeat.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from pyspark_mqfs import frames, sink
+from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.options import COMMON, OptionError, Options, bad
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+WRITE = (*COMMON, "topic", "txnAppId", "txnVersion", "create", "reservedHeaders", "largeBatches")
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells a task of its stream
+_APP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
+_NUMBERS = (1 << 63) - 1
+
+
+@attrs.frozen
+class Staged(WriterCommitMessage):
+    """What one task attempt has staged."""
+
+    run: str  # the query of a stream, or the batch writer's own name
+    partition: int
+    parts: tuple[sink.Part, ...]
+
+
+@attrs.frozen
+class Sink:
+    """How and where rows are written; small, and pickled with every task."""
+
+    server: Server
+    stream: str
+    create: bool
+    reserved: str
+    split: str  # "", "refuse" or "split", as said
+
+    @classmethod
+    def of(cls, options: Options, schema: StructType, overwrite: bool) -> Sink:
+        if overwrite:
+            raise OptionError("mode overwrite: messages are not taken back; mode append is right")
+        stream = options.text("topic")
+        frames.checked(schema, stream_given=bool(stream))
+        return cls(
+            Server.of(options),
+            frames.check_path(stream) if stream else "",
+            options.flag("create", True),
+            _one_of(options, "reservedHeaders", frames.RESERVED_WAYS),
+            _one_of(options, "largeBatches", ("", "refuse", "split")),
+        )
+
+    def stage(self, run: str, prefix: str, rows: Iterator[pa.RecordBatch]) -> Staged:
+        """What a task does: all rows into parts of its own, or none."""
+        context = TaskContext.get()
+        partition, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
+        encoder = frames.Encoder(self.stream, self.reserved)
+        staging = sink.Staging(self.server, f"{prefix}{partition}-{attempt}", self.create)
+        try:
+            for batch in rows:
+                for found in encoder.encode(batch):
+                    staging.put(found)
+            return Staged(run, partition, staging.finish())
+        except BaseException:
+            staging.drop()
+            raise
+
+
+def _one_of(options: Options, name: str, right: Sequence[str]) -> str:
+    value = options.text(name, right[0]).strip().lower()
+    if value not in right:
+        raise bad(name, value, " or ".join(word for word in right if word))
+    return value
+
+
+def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return sorted((m for m in messages if isinstance(m, Staged)), key=lambda staged: staged.partition)
+
+
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[sink.Part]:
+    return [part for staged in _in_order(messages) for part in staged.parts]
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Of `df.write`. Committed once per txnAppId and txnVersion, where they are said."""
+
+    def __init__(self, into: Sink, application: str, version: int) -> None:
+        """`application`: txnAppId, or "" for a name that nobody has again."""
+        self.sink, self.application, self.version = into, application, version
+        self.run = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        return self.sink.stage(self.run, self._prefix(self.run), iterator)
+
+    def _prefix(self, run: str) -> str:
+        return f"spark-{run[:12]}-"
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        found = _in_order(messages)
+        if not found:
+            return
+        once = bool(self.application)
+        producer = f"spark-app-{self.application}" if once else f"spark-run-{found[0].run}"
+        split = self.sink.split == "split" or (not once and self.sink.split != "refuse")
+        decision = sink.Decision(producer, self.version + 1, self._prefix(found[0].run), once, split)
+        sink.commit(self.sink.server, decision, _parts(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        sink.drop(self.sink.server, _parts(messages))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Of `df.writeStream`. Committed once per query and batch."""
+
+    def __init__(self, into: Sink) -> None:
+        self.sink = into
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        context = TaskContext.get()
+        query = context.getLocalProperty(QUERY) if context else None
+        batch = context.getLocalProperty(BATCH) if context else None
+        if not query or batch is None:
+            raise sink.SinkError("Spark does not tell which query and batch this is; pyspark 4.2 or newer is right")
+        return self.sink.stage(query, _prefix(query, int(batch)), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        found = _in_order(messages)
+        if not found:
+            return
+        query = found[0].run
+        split = self.sink.split == "split"
+        decision = sink.Decision(f"spark-{query}", batchId + 1, _prefix(query, batchId), True, split)
+        sink.commit(self.sink.server, decision, _parts(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        sink.drop(self.sink.server, _parts(messages))
+
+
+def _prefix(query: str, batch: int) -> str:
+    """Of the parts of a batch of a stream."""
+    return f"spark-{query}-{batch}-"
+
+
+def batch_writer(said: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    options = Options(said, WRITE, "the writer")
+    into = Sink.of(options, schema, overwrite)
+    application = options.text("txnAppId")
+    version = options.number("txnVersion", None, 0)
+    if bool(application) != (version is not None):
+        raise OptionError("options txnAppId and txnVersion go together; both or neither are right")
+    if application and not _APP.fullmatch(application):
+        raise bad("txnAppId", application, "up to 100 letters, digits and . _ : -")
+    if version is not None and version >= _NUMBERS:
+        raise bad("txnVersion", str(version), f"a number below {_NUMBERS}")
+    return BatchWriter(into, application, version or 0)
+
+
+def stream_writer(said: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    options = Options(said, WRITE, "the writer of a stream")
+    for name in ("txnAppId", "txnVersion"):
+        if name in options:
+            raise OptionError(f"option {name} is for a batch; a stream has its query and batch already")
+    return StreamWriter(Sink.of(options, schema, overwrite))
+
+
+__all__ = ["WRITE", "BatchWriter", "Staged", "StreamWriter", "batch_writer", "stream_writer"]
