@@ -38,7 +38,7 @@ def write(path: Path, name: str, end: float, wrote: list[int]) -> None:
 
 @pytest.mark.timeout(300)
 def test_no_ring_ends_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CROWD_PAUSE", "0.001")
+    monkeypatch.setenv("CROWD_PAUSE", "0.002")
     mount = tmp_path / "mq"
     mount.mkdir()
     address = f"unix!{tmp_path / 's'}"

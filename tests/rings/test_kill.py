@@ -105,9 +105,12 @@ class Rings(Campaign):
 
 
 @pytest.mark.timeout(3600)
-def test_kill(tmp_path: Path) -> None:
+def test_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = size(10) < 10
+    if quick:
+        monkeypatch.setenv("CROWD_PAUSE", "0.003")
     dice = random.Random(seed())
-    rounds, done, told, seen, began = size(200), 0, 0, 0, time.monotonic()
+    rounds, done, told, seen, began = 12 if quick else 200, 0, 0, 0, time.monotonic()
     while done < rounds:
         folder = tmp_path / str(done)
         folder.mkdir()
@@ -124,5 +127,5 @@ def test_kill(tmp_path: Path) -> None:
         told, seen, done = told + found[0], seen + found[1], done + count
         check = mqfs("check", "store", cwd=folder)
         assert check.returncode == 0, check.stdout + check.stderr
-    assert told > 100 * rounds, "the producers did not publish"
+    assert told > 50 * rounds, "the producers did not publish"
     print(f"{done} kills, {told} messages told, {seen} seen, none lost, {time.monotonic() - began:.0f} s")
