@@ -104,6 +104,7 @@ class RingGroup:
         self._lock = threading.Lock()  # who attaches
         self._now: Attached | None = None
         self._refused: tuple[float, MqfsError] | None = None
+        self._doorless_since = 0.0
         _groups.add(self)
 
     # ------------------------------------------------------------ attaching
@@ -167,10 +168,22 @@ class RingGroup:
 
     def _dial(self) -> DoorCall:
         try:
-            return DoorCall(self._door_path, self._timeout)
+            found = DoorCall(self._door_path, self._timeout)
         except NoDoor:
             self._link.open(".stats", "r").close()  # a server that starts has its door by the time it answers
-        return DoorCall(self._door_path, self._timeout)
+            found = self._dial_again()
+        self._doorless_since = 0.0
+        return found
+
+    def _dial_again(self) -> DoorCall:
+        """Where there was a door, a server that stops is on its way out: the next one has one, or none for good."""
+        try:
+            return DoorCall(self._door_path, self._timeout)
+        except NoDoor as error:
+            self._doorless_since = self._doorless_since or time.monotonic()
+            if self._now is None or time.monotonic() - self._doorless_since > GRACE_S:
+                raise
+            raise Disconnected(error.detail) from None
 
     def require(self) -> None:
         if os.getpid() != self._pid:

@@ -122,7 +122,7 @@ def test_processes_of_both_kinds_see_one_order(away: Away) -> None:
         group = kept(client, "sync off")
         group.create("s")
         by_ring, by_files = group.subscribe(), other.group("g").subscribe()
-        count = size(2_000)
+        count = size(4_000)
         processes = [publisher(away, transport, transport, count) for transport in ("ring", "9p", "auto")]
         one = [by_ring.get(30) for _ in range(3 * count)]
         two = [by_files.get(30) for _ in range(3 * count)]
@@ -295,7 +295,7 @@ def test_a_ring_that_ends_under_publishers(away: Away) -> None:
 
         thread = threading.Thread(target=run)
         thread.start()
-        for _ in range(size(30)):
+        for _ in range(size(200)):
             other.group("g").create("gone")
             other.group("g").publish("gone", b"x")
             other.group("g").remove("gone")
@@ -373,7 +373,7 @@ def test_a_ring_that_ends_in_the_middle_of_a_batch(away: Away) -> None:
 
         thread = threading.Thread(target=run)
         thread.start()
-        for _ in range(size(40)):
+        for _ in range(size(200)):
             other.group("g").create("gone")
             other.group("g").remove("gone")
         stop.set()
@@ -488,7 +488,7 @@ def test_kills_under_load(away: Away) -> None:
         threads = [threading.Thread(target=run, args=pair) for pair in ((group, "s"), (other, "t"))]
         for thread in threads:
             thread.start()
-        for _ in range(size(8)):
+        for _ in range(size(60)):
             before = len(published["s"])
             away.again(signal.SIGKILL)
             until(lambda before=before: len(published["s"]) > before + 10 or bool(failed), "it goes on")  # type: ignore[misc]
@@ -666,7 +666,7 @@ def test_threads_share_a_group(away: Away) -> None:
     with away.connect() as client:
         group = kept(client, "sync off")
         messages = group.subscribe()
-        count = size(1_000)
+        count = size(5_000)
 
         def run(name: int) -> None:
             for number in range(count):
@@ -695,7 +695,7 @@ def test_subscriptions_begin_while_a_thread_publishes(away: Away) -> None:
 
         thread = threading.Thread(target=run)
         thread.start()
-        for _ in range(size(100)):
+        for _ in range(size(300)):
             with group.subscribe() as messages:
                 assert isinstance(messages, RingReading)
                 first = messages.get(20).sequence
