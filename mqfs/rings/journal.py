@@ -573,18 +573,24 @@ class Journal:
     def _look_who_follows(self) -> bool:
         """And how far the hindmost is, for `floor`."""
         places = [position for seat, _, position, _, lives in self.ring.seats() if seat and lives]
-        if not places:
+        before = self.floor
+        if places:
+            self._raise_floor(min(places))
+        else:
             self.floor = NOBODY
             self._marks.clear()
-            return False
-        marks, hindmost = self._marks, min(places)
+        if self.floor > before:
+            self.group.loosened()
+        return bool(places)
+
+    def _raise_floor(self, hindmost: int) -> None:
+        marks = self._marks
         while len(marks) > 1 and marks[1][0] <= hindmost:
             marks.popleft()
         if marks and marks[0][0] <= hindmost:
             self.floor = marks[0][1]
         elif self.floor == NOBODY:
             self.floor = self.inner.next
-        return True
 
     # ------------------------------------------------------------ its end
 
