@@ -317,7 +317,8 @@ def listening(pid: int) -> list[str]:
         with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 words = line.split(maxsplit=7)
-                if len(words) == 8 and words[3] == "00010000" and f"socket:[{words[6]}]" in sockets:
+                listens = len(words) == 8 and words[3:5] == ["00010000", "0001"]  # a stream's: a door is none
+                if listens and f"socket:[{words[6]}]" in sockets:
                     folder = os.readlink(f"/proc/{pid}/cwd")
                     found.append(f"unix!{os.path.join(folder, words[7].rstrip(chr(10)))}")
     return found
