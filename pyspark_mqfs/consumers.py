@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from mqfs.client.words import quote
-from mqfs.errors import BadCommand, Denied, Exists, NotFound, NotPermitted
+from mqfs.errors import Disconnected, MqfsError, NotFound
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.survey import Group, Survey, path_of
@@ -38,7 +38,9 @@ class Consumers:
             self._make(client, name, group)
             with client.open(path_of(group.path, f".consumers/{name}"), "w") as file:
                 file.write(f"seek {position}\n".encode())
-        except (Denied, NotPermitted, BadCommand, Exists) as error:
+        except Disconnected:
+            raise
+        except MqfsError as error:
             where = f"consumer {name} of group {group.path or '/'}"
             if self.required:
                 raise OptionError(

@@ -51,12 +51,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.most, self.most_bytes = options.number("maxOffsetsPerTrigger"), options.size("maxBytesPerTrigger")
         self.strict = options.flag("failOnDataLoss", True)
         self.consumer = options.text("consumer")
-        self.prefix = options.text("groupIdPrefix", "spark")
+        self.name = self.consumer or f"{options.text('groupIdPrefix', 'spark')}-{uuid.uuid4().hex[:12]}"
         wanted = schema.checked(wanted, headers=options.flag("includeHeaders", False))
         self.task = Task(server, wanted, self.strict)
         self.link = server.link()
         self.consumers = Consumers(required=bool(self.consumer))
         self.stop_at: dict[str, int] | None = None  # Trigger.AvailableNow: where it was when the query began
+        self.moved: dict[str, int] | None = None  # where its consumer is
         self.seen: Offset | None = None  # what the last look found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,9 +71,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def begin(client: Client) -> Offset:
             survey = self.selection.survey(client)
             start = self.start.positions(client, survey)
-            name = self.consumer or f"{self.prefix}-{uuid.uuid4().hex[:12]}"
-            self.consumers.move(client, name, survey, start)
-            return _offset(survey.store, name, start)
+            self.consumers.move(client, self.name, survey, start)
+            return _offset(survey.store, self.name, start)
 
         return self.link.retried(begin)
 
@@ -93,6 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def look(client: Client) -> Offset:
             survey = self._survey(client, start)
             before: dict[str, int] = start["streams"]
+            self._done(client, survey, start)  # no other batch is planned before the one up to here is committed
             end = self._ends(survey, before)
             self.seen = {**start, "streams": end}
             messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -137,10 +138,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """All before that was worked on: the query's consumer says so to everybody else."""
 
-        def move(client: Client) -> None:
-            self.consumers.move(client, end["consumer"], self._survey(client, end), end["streams"])
+        self.link.retried(lambda client: self._done(client, self._survey(client, end), end))
 
-        self.link.retried(move)
+    def _done(self, client: Client, survey: Survey, end: Offset) -> None:
+        if end["streams"] != self.moved:
+            self.consumers.move(client, end["consumer"], survey, end["streams"])
+            self.moved = end["streams"]
 
     def stop(self) -> None:
         self.link.close()

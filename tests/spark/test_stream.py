@@ -1,0 +1,261 @@
+"""Streams: every message once, in its order, by every trigger; across restarts of the query and of the server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.process import until
+from tests.spark.conftest import Scene
+
+
+class Query:
+    """A streaming query whose batches are kept here."""
+
+    def __init__(self, spark: Any, scene: Scene, checkpoint: Path, **options: Any) -> None:
+        self.spark, self.scene, self.checkpoint = spark, scene, checkpoint
+        self.options = {"address": scene.address, "startingOffsets": "earliest", **options}
+        self.batches: list[list[tuple[str, int, bytes]]] = []
+        self.query: Any = None
+
+    def _take(self, frame: Any, number: int) -> None:
+        rows = frame.select("topic", "offset", "value").collect()
+        self.batches.append([(row[0], row[1], bytes(row[2])) for row in rows])
+
+    def start(self, **trigger: Any) -> Any:
+        writer = (
+            self.spark.readStream.format("mqfs").options(**self.options).load()
+            .writeStream.foreachBatch(self._take).option("checkpointLocation", str(self.checkpoint))
+        )  # fmt: skip
+        self.query = (writer.trigger(**trigger) if trigger else writer).start()
+        return self.query
+
+    def now(self) -> list[bytes]:
+        """All there is, then the end; the bodies, in the order they came."""
+        before = len(self.batches)
+        query = self.start(availableNow=True)
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+        return [value for batch in self.batches[before:] for _, _, value in sorted(batch, key=lambda row: row[1])]
+
+    def position(self) -> Any:
+        """Of the newest batch that was begun."""
+        newest = max(int(file.name) for file in (self.checkpoint / "offsets").iterdir() if file.name.isdigit())
+        return json.loads((self.checkpoint / "offsets" / str(newest)).read_text().splitlines()[-1])
+
+
+@pytest.fixture
+def query(spark: Any, scene: Scene, tmp_path: Path) -> Callable[..., Query]:
+    return lambda **options: Query(spark, scene, tmp_path / "checkpoint", **options)
+
+
+def test_available_now_goes_on_where_it_was(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/s", b"1", b"2", b"3")
+    mine = query(subscribe="g/s")
+    assert mine.now() == [b"1", b"2", b"3"]
+    assert mine.now() == []
+    scene.write("g/s", b"4")
+    assert mine.now() == [b"4"]
+    position = mine.position()
+    assert position["streams"] == {"g/s": 5}
+    assert position["store"] == scene.stats("g")["store"]
+
+
+def test_bounded_batches(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    scene.group("h")
+    for name in ("g/a", "g/b", "h/c"):
+        scene.stream(name, *(b"%d" % n for n in range(40)))
+    mine = query(subscribe="g/a,g/b,h/c", maxOffsetsPerTrigger=25)
+    mine.now()
+    assert sum(len(batch) for batch in mine.batches) == 120
+    assert max(len(batch) for batch in mine.batches) <= 25
+    assert len(mine.batches) <= 7
+    rows = [row for batch in mine.batches for row in sorted(batch, key=lambda row: row[1])]
+    for name in ("g/a", "g/b", "h/c"):
+        assert [value for path, _, value in rows if path == name] == [b"%d" % n for n in range(40)]
+
+
+def test_bounded_in_bytes(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/a", *(bytes(1_000) for _ in range(60)))
+    mine = query(subscribe="g/a", maxBytesPerTrigger="20k")
+    mine.now()
+    assert sum(len(batch) for batch in mine.batches) == 60
+    assert 3 <= len(mine.batches) <= 5
+
+
+def test_live_and_a_stream_that_appears(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"old")
+    mine = query(subscribePattern="g/[ab]", startingOffsets="latest")
+    mine.start()
+    try:
+        until(
+            lambda: (mine.checkpoint / "offsets" / "0").exists() or mine.query.lastProgress is not None, "it began", 60
+        )
+        scene.write("g/a", b"new")
+        until(lambda: [v for batch in mine.batches for _, _, v in batch] == [b"new"], "the new one", 60)
+        scene.stream("g/b", b"first of b")
+        scene.stream("g/c", b"nobody asked for")
+        until(lambda: len([row for batch in mine.batches for row in batch]) == 2, "that of the new stream", 60)
+        assert [row[0] for batch in mine.batches for row in batch] == ["g/a", "g/b"]
+        until(
+            lambda: bool(mine.query.lastProgress and mine.query.lastProgress["sources"][0]["latestOffset"]), "told", 60
+        )
+    finally:
+        mine.query.stop()
+
+
+def test_the_query_is_a_consumer(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g", "replay off", "sync off")
+    scene.stream("g/s")
+    scene.stream("g/t")
+    mine = query(subscribe="g/s", consumer="report")
+    assert mine.now() == []
+    scene.write("g/t", b"not for it")
+    scene.write("g/s", b"1", b"2", b"3")  # kept for the query alone
+    row = scene.stats("g")["consumers"]["report"]
+    assert (row["over"], row["waiting"]) == ("s", 3)
+    assert mine.now() == [b"1", b"2", b"3"]
+    assert mine.now() == []
+    assert scene.stats("g")["consumers"]["report"]["waiting"] == 0
+    assert scene.stats("g")["streams"]["s"]["messages"] == 0
+
+
+def test_a_consumer_of_some_streams(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    for name in ("a", "b", "c"):
+        scene.stream(f"g/{name}", name.encode())
+    mine = query(subscribe="g/a,g/b", groupIdPrefix="mine")
+    mine.now()
+    scene.write("g/c", b"not waiting")
+    scene.write("g/b", b"waiting")
+    (name,) = scene.stats("g")["consumers"]
+    assert name.startswith("mine-")
+    mine.now()
+    assert scene.stats("g")["consumers"][name]["waiting"] == 0
+
+
+def test_the_server_restarts_in_the_middle(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g", "replay all")
+    scene.stream("g/s", *(b"%d" % n for n in range(100)))
+    mine = query(subscribe="g/s", maxOffsetsPerTrigger=10)
+    took = threading.Event()
+    take = mine._take
+
+    def slowly(frame: Any, number: int) -> None:
+        take(frame, number)
+        if number == 2:
+            took.set()
+            assert again.wait(60)
+
+    again = threading.Event()
+    mine._take = slowly  # type: ignore[method-assign]
+    mine.start(availableNow=True)
+    try:
+        assert took.wait(120)
+        scene.server.kill()
+        again.set()
+        scene.start()
+        assert mine.query.awaitTermination(120)
+        assert [v for batch in mine.batches for _, _, v in batch] == [b"%d" % n for n in range(100)]
+    finally:
+        again.set()
+        mine.query.stop()
+
+
+def test_a_server_that_stays_away(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/s", b"1")
+    mine = query(subscribe="g/s", retrySeconds="0.3")
+    assert mine.now() == [b"1"]
+    scene.server.stop()
+    with pytest.raises(Exception, match=r"no server answered at option address 'unix!.*' for 0.3 s"):
+        mine.now()
+    scene.start()
+    assert mine.now() == []
+
+
+def test_a_batch_is_repeated_as_it_was(query: Callable[..., Query], scene: Scene) -> None:
+    """The last commit file is gone, as after a kill: the same messages come again, whatever was written meanwhile."""
+    scene.group("g")
+    scene.stream("g/s", b"1", b"2")
+    mine = query(subscribe="g/s")
+    mine.now()
+    newest = max((mine.checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    scene.write("g/s", b"3")
+    mine.now()
+    assert [[v for _, _, v in batch] for batch in mine.batches] == [[b"1", b"2"], [b"1", b"2"], [b"3"]]
+
+
+def test_what_was_cut_meanwhile(query: Callable[..., Query], scene: Scene, tmp_path: Path) -> None:
+    scene.group("g", "replay all", "depth 5", "sync off")
+    scene.stream("g/s", b"0")
+    strict, lenient = query(subscribe="g/s"), query(subscribe="g/s", failOnDataLoss="false")
+    assert strict.now() == [b"0"]
+    scene.write("g/s", *(b"%d" % n for n in range(1, 20)))
+    with pytest.raises(
+        Exception, match="g/s does not keep its messages from sequence 2 to 15 any more; option failOnData"
+    ):
+        strict.now()
+    assert lenient.now() == [b"%d" % n for n in range(15, 20)]
+    assert lenient.now() == []
+
+
+def test_a_stream_vanishes(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"a")
+    scene.stream("g/b", b"b")
+    strict, lenient = query(subscribePattern="g/.*"), query(subscribePattern="g/.*", failOnDataLoss="false")
+    assert strict.now() == [b"a", b"b"]
+    scene.client.remove("g/b")
+    scene.write("g/a", b"a2")
+    with pytest.raises(
+        Exception, match="g/b, read up to sequence 3, is not there any more; option failOnDataLoss false"
+    ):
+        strict.now()
+    assert lenient.now() == [b"a2"]
+    assert lenient.position()["streams"] == {"g/a": 4, "g/b": 3}
+
+
+def test_another_store(query: Callable[..., Query], scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    scene.stream("g/s", b"1")
+    mine = query(subscribe="g/s")
+    mine.now()
+    (tmp_path / "second").mkdir()
+    second = Scene(tmp_path / "second")
+    try:
+        second.group("g")
+        second.stream("g/s", b"1", b"2")
+        mine.options["address"] = second.address
+        with pytest.raises(
+            Exception, match=r"this is a checkpoint of the store .*, but option address .* leads to the store"
+        ):
+            mine.now()
+    finally:
+        second.stop()
+
+
+def test_nonsense(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/s", b"1")
+    for options, text in (
+        ({"endingOffsets": "latest"}, "option endingOffsets is of batches"),
+        ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0'; a whole number, at least 1"),
+        ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger is 'much'; a number of bytes"),
+        ({"consumer": "a/b"}, "option consumer"),
+    ):
+        with pytest.raises(Exception, match=text):
+            query(subscribe="g/s", **options).now()
