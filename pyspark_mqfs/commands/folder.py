@@ -1,0 +1,81 @@
+"""A directory on whatever file system Spark reaches: what an archive keeps beside its Parquet files.
+
+Owns small files and names in it, through Hadoop's file system classes, so that hdfs and object stores do, too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Folder:
+    """A path and what is below it."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self._jvm: Any = spark._jvm  # type: ignore[attr-defined]
+        root = self._jvm.org.apache.hadoop.fs.Path(path)
+        self._fs = root.getFileSystem(spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+        self.path = str(self._fs.makeQualified(root).toString())
+
+    def _at(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.path}/{name}" if name else self.path)
+
+    def under(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def exists(self, name: str = "") -> bool:
+        return bool(self._fs.exists(self._at(name)))
+
+    def names(self, name: str = "") -> list[str]:
+        """What is in a directory; nothing where there is none."""
+        if not self.exists(name):
+            return []
+        return sorted(str(status.getPath().getName()) for status in self._fs.listStatus(self._at(name)))
+
+    def files(self, pattern: str) -> list[str]:
+        """The files below that a pattern of Hadoop's matches, from here."""
+        found = self._fs.globStatus(self._at(pattern)) or []
+        return sorted(str(status.getPath().toUri().getPath())[len(self._root) + 1 :] for status in found)
+
+    @property
+    def _root(self) -> str:
+        return str(self._at("").toUri().getPath())
+
+    def make(self, name: str) -> None:
+        self._fs.mkdirs(self._at(name))
+
+    def remove(self, name: str) -> None:
+        self._fs.delete(self._at(name), True)
+
+    def rename(self, old: str, new: str) -> None:
+        if not self._fs.rename(self._at(old), self._at(new)):
+            raise OSError(f"{self.under(old)} could not be renamed to {self.under(new)}")
+
+    def read_json(self, name: str) -> Any:
+        """What a file says; None where there is none."""
+        if not self.exists(name):
+            return None
+        stream = self._fs.open(self._at(name))
+        try:
+            return json.loads(bytes(stream.readAllBytes()))
+        finally:
+            stream.close()
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Written aside and renamed: there whole or not at all."""
+        aside = f"{name}.new"
+        stream = self._fs.create(self._at(aside), True)
+        try:
+            stream.write(bytearray(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"))
+        finally:
+            stream.close()
+        if self.exists(name):
+            self.remove(name)
+        self.rename(aside, name)
+
+
+__all__ = ["Folder"]

@@ -1,0 +1,79 @@
+"""The Spark session of a command, and how it is told from what went wrong in it.
+
+Owns the settings that every command needs; a master or a setting that the user names wins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mqfs.errors import BadConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",  # dates in an archive are the same wherever it is made
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",  # a stream called 007 stays that
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    "spark.sql.streaming.stopTimeout": "30s",
+}
+_OURS = re.compile(r"(?:OptionError|SinkError|MqfsError|pyspark_mqfs\.\S*?Error): (.*?)(?:\n|$)")
+
+
+class Failed(Exception):
+    """What a command cannot do, in one line."""
+
+
+@contextmanager
+def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSession]:
+    """A session that ends with the block. BadConfig where a setting is no KEY=VALUE."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise BadConfig("mqfs spark needs pyspark: pip install 'mqfs[spark]'") from None
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    log = Path(__file__).with_name("log4j2.properties")
+    builder = SparkSession.builder.appName(name).master(master)
+    wanted = {**SETTINGS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log}"}
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    for said in settings:
+        key, equals, value = said.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise BadConfig(f"--conf {said!r}; spark.KEY=VALUE is right")
+        wanted[key] = value
+    for key, value in wanted.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def explain(error: BaseException) -> str:
+    """One line of what Spark wraps in many: ours, where it is in there."""
+    text = str(error)
+    found = _OURS.findall(text)
+    if found:
+        return str(found[-1]).strip()
+    return text.strip().split("\n", 1)[0][:500]
+
+
+def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
+    """Streams as a DataFrame."""
+    return spark.read.format("mqfs").options(**options).load()
+
+
+__all__ = ["SETTINGS", "Failed", "explain", "read", "session"]

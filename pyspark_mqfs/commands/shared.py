@@ -1,0 +1,127 @@
+"""What the commands have in common: where messages come from, how far they are, columns that are worked out.
+
+Owns names and expressions; starts no query.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+from pyspark.sql import functions as F
+
+from pyspark_mqfs.commands.session import Failed
+from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.options import COMMON, Options
+from pyspark_mqfs.survey import Selection, Survey
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+ROOT = "."  # the root group in a path of partitions: no group is called so
+Tell = Callable[[str], None]
+
+
+@attrs.frozen
+class Source:
+    """Streams of a server."""
+
+    address: str
+    streams: tuple[str, ...] = ()
+    pattern: str = ""
+    user: str = ""
+    token: str = attrs.field(default="", repr=False)
+
+    def server(self) -> dict[str, str]:
+        """The options that say where."""
+        said = {"address": self.address, "user": self.user, "token": self.token}
+        return {name: value for name, value in said.items() if value}
+
+    def which(self) -> dict[str, str]:
+        if bool(self.streams) == bool(self.pattern):
+            raise Failed("name the streams as GROUP/STREAM, or say --pattern; one of both is right")
+        return {"subscribePattern": self.pattern} if self.pattern else {"subscribe": ",".join(self.streams)}
+
+    def options(self) -> dict[str, str]:
+        return {**self.server(), **self.which(), "includeHeaders": "true"}
+
+    def survey(self) -> Survey:
+        options = Options(self.options(), (*COMMON, "subscribe", "subscribePattern", "includeHeaders"), "a command")
+        selection = Selection.of(options)
+        with Server.of(options).link() as link:
+            return link.retried(selection.survey)
+
+
+def read(spark: SparkSession, source: Source, **more: str) -> DataFrame:
+    """What is there now."""
+    return spark.read.format("mqfs").options(**source.options(), **more).load()
+
+
+def follow(spark: SparkSession, source: Source, **more: str) -> DataFrame:
+    """What is there and comes."""
+    return spark.readStream.format("mqfs").options(**source.options(), startingOffsets="earliest", **more).load()
+
+
+def group_of(path: Column) -> Column:
+    found = F.regexp_extract(path, "^(.*)/[^/]*$", 1)
+    return F.when(found == "", F.lit(ROOT)).otherwise(found)
+
+
+def stream_of(path: Column) -> Column:
+    return F.regexp_extract(path, "([^/]*)$", 1)
+
+
+def path_of(group: Column, stream: Column) -> Column:
+    return F.when(group == ROOT, stream).otherwise(F.concat(group, F.lit("/"), stream))
+
+
+def quiet(text: str) -> None:
+    """Tells nobody."""
+
+
+def aloud(text: str) -> None:
+    """Tells a person at a terminal, in one line that is written over."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def finished() -> None:
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+
+
+def watch(query: StreamingQuery, tell: Tell, what: str, total: int) -> int:
+    """Until it ends; how many rows it has read. `total`: as many as are expected, 0 if that is not known."""
+    began = time.monotonic()
+    rows, last = 0, -1
+    while True:
+        ended = query.awaitTermination(0.5)  # type: ignore[arg-type]
+        for progress in query.recentProgress:
+            if progress["batchId"] > last and progress["numInputRows"]:
+                last = progress["batchId"]
+                rows += progress["numInputRows"]
+        speed = rows / max(time.monotonic() - began, 1e-9)
+        share = f" of {total:,} ({min(rows / total, 1):.0%})" if total else ""
+        tell(f"{what}: {rows:,}{share} messages, {speed:,.0f}/s")
+        if ended:
+            return rows
+
+
+__all__ = [
+    "ROOT",
+    "Source",
+    "Tell",
+    "aloud",
+    "finished",
+    "follow",
+    "group_of",
+    "path_of",
+    "quiet",
+    "read",
+    "stream_of",
+    "watch",
+]

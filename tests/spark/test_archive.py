@@ -1,0 +1,131 @@
+"""archive → replay → verify: the same messages, with their headers and times, however often each is repeated."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mqfs.commands import archive, replay, verify
+from pyspark_mqfs.commands.archive import Archive
+from pyspark_mqfs.commands.replay import Replay
+from pyspark_mqfs.commands.session import Failed
+from pyspark_mqfs.commands.shared import Source
+from pyspark_mqfs.commands.verify import Verify
+from tests.spark.conftest import Scene
+
+
+def rows(frame: Any) -> list[Any]:
+    return sorted(
+        (
+            row["topic"], row["offset"], row["timestamp"], bytes(row["value"]),
+            sorted((h["key"], bytes(h["value"])) for h in row["headers"] or []),
+        )
+        for row in frame.collect()
+    )  # fmt: skip
+
+
+def fill(scene: Scene) -> None:
+    scene.group("g")
+    scene.group("g/deep")
+    scene.stream("g/a", *(b"a%d" % n for n in range(200)))
+    scene.stream("g/007", b"\xff\0bytes")
+    scene.stream("g/deep/a%b=c", b"odd name")
+    scene.put("g", '{"stream":"a","priority":7,"headers":{"k":"v","ü":""}}', b"with headers")
+    scene.write("g/a", b"last")
+
+
+def everything(scene: Scene) -> Source:
+    return Source(scene.address, pattern="g/.*")
+
+
+def kept(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.parquet")}
+
+
+def test_there_and_back(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    fill(scene)
+    source, path = everything(scene), str(tmp_path / "archive")
+    assert archive.run(spark, Archive(source, path))["messages"] == 204
+    before = rows(spark.read.format("mqfs").options(**source.options()).load())
+    assert rows(archive.opened(spark, path)) == before
+    names = kept(tmp_path / "archive" / "messages")
+    assert {name.rsplit("/date=", 1)[0] for name in names} == {
+        "group=g/stream=a", "group=g/stream=007", "group=g%2Fdeep/stream=a%25b%3Dc"
+    }  # fmt: skip
+    # nothing new: nothing changes; something new: that alone
+    assert archive.run(spark, Archive(source, path))["messages"] == 0
+    assert kept(tmp_path / "archive" / "messages") == names
+    scene.write("g/a", b"more")
+    assert archive.run(spark, Archive(source, path))["messages"] == 1
+    # the last batch repeated, as after a kill before its end was noted
+    for file in (tmp_path / "archive/_mqfs/checkpoint/commits").glob("*1*"):
+        file.unlink()
+    archive.run(spark, Archive(source, path))
+    found = verify.run(spark, Verify(path, source))
+    assert found["sound"], found
+    assert (found["messages"], found["same"], found["not_archived_yet"]) == (205, 205, 0)
+    # it may be moved
+    moved = str(shutil.move(path, tmp_path / "moved"))
+    again = Replay(moved, Source(scene.address), into="back", rate=100)
+    assert replay.run(spark, again)["messages"] == 205
+    replay.run(spark, again)  # published once
+    back = Source(scene.address, pattern="back/.*")
+    found = verify.run(spark, Verify(moved, back, replayed=True, into="back"))
+    assert found["sound"], found
+    assert found["same"] == 205
+    there = replay.original(spark.read.format("mqfs").options(**back.options()).load())
+    assert [(topic.removeprefix("back/"), *rest) for topic, *rest in rows(there)] == rows(archive.opened(spark, moved))
+
+
+def test_what_verify_finds(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    scene.stream("g/a", *(b"a%d" % n for n in range(20)))
+    source, path = everything(scene), str(tmp_path / "archive")
+    archive.run(spark, Archive(source, path))
+    scene.write("g/a", b"not archived")
+    frame = archive.opened(spark, path).drop("topic").orderBy("offset").cache()
+    bad = frame.where("offset not in (3, 4)").selectExpr(
+        "offset", "if(offset = 7, timestamp - interval 1 day, timestamp) timestamp",
+        "if(offset = 9, cast('x' as binary), value) value", "headers", "crc", "group", "stream", "date",
+    )  # fmt: skip
+    worse = bad.union(bad.where("offset = 12")).localCheckpoint()
+    frame.unpersist()
+    worse.write.mode("overwrite").partitionBy("group", "stream", "date").parquet(f"{path}/messages")
+    found = verify.run(spark, Verify(path, source))
+    assert not found["sound"]
+    assert {name: found[name] for name in ("holes", "missing", "doubled", "clock", "checksum")} == {
+        "holes": 1, "missing": 2, "doubled": 1, "clock": 1, "checksum": 1
+    }  # fmt: skip
+    assert {name: found[name] for name in ("lost", "differs", "not_archived_yet")} == {
+        "lost": 2, "differs": 2, "not_archived_yet": 1
+    }  # fmt: skip
+    assert found["examples"]["checksum"] == ["g/a 9"]
+    assert sorted(found["examples"]["lost"]) == ["g/a 3", "g/a 4"]
+    alone = verify.run(spark, Verify(source=source))
+    assert (alone["sound"], alone["messages"], alone["holes"]) == (True, 21, 0)
+
+
+def test_what_is_refused(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    fill(scene)
+    source, path = everything(scene), str(tmp_path / "archive")
+    archive.run(spark, Archive(source, path))
+    with pytest.raises(Failed, match=r"is an archive of streams g/\.\*, not of g/a"):
+        archive.run(spark, Archive(Source(scene.address, ("g/a",)), path))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(Failed, match="is no archive and not empty"):
+        archive.run(spark, Archive(source, str(tmp_path / "other")))
+    with pytest.raises(Failed, match="is no archive"):
+        replay.run(spark, Replay(str(tmp_path / "other"), Source(scene.address)))
+    replay.run(spark, Replay(path, Source(scene.address), into="x", streams=("g/007",), name="mine"))
+    with pytest.raises(Failed, match="another --id is right"):
+        replay.run(spark, Replay(path, Source(scene.address), into="y", streams=("g/007",), name="mine"))
+    scene.stop()
+    shutil.rmtree(scene.store)
+    scene.start()
+    scene.group("g")
+    with pytest.raises(Failed, match="is an archive of store"):
+        archive.run(spark, Archive(source, path))
