@@ -19,12 +19,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
+from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.config import Options, name_space, service_address
 from mqfs.engine.ctl import parse_settings
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, MqfsError
-from mqfs.ninep import dial, people
+from mqfs.ninep import dial, people, tokens
 from mqfs.ninep import server as ninep
 from mqfs.ring import MISSING
 from mqfs.rings import door
@@ -33,6 +34,7 @@ from mqfs.sockets import SocketFile
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.types import Store, User
+from mqfs.waiting import settle
 
 log = logging.getLogger("mqfs")
 LEAST_WAIT_S = 0.001  # between two looks at what is due
@@ -128,6 +130,7 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.tokens = None if options.token_file is None else tokens.read_file(options.token_file)
         self.stopping = trio.Event()
         self.doors: list[SocketFile] = []
         self.refused: MqfsError | OSError | None = None  # why it could not start
@@ -225,7 +228,8 @@ class Server:
             await self.stopping.wait()
             notify("STOPPING=1")
             await visits.stop()
-            rings.close()
+            with trio.move_on_after(limits.SHUTDOWN_S):
+                await settle(rings.close())
             tree.close()
             for end in reversed(ends):
                 await end()
@@ -236,7 +240,8 @@ class Server:
     ) -> None:
         """Serve the sockets, mount, or speak on standard input and output; `ends` gets what ends each."""
         options = self.options
-        nine = ninep.Server(tree, tcp_user=options.tcp_user, trace=sys.stderr if options.trace else None)
+        trace = sys.stderr if options.trace else None
+        nine = ninep.Server(tree, tcp_user=options.tcp_user, tokens=self.tokens, trace=trace)
         for listener in listeners:
             nine.add(listener)
             log.info("9P at %s", listener.address)

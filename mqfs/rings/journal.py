@@ -251,7 +251,7 @@ class Journal:
         if self._own and there is not None:
             there.at += len(self._own)
             self._done_with_range()
-            self._commit()
+            self.commit()
         self._own = range(0)
         if self.spoilt:
             self.retire(f"nonsense was found in it: {self.spoilt}")
@@ -269,13 +269,16 @@ class Journal:
         before = self.inner.next
         self._take(None, most_bytes)
         if self.inner.next != before:
-            self._commit()
+            self.commit()
         if self.spoilt:
             self.retire(f"nonsense was found in it: {self.spoilt}")
         if self.inner.failed is not None and not self.why:
             self.retire(f"the disk failed: {self.inner.failed}")
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
+        """Have what was taken committed as `sync` says, and tell who waits for that."""
+        if self.ended:
+            return
         sync, last = self.group.settings.sync, self.inner.next - 1
         if sync == SYNC_ALWAYS and self.group.durable:
             self.inner.sync(lambda error: self._committed(last, error))

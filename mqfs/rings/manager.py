@@ -20,7 +20,7 @@ from mqfs.engine.permission import R, W, X, require
 from mqfs.engine.tree import Tree
 from mqfs.rings.journal import Journal
 from mqfs.rings.keeper import KeeperLink
-from mqfs.types import Log, Store, User
+from mqfs.types import Log, Step, Store, User, Wait
 
 if TYPE_CHECKING:
     from mqfs.ring import Ring
@@ -152,6 +152,7 @@ class Rings:
         self._ending: dict[Journal, _Own] = {}
         self._generations: dict[int, int] = {}
         self._spoilt: dict[int, list[float]] = {}
+        self._closing: Wait[None] | None = None
         self._keeper = KeeperLink(store.path) if store.path else None
         self._held = self._take_over()
 
@@ -185,6 +186,7 @@ class Rings:
         own = self._begin(group, held)
         log.info("the ring of group %d goes on", group.number)
         own.journal.pump()
+        own.journal.commit()  # the server before may have taken more than it told
         if not own.journal.ended and held.retired:
             own.journal.retire("the server before had begun to")
 
@@ -292,6 +294,8 @@ class Rings:
             own.follower.stop()
         self._drop(journal.group.number, journal.ring.generation)
         journal.let_go()
+        if self._closing is not None and not self._closing.settled and not self._is_committing():
+            self._closing.settle(None)
 
     def _drop(self, number: int, generation: int) -> None:
         if self._keeper is not None:
@@ -304,7 +308,7 @@ class Rings:
         now = time.monotonic()
         if self._keeper is not None:
             self._keeper.look()
-        for own in [*self._rings.values(), *self._ending.values()]:
+        for own in self._all():
             try:
                 own.journal.tick()
             except errors.MqfsError as error:
@@ -312,14 +316,24 @@ class Rings:
             if not own.attached and not own.journal.why and now - own.alone_since >= limits.RING_IDLE_S:
                 own.journal.retire("nobody is attached")
 
-    def close(self) -> None:
-        """What was published is in the log. Where that has no room the keeper goes on holding the ring."""
-        for own in [*self._rings.values(), *self._ending.values()]:
+    def close(self) -> Step[None]:
+        """What was published is in the log. Where that has no room the keeper goes on holding the ring. The step comes
+        when who waits for a commit was told of it."""
+        for own in self._all():
             own.journal.retire("the server stops")
-        left = [own for own in [*self._rings.values(), *self._ending.values()] if not own.journal.ended]
-        if self._keeper is not None and not left:
+        if self._keeper is not None and all(own.journal.ended for own in self._all()):
             self._keeper.quit()
             self._keeper = None
+        if not self._is_committing():
+            return None
+        self._closing = Wait(lambda _: True)
+        return self._closing
+
+    def _all(self) -> list[_Own]:
+        return [*self._rings.values(), *self._ending.values()]
+
+    def _is_committing(self) -> bool:
+        return any(own.journal.ended for own in self._all())
 
 
 def _first_untaken(held: Ring) -> int:
