@@ -30,6 +30,7 @@ def command() -> None:
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of that name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="What new groups start with. Repeatable.")
 @click.option("--tcp-user", metavar="NAME", help="On whose behalf TCP clients act (nobody).")
+@click.option("--token-file", metavar="FILE", help="Who TCP clients with a token are: lines of USER SECRET.")
 @click.option("--insecure/--no-insecure", default=None, help="Listen beyond loopback, without encryption.")
 @click.option("--allow-other/--no-allow-other", default=None, help="Let other users use the mount (as root: yes).")
 @click.option("-D", "--trace/--no-trace", default=None, help="Print every 9P message on standard error.")

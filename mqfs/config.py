@@ -27,6 +27,7 @@ class Options:
     service: str | None = None  # -s: 9P on a unix socket of that name in the name space directory
     default: tuple[str, ...] = ()
     tcp_user: str = "nobody"
+    token_file: str | None = None
     insecure: bool = False
     allow_other: bool | None = None  # None: as root yes, else no
     trace: bool = False
@@ -34,7 +35,7 @@ class Options:
 
 _LISTS = ("listen", "default")
 _FLAGS = ("insecure", "allow-other", "trace")
-_TEXTS = ("store", "mount", "service", "tcp-user")
+_TEXTS = ("store", "mount", "service", "tcp-user", "token-file")
 KEYS = (*_TEXTS, *_LISTS, *_FLAGS)
 
 

@@ -76,6 +76,10 @@ LISTED = 2_097_152  # names that the open directories of one connection hold: tw
 WALK_NAMES = 16  # the protocol's own bound
 REPLY_BYTES = 4 << 20  # replies of one connection not yet taken by its client; above it it is not read
 
+TOKEN_BYTES = 1_024  # of a secret; most are under a hundred
+TOKEN_LEAST_BYTES = 16  # of a secret: shorter ones can be guessed
+TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them
+
 # FUSE
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
 LOCKS = 65_536  # flock and POSIX locks of the whole mount

@@ -14,7 +14,7 @@ from typing import TypeVar
 import attrs
 
 from mqfs import limits
-from mqfs.errors import BadAddress, Disconnected
+from mqfs.errors import BadAddress, Denied, Disconnected
 from mqfs.ninep import blocking, dial
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs.options import OptionError, Options, bad
@@ -74,10 +74,17 @@ class Link:
             server = self.server
             try:
                 self._client = blocking.connect(
-                    server.address, user=server.user, msize=server.msize, timeout=max(server.retry_s, 1.0)
+                    server.address,
+                    user=server.user,
+                    msize=server.msize,
+                    timeout=max(server.retry_s, 1.0),
+                    token=server.token,
                 )
             except BadAddress as error:  # nobody answers there, now
                 raise Disconnected(str(error)) from None
+            except Denied as error:
+                what = "token" if server.token else "user"
+                raise OptionError(f"option {what} was refused by the server at {server.address!r}: {error}") from None
         return self._client
 
     def close(self) -> None:

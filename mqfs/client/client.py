@@ -25,14 +25,15 @@ def connect(
     aname: str = "",
     timeout: float | None = 10.0,
     reconnect: bool | float = True,
+    token: str = "",
 ) -> Client:
     """A client of the server at an address, `unix!PATH` or `tcp!HOST!PORT`.
 
     `transport`: "9p"; "ring": messages go through shared memory with a server on this machine, and where a group's
     cannot the error says why; "auto": they do where they can. `aname`: the group that is to be the root. `timeout`:
     seconds, of connecting. `reconnect`: whether a connection that was lost is made anew by the next call, and
-    subscriptions and consumers wait for the server and go on (a number: so many seconds at most). Raises BadAddress
-    where nobody answers.
+    subscriptions and consumers wait for the server and go on (a number: so many seconds at most). `token`: over TCP,
+    the secret that says who this is. Raises BadAddress where nobody answers.
     """
     if transport not in TRANSPORTS:
         raise BadRequest(f"transport {transport!r}; one of {', '.join(TRANSPORTS)} is right")
@@ -47,7 +48,7 @@ def connect(
             raise Unsupported(f"transport 'ring': {reason}; 'auto' and '9p' are right")
     from mqfs.client.nine import Nine
 
-    link = Nine(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
+    link = Nine(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False, token=token)
     return Client(link, reconnect)
 
 

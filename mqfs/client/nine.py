@@ -49,9 +49,11 @@ class _Slot:
 class Connection:
     """One attached connection."""
 
-    def __init__(self, address: str, user: str, aname: str, timeout: float | None) -> None:
+    def __init__(self, address: str, user: str, aname: str, timeout: float | None, token: str = "") -> None:
         self.where = address
-        self._client = blocking.connect(address, user=user, aname=aname, msize=limits.MSIZE_MOST, timeout=timeout)
+        self._client = blocking.connect(
+            address, user=user, aname=aname, msize=limits.MSIZE_MOST, timeout=timeout, token=token
+        )
         self._socket, self.caller = self._client.socket, self._client.caller
         self.lost = ""  # why
         self.dropped: list[int] = []  # fids of files that were forgotten, to be let go with the next call
@@ -309,10 +311,17 @@ class Nine:
     can_be_lost = True
 
     def __init__(
-        self, address: str, *, user: str = "", aname: str = "", timeout: float | None = None, reconnect: bool = True
+        self,
+        address: str,
+        *,
+        user: str = "",
+        aname: str = "",
+        timeout: float | None = None,
+        reconnect: bool = True,
+        token: str = "",
     ) -> None:
         self.where = address
-        self._options: Any = (user, aname, timeout)
+        self._options: Any = (user, aname, timeout, token)
         self._reconnect, self._closed = reconnect, False
         self._dialling = threading.Lock()
         self._now = Connection(address, *self._options)

@@ -44,8 +44,10 @@ def connect(
     dialect: Dialect = Dialect.PLAIN,
     msize: int = limits.MSIZE_DEFAULT,
     timeout: float | None = None,
+    token: str = "",
 ) -> Client:
-    """A client attached to the tree at an address. `timeout` is for connecting only."""
+    """A client attached to the tree at an address. `timeout` is for connecting only. `token`: says over TCP who this
+    is; over a unix socket the system does."""
     where = dial.parse(address) if isinstance(address, str) else address
     try:
         sock = _dialled(where, timeout)
@@ -53,7 +55,7 @@ def connect(
         raise dial.explain(where, error) from None
     client = Client(sock, Caller(dialect, msize))
     try:
-        client.do(client.caller.connect(user, aname))
+        client.do(client.caller.connect(user, aname, "" if isinstance(where, Unix) else token))
     except BaseException:
         client.close()
         raise

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import attrs
 
 from mqfs import limits
-from mqfs.errors import BadFrame, BadRequest, MqfsError, NotFound, OverLimit, TooLong, Unsupported
+from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, TooLong, Unsupported
 from mqfs.ninep import messages as m
 from mqfs.ninep import people
 from mqfs.ninep.dialect import Dialect, raised
@@ -152,17 +152,35 @@ class Caller:
 
     # ------------------------------------------------------------ procedures: the beginning
 
-    def connect(self, user: str, aname: str = "") -> Procedure[None]:
-        """Agree on version and size, and attach."""
+    def connect(self, user: str, aname: str = "", token: str = "") -> Procedure[None]:
+        """Agree on version and size, and attach: as the user that the token is for, if there is one."""
         agreed = yield m.Tversion(NOTAG, self.msize, self.dialect.version)
         if agreed.version != self.dialect.version:
             raise Unsupported(f"the server speaks {agreed.version}, not {self.dialect.version}")
         if not limits.MSIZE_LEAST <= agreed.msize <= self.msize:
             raise BadRequest(f"the server offers msize {agreed.msize}")
         self.msize = self._framer.msize = agreed.msize
+        if token:
+            yield from self._attach_by_token(user, aname, token)
+            return
         uid = people.user_number(user) if user else os.geteuid()
         name = user or people.user_name(os.geteuid())
         yield m.Tattach(0, self.root, NOFID, name, aname, NONUNAME if uid is None else uid)
+
+    def _attach_by_token(self, user: str, aname: str, token: str) -> Procedure[None]:
+        """Without a user it is the token that says who this is."""
+        uid = people.user_number(user) if user else None
+        number = NONUNAME if uid is None else uid
+        afid = self.fid()
+        try:
+            yield m.Tauth(0, afid, user, aname, number)
+        except MqfsError as error:
+            raise Denied(
+                f"the server takes no tokens ({error}); without one, or with --token-file there, is right"
+            ) from None
+        yield m.Twrite(0, afid, 0, token.encode())
+        yield m.Tattach(0, self.root, afid, user, aname, number)
+        yield from self.clunk(afid)
 
     def walk(self, path: str) -> Procedure[int]:
         """A new fid for what is at a path from the root."""

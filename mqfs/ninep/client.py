@@ -36,8 +36,9 @@ async def connect(
     aname: str = "",
     dialect: Dialect = Dialect.PLAIN,
     msize: int = limits.MSIZE_DEFAULT,
+    token: str = "",
 ) -> AsyncIterator[Client]:
-    """A client attached to the tree at an address, for as long as the block lasts."""
+    """A client attached to the tree at an address, for as long as the block lasts. `token`: see blocking.py."""
     where = dial.parse(address) if isinstance(address, str) else address
     try:
         stream = await _dialled(where)
@@ -48,7 +49,7 @@ async def connect(
             client = Client(stream, Caller(dialect, msize))
             nursery.start_soon(client.send_forever)
             nursery.start_soon(client.receive_forever)
-            await client.do(client.caller.connect(user, aname))
+            await client.do(client.caller.connect(user, aname, "" if isinstance(where, Unix) else token))
             yield client
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:

@@ -18,12 +18,14 @@ from mqfs.ninep import people
 from mqfs.ninep.fids import Fid, stat
 from mqfs.ninep.messages import NOFID, Fcall
 from mqfs.ninep.pending import Later, both, later
+from mqfs.ninep.tokens import Proof
 from mqfs.ninep.wire import IO_OVERHEAD
-from mqfs.types import QTDIR, Qid, Step
+from mqfs.types import QTDIR, Qid, Step, User
 
 if TYPE_CHECKING:
     from mqfs.ninep.session import Session
 
+QTAUTH = 0x08
 OEXEC, ORDONLY_BITS = 3, 3
 OTRUNC, OCEXEC, ORCLOSE = 0x10, 0x20, 0x40
 OAPPEND = 0x80  # Linux in 9P2000.u; every write appends here
@@ -37,14 +39,29 @@ FILLS = (",v9fs", "!v9fs")  # behind the aname (mount(8) lets no comma through):
 
 
 def auth(session: Session, request: m.Tauth) -> Fcall:
-    raise NoAuthentication
+    """Over TCP, where the server has tokens: the fid to which one is written."""
+    tokens = session.peer.tokens
+    if tokens is None:
+        raise NoAuthentication
+    session.check_new(request.afid)
+    session.proofs[request.afid] = Proof(tokens, request.uname, request.n_uname)
+    return m.Rauth(request.tag, Qid(QTAUTH, 0, 0))
+
+
+def _attached(session: Session, request: m.Tattach) -> User:
+    """The user of an attach: who the token says, or the socket."""
+    if request.afid == NOFID:
+        return session.peer.attach(request.uname, request.n_uname)
+    proof = session.proofs.get(request.afid)
+    if proof is None:
+        more = ": no authentication is required" if session.peer.tokens is None else "; Tauth makes one"
+        raise BadFid(f"afid {request.afid} is not known{more}")
+    return people.user(proof.user(request.uname, request.n_uname), session.peer.where)
 
 
 def attach(session: Session, request: m.Tattach) -> Fcall:
-    if request.afid != NOFID:
-        raise BadFid(f"afid {request.afid} is not known: no authentication is required")
     session.check_new(request.fid)
-    user = session.peer.attach(request.uname, request.n_uname)
+    user = _attached(session, request)
     path = request.aname
     for mark in FILLS:
         path = path.removesuffix(mark)
@@ -164,6 +181,8 @@ def become(
 
 
 def clunk(session: Session, request: m.Tclunk) -> Fcall:
+    if session.proofs.pop(request.fid, None) is not None:
+        return m.Rclunk(request.tag)
     session.clunk(session.fid(request.fid))
     return m.Rclunk(request.tag)
 

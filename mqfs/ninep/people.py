@@ -1,7 +1,7 @@
 """Who acts: the names and numbers of users and groups, and on whose behalf a connection may attach.
 
 Owns a small cache of the system's names for numbers, and the rule of Identity in mqfs(4): over a unix socket a client
-is who the socket says; over TCP everybody is one configured user.
+is who the socket says; over TCP everybody without a token is one configured user.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import os
 import pwd
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from mqfs.errors import BadRequest, Denied
 from mqfs.ninep.messages import NONUNAME
 from mqfs.types import User
+
+if TYPE_CHECKING:
+    from mqfs.ninep.tokens import Tokens
 
 NOBODY = 65_534
 
@@ -80,9 +84,18 @@ def user(uid: int, where: str, *, gid: int | None = None, pid: int = 0) -> User:
 class Peer:
     """Who is at the other end of one connection."""
 
-    def __init__(self, where: str, uid: int, gid: int | None = None, pid: int = 0, *, fixed: bool = False) -> None:
-        """`fixed`: whatever a client says, it acts as `uid` (TCP)."""
-        self.where, self.uid, self.gid, self.pid, self.fixed = where, uid, gid, pid, fixed
+    def __init__(
+        self,
+        where: str,
+        uid: int,
+        gid: int | None = None,
+        pid: int = 0,
+        *,
+        fixed: bool = False,
+        tokens: Tokens | None = None,
+    ) -> None:
+        """`fixed`: whatever a client says, it acts as `uid` (TCP), but for one with a token."""
+        self.where, self.uid, self.gid, self.pid, self.fixed, self.tokens = where, uid, gid, pid, fixed, tokens
 
     def attach(self, uname: str, n_uname: int) -> User:
         """The user of an attach; Denied if this peer may not act as that one."""

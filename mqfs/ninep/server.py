@@ -25,6 +25,7 @@ from mqfs.ninep import dial, people
 from mqfs.ninep.dial import Dial, Tcp, Unix
 from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
+from mqfs.ninep.tokens import Tokens
 from mqfs.sockets import BACKLOG, SocketFile
 from mqfs.sockets import peer as peer_of
 
@@ -254,7 +255,9 @@ class Server:
     `add` what `listen` returned, then `run`; `stop` ends it after the tree was closed (which answers what waits).
     """
 
-    def __init__(self, tree: Tree, *, tcp_user: str = "nobody", trace: TextIO | None = None) -> None:
+    def __init__(
+        self, tree: Tree, *, tcp_user: str = "nobody", tokens: Tokens | None = None, trace: TextIO | None = None
+    ) -> None:
         uid = people.user_number(tcp_user)
         if uid is None:
             raise BadAddress(f"no user is called {tcp_user!r}, as whom clients over TCP would act")
@@ -264,7 +267,7 @@ class Server:
         self.inside = 0  # a batch is being performed: what it wakes is flushed at its end
         self.batches = 0
         self.nursery: trio.Nursery
-        self._tcp_uid, self._trace = uid, trace
+        self._tcp_uid, self._tokens, self._trace = uid, tokens, trace
         self._woken: list[Connection] = []
         self._woken_event = trio.Event()
         self._numbers = itertools.count(1)
@@ -381,7 +384,7 @@ class Server:
         if isinstance(address, Tcp):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone lets go in the end
-            return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True)
+            return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True, tokens=self._tokens)
         pid, uid, gid = peer_of(sock)
         return Peer(f"9p unix {number}", uid, gid, pid)
 

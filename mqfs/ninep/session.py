@@ -37,6 +37,7 @@ from mqfs.ninep.messages import Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, 
 from mqfs.ninep.notation import show
 from mqfs.ninep.pending import Later, Pending
 from mqfs.ninep.people import Peer
+from mqfs.ninep.tokens import Proof
 from mqfs.ninep.wire import (
     IO_OVERHEAD,
     R_READ,
@@ -83,6 +84,7 @@ class Session:
         self.v9fs = False  # attached as Linux v9fs says it is, in so many words
         self.msize = limits.MSIZE_LEAST
         self.fids: dict[int, Fid] = {}
+        self.proofs: dict[int, Proof] = {}  # the fids of Tauth
         self._wake, self._trace = wake, trace
         self._framer = Framer(self.msize)
         self._pending: dict[int, Pending] = {}  # by tag; a flush that waits is there too, as what it waits for
@@ -267,6 +269,9 @@ class Session:
             raise BadFrame("Tread before Tversion")
         if tag in self._pending:
             raise BadRequest(f"tag {tag} is in use")
+        if number in self.proofs:
+            self._reply(Rread(tag, b""))  # there is nothing to be told
+            return
         fid = self.fid(number)
         if fid.listing is not None and not self.dialect.linux:
             most = min(count, self.msize - READ_OVERHEAD)
@@ -316,6 +321,10 @@ class Session:
         try:
             if tag in self._pending:
                 raise BadRequest(f"tag {tag} is in use")
+            if fid is None and number in self.proofs:
+                proof = bytes(memoryview(buffer)[begin : begin + length])
+                self._put(RWRITE.pack(RWRITE.size, R_WRITE, tag, self.proofs[number].write(proof)))
+                return
             if fid is None or fid.writer is None:
                 raise BadFid(f"fid {number} is not open for writing")
             if length > self.msize - IO_OVERHEAD:
@@ -402,9 +411,9 @@ class Session:
 
     def check_new(self, number: int) -> None:
         """May this number become a fid?"""
-        if number in self.fids:
+        if number in self.fids or number in self.proofs:
             raise BadFid(f"fid {number} is in use")
-        if len(self.fids) >= limits.FIDS:
+        if len(self.fids) + len(self.proofs) >= limits.FIDS:
             raise OverLimit(f"{limits.FIDS} fids of this connection are in use")
 
     def clunk(self, fid: Fid) -> None:
@@ -434,7 +443,7 @@ class Session:
         for one in pending.values():
             one.wait.cancel()
         self._ready.clear()
-        fids, self.fids = self.fids, {}
+        fids, self.fids, self.proofs = self.fids, {}, {}
         for fid in fids.values():
             try:
                 self._close(fid)

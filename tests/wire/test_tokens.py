@@ -1,0 +1,110 @@
+"""Tauth over TCP: a secret written to its fid says who a client is; a plain dialogue, and the real server's socket."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import mqfs
+from mqfs.errors import BadConfig, Denied
+from mqfs.ninep import blocking, tokens
+from mqfs.ninep.people import Peer
+from mqfs.ninep.session import Session
+from tests.ninep.support import make_tree
+from tests.server.process import mqfs as run
+from tests.server.process import serving
+from tests.wire.test_dialogues import Dialogue, InMemory
+
+SECRET, OTHER = "a-secret-of-one-person", "0123456789abcdef"
+
+
+def token_file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    path = folder / "tokens"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize("by_byte", [False, True], ids=["whole", "byte by byte"])
+def test_the_dialogue(tmp_path: Path, by_byte: bool) -> None:
+    known = tokens.read_file(
+        str(token_file(tmp_path, f"1001 {SECRET}\n# a comment\n\n1002\t{OTHER}\n1002 {OTHER}-new\n"))
+    )
+    tree = make_tree()
+    sessions: list[Session] = []
+
+    def connect() -> InMemory:
+        sessions.append(Session(tree, Peer("test", 65_534, fixed=True, tokens=known), lambda: None))
+        return InMemory(sessions[-1], by_byte)
+
+    Dialogue(Path(__file__).parent / "tokens" / "tcp.txt").run(connect)
+    for session in sessions:
+        session.close()
+        assert not session.proofs
+
+
+def test_over_tcp(tmp_path: Path) -> None:
+    me = str(os.geteuid())
+    path = token_file(tmp_path, f"{me} {SECRET}\n1001 {OTHER}\n")
+    options = ("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--tcp-user", "nobody")
+    with serving(*options, cwd=tmp_path) as server:
+        found = re.search(r"9P at (tcp!\S+)", server.text())
+        assert found is not None
+        with blocking.connect(found[1], token=SECRET) as client:
+            client.mkdir("g")
+            client.create("g/s").close()
+            client.chmod("g/s", 0o600)
+        with blocking.connect(found[1]) as client, pytest.raises(Denied):
+            client.open("g/s", "w")
+        with mqfs.connect(found[1], token=SECRET + "\n", user=me) as library:
+            library.group("g").publish("s", b"mine")
+        for token, user in (("nonsense-nonsense", ""), (OTHER, me), ("", "")):
+            if token:
+                with pytest.raises(Denied, match="the token is not one of this server's"):
+                    blocking.connect(found[1], token=token, user=user)
+        assert SECRET not in server.text()
+
+
+def test_a_server_without_tokens(tmp_path: Path) -> None:
+    with serving("--listen", "tcp!127.0.0.1!0", "--tcp-user", "nobody", cwd=tmp_path) as server:
+        found = re.search(r"9P at (tcp!\S+)", server.text())
+        assert found is not None
+        with pytest.raises(Denied, match="the server takes no tokens"):
+            blocking.connect(found[1], token=SECRET)
+
+
+def test_over_a_unix_socket_the_system_says_who_it_is(tmp_path: Path) -> None:
+    address = f"unix!{tmp_path}/9p"
+    with serving("--listen", address, cwd=tmp_path), blocking.connect(address, token="whatever this is") as client:
+        client.mkdir("g")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        (f"1001 {SECRET}\n", 0o640, "is open to others; chmod 600"),
+        ("1001 short\n", 0o600, "line 1: a line is USER SECRET, the secret at least 16 bytes without blanks"),
+        (f"\n1001 {SECRET} more\n", 0o600, "line 2: a line is USER SECRET"),
+        (f"no-such-user {SECRET}\n", 0o600, "line 1: no user is called 'no-such-user'"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, text: str, mode: int, why: str) -> None:
+    path = token_file(tmp_path, text, mode)
+    with pytest.raises(BadConfig) as caught:
+        tokens.read_file(str(path))
+    assert why in str(caught.value)
+    done = run("serve", "--token-file", str(path), "--listen", f"unix!{tmp_path}/9p", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert why in done.stderr
+    assert SECRET not in done.stderr
+
+
+def test_no_file(tmp_path: Path) -> None:
+    done = run("serve", "--token-file", "nowhere", "--listen", f"unix!{tmp_path}/9p", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "mqfs: bad configuration: --token-file nowhere: No such file or directory; a file that can be read is right\n"
+    )
