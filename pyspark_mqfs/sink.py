@@ -90,8 +90,9 @@ class Staging:
         return part
 
     def _end(self, group: str) -> None:
-        part = self._open.pop(group)
+        part = self._open[group]
         part.close()
+        del self._open[group]
         self._full.append(Part(group, part.name, part.messages, part.room))
 
     def _make_streams(self, group: str, streams: Iterable[str]) -> None:

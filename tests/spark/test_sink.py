@@ -1,0 +1,290 @@
+"""The sink: every row once, whatever fails; a batch is seen whole; what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from mqfs import limits
+from mqfs.errors import MqfsError
+from mqfs.ninep import blocking
+from pyspark_mqfs import sink, writer
+from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.options import OptionError, Options
+from pyspark_mqfs.sink import SinkError
+from pyspark_mqfs.writer import Sink
+from tests.spark.conftest import Scene
+
+VALUE = StructType([StructField("value", StringType())])
+
+
+def write(frame: Any, scene: Scene, **options: Any) -> None:
+    frame.write.format("mqfs").options(address=scene.address, **options).mode("append").save()
+
+
+def read(spark: Any, scene: Scene, path: str) -> list[str]:
+    """The bodies of a stream, in order."""
+    frame = spark.read.format("mqfs").options(address=scene.address, subscribe=path).load()
+    return [bytes(row["value"]).decode() for row in frame.select("offset", "value").orderBy("offset").collect()]
+
+
+def parts(scene: Scene, group: str) -> list[str]:
+    return [name for name in scene.client.list(f"{group}/.txn") if name != "ctl"]
+
+
+def numbers(spark: Any, count: int, slices: int = 2) -> Any:
+    return spark.range(0, count, 1, slices).selectExpr("cast(id as string) value")
+
+
+def test_columns(spark: Any, scene: Scene) -> None:
+    scene.group("g")
+    scene.group("h")
+    scene.ctl("", "replay all")
+    frame = spark.createDataFrame(
+        [
+            (b"one", "k1", "g/a", [("x", b"1"), ("sender", b"0")]),
+            (b"two", None, "h/b", None),
+            (b"three", None, "root", []),
+            (b"four", None, "g/c", [("\u00fc", b"")]),
+        ],
+        "value binary, key string, topic string, headers array<struct<key:string,value:binary>>",
+    ).coalesce(1)
+    write(frame, scene)
+    found = (
+        spark.read.format("mqfs").options(address=scene.address, subscribePattern=".*", includeHeaders="true").load()
+    )
+    rows = {
+        row["topic"]: (bytes(row["value"]), sorted((h["key"], bytes(h["value"])) for h in row["headers"] or []))
+        for row in found.collect()
+    }
+    sender = ("sender", dict(rows["g/a"][1])["sender"])
+    assert rows == {
+        "g/a": (b"one", [("key", b"k1"), sender, ("x", b"1")]),
+        "h/b": (b"two", []),
+        "root": (b"three", []),
+        "g/c": (b"four", [sender, ("\u00fc", b"")]),
+    }
+    write(numbers(spark, 1000, 4), scene, topic="g/all")
+    assert read(spark, scene, "g/all") == [str(n) for n in range(1000)]  # in the order of the partitions
+    assert parts(scene, "g") == parts(scene, "h") == []
+
+
+def test_a_batch_with_a_name_is_written_once(spark: Any, scene: Scene) -> None:
+    scene.group("g")
+    for version in (0, 0, 1, 0):
+        write(numbers(spark, 10), scene, topic="g/a", txnAppId="nightly", txnVersion=version)
+    assert read(spark, scene, "g/a") == [str(n) for n in range(10)] * 2
+
+
+def test_a_task_that_is_tried_again(spark: Any, scene: Scene) -> None:
+    """The first attempt stages rows, and fails."""
+    scene.group("g")
+
+    def fail_once(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        yield from batches
+        if TaskContext.get().attemptNumber() == 0:  # type: ignore[union-attr]
+            raise RuntimeError("the first attempt fails")
+
+    frame = numbers(spark, 30_000).mapInArrow(fail_once, "value string")
+    write(frame, scene, topic="g/a")
+    assert read(spark, scene, "g/a") == [str(n) for n in range(30_000)]
+    assert parts(scene, "g") == []
+
+
+def into(scene: Scene, **more: str) -> Sink:
+    return Sink.of(Options({"address": scene.address, "topic": "g/a", **more}, writer.WRITE, "a test"), VALUE, False)
+
+
+def rows(*values: str) -> Any:
+    return iter([pa.record_batch({"value": list(values)})])
+
+
+def test_an_attempt_that_nobody_wants(spark: Any, scene: Scene) -> None:
+    """Of two that stage the same rows, as with speculation, one is committed; the other is dropped with it."""
+    scene.group("g")
+    mine = into(scene)
+    lost, wanted = (mine.stage("q", "spark-q-0-", rows("1", "2")) for _ in range(2))
+    assert len(parts(scene, "g")) == 2
+    decision = sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=False)
+    sink.commit(mine.server, decision, wanted.parts)
+    assert parts(scene, "g") == []
+    sink.commit(mine.server, decision, lost.parts)  # a driver that does not know of it
+    sink.drop(mine.server, lost.parts)
+    assert read(spark, scene, "g/a") == ["1", "2"]
+
+
+def test_an_attempt_that_fails_leaves_nothing(scene: Scene) -> None:
+    scene.group("g")
+    with pytest.raises(OptionError, match="column value of a row for g/a has 0 bytes"):
+        into(scene).stage("q", "spark-q-0-", iter([*rows("1"), *rows("2", "")]))
+    assert parts(scene, "g") == []
+
+
+def test_a_server_that_starts_anew_before_the_commit(spark: Any, scene: Scene) -> None:
+    scene.group("g")
+    mine = into(scene)
+    staged = mine.stage("q", "spark-q-0-", rows("1"))
+    scene.stop()
+    scene.start()
+    decision = sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=False)
+    with pytest.raises(SinkError, match=r"spark-q.1: what was staged in group 'g' is gone .* repeat the batch"):
+        sink.commit(mine.server, decision, staged.parts)
+    again = mine.stage("q", "spark-q-0-", rows("1"))
+    sink.commit(mine.server, decision, again.parts)
+    scene.stop()
+    scene.start()
+    sink.commit(mine.server, decision, staged.parts)  # now it is known
+    assert read(spark, scene, "g/a") == ["1"]
+
+
+def test_more_than_a_unit(spark: Any, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.group("g")
+    monkeypatch.setattr(limits, "UNIT_MESSAGES", 10)
+    mine = into(scene)
+    staged = mine.stage("q", "spark-q-0-", rows(*map(str, range(25))))
+    assert [part.messages for part in staged.parts] == [10, 10, 5]
+    with pytest.raises(SinkError, match=r"a batch has 25 messages .* option largeBatches split"):
+        sink.commit(mine.server, sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=False), staged.parts)
+    for _ in range(2):
+        sink.commit(mine.server, sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=True), staged.parts)
+    assert read(spark, scene, "g/a") == [str(n) for n in range(25)]
+
+
+def copy(spark: Any, scene: Scene, checkpoint: Path, to: str, **options: Any) -> Any:
+    frame = spark.readStream.format("mqfs").options(
+        address=scene.address, subscribe="g/in", startingOffsets="earliest", **options
+    )
+    query = (
+        frame.load()
+        .select("value")
+        .writeStream.format("mqfs")
+        .options(address=scene.address, topic=to, checkpointLocation=str(checkpoint))
+    )
+    started = query.trigger(availableNow=True).start()
+    started.awaitTermination(120)
+    return started
+
+
+def test_a_batch_that_is_repeated(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    """As after a kill between the commit and the note of it."""
+    scene.group("g")
+    bodies = [str(n) for n in range(100)]
+    scene.stream("g/in", *(body.encode() for body in bodies))
+    copy(spark, scene, tmp_path / "c", "g/out", maxOffsetsPerTrigger=40)
+    assert read(spark, scene, "g/out") == bodies
+    commits = sorted((tmp_path / "c/commits").iterdir())
+    for file in commits:
+        if file.name.strip(".").startswith("2"):
+            file.unlink()
+    query = copy(spark, scene, tmp_path / "c", "g/out", maxOffsetsPerTrigger=40)
+    assert query.lastProgress["batchId"] == 2
+    assert read(spark, scene, "g/out") == bodies
+    assert parts(scene, "g") == []
+
+
+def test_a_writer_inside_foreach_batch_writes_every_row(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    scene.stream("g/in", *(b"%d" % n for n in range(10)))
+
+    def both(batch: Any, number: int) -> None:
+        kept = batch.select("value").persist()
+        write(kept, scene, topic="g/one")
+        write(kept, scene, topic="g/one")
+        write(kept, scene, topic="g/two", txnAppId="mine", txnVersion=number)
+        kept.unpersist()
+
+    source = spark.readStream.format("mqfs").options(
+        address=scene.address, subscribe="g/in", startingOffsets="earliest", maxOffsetsPerTrigger=5
+    )
+    query = source.load().writeStream.foreachBatch(both).option("checkpointLocation", str(tmp_path / "c"))
+    query.trigger(availableNow=True).start().awaitTermination(120)
+    first, second = [str(n) for n in range(5)], [str(n) for n in range(5, 10)]
+    assert read(spark, scene, "g/one") == first * 2 + second * 2
+    assert read(spark, scene, "g/two") == first + second
+
+
+def test_live_publishers_do_not_get_between(spark: Any, scene: Scene) -> None:
+    """All of a batch is next to one another in the log, and nothing of theirs is lost."""
+    scene.group("g")
+    scene.stream("g/a")
+    stop, sent = threading.Event(), [0, 0]
+
+    def publish(which: int) -> None:
+        with blocking.connect(scene.address) as client, client.open("g/a", "w") as file:
+            while not stop.is_set():
+                file.write(b"live%d" % which)
+                sent[which] += 1
+
+    threads = [threading.Thread(target=publish, args=(which,)) for which in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for version in range(3):
+            write(numbers(spark, 2_000), scene, topic="g/a", txnAppId="x", txnVersion=version)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    found = read(spark, scene, "g/a")
+    assert [found.count(f"live{which}") for which in range(2)] == sent
+    batch = [str(n) for n in range(2_000)]
+    starts = [at for at, body in enumerate(found) if body == "0"]
+    assert len(starts) == 3
+    assert all(found[at : at + 2_000] == batch for at in starts)
+
+
+BAD = [
+    ({}, {"adress": "x"}, "option adress is not known to the writer; did you mean address"),
+    ({}, {"txnAppId": "x"}, "txnAppId and txnVersion go together"),
+    ({}, {"txnAppId": "a b", "txnVersion": "1"}, "option txnAppId is 'a b'"),
+    ({}, {"txnAppId": "x", "txnVersion": "-1"}, "option txnVersion is '-1'"),
+    ({}, {"create": "yes"}, "true or false is right"),
+    ({}, {"reservedHeaders": "x"}, "drop or keep or refuse is right"),
+    ({}, {"largeBatches": "x"}, "refuse or split is right"),
+    ({}, {"topic": ""}, "neither a column topic nor option topic"),
+    ({}, {"topic": "g/.put"}, "topic 'g/.put' is no stream"),
+    ({"value": BinaryType(), "extra": StringType()}, {}, "column extra is not known to the writer"),
+    ({"key": BinaryType()}, {}, "there is no column value"),
+    ({"value": VALUE}, {}, "binary or string is right"),
+]
+
+
+@pytest.mark.parametrize(("columns", "options", "text"), BAD)
+def test_bad_options(columns: dict[str, Any], options: dict[str, str], text: str) -> None:
+    schema = StructType([StructField(*column) for column in columns.items()]) if columns else VALUE
+    said = {"address": "unix!/nowhere", "topic": "g/a", **options}
+    with pytest.raises(OptionError, match=text):
+        writer.batch_writer(said, schema, False)
+
+
+def test_what_a_stream_and_a_mode_do_not_take() -> None:
+    said = {"address": "unix!/nowhere", "topic": "g/a"}
+    with pytest.raises(OptionError, match="mode append is right"):
+        writer.batch_writer(said, VALUE, True)
+    with pytest.raises(OptionError, match="option txnAppId is for a batch"):
+        writer.stream_writer({**said, "txnAppId": "x"}, VALUE, False)
+
+
+def test_what_the_server_refuses(spark: Any, scene: Scene) -> None:
+    with pytest.raises(OptionError, match="there is no group 'none'; make it"):
+        into(scene, topic="none/a").stage("q", "spark-q-0-", rows("1"))
+    scene.group("g")
+    with pytest.raises(SinkError, match="no stream 'a' in this group"):
+        into(scene, create="false").stage("q", "spark-q-0-", rows("1"))
+    scene.ctl("g", "full reject", "depth 3")
+    scene.stream("g/a", b"there")
+    with pytest.raises(Exception, match="stream is full"):
+        write(numbers(spark, 3), scene, topic="g/a")
+    with pytest.raises(Exception, match="option adress is not known to the writer"):
+        write(numbers(spark, 3), scene, topic="g/a", adress="x")
+    assert read(spark, scene, "g/a") == ["there"]
+    assert parts(scene, "g") == []
+    with pytest.raises((SinkError, OptionError, MqfsError)):
+        sink.Staging(Server(f"{scene.address}-none", retry_s=0.1), "x", True)._begin("g")
