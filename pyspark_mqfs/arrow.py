@@ -76,6 +76,11 @@ class Gather:
         self._prefix = f"{group}/" if group else ""
         self._rest = b""
 
+    @property
+    def clean(self) -> bool:
+        """All that came was whole records."""
+        return not self._rest
+
     def restart(self) -> None:
         """What comes next comes from a new connection."""
         self._rest = b""

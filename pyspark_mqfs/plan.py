@@ -33,6 +33,8 @@ class Range:
     high: int
     streams: Mapping[str, tuple[int, int]]
     whole: bool  # the group had no other streams
+    bucket: int = 0  # number of the group
+    numbers: Mapping[str, tuple[int, int]] = {}  # of each stream (its number, its floor), where segments tell all
     messages: int = 0
     size: int = 0  # about its bytes in the log
 
@@ -81,7 +83,8 @@ def ranges(survey: Survey, start: Mapping[str, int], end: Mapping[str, int]) -> 
         if streams:
             whole = group.whole and len(streams) == len(group.streams)
             low, high = min(b for b, _ in streams.values()), max(e for _, e in streams.values())
-            found.append(Range(path, low, high, streams, whole))
+            numbers = {n: (group.streams[n].number, group.streams[n].floor) for n in streams} if group.plain else {}
+            found.append(Range(path, low, high, streams, whole, group.number, numbers))
     return found
 
 

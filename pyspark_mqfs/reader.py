@@ -42,7 +42,7 @@ class BatchReader(DataSourceReader):
         self.strict = options.flag("failOnDataLoss", True)
         self.schema = schema.checked(wanted, headers=options.flag("includeHeaders", False))
         self.narrowed = filters.Narrowed()
-        self.task = Task(self.server, self.schema, self.strict)
+        self.task = Task(self.server, self.schema, self.strict, options.text("path"))
         if _PUSHING in sys.modules:  # elsewhere having it is an error: spark.sql.python.filterPushdown.enabled is false
             self.pushFilters = self.push  # type: ignore
 

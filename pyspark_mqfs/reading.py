@@ -21,6 +21,7 @@ from pyspark_mqfs.arrow import Gather
 from pyspark_mqfs.link9p import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range, Slice
+from pyspark_mqfs.segments import Segments, check_store
 from pyspark_mqfs.survey import Survey, measure, path_of, select, stats
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Task:
     server: Server
     schema: StructType
     strict: bool  # failOnDataLoss
+    path: str = ""  # of the store, where its disk is visible
 
     def batches(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         with self.server.link() as link:
@@ -72,7 +74,19 @@ class _Reading:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
+    def _sealed(self) -> Iterator[pa.RecordBatch]:
+        """What lies in sealed segments that are visible here."""
+        path = self.task.path
+        if path and self.range.numbers and check_store(path, self.store):
+            segments = Segments(path, self.range.bucket)
+            for position, batch in segments.batches(self.range, self._gather, self.position):
+                self.position = position
+                if batch.num_rows:
+                    yield batch
+            self._gather.restart()
+
     def _attempt(self) -> Iterator[pa.RecordBatch]:
+        yield from self._sealed()
         client = self.link.client()
         try:
             with client.open(path_of(self.range.group, ".cursor"), "r+") as file:
@@ -84,7 +98,7 @@ class _Reading:
 
     def _read(self, client: Client, file: File) -> Iterator[pa.RecordBatch]:
         names = self._names(client)
-        if names == []:
+        if names == [] or self.position >= self.range.high:
             return
         lines = f"format record\nseek {self.position}\nuntil {self.range.high - 1}\n"
         file.write((select(names) + lines).encode())

@@ -53,7 +53,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.consumer = options.text("consumer")
         self.name = self.consumer or f"{options.text('groupIdPrefix', 'spark')}-{uuid.uuid4().hex[:12]}"
         wanted = schema.checked(wanted, headers=options.flag("includeHeaders", False))
-        self.task = Task(server, wanted, self.strict)
+        self.task = Task(server, wanted, self.strict, options.text("path"))
         self.link = server.link()
         self.consumers = Consumers(required=bool(self.consumer))
         self.stop_at: dict[str, int] | None = None  # Trigger.AvailableNow: where it was when the query began

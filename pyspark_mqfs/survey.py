@@ -30,6 +30,7 @@ class Stream:
     cut: int  # a bound or `clear` took away what was below
     first: int  # sequence of the oldest kept; 0: none
     newest: int  # 0: none
+    number: int = 0  # in the log
 
 
 @attrs.frozen
@@ -41,6 +42,8 @@ class Group:
     log_bytes: int
     streams: Mapping[str, Stream]
     whole: bool  # it has no others
+    number: int = 0  # of its bucket
+    plain: bool = False  # the log and the floors tell all that is to be read
 
     @property
     def end(self) -> int:
@@ -152,11 +155,12 @@ def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool]
 def _group(path: str, read: Mapping[str, object], wanted: Callable[[str, str], bool]) -> Group:
     every: Mapping[str, Mapping[str, int | None]] = read["streams"]  # type: ignore[assignment]
     streams = {
-        name: Stream(row["floor"] or 0, row["cut"] or 0, row["first"] or 0, row["newest"] or 0)
+        name: Stream(row["floor"] or 0, row["cut"] or 0, row["first"] or 0, row["newest"] or 0, row["number"] or 0)
         for name, row in every.items()
         if wanted(path, name)
     }
-    return Group(path, int(str(read["next"])), int(str(read["log_bytes"])), streams, len(streams) == len(every))
+    next_, log_bytes, number = (int(str(read[key])) for key in ("next", "log_bytes", "group"))
+    return Group(path, next_, log_bytes, streams, len(streams) == len(every), number, bool(read["plain"]))
 
 
 class Stretch(NamedTuple):

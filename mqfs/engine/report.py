@@ -24,6 +24,7 @@ def stats(group: Group, user: User) -> str:
         "group": group.number,
         "next": bucket.next,
         "log_bytes": bucket.size,
+        "plain": _plain(group),
         "read_only": failed is not None,
         "failure": str(failed) if failed is not None else None,
         "damaged": bucket.damaged,
@@ -39,12 +40,19 @@ def stats(group: Group, user: User) -> str:
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
 
+def _plain(group: Group) -> bool:
+    """Whether the log on disk and the floors tell all that there is to be read."""
+    hidden = group.lapsed or group.state.dropped or group.ranks or group.settings.keep != "disk"
+    return not hidden and not any(stream.shared for stream in group.streams.values())
+
+
 def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
     stream.advance()
     newest = stream.newest_kept()
     settings = stream.group.settings
     bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
     row: dict[str, Any] = {
+        "number": stream.number,
         "messages": stream.count,
         "bytes": stream.size,
         "floor": stream.state.floor,

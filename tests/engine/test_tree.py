@@ -202,7 +202,7 @@ def test_stats_and_who(hand: Hand) -> None:
     assert stats["written"] == 2
     assert stats["read"] == 1
     assert stats["streams"]["s"] == {
-        "messages": 2, "bytes": 8, "floor": 0, "cut": 0, "first": 1, "newest": 2,
+        "number": 16, "messages": 2, "bytes": 8, "floor": 0, "cut": 0, "first": 1, "newest": 2,
         "written": 2, "readers": 1, "waiting": 0, "blocked": 0,
     }  # fmt: skip
     who = [json.loads(line) for line in hand.text(".who").splitlines()]

@@ -45,7 +45,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     os.environ["PYTHONPATH"] = str(ROOT)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master("local[2,2]")
         .appName("tests")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")

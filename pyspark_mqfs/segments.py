@@ -1,0 +1,122 @@
+"""Reading the sealed segments of a store whose disk is visible here, beside the server that has it.
+
+Owns finding the bytes of a range in the files of a bucket (doc/format.md). Writes nothing, takes no lock: a sealed
+segment is never changed, only replaced or removed, and what is not found here the server is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mqfs.store.index import HEAD_SIZE, SEALED, Part, SealedIndex, columns_pass, decode_part, rows_end
+from pyspark_mqfs.arrow import Gather, Rows
+from pyspark_mqfs.options import OptionError
+from pyspark_mqfs.plan import Range
+
+log = logging.getLogger(__name__)
+PIECE_BYTES = 1 << 20  # read at once, and about the size of a batch
+
+
+def check_store(path: str, store: str) -> bool:
+    """Whether the disk of that store is visible here. OptionError where the path is another store's."""
+    try:
+        with open(os.path.join(path, "mqfs"), encoding="utf-8") as file:
+            label = dict(line.split(None, 1) for line in file.read(4_096).splitlines() if " " in line)
+    except OSError as error:
+        log.warning("option path %r: %s; all is read over 9P", path, error.strerror)
+        return False
+    if label.get("uuid", "").strip() != store:
+        raise OptionError(
+            f"option path {path!r} is the store {label.get('uuid', '')}, and option address leads to the store {store};"
+            " the folder of that one is right"
+        )
+    return True
+
+
+class Segments:
+    """The sealed segments of one group's bucket."""
+
+    def __init__(self, path: str, group: int) -> None:
+        self.folder = os.path.join(path, "buckets", f"{group % 256:02x}", str(group))
+
+    def batches(self, wanted: Range, gather: Gather, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(the position behind it, a batch), as far as sealed segments reach and all is well with them."""
+        gather.names = {number: name for name, (number, _) in wanted.numbers.items()}
+        while position < wanted.high:
+            found = self._open(position)
+            if found is None:
+                return
+            end, file, index = found
+            with file:
+                stop = min(end, wanted.high)
+                for piece in _pieces(index, position, stop):
+                    mask = _mask(wanted, position, stop)
+                    data = os.pread(file.fileno(), piece[1] - piece[0], piece[0])
+                    batch = gather.feed(data, mask)
+                    if not gather.clean:
+                        gather.restart()
+                        return  # the server tells what is wrong with it
+                    position = max(position, gather.next)
+                    yield position, batch
+                position = stop
+
+    def _open(self, position: int) -> tuple[int, Any, SealedIndex] | None:
+        """The sealed segment that has that sequence, and where what it has ends; None where there is none."""
+        try:
+            firsts = sorted(int(name[:-4]) for name in os.listdir(self.folder) if name.endswith(".log"))
+            at = bisect_right(firsts, position) - 1
+            if at < 0 or at + 1 >= len(firsts):
+                return None  # trimmed away, or the open one
+            base = os.path.join(self.folder, f"{firsts[at]:020d}")
+            index = _index(base + ".idx")
+            return None if index is None else (firsts[at + 1], open(base + ".log", "rb"), index)
+        except (OSError, ValueError):
+            return None
+
+
+def _index(path: str) -> SealedIndex | None:
+    with open(path, "rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    head = data[: rows_end(data[:HEAD_SIZE])]
+    part: Part | None = decode_part(head) if head else None
+    if part is None or not part.flags & SEALED or part.start or not columns_pass(data, part):
+        return None
+    return SealedIndex(data, part)
+
+
+def _pieces(index: SealedIndex, low: int, high: int) -> Iterator[tuple[int, int]]:
+    """Where the records of [low, high) lie, cut between records."""
+    begin, end = bisect_left(index.sequences, low), bisect_left(index.sequences, high)
+    positions = np.frombuffer(index.positions, np.uint32)
+    while begin < end:
+        to = max(int(np.searchsorted(positions[:end], int(positions[begin]) + PIECE_BYTES)), begin + 1)
+        size = 32 + index.headers[to - 1] + index.bodies[to - 1]
+        yield int(positions[begin]), int(positions[to - 1]) + (size + 7 & ~7)
+        begin = to
+
+
+def _mask(wanted: Range, low: int, high: int) -> Callable[[Rows, Mapping[int, str]], Any]:
+    """Of the streams that were asked for, what is kept."""
+    bounds = {
+        wanted.numbers[name][0]: (max(begin, wanted.numbers[name][1], low), min(stop, high))
+        for name, (begin, stop) in wanted.streams.items()
+    }
+
+    def mask(rows: Rows, names: Mapping[int, str]) -> Any:
+        numbers, places = np.unique(rows.streams, return_inverse=True)
+        lows, highs = zip(*(bounds.get(int(number), (0, 0)) for number in numbers), strict=True)
+        below, above = np.array(lows, np.uint64)[places], np.array(highs, np.uint64)[places]
+        return (rows.sequences >= below) & (rows.sequences < above)
+
+    return mask
+
+
+__all__ = ["Segments", "check_store"]
