@@ -13,6 +13,7 @@ import click
 import mqfs
 from mqfs import config
 from mqfs.errors import BadConfig, MqfsError
+from mqfs.spark import spark
 
 FAILED, USAGE = 1, 2
 
@@ -99,6 +100,9 @@ def bench(**said: Any) -> int:
     from mqfs.bench import plan, show  # here, so that the other commands need none of it
 
     return show.run(plan.make(said))
+
+
+command.add_command(spark)
 
 
 def main() -> NoReturn:

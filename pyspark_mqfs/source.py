@@ -37,14 +37,14 @@ class MqfsDataSource(DataSource):
         return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        from pyspark_mqfs import writer
+        from pyspark_mqfs.writer import batch_writer
 
-        return writer.batch_writer(self.options, schema, overwrite)
+        return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        from pyspark_mqfs import writer
+        from pyspark_mqfs.writer import stream_writer
 
-        return writer.stream_writer(self.options, schema, overwrite)
+        return stream_writer(self.options, schema, overwrite)
 
 
 class DefaultSource(MqfsDataSource):

@@ -20,7 +20,7 @@ from pyspark_mqfs.survey import Selection, Survey
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 ROOT = "."  # the root group in a path of partitions: no group is called so
 Tell = Callable[[str], None]
@@ -89,9 +89,9 @@ def aloud(text: str) -> None:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def finished() -> None:
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+def finished(tell: Tell) -> None:
+    """The line is taken away."""
+    tell("")
 
 
 def watch(query: StreamingQuery, tell: Tell, what: str, total: int) -> int:

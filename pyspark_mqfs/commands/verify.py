@@ -147,4 +147,19 @@ def _examples(found: dict[str, Any], name: str, rows: DataFrame) -> None:
         found["examples"][name] = [f"{row['topic']} {row['offset']}" for row in some]
 
 
-__all__ = ["Verify", "run"]
+WORDS = {
+    "messages": "messages", "same": "the same in both", "lost": "lost", "differs": "different", "doubled": "doubled",
+    "checksum": "with a wrong checksum", "clock": "older than the one before", "holes": "holes",
+    "cut": "cut from the streams since", "not_archived_yet": "not archived yet",
+}  # fmt: skip
+
+
+def line(found: dict[str, Any]) -> str:
+    """What was found, for a person."""
+    lines = ["sound" if found["sound"] else f"NOT SOUND: {', '.join(found['problems'])}"]
+    lines += [f"{found[name]:>14,} {words}" for name, words in WORDS.items() if name in found]
+    lines += [f"{name}: {', '.join(places)}" for name, places in found["examples"].items()]
+    return "\n".join(lines)
+
+
+__all__ = ["Verify", "line", "run"]

@@ -1,0 +1,95 @@
+"""`mqfs spark copy`: messages of some streams, those that a condition selects, to others, each once.
+
+Owns the query that copies: what one batch may hold so that it is one unit, and where it notes how far it is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from pyspark.sql import functions as F
+
+from mqfs import limits
+from pyspark_mqfs.commands.replay import make_group, target_of
+from pyspark_mqfs.commands.session import Failed
+from pyspark_mqfs.commands.shared import ROOT, Source, Tell, follow, quiet, watch
+from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.options import COMMON, Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a batch: it is one unit in each group
+TEXT, HEADER = "text", "header"  # what a condition may use beside the columns
+
+
+@attrs.frozen
+class Copy:
+    """What is asked for. `to`: one stream for all; or `into`: a group that all paths are put below."""
+
+    source: Source
+    target: Source
+    to: str = ""
+    into: str = ""
+    where: str = ""
+    checkpoint: str = ""  # where a later run goes on; "" for this run alone
+    forever: bool = False
+
+
+def run(spark: SparkSession, what: Copy, tell: Tell = quiet) -> dict[str, Any]:
+    """Copy what is there now, or what comes until it is stopped."""
+    if bool(what.to) == bool(what.into):
+        raise Failed("say where: --to GROUP/STREAM for all, or --into GROUP for the same paths below it")
+    survey = what.source.survey()
+    groups = {what.to.rpartition("/")[0]} if what.to else {target_of(g or ROOT, what.into) for g in survey.groups}
+    server = Server.of(Options(what.target.server(), COMMON, "a command"))
+    with server.link() as link:
+        for group in groups:
+            link.retried(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
+    rows = selected(follow(spark, what.source, **bounds()), what.where)
+    topic = F.lit(what.to) if what.to else F.concat(F.lit(what.into.strip("/") + "/"), F.col("topic"))
+    with tempfile.TemporaryDirectory(prefix="mqfs-copy-") as own:
+        query = start(rows.select("value", "headers", topic.alias("topic")), what, what.checkpoint or own)
+        try:
+            count = watch(query, tell, "read", 0)
+        finally:
+            query.stop()
+    return {"read": count}
+
+
+def at(source: Source, target: str) -> Source:
+    """The server that is written to: another one, or that of the source."""
+    return Source(target, user=source.user, token=source.token) if target else source
+
+
+def bounds() -> dict[str, str]:
+    """Options of a reader whose batches fit one unit."""
+    return {"maxOffsetsPerTrigger": str(MESSAGES), "maxBytesPerTrigger": str(BYTES)}
+
+
+def start(rows: DataFrame, what: Copy, checkpoint: str) -> StreamingQuery:
+    writer = rows.writeStream.format("mqfs").options(**what.target.server(), checkpointLocation=checkpoint)
+    return writer.start() if what.forever else writer.trigger(availableNow=True).start()
+
+
+def selected(rows: DataFrame, where: str) -> DataFrame:
+    """Those that a condition is true of. It may use `text`, the message, and `header`, a map of texts."""
+    if not where:
+        return rows
+    more = rows.withColumn(TEXT, F.decode("value", "UTF-8")).withColumn(HEADER, as_map())
+    return more.where(where).drop(TEXT, HEADER)
+
+
+def as_map() -> Column:
+    """The headers as a map of texts."""
+    pairs = F.transform(
+        F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>")),
+        lambda header: F.struct(header["key"], F.decode(header["value"], "UTF-8")),
+    )
+    return F.map_from_entries(pairs)
+
+
+__all__ = ["Copy", "as_map", "at", "bounds", "run", "selected", "start"]

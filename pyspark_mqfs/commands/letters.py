@@ -1,0 +1,152 @@
+"""`mqfs spark dead-letters`: put messages aside that a condition calls bad, and send dead letters back.
+
+Owns what a letter says of where it came from: the server's own say it by `stream` and `sequence`, those that are put
+aside here by `letter.stream`, `letter.sequence` and `letter.reason`, as nobody but the server may set the others.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from pyspark.sql import functions as F
+
+from mqfs import headers
+from mqfs.client.words import quote
+from mqfs.errors import MqfsError, NotFound
+from mqfs.ninep.blocking import Client
+from pyspark_mqfs.commands.copy import Copy, as_map, bounds, selected, start
+from pyspark_mqfs.commands.session import Failed
+from pyspark_mqfs.commands.shared import Source, Tell, follow, quiet, watch
+from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.options import COMMON, Options
+from pyspark_mqfs.survey import path_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+PREFIX = "letter."
+DROPPED_AT_ONCE = 1_000  # sequences of one line of ctl
+
+
+@attrs.frozen
+class Divert:
+    """What is asked for: copies of those messages to a stream of dead letters."""
+
+    source: Source
+    where: str
+    to: str
+    reason: str = ""
+    checkpoint: str = ""
+    forever: bool = False
+
+
+@attrs.frozen
+class Redrive:
+    """What is asked for: letters back to the streams that they came from, in the same group."""
+
+    source: Source  # one stream: the dead letters
+    where: str = ""
+    checkpoint: str = ""
+
+
+def divert(spark: SparkSession, what: Divert, tell: Tell = quiet) -> dict[str, Any]:
+    """The messages stay where they are."""
+    if not what.where:
+        raise Failed("dead-letters divert: say --where, what is bad")
+    rows = selected(follow(spark, what.source, **bounds()), what.where)
+    said = [("stream", F.element_at(F.split("topic", "/"), -1)), ("sequence", F.col("offset").cast("string"))]
+    added = F.array(*(_header(PREFIX + name, value) for name, value in [*said, ("reason", F.lit(what.reason))]))
+    letters = rows.select("value", F.concat(_free(), added).alias("headers"), F.lit(what.to).alias("topic"))
+    copy = Copy(what.source, what.source, to=what.to, checkpoint=what.checkpoint, forever=what.forever)
+    with tempfile.TemporaryDirectory(prefix="mqfs-letters-") as own:
+        query = start(letters, copy, what.checkpoint or own)
+        try:
+            count = watch(query, tell, "read", 0)
+        finally:
+            query.stop()
+    return {"read": count}
+
+
+def redrive(spark: SparkSession, what: Redrive, tell: Tell = quiet) -> dict[str, Any]:
+    """Publish letters where they came from, and drop them here: each is there once, also after a kill in between."""
+    if len(what.source.streams) != 1:
+        raise Failed("dead-letters redrive: name the one stream of dead letters, as jobs/dead")
+    group = what.source.streams[0].rpartition("/")[0]
+    server = Server.of(Options(what.source.server(), COMMON, "a command"))
+    sent = [0]
+    names: SimpleQueue[str] = SimpleQueue()  # the query's, which is known only when it has begun
+
+    def send(batch: DataFrame, number: int) -> None:
+        kept = batch.persist()
+        name = names.get()
+        names.put(name)
+        try:
+            _publish(kept, what, f"redrive-{name}", number)
+            sequences = [row["offset"] for row in kept.select("offset").collect()]
+            with server.link() as link:
+                link.retried(lambda client: _drop(client, what.source.streams[0], sequences))
+            sent[0] += len(sequences)
+        finally:
+            kept.unpersist()
+
+    rows = selected(follow(spark, what.source, **bounds()), what.where).withColumn("to", _came_from(group))
+    with tempfile.TemporaryDirectory(prefix="mqfs-letters-") as own:
+        writer = rows.where("to is not null").writeStream.foreachBatch(send)
+        query = writer.option("checkpointLocation", what.checkpoint or own).trigger(availableNow=True).start()
+        names.put(query.id)
+        try:
+            watch(query, tell, "read", 0)
+        finally:
+            query.stop()
+    return {"redriven": sent[0]}
+
+
+def _publish(letters: DataFrame, what: Redrive, name: str, number: int) -> None:
+    again = letters.select("value", _free().alias("headers"), F.col("to").alias("topic"))
+    again.write.format("mqfs").options(**what.source.server(), txnAppId=name, txnVersion=str(number)).mode(
+        "append"
+    ).save()
+
+
+def _came_from(group: str) -> Column:
+    found = as_map()
+    name = F.coalesce(found[headers.STREAM], found[PREFIX + "stream"])
+    return F.concat(F.lit(f"{group}/"), name) if group else name
+
+
+def _free() -> Column:
+    """The headers of a message that may be set again, without what letters add."""
+    given = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
+    reserved = sorted(headers.RESERVED)
+    return F.filter(given, lambda header: ~header["key"].isin(reserved) & ~header["key"].startswith(PREFIX))
+
+
+def _header(key: str, value: Column) -> Column:
+    return F.struct(F.lit(key).alias("key"), value.cast("binary").alias("value"))
+
+
+def _drop(client: Client, path: str, sequences: Iterable[int]) -> None:
+    """Some may be gone already."""
+    group, _, stream = path.rpartition("/")
+    left = sorted(sequences)
+    for at in range(0, len(left), DROPPED_AT_ONCE):
+        some = left[at : at + DROPPED_AT_ONCE]
+        try:
+            _say(client, group, f"drop {quote(stream)} {' '.join(map(str, some))}\n")
+        except NotFound:
+            for one in some:
+                with suppress(MqfsError):
+                    _say(client, group, f"drop {quote(stream)} {one}\n")
+
+
+def _say(client: Client, group: str, line: str) -> None:
+    with client.open(path_of(group, "ctl"), "w") as file:
+        file.write(line.encode())
+
+
+__all__ = ["Divert", "Redrive", "divert", "redrive"]
