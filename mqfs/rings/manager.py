@@ -7,6 +7,7 @@ is taken from a ring, and how, is journal.py's; how clients come here is door.py
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -153,6 +154,7 @@ class Rings:
         self._generations: dict[int, int] = {}
         self._spoilt: dict[int, list[float]] = {}
         self._closing: Wait[None] | None = None
+        self._untold: dict[int, list[Ring]] = {}  # of groups, generations before the one that is held
         self._keeper = KeeperLink(store.path) if store.path else None
         self._held = self._take_over()
 
@@ -173,7 +175,7 @@ class Rings:
                 self._drop(number, generation)
                 continue
             if number in found:
-                log.error("group %d had two rings", number)
+                self._untold.setdefault(number, []).append(found[number])
             found[number] = held
         return found
 
@@ -181,6 +183,8 @@ class Rings:
         """Go on with the ring that a group has, if it has. Before anything is written to the group."""
         self._tree = group.tree
         held = self._held.pop(group.number, None)
+        for ended in self._untold.pop(group.number, []):
+            group.bucket.sync(functools.partial(self._tell, group.number, ended))
         if held is None:
             return
         own = self._begin(group, held)
@@ -189,6 +193,13 @@ class Rings:
         own.journal.commit()  # the server before may have taken more than it told
         if not own.journal.ended and held.retired:
             own.journal.retire("the server before had begun to")
+
+    def _tell(self, number: int, ended: Ring, error: OSError | None) -> None:
+        """A generation of which the server before had taken all when it made the next: what it had not told yet."""
+        if error is None:
+            ended.commit(ended.next - 1)
+        self._drop(number, ended.generation)
+        ended.close()
 
     # ------------------------------------------------------------ who attaches
 
