@@ -109,7 +109,7 @@ class Shares:
         wanted = list(wanted)
         sizes = {one.group: _weighed(client, one) for one in wanted}
         total = sum(size for _, size in sizes.values())
-        most = self.size or min(MOST_BYTES, max(LEAST_BYTES, total // max(os.cpu_count() or 1, 1)))
+        most = self.size or _even(total)
         messages = self.messages or (1 << 62)
         if self.partitions:
             most = min(most, max(1, -(-total // self.partitions)))
@@ -117,6 +117,14 @@ class Shares:
             messages = min(messages, max(1, -(-count // self.partitions)))
         pieces = [piece for one in wanted for piece in _cut(client, one, sizes[one.group], messages, most)]
         return _packed(pieces, messages, most, self.partitions, store)
+
+
+def _even(total: int) -> int:
+    """Bytes of one task, so that the processors of a machine as this one finish together."""
+    cores = max(os.cpu_count() or 1, 1)
+    tasks = -(-total // MOST_BYTES)
+    tasks = -(-tasks // cores) * cores
+    return max(LEAST_BYTES, -(-total // max(tasks, 1)))
 
 
 def _names(one: Range) -> Iterable[str] | None:

@@ -6,16 +6,20 @@ known ranges only and never waits for what is not written yet.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import attrs
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
 from mqfs.ninep.blocking import Client, File
+from mqfs.ninep.messages import Rread, Tread
 from mqfs.ninep.wire import IO_OVERHEAD
 from pyspark_mqfs.arrow import Gather
 from pyspark_mqfs.link9p import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
@@ -25,7 +29,17 @@ from pyspark_mqfs.segments import Segments, check_store
 from pyspark_mqfs.survey import Survey, measure, path_of, select, stats
 
 log = logging.getLogger(__name__)
-IN_FLIGHT = 3  # reads that are asked for at once
+IN_FLIGHT = 2  # reads that are asked for at once
+
+
+_frozen: list[bool] = []
+
+
+def _freeze() -> None:
+    """Once a worker: Spark collects garbage after every task, which takes 40 ms as long as it walks all modules."""
+    if not _frozen and TaskContext.get() is not None:
+        _frozen.append(True)
+        gc.freeze()
 
 
 class DataLoss(RuntimeError):
@@ -42,6 +56,7 @@ class Task:
     path: str = ""  # of the store, where its disk is visible
 
     def batches(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        _freeze()
         with self.server.link() as link:
             for one in piece.ranges:
                 yield from _Reading(self, link, one, piece.store).batches()
@@ -110,6 +125,7 @@ class _Reading:
                 self._lost(str(error))
                 continue
             if not data:
+                window.drain()
                 return
             batch = self._gather.feed(data, self._mask)
             self.position = max(self.position, self._gather.next)
@@ -151,10 +167,21 @@ class Window:
     """Several reads of one file under way: while one answer is worked on, the next is on its way."""
 
     def __init__(self, client: Client, file: File, timeout: float | None) -> None:
-        self._client, self._file, self._timeout = client, file, timeout
+        self._client, self._timeout = client, timeout
+        self._request = Tread(0, file.channel.fid, 0, client.caller.msize - IO_OVERHEAD - 1)
+        self._tags: deque[int] = deque()
 
     def next(self) -> bytes:
-        return self._file.receive(self._client.caller.msize - IO_OVERHEAD, self._timeout)
+        while len(self._tags) < IN_FLIGHT:
+            self._tags.append(self._client.begin(self._request))
+        reply = self._client.end(self._request, self._tags.popleft(), self._timeout)
+        assert isinstance(reply, Rread)
+        return reply.data
+
+    def drain(self) -> None:
+        """Take what is still on its way, behind the end."""
+        while self._tags:
+            self._client.end(self._request, self._tags.popleft(), self._timeout)
 
 
 def was_cut(client: Client, group: str, name: str, low: int, high: int, floor: int, cut: int) -> bool:

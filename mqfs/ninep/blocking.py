@@ -137,9 +137,10 @@ class Client:
         self._let_go()
         return self._send(request)
 
-    def end(self, request: Fcall, tag: int) -> Fcall:
-        """The reply to what was begun. Raises what it refuses."""
-        return caller.expect(request, self._reply(tag))
+    def end(self, request: Fcall, tag: int, timeout: float | None = None) -> Fcall:
+        """The reply to what was begun. Raises what it refuses, or TimeoutError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return caller.expect(request, self._reply(tag, deadline))
 
     def _reply(self, tag: int, deadline: float | None = None) -> Fcall:
         """The reply to a tag; TimeoutError at the deadline."""
