@@ -49,6 +49,7 @@ NEVER_SAID = re.compile(
     r"|(?<!message )(?<!work )(?<!tests/)\bqueues?\b",
     re.IGNORECASE,
 )
+A_COLUMN = re.compile(r"`[^`]*\btopic\b[^`]*`|\.(?:Li|Cm) topic\b")  # of Spark's; it has Kafka's name
 NEVER_NAMED = re.compile(r"topic|queue|chunk", re.IGNORECASE)
 
 
@@ -58,7 +59,7 @@ def test_words_of_the_glossary() -> None:
         f"{path.name}:{number}: {line}"
         for path in texts()
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if NEVER_SAID.search(line)
+        if NEVER_SAID.search(A_COLUMN.sub("", line) if "spark" in path.name else line)
     ]
     assert said == []
 
