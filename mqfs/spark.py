@@ -94,6 +94,8 @@ def _run(said: dict[str, Any], name: str, act: Callable[[Any, Any], dict[str, An
     except KeyboardInterrupt:
         shared.finished(tell)
         return 130
+    except (BadConfig, click.ClickException):
+        raise
     except session.Failed as error:
         return _failed(str(error), tell)
     except Exception as error:  # what Spark wraps: one line of it is ours, or the first of its own

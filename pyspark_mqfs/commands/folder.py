@@ -16,8 +16,9 @@ class Folder:
     """A path and what is below it."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        self._jvm: Any = spark._jvm
-        root: Any = self._jvm.org.apache.hadoop.fs.Path(path)
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        root = jvm.org.apache.hadoop.fs.Path(path)
         self._fs = root.getFileSystem(spark._jsc.hadoopConfiguration())
         self.path = str(self._fs.makeQualified(root).toString())
 

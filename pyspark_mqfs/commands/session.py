@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,9 @@ SETTINGS = {
 _OURS = re.compile(r"(?:OptionError|SinkError|MqfsError|pyspark_mqfs\.\S*?Error): (.*?)(?:\n|$)")
 
 
+_STREAM = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: ")
+
+
 class Failed(Exception):
     """What a command cannot do, in one line."""
 
@@ -43,6 +47,9 @@ def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSe
         raise BadConfig("mqfs spark needs pyspark: pip install 'mqfs[spark]'") from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # Of pyspark, about versions of pandas: nobody here can do anything about it.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     log = Path(__file__).with_name("log4j2.properties")
     builder = SparkSession.builder.appName(name).master(master)
     wanted = {**SETTINGS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log}"}
@@ -68,7 +75,7 @@ def explain(error: BaseException) -> str:
     found = _OURS.findall(text)
     if found:
         return str(found[-1]).strip()
-    return text.strip().split("\n", 1)[0][:500]
+    return _STREAM.sub("", text).strip().split("\n", 1)[0][:500]
 
 
 def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:

@@ -1,0 +1,119 @@
+"""The other commands, on the session of all tests; and one as a process, as a user starts it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mqfs.commands import copy, letters, report, stats
+from pyspark_mqfs.commands.copy import Copy
+from pyspark_mqfs.commands.letters import Divert, Redrive
+from pyspark_mqfs.commands.session import Failed, explain
+from pyspark_mqfs.commands.shared import Source
+from pyspark_mqfs.commands.stats import Stats
+from tests.server.process import mqfs
+from tests.spark.conftest import Scene
+
+
+def bodies(scene: Scene, path: str) -> list[bytes]:
+    """What a stream keeps, in order."""
+    group, _, name = path.rpartition("/")
+    with scene.client.open(f"{group}/.cursor", "r+") as file:
+        file.write(f"select '{name}'\nseek first\nuntil end\n".encode())
+        return list(iter(lambda: file.receive(1 << 20), b""))
+
+
+def test_copy_what_a_condition_selects(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    scene.stream("g/a", *(b"%d" % n for n in range(20)))
+    scene.put("g", '{"stream":"a","headers":{"lang":"de"}}', b"hallo")
+    source = Source(scene.address, ("g/a",))
+    one = Copy(
+        source,
+        source,
+        to="h/odd",
+        where="try_cast(text as int) % 2 = 1 or header['lang'] = 'de'",
+        checkpoint=str(tmp_path / "c"),
+    )
+    copy.run(spark, one)
+    scene.write("g/a", b"21")
+    copy.run(spark, one)
+    assert bodies(scene, "h/odd") == [*(b"%d" % n for n in range(1, 20, 2)), b"hallo", b"21"]
+    copy.run(spark, Copy(source, source, into="x/y"))
+    assert bodies(scene, "x/y/g/a") == bodies(scene, "g/a")
+    with pytest.raises(Failed, match="say where"):
+        copy.run(spark, Copy(source, source))
+
+
+def test_dead_letters_aside_and_back(spark: Any, scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/mail", b"good", b"bad 1", b"bad 2")
+    letters.divert(spark, Divert(Source(scene.address, ("g/mail",)), "text like 'bad%'", "g/dead", "no good"))
+    assert bodies(scene, "g/dead") == [b"bad 1", b"bad 2"]
+    dead = Source(scene.address, ("g/dead",))
+    found = letters.redrive(spark, Redrive(dead, "header['letter.reason'] = 'no good' and text like '%1'"))
+    assert found == {"redriven": 1}
+    assert bodies(scene, "g/dead") == [b"bad 2"]
+    assert bodies(scene, "g/mail") == [b"good", b"bad 1", b"bad 2", b"bad 1"]
+
+
+def test_dead_letters_of_the_server(spark: Any, scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/mail", b"one", b"two")
+    scene.ctl("g", "consumer worker mail")
+    with scene.client.open("g/.consumers/worker", "r+") as file:
+        for _ in range(2):
+            file.receive(100)
+            file.write(b"dead no such address\n")
+    assert bodies(scene, "g/dead") == [b"one", b"two"]
+    assert letters.redrive(spark, Redrive(Source(scene.address, ("g/dead",)))) == {"redriven": 2}
+    assert bodies(scene, "g/dead") == []
+    assert bodies(scene, "g/mail") == [b"one", b"two", b"one", b"two"]
+
+
+def test_stats_and_their_pictures(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"x" * 100, b"y" * 300)
+    scene.stream("g/<b>")
+    scene.put("g", '{"stream":"<b>","headers":{"sent":"0"}}', b"z")
+    found = stats.run(spark, Stats(source=Source(scene.address, pattern="g/.*"), sent="sent"))
+    a, b = sorted(found["streams"], key=lambda row: -row["messages"])
+    assert (a["stream"], a["messages"], a["bytes"], a["smallest"], a["largest"]) == ("g/a", 2, 400, 100, 300)
+    assert (a["latency_s"], b["messages"]) == (None, 1)
+    assert b["latency_s"]["p50"] > 1_700_000_000  # it says that it was sent in 1970
+    assert found["sizes"] == [(1, 1), (64, 1), (256, 1)]
+    step = found["rates"]["step"]
+    assert sum(found["rates"]["streams"]["g/a"]) * step == pytest.approx(2)
+    assert all(png.startswith(b"\x89PNG") for png in report.pictures(found).values())
+    assert report.write(found, str(tmp_path / "r.html"), "<title>") == [str(tmp_path / "r.html")]
+    text = (tmp_path / "r.html").read_text()
+    assert "g/&lt;b&gt;" in text
+    assert text.count("data:image/png;base64,") == 3
+    assert "g/a" in report.table(found)
+
+
+def test_as_a_process(scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"1", b"2")
+    done = mqfs("spark", "archive", "--at", scene.address, "--master", "local[1]", "--json", "archive", "g/a",
+                cwd=tmp_path, timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["messages"] == 2
+    assert done.stderr.replace("WARNING: Using incubator modules: jdk.incubator.vector\n", "") == ""
+
+
+def test_one_line_for_what_is_wrong(tmp_path: Path) -> None:
+    for words, line in (
+        (("archive", "x", "g/a"), "--at DIAL is missing"),
+        (("replay", "x", "--at", "unix!/x", "--since", "noon"), "time 'noon'; 2026-11-21"),
+        (("archive", "x", "g/a", "--at", "unix!/x", "--file-size", "much"), "--file-size: option size is 'much'"),
+        (("copy", "--at", "unix!/x", "--conf", "x", "--to", "g/a", "g/a"), "--conf 'x'; spark.KEY=VALUE is right"),
+    ):
+        done = mqfs("spark", *words, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert line in done.stderr
+    wrapped = "Job aborted\n  File x\npyspark_mqfs.options.OptionError: option x is y\n SQLSTATE: 38000\nat org.apache"
+    assert explain(RuntimeError(wrapped)) == "option x is y"
