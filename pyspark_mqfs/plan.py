@@ -127,12 +127,8 @@ def _even(total: int) -> int:
     return max(LEAST_BYTES, -(-total // max(tasks, 1)))
 
 
-def _names(one: Range) -> Iterable[str] | None:
-    return None if one.whole else one.streams
-
-
 def _weighed(client: Client, one: Range) -> tuple[int, int]:
-    found = measure(client, one.group, _names(one), str(one.low), one.high, "0")
+    found = measure(client, one.group, one.streams, str(one.low), one.high, "0")
     return sum(f.messages for f in found), sum(f.size for f in found)
 
 
@@ -144,9 +140,9 @@ def _cut(client: Client, one: Range, whole: tuple[int, int], messages: int, size
     parts = max(-(-weight // step), 1)
     if messages < 1 << 62:
         parts = max(parts, -(-count // messages))
-        found = measure(client, one.group, _names(one), str(one.low), one.high, str(max(1, -(-count // parts))))
+        found = measure(client, one.group, one.streams, str(one.low), one.high, str(max(1, -(-count // parts))))
     else:
-        found = measure(client, one.group, _names(one), str(one.low), one.high, f"{max(1, -(-weight // parts))}B")
+        found = measure(client, one.group, one.streams, str(one.low), one.high, f"{max(1, -(-weight // parts))}B")
     if not found:
         return [one]
     cuts = [f.end for f in found[:-1]]
@@ -207,7 +203,7 @@ def _draw_back(group: Group, start: Mapping[str, int], end: dict[str, int], high
 
 def _first_cut(client: Client, one: Range, step: str) -> int:
     """The end of the first stretch of that size."""
-    found = measure(client, one.group, _names(one), str(one.low), one.high, step)
+    found = measure(client, one.group, one.streams, str(one.low), one.high, step)
     return found[0].end if found else one.high
 
 

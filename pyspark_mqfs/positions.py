@@ -112,7 +112,7 @@ def at_time(client: Client, group: Group, time_ns: int) -> int | None:
     """The sequence of the group's first message at or after that time; None where there is none."""
     time_ns = max(time_ns, 0)
     word = f"@{time_ns // 10**9}.{time_ns % 10**9:09d}"
-    found = measure(client, group.path, None, word, ANY, "1")
+    found = measure(client, group.path, (), word, ANY, "1")
     return found[0].end - 1 if found else None
 
 

@@ -110,13 +110,16 @@ class _Reading:
             self._look_for_losses(client)
         except (NotFound, NotDirectory) as error:
             self._lost(f"group {self.range.group or '/'}: {error}")
+            if self._group_is_there(client):  # a stream went between two looks
+                self._gather.restart()
+                yield from self._attempt()
 
     def _read(self, client: Client, file: File) -> Iterator[pa.RecordBatch]:
         names = self._names(client)
-        if names == [] or self.position >= self.range.high:
+        if not names or self.position >= self.range.high:
             return
-        lines = f"format record\nseek {self.position}\nuntil {self.range.high - 1}\n"
-        file.write((select(names) + lines).encode())
+        select(file, names)
+        file.write(f"format record\nseek {self.position}\nuntil {self.range.high - 1}\n".encode())
         window = Window(client, file, self.task.server.retry_s or None)
         while True:
             try:
@@ -132,16 +135,21 @@ class _Reading:
             if batch.num_rows:
                 yield batch
 
-    def _names(self, client: Client) -> list[str] | None:
-        """What to select: None for all that there is."""
-        if self.range.whole:
-            return None
+    def _names(self, client: Client) -> list[str]:
+        """What to select."""
         there = stats(client, self.range.group)["streams"]
         assert isinstance(there, dict)
         missing = [name for name in self.range.streams if name not in there]
         if missing:
             self._lost(f"{path_of(self.range.group, missing[0])} was removed")
         return [name for name in self.range.streams if name in there]
+
+    def _group_is_there(self, client: Client) -> bool:
+        try:
+            client.stat(path_of(self.range.group, ".stats"))
+        except (NotFound, NotDirectory):
+            return False
+        return True
 
     def _look_for_losses(self, client: Client) -> None:
         """Whether something was taken away that was in the range; asked when all that is left of it has been read."""

@@ -14,8 +14,8 @@ import attrs
 
 from mqfs.client.words import quote
 from mqfs.errors import NotDirectory, NotFound
-from mqfs.limits import CURSOR_NAMES, MESSAGE_BYTES, NAME_BYTES
-from mqfs.ninep.blocking import Client
+from mqfs.limits import CTL_BYTES, CURSOR_NAMES, MESSAGE_BYTES
+from mqfs.ninep.blocking import Client, File
 from pyspark_mqfs.options import OptionError, Options, bad
 
 ANY = 1 << 62  # messages or bytes
@@ -169,22 +169,33 @@ class Stretch(NamedTuple):
     size: int
 
 
-def select(names: Iterable[str] | None) -> str:
-    """The line that narrows a cursor to those streams; "" where it cannot or need not (None: all)."""
-    if names is None:
-        return ""
-    listed = list(names)
-    if len(listed) > CURSOR_NAMES or any("\n" in name for name in listed):
-        return ""
-    line = "select " + " ".join(map(quote, listed)) + "\n"
-    return line if len(line) < CURSOR_NAMES * NAME_BYTES // 8 else ""
+def select(file: File, names: Iterable[str]) -> None:
+    """Narrow a cursor to those streams. More than it takes at once are all asked for, so that it refuses what may not
+    be read, and then it shows the whole group: who reads leaves out what is too much."""
+    lines: list[str] = []
+    words, size = ["select"], 0
+    for name in names:
+        if "\n" in name:  # cannot be said in a command
+            words = ["select"]
+            lines = ["select"]
+            break
+        word = quote(name)
+        if len(words) > CURSOR_NAMES or size + len(word.encode()) > CTL_BYTES // 2:
+            lines.append(" ".join(words))
+            words, size = ["select"], 0
+        words.append(word)
+        size += len(word.encode()) + 1
+    for line in [*lines, " ".join(words)]:
+        file.write(f"{line}\n".encode())
+    if lines:
+        file.write(b"select\n")
 
 
-def measure(client: Client, group: str, names: Iterable[str] | None, begin: str, end: int, step: str) -> list[Stretch]:
+def measure(client: Client, group: str, names: Iterable[str], begin: str, end: int, step: str) -> list[Stretch]:
     """Where [begin, end) of a group would be cut; `begin` as `seek` takes it, `step` as `measure` does."""
     found: list[Stretch] = []
     with client.open(path_of(group, ".cursor"), "r+") as file:
-        file.write(select(names).encode() or b"\n")
+        select(file, names)
         while True:
             until = f"until {end - 1}\n" if end < ANY else ""
             file.write(f"seek {begin}\n{until}measure {step}\n".encode())

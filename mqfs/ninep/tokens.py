@@ -12,6 +12,7 @@ import stat
 from mqfs import limits
 from mqfs.errors import BadConfig, BadRequest, Denied, TooLong
 from mqfs.ninep import people
+from mqfs.ninep.messages import NONUNAME
 
 RIGHT = "a line is USER SECRET, the secret at least {least} bytes without blanks"
 
@@ -85,7 +86,7 @@ class Proof:
 
     def _asked_for(self, uid: int) -> bool:
         """Whether the Tauth named that user, or nobody."""
-        if self._n_uname != people.NONUNAME:
+        if self._n_uname != NONUNAME:
             return self._n_uname == uid
         return not self._uname or people.user_number(self._uname) == uid
 
