@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite(*(f"tests.docs.{name}" for name in ("scene", "server_pages", "shell", "tool_pages")))
+pytest.register_assert_rewrite(*(f"tests.docs.{name}" for name in ("scene", "server_pages", "shell", "spark_pages", "tool_pages")))

@@ -13,7 +13,17 @@ from mqfs.engine.ctl import Settings
 from mqfs.engine.group import META_FILES
 from tests.docs.pages import PAGES, ROOT
 
-EXPECTED = {"mqfs.1", "mqfs-bench.1", "mqfs.4", "mqfs-store.5", "mq.1", "mq-cat.1", "mq-work.1", "pin.1"}
+EXPECTED = {
+    "mqfs.1",
+    "mqfs-bench.1",
+    "mqfs-spark.1",
+    "mqfs.4",
+    "mqfs-store.5",
+    "mq.1",
+    "mq-cat.1",
+    "mq-work.1",
+    "pin.1",
+}
 
 
 def test_all_pages_are_there() -> None:
