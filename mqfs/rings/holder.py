@@ -40,7 +40,7 @@ class Holder:
 
     def run(self) -> None:
         while not self.told:
-            ready = select.select([self.listener, *self.servers], [], [], LOOK_S)[0]
+            ready = self.wait()
             for sock in ready:
                 if sock is self.listener:
                     self.accept()
@@ -50,6 +50,14 @@ class Holder:
                 break
         if self.made is not None and self.socket_file() == self.made:
             os.unlink(NAME, dir_fd=self.folder)
+
+    def wait(self) -> list[socket.socket]:
+        """Those with something to be heard. By poll, as the server's descriptors may have any number."""
+        by_fd = {sock.fileno(): sock for sock in (self.listener, *self.servers)}
+        poll = select.poll()
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        return [by_fd[fd] for fd, _ in poll.poll(LOOK_S * 1_000)]
 
     def useless(self) -> bool:
         gone = self.made is None or self.socket_file() != self.made

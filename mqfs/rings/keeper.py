@@ -75,7 +75,7 @@ class KeeperLink:
 
     def look(self) -> None:
         """Whether it still lives; one that was killed is replaced."""
-        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+        if self._socket is not None and _is_heard_from(self._socket):
             self._lose()
         if self._socket is None and self._given:
             if not self._complained:
@@ -170,6 +170,13 @@ class KeeperLink:
     def _forget(self, name: bytes) -> None:
         if name in self._given:
             os.close(self._given.pop(name))
+
+
+def _is_heard_from(sock: socket.socket) -> bool:
+    """It says nothing unasked: it has ended."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _name(group: int, generation: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -252,3 +253,21 @@ def test_without_a_folder_it_says_so_and_goes_on(tmp_path: Path, caplog: pytest.
     link.look()
     link.quit()
     assert caplog.text.count("no keeper") == 1
+
+
+def test_a_server_with_thousands_of_descriptors(store: Path, link: KeeperLink) -> None:
+    """Those that it hands to its keeper have numbers that select(2) does not bear."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    null = os.open(os.devnull, os.O_RDONLY)
+    many = [os.dup(null) for _ in range(1_100)]
+    try:
+        made = ring.create(1 << 16, generation=30)
+        made.publish(1, b"of group 3")
+        link.keep(3, 30, made.fileno())
+        link.look()
+        assert taken(store) == {(3, 30): b"of group 3"}
+    finally:
+        for fd in (null, *many):
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
