@@ -57,7 +57,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.link = server.link()
         self.consumers = Consumers(required=bool(self.consumer))
         self.stop_at: dict[str, int] | None = None  # Trigger.AvailableNow: where it was when the query began
-        self.moved: dict[str, int] | None = None  # where its consumer is
+        self.moved: dict[str, int] = {}  # where its consumer is
         self.seen: Offset | None = None  # what the last look found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,9 +141,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.link.retried(lambda client: self._done(client, self._survey(client, end), end))
 
     def _done(self, client: Client, survey: Survey, end: Offset) -> None:
-        if end["streams"] != self.moved:
-            self.consumers.move(client, end["consumer"], survey, end["streams"])
-            self.moved = end["streams"]
+        positions: dict[str, int] = end["streams"]
+        if any(position > self.moved.get(path, -1) for path, position in positions.items()):  # never back
+            self.consumers.move(client, end["consumer"], survey, positions)
+            self.moved = positions
 
     def stop(self) -> None:
         self.link.close()

@@ -83,6 +83,9 @@ class Scene:
         self.start()
 
     def start(self) -> Running:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         self._serving = serving("--store", str(self.store), "--listen", self.address, *self.options, cwd=self.folder)
         self.server: Running = self._serving.__enter__()
         return self.server

@@ -23,9 +23,18 @@ from tests.spark.test_batch import read
 SEGMENTS = 3
 
 
-@pytest.fixture
-def full(scene: Scene) -> Scene:
-    """Some segments, two streams, and other records between the messages."""
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Some segments, three streams, and other records between the messages. Tests that change it come last."""
+    scene = Scene(tmp_path_factory.mktemp("full"))
+    try:
+        fill(scene)
+        yield scene
+    finally:
+        scene.stop()
+
+
+def fill(scene: Scene) -> None:
     scene.group("g")
     for name in ("a", "b", "c"):
         scene.stream(f"g/{name}")
@@ -39,7 +48,6 @@ def full(scene: Scene) -> Scene:
         for number in range(150, SEGMENTS * 72):
             files[number % 3].write(b"large %d " % number + body)
     assert len(list(scene.store.glob("buckets/*/*/*.log"))) > 2
-    return scene
 
 
 def batches(
@@ -75,16 +83,6 @@ def test_the_same_rows(full: Scene) -> None:
         assert batches(full, store, low, high) == batches(full, "", low, high)
 
 
-def test_what_is_removed_is_not_shown(full: Scene) -> None:
-    full.ctl("g", "clear a")
-    assert batches(full, str(full.store), 200) == batches(full, "", 200)
-    full.ctl("g", "drop c 3")
-    assert batches(full, str(full.store), 200) == batches(full, "", 200)
-    full.client.remove("g/b")
-    names = ("g/c",)
-    assert batches(full, str(full.store), names=names) == batches(full, "", names=names)
-
-
 def test_it_is_the_disk_that_is_read(full: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task over the first segment asks the server nothing but whether something was lost."""
     from pyspark_mqfs import reading
@@ -96,19 +94,6 @@ def test_it_is_the_disk_that_is_read(full: Scene, monkeypatch: pytest.MonkeyPatc
     assert len(batches(full, str(full.store), 1, 100)) > 10
     with pytest.raises(AssertionError, match="over 9P"):
         batches(full, "", 1, 100)
-
-
-def test_a_damaged_segment_is_the_servers_to_tell(full: Scene) -> None:
-    group = full.stats("g")["group"]
-    folder = full.store / "buckets" / f"{group % 256:02x}" / str(group)
-    first = min(folder.glob("*.log"))
-    with open(first, "r+b") as file:
-        file.seek(20_000_000)
-        file.write(b"rot rot rot")
-    before = batches(full, str(full.store), 1, 10)
-    assert before == batches(full, "", 1, 10)
-    with pytest.raises(Exception, match="damaged"):
-        batches(full, str(full.store))
 
 
 def test_the_store_is_not_there(full: Scene, tmp_path: Path) -> None:
@@ -140,3 +125,26 @@ def test_after_the_server_went(full: Scene) -> None:
     with pytest.raises((Disconnected, OSError, ValueError)):
         batches(full, str(full.store))
     full.start()
+
+
+def test_what_is_removed_is_not_shown(full: Scene) -> None:
+    full.ctl("g", "clear a")
+    assert batches(full, str(full.store), 200) == batches(full, "", 200)
+    full.ctl("g", "drop c 3")
+    assert batches(full, str(full.store), 200) == batches(full, "", 200)
+    full.client.remove("g/b")
+    names = ("g/c",)
+    assert batches(full, str(full.store), names=names) == batches(full, "", names=names)
+
+
+def test_a_damaged_segment_is_the_servers_to_tell(full: Scene) -> None:
+    group = full.stats("g")["group"]
+    folder = full.store / "buckets" / f"{group % 256:02x}" / str(group)
+    first = min(folder.glob("*.log"))
+    with open(first, "r+b") as file:
+        file.seek(20_000_000)
+        file.write(b"rot rot rot")
+    before = batches(full, str(full.store), 1, 10)
+    assert before == batches(full, "", 1, 10)
+    with pytest.raises(Exception, match="damaged"):
+        batches(full, str(full.store))
