@@ -18,8 +18,10 @@ from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 import anyio
 
 from mqfs.client import client as sync
+from mqfs.client.bodies import BodyWriter
 from mqfs.client.consuming import Claim, Claims
 from mqfs.client.group import Group
+from mqfs.client.link import Body
 from mqfs.client.reading import Reading
 from mqfs.errors import Interrupted, MqfsError
 from mqfs.types import Message
@@ -185,6 +187,16 @@ class AsyncClaims:
         return AsyncClaim(await self._waiting.next())
 
 
+class AsyncWriter:
+    """A body being written, of any size; see `BodyWriter`. Given by an `async with`, whose clean exit publishes it."""
+
+    def __init__(self, body: BodyWriter) -> None:
+        self.sync = body
+
+    async def write(self, data: Body) -> int:
+        return await in_thread(partial(self.sync.write, data))
+
+
 def lifted(method: Callable[Concatenate[Group, P], T]) -> Callable[Concatenate[AsyncGroup, P], Awaitable[T]]:
     """The method of a group, awaited."""
 
@@ -230,6 +242,19 @@ class AsyncGroup:
     remove_consumer = lifted(Group.remove_consumer)
     subscribe = opened(Group.subscribe)
     history = opened(Group.history)
+
+    @asynccontextmanager
+    async def writer(
+        self, stream: str, *, headers: Mapping[str, str] | None = None, create: bool = True
+    ) -> AsyncIterator[AsyncWriter]:
+        """As `Group.writer`; an exception, and being cancelled, drops it."""
+        body = await in_thread(partial(self.sync.writer, stream, headers=headers, create=create))
+        try:
+            yield AsyncWriter(body)
+        except BaseException as error:
+            await in_thread(partial(body.__exit__, type(error), error, error.__traceback__))
+            raise
+        await in_thread(body.close)
 
     @asynccontextmanager
     async def consume(

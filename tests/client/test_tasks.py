@@ -151,3 +151,31 @@ def test_a_wait_with_a_deadline_of_asyncio(opening: Opening, name: str) -> None:
                 assert (await asyncio.wait_for(waiting, 20)).body == b"1"
 
     asyncio.run(main())
+
+
+def test_a_body_of_any_size(opening: Opening, name: str, backend: str) -> None:
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["replay all", "sync off"])
+            async with group.writer("s", headers={"of": "bytes"}) as body:
+                for number in range(30):
+                    await body.write(bytes([number]) * 100_000)
+
+            async def fail() -> None:
+                async with group.writer("s") as body:
+                    await body.write(b"half")
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                await fail()
+            with anyio.CancelScope() as scope:
+                async with group.writer("s") as body:
+                    await body.write(b"half")
+                    scope.cancel()
+                    await anyio.sleep_forever()
+            async with await group.history() as history:
+                found = [message async for message in history]
+            assert [len(message.body) for message in found] == [3_000_000]
+            assert found[0].body[-100_001:] == bytes([28]) + bytes([29]) * 100_000
+
+    anyio.run(main, backend=backend)
