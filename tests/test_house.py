@@ -49,7 +49,7 @@ NEVER_SAID = re.compile(
     r"|(?<!message )(?<!work )(?<!tests/)\bqueues?\b",
     re.IGNORECASE,
 )
-A_COLUMN = re.compile(r"`[^`]*\btopic\b[^`]*`|\.(?:Li|Cm) topic\b")  # of Spark's; it has Kafka's name
+A_COLUMN = re.compile(r"`[^`]*\btopic\b[^`]*`|\.(?:Li|Cm) topic\b|\btopic=")  # of Spark's; it has Kafka's name
 NEVER_NAMED = re.compile(r"topic|queue|chunk", re.IGNORECASE)
 
 

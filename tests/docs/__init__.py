@@ -2,4 +2,5 @@
 
 import pytest
 
-pytest.register_assert_rewrite(*(f"tests.docs.{name}" for name in ("scene", "server_pages", "shell", "spark_pages", "tool_pages")))
+MODULES = ("scene", "server_pages", "shell", "spark_pages", "tool_pages")
+pytest.register_assert_rewrite(*(f"tests.docs.{name}" for name in MODULES))
