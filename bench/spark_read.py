@@ -62,18 +62,13 @@ def fill(address: str) -> None:
         for name in names:
             client.create(f"bench/{name}").close()
         per = 1_000_000 // (SIZE + 16)
-        frames = []
-        for number in range(per):
-            name = names[number % STREAMS].encode()
-            body = b"%010d" % number + b"x" * (SIZE - 10)
-            frames.append(FRAME.pack(FRAME.size + len(name) + SIZE, len(name), 0) + name + body)
-        whole = b"".join(frames)
+        heads = [FRAME.pack(FRAME.size + len(name) + SIZE, len(name), 0) + name.encode() for name in names]
         with client.open("bench/.batch", "w") as file:
-            for _ in range(MESSAGES // per):
-                file.write(whole)
-            rest = frames[: MESSAGES % per]
-            if rest:
-                file.write(b"".join(rest))
+            for first in range(0, MESSAGES, per):
+                count = min(per, MESSAGES - first)
+                noise = os.urandom(count * SIZE)  # no two bodies are the same: Parquet would not store them twice
+                numbers = range(count)
+                file.write(b"".join([heads[n % STREAMS] + noise[n * SIZE : n * SIZE + SIZE] for n in numbers]))
 
 
 def timed(act: Callable[[], Any], rounds: int = ROUNDS) -> float:

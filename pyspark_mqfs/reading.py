@@ -26,7 +26,7 @@ from pyspark_mqfs.link9p import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range, Slice
 from pyspark_mqfs.segments import Segments, check_store
-from pyspark_mqfs.survey import Survey, measure, path_of, select, stats
+from pyspark_mqfs.survey import Survey, measure, path_of, places, select
 
 log = logging.getLogger(__name__)
 IN_FLIGHT = 2  # reads that are asked for at once
@@ -137,7 +137,7 @@ class _Reading:
 
     def _names(self, client: Client) -> list[str]:
         """What to select."""
-        there = stats(client, self.range.group)["streams"]
+        there = places(client, self.range.group)["streams"]
         assert isinstance(there, dict)
         missing = [name for name in self.range.streams if name not in there]
         if missing:
@@ -153,7 +153,7 @@ class _Reading:
 
     def _look_for_losses(self, client: Client) -> None:
         """Whether something was taken away that was in the range; asked when all that is left of it has been read."""
-        read = stats(client, self.range.group)
+        read = places(client, self.range.group)
         if read["store"] != self.store:
             raise other_store(self.store, str(read["store"]), self.task.server.address)
         rows = read["streams"]

@@ -1,4 +1,4 @@
-"""What a server has now: its groups and streams, from `.stats`, and what a cursor measures.
+"""What a server has now: its groups and streams, as a cursor tells them.
 
 Owns the asking and which streams a query is over. Moves nothing, and reads no message.
 """
@@ -122,13 +122,14 @@ def _assigned(options: Options) -> list[str]:
     return list(paths)
 
 
-def stats(client: Client, group: str) -> dict[str, object]:
-    """`.stats` of a group."""
-    with client.open(path_of(group, ".stats")) as file:
-        pieces = []
-        while piece := file.receive(MESSAGE_BYTES):
-            pieces.append(piece)
-    read: dict[str, object] = json.loads(b"".join(pieces))
+def places(client: Client, group: str) -> dict[str, object]:
+    """Where the streams of a group begin and end, by name. Nothing is counted for it, however much is kept."""
+    with client.open(path_of(group, ".cursor"), "r+") as file:
+        file.write(b"streams\n")
+        told = b""
+        while not told.endswith(b"\n"):
+            told += file.receive(MESSAGE_BYTES)
+    read: dict[str, object] = json.loads(told)
     return read
 
 
@@ -138,7 +139,7 @@ def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool]
     while queue:
         path = queue.pop()
         try:
-            read = stats(client, path)
+            read = places(client, path)
         except (NotFound, NotDirectory):
             continue
         store = str(read["store"])
@@ -148,7 +149,7 @@ def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool]
         if descend:
             queue += [path_of(path, name) for name in read["groups"]]  # type: ignore[attr-defined]
     if not store:
-        store = str(stats(client, "")["store"])
+        store = str(places(client, "")["store"])
     return Survey(store, dict(sorted(groups.items())))
 
 
@@ -209,4 +210,16 @@ def measure(client: Client, group: str, names: Iterable[str], begin: str, end: i
             begin = str(some[-1].end)
 
 
-__all__ = ["ANY", "Group", "Selection", "Stream", "Stretch", "Survey", "measure", "path_of", "select", "split", "stats"]
+__all__ = [
+    "ANY",
+    "Group",
+    "Selection",
+    "Stream",
+    "Stretch",
+    "Survey",
+    "measure",
+    "path_of",
+    "places",
+    "select",
+    "split",
+]

@@ -16,6 +16,7 @@ from mqfs.engine.format import FORMATS, Names, describe, parse_seek, shape
 from mqfs.engine.names import split
 from mqfs.engine.order import overtaken
 from mqfs.engine.permission import R, allowed, require
+from mqfs.engine.report import places
 from mqfs.engine.seeking import position
 from mqfs.engine.selection import Selection, select
 from mqfs.types import Kind, Record, Step, User, Wait
@@ -102,13 +103,17 @@ class Cursor(Commands):
                 raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
             selection = select(self.group, arguments, lambda s: require(self.user, s.state, R, s.name))
             return lambda: self._select(selection)
-        usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1}
+        usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1, "streams": 0}
         if verb not in usage:
-            raise errors.BadCommand(f"unknown command {verb!r}; there are: seek select until format info measure")
+            raise errors.BadCommand(
+                f"unknown command {verb!r}; there are: seek select until format info measure streams"
+            )
         if len(arguments) != usage[verb]:
             raise errors.BadCommand(f"{verb} takes {usage[verb] or 'no'} value{'s' * (usage[verb] != 1)}")
         if verb == "info":
             return self._info
+        if verb == "streams":
+            return self._places
         word = arguments[0]
         if verb == "format":
             if word not in FORMATS:
@@ -140,6 +145,9 @@ class Cursor(Commands):
             raise errors.BadCommand("info: no message was read yet")
         stream = self.group.numbers.get(record.stream)
         self.pending = describe(record, stream.name if stream else "")
+
+    def _places(self) -> None:
+        self.pending = places(self.group).encode()
 
     def _measure(self, messages: int, size: int) -> None:
         """Where what it shows would be cut, from its position on; told by the next read."""

@@ -20,11 +20,7 @@ def stats(group: Group, user: User) -> str:
     failed = bucket.failed
     counts: dict[object, int] = {}
     body = {
-        "store": group.tree.store.uuid,
-        "group": group.number,
-        "next": bucket.next,
-        "log_bytes": bucket.size,
-        "plain": _plain(group),
+        **_log(group),
         "read_only": failed is not None,
         "failure": str(failed) if failed is not None else None,
         "damaged": bucket.damaged,
@@ -32,12 +28,29 @@ def stats(group: Group, user: User) -> str:
         "order_readers": len(group.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.cursors),
         "held": len(group.held),
-        "groups": sorted(group.groups),
         "streams": {name: _stream(stream, counts) for name, stream in sorted(group.streams.items())},
         "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
         "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(group.consumers.items())},
     }
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+
+
+def places(group: Group) -> str:
+    """Of `.stats` what a reader needs to plan with: nothing of it is counted, however much is kept or waits."""
+    body = {**_log(group), "streams": {name: _place(stream) for name, stream in group.streams.items()}}
+    return json.dumps(body, ensure_ascii=False) + "\n"
+
+
+def _log(group: Group) -> dict[str, Any]:
+    bucket = group.bucket
+    return {
+        "store": group.tree.store.uuid,
+        "group": group.number,
+        "groups": sorted(group.groups),
+        "next": bucket.next,
+        "log_bytes": bucket.size,
+        "plain": _plain(group),
+    }
 
 
 def _plain(group: Group) -> bool:
@@ -46,19 +59,25 @@ def _plain(group: Group) -> bool:
     return not hidden and not any(stream.shared for stream in group.streams.values())
 
 
-def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
+def _place(stream: Stream) -> dict[str, int | None]:
     stream.advance()
     newest = stream.newest_kept()
     settings = stream.group.settings
     bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
-    row: dict[str, Any] = {
+    return {
         "number": stream.number,
-        "messages": stream.count,
-        "bytes": stream.size,
         "floor": stream.state.floor,
         "cut": stream.state.floor if bounds_only else stream.cut,
         "first": stream.first_kept() or None,
         "newest": newest if newest >= stream.state.floor and newest else None,
+    }
+
+
+def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **_place(stream),
+        "messages": stream.count,
+        "bytes": stream.size,
         "written": stream.written,
         "readers": len(stream.readers),
         "waiting": sum(map(len, stream.parked.values())),

@@ -264,10 +264,10 @@ def _server(target: Source) -> Server:
 
 
 def _store(server: Server) -> str:
-    from pyspark_mqfs.survey import stats
+    from pyspark_mqfs.survey import places
 
     with server.link() as link:
-        return str(link.retried(lambda client: stats(client, ""))["store"])
+        return str(link.retried(lambda client: places(client, ""))["store"])
 
 
 def _make_groups(server: Server, groups: Iterable[str]) -> None:

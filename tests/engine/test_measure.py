@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -89,6 +90,24 @@ def test_only_what_its_reader_may_read(scene: Scene) -> None:
     scene.tree.setattr(ROOT, scene.tree.find(ROOT, "g/a"), mode=0o600)
     everything = sum(row[1] for row in scene.measure("seek first", "measure 10000"))
     assert 0 < sum(row[1] for row in scene.measure("seek first", "measure 10000", user=BERT)) < everything
+
+
+def test_streams(scene: Scene) -> None:
+    cursor = scene.open(".cursor", os.O_RDWR)
+    cursor.write(b"streams\n")
+    told = json.loads(cursor.read(1 << 20))
+    assert (told["next"], told["group"], told["groups"], told["plain"]) == (901, 2, [], True)
+    assert told["store"] == scene.tree.store.uuid
+    assert sorted(told["streams"]) == ["a", "b", "rare"]
+    assert told["streams"]["rare"] == {"number": 18, "floor": 0, "cut": 0, "first": 8, "newest": 818}
+    scene.write("ctl", b"clear rare\n")
+    cursor.write(b"streams\n")
+    told = json.loads(cursor.read(1 << 20))
+    assert told["streams"]["rare"] == {"number": 18, "floor": 819, "cut": 819, "first": None, "newest": None}
+    scene.write("ctl", f"drop a {told['streams']['a']['first']}\n".encode())
+    cursor.write(b"streams\n")
+    assert json.loads(cursor.read(1 << 20))["plain"] is False
+    cursor.close()
 
 
 def test_nonsense(scene: Scene) -> None:

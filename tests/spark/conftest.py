@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -125,9 +126,8 @@ class Scene:
             file.write(head.encode() + b" " + body)
 
     def stats(self, group: str) -> Any:
-        from pyspark_mqfs.survey import stats
-
-        return stats(self.client, group)
+        with self.client.open(f"{group}/.stats") as file:
+            return json.loads(b"".join(iter(lambda: file.receive(1 << 20), b"")))
 
 
 @pytest.fixture
