@@ -20,7 +20,7 @@ def main() -> None:
     address, read, write, *more = sys.argv[1:]
     spark = SparkSession.builder.appName("words").config("spark.sql.shuffle.partitions", "2").getOrCreate()
     lines = spark.readStream.format("mqfs").options(address=address, subscribe=read, startingOffsets="earliest").load()
-    words = lines.select(F.explode(F.split(F.trim(F.col("value").cast("string")), r"\s+")).alias("word"))
+    words = lines.select(F.explode(F.split(F.col("value").cast("string"), r"\s+")).alias("word")).where("word <> ''")
 
     def told(batch: DataFrame, number: int) -> None:
         query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
