@@ -1,0 +1,24 @@
+"""Two moments of the campaign of kills; `make soak` does thirty with a million messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import campaign
+from tests.client.conftest import short_folder
+from tests.spark import kills
+from tests.spark.conftest import java
+
+
+@pytest.mark.timeout(3_600)
+def test_kills() -> None:
+    if why := java():
+        pytest.skip(why)
+    moments = 30 if campaign.size(30) == 30 else 2
+    victims = ["all", "server", "worker", "jvm"]
+    with short_folder() as folder:
+        messages = 1_000_000 if moments == 30 else 6_000
+        killed = kills.run(Path(folder), messages, [victims[n % 4] for n in range(moments)], campaign.seed())
+    assert sum(killed.values()) == moments
