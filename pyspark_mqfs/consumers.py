@@ -50,23 +50,27 @@ class Consumers:
             self._without.add(group.path)
 
     def _make(self, client: Client, name: str, group: Group) -> None:
-        """A consumer over what is read of the group: all, one stream, or a view of some."""
+        """A consumer over what is read of the group: all, one stream, or a view of some. One that is there stays what
+        it is, but a view gets the streams that are new."""
         streams = frozenset(group.streams)
-        if self._over.get(group.path) == streams and self._there(client, name, group):
+        there = self._there(client, path_of(group.path, f".consumers/{name}"))
+        if there and self._over.get(group.path) == streams:
             return
-        if group.whole:
-            if not self._there(client, name, group):
-                client.create(path_of(group.path, f".consumers/{name}"), "w").close()
+        views = "".join(f"bind {quote(name)} {quote(stream)}\n" for stream in sorted(streams))
+        if there:
+            if self._there(client, path_of(group.path, name)):
+                self._command(client, group, views)
+        elif group.whole:
+            client.create(path_of(group.path, f".consumers/{name}"), "w").close()
         elif len(streams) == 1:
             self._command(client, group, f"consumer {quote(name)} {quote(next(iter(streams)))}\n")
         else:
-            views = "".join(f"bind {quote(name)} {quote(stream)}\n" for stream in sorted(streams))
             self._command(client, group, f"{views}consumer {quote(name)} {quote(name)}\n")
         self._over[group.path] = streams
 
-    def _there(self, client: Client, name: str, group: Group) -> bool:
+    def _there(self, client: Client, path: str) -> bool:
         try:
-            client.stat(path_of(group.path, f".consumers/{name}"))
+            client.stat(path)
         except NotFound:
             return False
         return True

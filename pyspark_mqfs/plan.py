@@ -15,7 +15,7 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.arrow import Rows
+from pyspark_mqfs.arrow import Rows, distinct
 from pyspark_mqfs.options import OptionError, Options
 from pyspark_mqfs.survey import Group, Survey, measure, path_of, split
 
@@ -47,7 +47,7 @@ class Range:
             return None
 
         def wanted(rows: Rows, names: Mapping[int, str]) -> Any:
-            numbers, places = np.unique(rows.streams, return_inverse=True)
+            numbers, places = distinct(rows.streams)
             bounds = [self.streams.get(names[int(number)], (0, 0)) for number in numbers]
             low, high = (np.array(side, np.uint64)[places] for side in zip(*bounds, strict=True))
             return (rows.sequences >= low) & (rows.sequences < high)

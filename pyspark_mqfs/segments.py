@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from mqfs.store.index import HEAD_SIZE, SEALED, Part, SealedIndex, columns_pass, decode_part, rows_end
-from pyspark_mqfs.arrow import Gather, Rows
+from pyspark_mqfs.arrow import Gather, Rows, distinct
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range
 
@@ -72,9 +72,9 @@ class Segments:
         """The sealed segment that has that sequence, and where what it has ends; None where there is none."""
         try:
             firsts = sorted(int(name[:-4]) for name in os.listdir(self.folder) if name.endswith(".log"))
-            at = bisect_right(firsts, position) - 1
-            if at < 0 or at + 1 >= len(firsts):
-                return None  # trimmed away, or the open one
+            at = max(bisect_right(firsts, position) - 1, 0)
+            if at + 1 >= len(firsts):
+                return None  # the open one
             base = os.path.join(self.folder, f"{firsts[at]:020d}")
             index = _index(base + ".idx")
             return None if index is None else (firsts[at + 1], open(base + ".log", "rb"), index)
@@ -111,7 +111,7 @@ def _mask(wanted: Range, low: int, high: int) -> Callable[[Rows, Mapping[int, st
     }
 
     def mask(rows: Rows, names: Mapping[int, str]) -> Any:
-        numbers, places = np.unique(rows.streams, return_inverse=True)
+        numbers, places = distinct(rows.streams)
         lows, highs = zip(*(bounds.get(int(number), (0, 0)) for number in numbers), strict=True)
         below, above = np.array(lows, np.uint64)[places], np.array(highs, np.uint64)[places]
         return (rows.sequences >= below) & (rows.sequences < above)

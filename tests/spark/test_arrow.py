@@ -15,7 +15,7 @@ from pyspark_mqfs import schema
 from pyspark_mqfs.arrow import Gather
 
 WHOLE = schema.whole(headers=True)
-NAMES = {16: "a", 17: "b b", 99: "ä"}
+NAMES = {16: "a", 17: "b b", 99: "ä", 1 << 20: "far"}
 HEADERS = st.dictionaries(st.text(max_size=5), st.text(max_size=300), max_size=4)
 MESSAGES = st.lists(
     st.tuples(st.sampled_from(list(NAMES)), st.sampled_from([1, 1, 1, 2]), HEADERS, st.binary(max_size=50))

@@ -145,6 +145,29 @@ def test_a_consumer_of_some_streams(query: Callable[..., Query], scene: Scene) -
     assert scene.stats("g")["consumers"][name]["waiting"] == 0
 
 
+def test_a_consumer_of_a_group_that_grows(query: Callable[..., Query], scene: Scene) -> None:
+    """It was of the whole group, and then of one of two streams, and of a view that gets another."""
+    scene.group("g")
+    scene.stream("g/a", b"1")
+    mine = query(subscribePattern="g/[abc]", consumer="mine")
+    mine.now()
+    scene.stream("g/x", b"unasked")
+    scene.write("g/a", b"2")
+    assert mine.now() == [b"2"]
+    assert scene.stats("g")["consumers"]["mine"]["waiting"] == 0
+    scene.group("h")
+    for name in "abx":
+        scene.stream(f"h/{name}", b"1")
+    other = query(subscribePattern="h/[abc]", consumer="other")
+    other.checkpoint = mine.checkpoint.with_name("checkpoint2")
+    other.now()
+    scene.stream("h/c", b"2")
+    assert other.now() == [b"2"]
+    scene.write("h/c", b"3", b"4")
+    row = scene.stats("h")["consumers"]["other"]
+    assert (row["over"], row["waiting"]) == ("other", 2)
+
+
 def test_the_server_restarts_in_the_middle(query: Callable[..., Query], scene: Scene) -> None:
     scene.group("g", "replay all")
     scene.stream("g/s", *(b"%d" % n for n in range(100)))
