@@ -30,8 +30,19 @@ def encode(name: bytes, head: bytes, body: bytes) -> bytes:
 def parse(data: bytes) -> Iterator[Frame]:
     """The frames of one write, each checked. Raises BadCommand, TooLong."""
     at, number, end = 0, 0, len(data)
+    known: dict[bytes, str] = {}  # names that came before
+    unpack, head_size, most, make = HEAD.unpack_from, HEAD.size, limits.MESSAGE_BYTES, tuple.__new__
     while at < end:
         number += 1
+        if end - at > head_size:  # most have no headers and a name that came before: a shorter way
+            size, name, head = unpack(data, at)
+            body = at + head_size + name
+            if not head and size <= end - at and 0 < at + size - body <= most:
+                seen = known.get(data[at + head_size : body])
+                if seen is not None:
+                    yield make(Frame, (seen, b"", data[body : at + size]))
+                    at += size
+                    continue
         try:
             size, name, head = _measure(data, at)
             start = at + HEAD.size
@@ -42,6 +53,7 @@ def parse(data: bytes) -> Iterator[Frame]:
             raise errors.BadCommand(f"frame {number}: names and headers are valid UTF-8") from None
         except errors.MqfsError as error:
             raise type(error)(f"frame {number}: {error.detail}") from None
+        known[data[start : start + name]] = text
         body = start + name + head
         yield Frame(text, data[start + name : body], data[body : at + size])
         at += size
