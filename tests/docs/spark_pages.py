@@ -14,6 +14,7 @@ from tests.docs.pages import Block
 from tests.docs.scene import Scene
 from tests.docs.treated import prepared, treated
 
+JAVA = "WARNING: Using incubator modules: jdk.incubator.vector"  # of Spark's own command line
 START_S = 100  # of Spark, and its first query, on a busy machine
 
 
@@ -27,9 +28,10 @@ def messages_in_a_group(at: Scene) -> None:
 @treated("mqfs-spark.1", "mqfs spark archive")
 def archived_and_verified(at: Scene, block: Block) -> None:
     archive, verify = (line.typed for line in block.lines)
-    at.typing.begin(f"{archive} --master 'local[1]' 2>/dev/null")
+    at.typing.begin(f"{archive} --master 'local[1]' 2>said")
     assert at.typing.prompted(START_S)
     assert at.typing.said[-1].startswith("1 messages more in ")
+    assert set((at.folder / "said").read_text().splitlines()) <= {JAVA}
     command, words = understood(verify)
     assert (command, words["path"], words["pattern"]) == ("verify", "archive", "jobs/.*")
 

@@ -1,8 +1,7 @@
-"""The other commands, on the session of all tests; and one as a process, as a user starts it."""
+"""The other commands, on the session of all tests. One is started as a user would, by the examples of the manual."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +92,6 @@ def test_stats_and_their_pictures(spark: Any, scene: Scene, tmp_path: Path) -> N
     assert "g/&lt;b&gt;" in text
     assert text.count("data:image/png;base64,") == 3
     assert "g/a" in report.table(found)
-
-
-def test_as_a_process(scene: Scene, tmp_path: Path) -> None:
-    scene.group("g")
-    scene.stream("g/a", b"1", b"2")
-    done = mqfs("spark", "archive", "--at", scene.address, "--master", "local[1]", "--json", "archive", "g/a",
-                cwd=tmp_path, timeout=120)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["messages"] == 2
-    assert done.stderr.replace("WARNING: Using incubator modules: jdk.incubator.vector\n", "") == ""
 
 
 def test_one_line_for_what_is_wrong(tmp_path: Path) -> None:
