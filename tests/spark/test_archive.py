@@ -69,7 +69,7 @@ def test_there_and_back(spark: Any, scene: Scene, tmp_path: Path) -> None:
     assert (found["messages"], found["same"], found["not_archived_yet"]) == (205, 205, 0)
     # it may be moved
     moved = str(shutil.move(path, tmp_path / "moved"))
-    again = Replay(moved, Source(scene.address), into="back", rate=100)
+    again = Replay(moved, Source(scene.address), into="back", rate=150)
     assert replay.run(spark, again)["messages"] == 205
     replay.run(spark, again)  # published once
     back = Source(scene.address, pattern="back/.*")
