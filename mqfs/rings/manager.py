@@ -30,6 +30,7 @@ log = logging.getLogger("mqfs.rings")
 
 Post = Callable[[Callable[[], None]], None]
 _LOOK_S = 0.25  # how often the thread of a ring looks who holds its lock
+_LOOK_AGAIN_S = 0.05  # while somebody does
 _RETRY_S = 0.25  # when the log had no room
 
 
@@ -54,7 +55,7 @@ class Follower:
     def _follow(self) -> None:
         try:
             while not self._stopped.is_set():
-                if self._ring.wait(self._position, _LOOK_S):
+                if self._ring.wait(self._position, _LOOK_AGAIN_S if self._held[0] else _LOOK_S):
                     self._ask(self._take)
                 elif self._is_held_too_long():
                     self._ask(self._abandon)
@@ -87,7 +88,7 @@ class Follower:
         if not self._ring.holder or (self._ring.holder, self._ring.tail) != (thread, tail):
             self._held = self._ring.holder, self._ring.tail, now
             return False
-        return now - since >= limits.RING_HOLD_S - _LOOK_S
+        return now - since >= limits.RING_HOLD_S
 
     def _abandon(self) -> None:
         self._journal.retire(f"thread {self._held[0]} held its lock too long")
