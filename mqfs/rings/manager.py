@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -175,6 +176,8 @@ class Rings:
                 log.error("the ring of group %d is given up: %s", number, error)
                 self._drop(number, generation)
                 continue
+            finally:
+                os.close(fd)
             if number in found:
                 self._untold.setdefault(number, []).append(found[number])
             found[number] = held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -16,16 +17,17 @@ from mqfs.ring import Ring
 from mqfs.rings.keeper import KeeperLink
 from mqfs.types import Draft
 from tests.campaign import seed, size
+from tests.crash.liar import LyingDisk
 from tests.ring.actors import child, ended, stopped
 from tests.ring.stops import HALF, HOLDING, PUBLISHED, PUBLISHING
 from tests.rings import crowd
-from tests.rings.rig import ME, Client, Rig
+from tests.rings.rig import ME, Client, Rig, keeper
 from tests.rings.test_any_moment import _quiet
 from tests.server.process import serving
 from tests.store.small import lowered
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
-__all__ = ["_quiet"]
+__all__ = ["_quiet", "keeper"]
 
 STALE, GONE = 7, 8  # exit statuses
 MODES = {
@@ -265,3 +267,19 @@ def test_under_load(tmp_path: Path) -> None:
     assert told > 200 * seconds
     KeeperLink(str(tmp_path / "store")).quit()
     print(f"{retired} rings ended in {seconds:.0f} s, {told} messages told")
+
+
+def test_a_ring_that_was_taken_over_leaves_no_descriptor(keeper: Any) -> None:
+    disk, before = LyingDisk(), len(os.listdir("/proc/self/fd"))
+    rig = Rig("replay all", disk=disk)
+    for _ in range(5):
+        client = rig.attach()
+        client.ring.publish(client.number("s"), b"x")
+        client.ring.close()
+        rig.kill()
+        rig = Rig(disk=disk)
+    rig.stop()
+    del rig, client
+    gc.collect()
+    keeper("").quit()
+    assert len(os.listdir("/proc/self/fd")) <= before
