@@ -35,7 +35,6 @@ class DoorCall:
         self._path = path
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._poll = select.poll()
         try:
             self._socket.settimeout(timeout)
             with reachable(path) as where:
@@ -45,7 +44,6 @@ class DoorCall:
             if error.errno in _NOBODY:
                 raise NoDoor(f"{path}: the server has no rings, or does not run ({error.strerror})") from None
             raise Disconnected(f"{path}: {error}") from None
-        self._poll.register(self._socket, select.POLLRDHUP)
         _open.add(self)
 
     def attach(self, group: str) -> tuple[dict[str, Any], int]:
@@ -80,7 +78,12 @@ class DoorCall:
     @property
     def lost(self) -> bool:
         """Whether the server is gone, or it was closed here."""
-        return self._socket.fileno() < 0 or any(what & _GONE for _, what in self._poll.poll(0))
+        fd = self._socket.fileno()
+        if fd < 0:
+            return True
+        poll = select.poll()  # one a call: threads may not share one
+        poll.register(fd, select.POLLRDHUP)
+        return any(what & _GONE for _, what in poll.poll(0))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
