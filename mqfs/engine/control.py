@@ -52,10 +52,13 @@ class Commands(Open):
         return text
 
 
-class CtlHandle(Commands):
-    """`ctl`: settings and actions of a group."""
+class PrintedCommands(Commands):
+    """A file of commands that prints, read from its beginning, how things stand."""
 
     text: bytes | None = None
+
+    def print(self) -> str:
+        raise NotImplementedError
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
@@ -63,8 +66,15 @@ class CtlHandle(Commands):
         if told is not None:
             return told
         if self.text is None or offset == 0:
-            self.text = "".join(f"{line}\n" for line in self.group.lines()).encode()
+            self.text = self.print().encode()
         return self.text[offset : offset + count]
+
+
+class CtlHandle(PrintedCommands):
+    """`ctl`: settings and actions of a group."""
+
+    def print(self) -> str:
+        return "".join(f"{line}\n" for line in self.group.lines())
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from mqfs import errors, headers, limits
 from mqfs.engine import frames
 from mqfs.engine.batch import sent_by
-from mqfs.engine.control import Commands
+from mqfs.engine.control import Commands, PrintedCommands
 from mqfs.engine.files import Open
 from mqfs.engine.names import split
 from mqfs.engine.put import PutHandle, parse
@@ -18,19 +18,11 @@ from mqfs.types import Step, User
 USAGE = "commit PRODUCER.NUMBER PART..., abort PART... or forget PRODUCER..."
 
 
-class TxnCtlHandle(Commands):
+class TxnCtlHandle(PrintedCommands):
     """`.txn/ctl`. One write is one command, with or without its newline: its answer says what became of it."""
 
-    text: bytes | None = None
-
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        told = self.told(count)
-        if told is not None:
-            return told
-        if self.text is None or offset == 0:
-            self.text = self.group.transactions.text().encode()
-        return self.text[offset : offset + count]
+    def print(self) -> str:
+        return self.group.transactions.text()
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
