@@ -9,7 +9,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from mqfs.client.bodies import place_of
 from mqfs.client.link import File, Link
 from mqfs.client.reading import Patience, Patterns, Reading, names_of
+from mqfs.client.waiting import Waiting
 from mqfs.client.words import Duration, commands, duration, quote
 from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
 from mqfs.types import Message
@@ -130,7 +131,7 @@ class Claim:
             error.add_note(f"message {self.sequence} could not be given back: {other}; it comes again all the same")
 
 
-class Claims:
+class Claims(Waiting[Claim]):
     """One handle on a consumer: an iterator of claims. Any number of threads may share it; each claim is one's.
 
     At the end of the `with` block claims that nobody spoke about are released, not counted; if it ends by an exception
@@ -147,12 +148,12 @@ class Claims:
         renew_s: float = 0.0,
         reconnect: bool | float = False,
     ) -> None:
+        super().__init__()
         self.renew_s = renew_s
         self._link, self._path, self._make = link, path, make
         self._names, self._reconnect = names_of(patterns), reconnect if link.can_be_lost else False
         self._turn, self._lock = threading.Lock(), threading.Lock()
-        self._closed = threading.Event()
-        self._wanted = self._over = self._shut = False
+        self._shut = False
         self._open_claims: set[Claim] = set()
         self._refusals: list[bytes] = []
         self._file = self._open()
@@ -230,15 +231,10 @@ class Claims:
                 more = self._file.read()
                 line += b"" if self._is_refusal(more) else more
             return line
-        except Interrupted:
-            wanted, self._wanted = self._wanted, False
-            if wanted and not self._closed.is_set():
-                raise
-        except Disconnected:
-            if self._closed.is_set():
-                raise EOFError from None
-            if self._reconnect is False:
-                raise
+        except Interrupted as error:
+            self._interrupted(error)
+        except Disconnected as error:
+            self._away(error)
             self._reopen()
         return None
 
@@ -269,25 +265,7 @@ class Claims:
         except NotFound:
             self._over = True
 
-    def __iter__(self) -> Iterator[Claim]:
-        return self
-
-    def __next__(self) -> Claim:
-        try:
-            return self.get()
-        except EOFError:
-            raise StopIteration from None
-        except Disconnected:
-            if self._closed.is_set():
-                raise StopIteration from None
-            raise
-
     # ------------------------------------------------------------ ends
-
-    def interrupt(self) -> None:
-        """The thread that waits in `get` gets Interrupted, or the next one that would; nothing is lost."""
-        self._wanted = True
-        self._file.interrupt()
 
     def finish(self) -> None:
         """Claim nothing more: whoever waits gets the end; claims can still be settled."""

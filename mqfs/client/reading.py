@@ -9,13 +9,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeAlias
 
 from mqfs import headers, record
 from mqfs.client.bodies import Assembly
 from mqfs.client.link import File, Link, read_whole
+from mqfs.client.waiting import Waiting
 from mqfs.client.words import commands, quote
 from mqfs.errors import Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
 from mqfs.types import Kind, Message, Record
@@ -110,7 +111,7 @@ class Patience:
         self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
 
 
-class Reading:
+class Reading(Waiting[Message]):
     """Messages of a group, one by one: an iterator that any number of threads may share.
 
     After FellBehind or DiskFailed, told once each, it can be asked again and goes on behind what was lost.
@@ -142,13 +143,12 @@ class Reading:
         self, link: Link, path: str, patterns: Patterns, until: str, filters: Filters, reconnect: bool | float
     ) -> None:
         """What every way of reading has."""
+        Waiting.__init__(self)
         self._link, self._path = link, path
         self._names, self._until = names_of(patterns), until
         self._filters, self._reconnect = all_of(filters), reconnect if link.can_be_lost else False
         self._turn = threading.Lock()  # one thread reads
-        self._closed = threading.Event()
-        self._wanted = False  # an interrupt that somebody asked for
-        self._over = self._singly = False
+        self._singly = False
         self._assembly = Assembly()
 
     # ------------------------------------------------------------ the cursor
@@ -228,16 +228,11 @@ class Reading:
         try:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             data = self._file.read(timeout=left)
-        except Interrupted:
-            wanted, self._wanted = self._wanted, False
-            if wanted and not self._closed.is_set():
-                raise
+        except Interrupted as error:
+            self._interrupted(error)
             return
-        except Disconnected:
-            if self._closed.is_set():
-                raise EOFError from None
-            if self._reconnect is False:
-                raise
+        except Disconnected as error:
+            self._away(error)
             self._reopen()
             return
         if data:
@@ -245,29 +240,11 @@ class Reading:
         elif not self._closed.is_set():
             self._ended()
 
-    def __iter__(self) -> Iterator[Message]:
-        return self
-
-    def __next__(self) -> Message:
-        try:
-            return self.get()
-        except EOFError:
-            raise StopIteration from None
-        except Disconnected:
-            if self._closed.is_set():
-                raise StopIteration from None
-            raise
-
     # ------------------------------------------------------------ ends
 
     def lost(self, error: Exception) -> bool:
         """Whether nothing comes after that error."""
         return self._over or self._closed.is_set() or not isinstance(error, FellBehind | DiskFailed)
-
-    def interrupt(self) -> None:
-        """The thread that waits in `get` gets Interrupted, or the next one that would; nothing is lost."""
-        self._wanted = True
-        self._file.interrupt()
 
     def close(self) -> None:
         """End it, whoever waits in it."""

@@ -248,14 +248,11 @@ class RingReading(Reading):
         except EOFError:
             past.close()
             self._past, self._over = None, self._forever
-        except Interrupted:
-            wanted, self._wanted = self._wanted, False
-            if wanted and not self._closed.is_set():
-                raise
-        except Disconnected:
-            if self._closed.is_set():
-                raise EOFError from None
-            if self._reconnect is False or self._forever:
+        except Interrupted as error:
+            self._interrupted(error)
+        except Disconnected as error:
+            self._away(error)
+            if self._forever:
                 raise
             self._past = None
             self._change_over()
