@@ -175,6 +175,8 @@ class Machine(RuleBasedStateMachine):
             self.same(model.clear(name), subject.ctl(f"clear {name}"))
         elif what == "drop":
             name, sequence = data.draw(SOME([name, "dead"])), data.draw(self.a_sequence())
+            if self.lies_between(sequence):
+                return
             self.same(model.drop(name, sequence), subject.ctl(f"drop {name} {sequence}"))
         elif what == "redrive":
             if not bounded:
@@ -196,6 +198,11 @@ class Machine(RuleBasedStateMachine):
         """Whether going back there may or may not show again what all have had: nothing is said about that."""
         gone = (m for m in self.model.log if m["why"] == "had" and self.model.covers(c, m["stream"]))
         return any(not isinstance(where, int) or where < 0 or m["seq"] >= where for m in gone)
+
+    def lies_between(self, sequence: int) -> bool:
+        """Whether all have had it, though perhaps not one before it: under `replay last` nothing is said about it."""
+        had = (m for m in self.model.log if m["seq"] == sequence and m["why"] == "had")
+        return self.model.set["replay"] == "last" and any(had)
 
     def fits(self, setting: dict[str, Any]) -> bool:  # PENDING
         new = {**self.model.set, **setting}
