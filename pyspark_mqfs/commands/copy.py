@@ -5,13 +5,14 @@ Owns the query that copies: what one batch may hold so that it is one unit, and 
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from pyspark.sql import functions as F
 
 from mqfs import limits
+from pyspark_mqfs.commands.noted import forget, noted
 from pyspark_mqfs.commands.replay import make_group, target_of
 from pyspark_mqfs.commands.session import Failed
 from pyspark_mqfs.commands.shared import ROOT, Source, Tell, follow, quiet, watch
@@ -49,14 +50,27 @@ def run(spark: SparkSession, what: Copy, tell: Tell = quiet) -> dict[str, Any]:
     with server.link() as link:
         for group in groups:
             link.retried(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
-    rows = selected(follow(spark, what.source, **bounds()), what.where)
     topic = F.lit(what.to) if what.to else F.concat(F.lit(what.into.strip("/") + "/"), F.col("topic"))
-    with tempfile.TemporaryDirectory(prefix="mqfs-copy-") as own:
-        query = start(rows.select("value", "headers", topic.alias("topic")), what, what.checkpoint or own)
+
+    def columns(rows: DataFrame) -> DataFrame:
+        return selected(rows, what.where).select("value", "headers", topic.alias("topic"))
+
+    return carry_over(spark, what, columns, groups, tell)
+
+
+def carry_over(
+    spark: SparkSession, what: Copy, columns: Callable[[DataFrame], DataFrame], groups: Iterable[str], tell: Tell
+) -> dict[str, Any]:
+    """The query: what `columns` makes of the source's messages, to streams of those groups of the target."""
+    with noted(what.checkpoint, what.source) as notes:
+        rows = columns(follow(spark, what.source, **bounds(), **notes.reader))
+        query = start(rows, what, notes.checkpoint)
         try:
             count = watch(query, tell, "read", 0)
         finally:
             query.stop()
+            if not notes.again:
+                forget(what.target, groups, f"spark-{query.id}")
     return {"read": count}
 
 
@@ -92,4 +106,4 @@ def as_map() -> Column:
     return F.map_from_entries(pairs)
 
 
-__all__ = ["Copy", "as_map", "at", "bounds", "run", "selected", "start"]
+__all__ = ["Copy", "as_map", "at", "bounds", "carry_over", "run", "selected", "start"]

@@ -6,7 +6,6 @@ aside here by `letter.stream`, `letter.sequence` and `letter.reason`, as nobody 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -19,12 +18,13 @@ from mqfs import headers
 from mqfs.client.words import quote
 from mqfs.errors import MqfsError, NotFound
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.commands.copy import Copy, as_map, bounds, selected, start
+from pyspark_mqfs.commands.copy import Copy, as_map, bounds, carry_over, selected
+from pyspark_mqfs.commands.noted import forget, noted
 from pyspark_mqfs.commands.session import Failed
 from pyspark_mqfs.commands.shared import Source, Tell, follow, quiet, watch
 from pyspark_mqfs.link9p import Server
 from pyspark_mqfs.options import COMMON, Options
-from pyspark_mqfs.survey import path_of
+from pyspark_mqfs.survey import path_of, split
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,18 +58,15 @@ def divert(spark: SparkSession, what: Divert, tell: Tell = quiet) -> dict[str, A
     """The messages stay where they are."""
     if not what.where:
         raise Failed("dead-letters divert: say --where, what is bad")
-    rows = selected(follow(spark, what.source, **bounds()), what.where)
     said = [("stream", F.element_at(F.split("topic", "/"), -1)), ("sequence", F.col("offset").cast("string"))]
     added = F.array(*(_header(PREFIX + name, value) for name, value in [*said, ("reason", F.lit(what.reason))]))
-    letters = rows.select("value", F.concat(_free(), added).alias("headers"), F.lit(what.to).alias("topic"))
+
+    def letters(rows: DataFrame) -> DataFrame:
+        headers = F.concat(_free(), added).alias("headers")
+        return selected(rows, what.where).select("value", headers, F.lit(what.to).alias("topic"))
+
     copy = Copy(what.source, what.source, to=what.to, checkpoint=what.checkpoint, forever=what.forever)
-    with tempfile.TemporaryDirectory(prefix="mqfs-letters-") as own:
-        query = start(letters, copy, what.checkpoint or own)
-        try:
-            count = watch(query, tell, "read", 0)
-        finally:
-            query.stop()
-    return {"read": count}
+    return carry_over(spark, copy, letters, [split(what.to)[0]], tell)
 
 
 def redrive(spark: SparkSession, what: Redrive, tell: Tell = quiet) -> dict[str, Any]:
@@ -94,15 +91,17 @@ def redrive(spark: SparkSession, what: Redrive, tell: Tell = quiet) -> dict[str,
         finally:
             kept.unpersist()
 
-    rows = selected(follow(spark, what.source, **bounds()), what.where).withColumn("to", _came_from(group))
-    with tempfile.TemporaryDirectory(prefix="mqfs-letters-") as own:
-        writer = rows.where("to is not null").writeStream.foreachBatch(send)
-        query = writer.option("checkpointLocation", what.checkpoint or own).trigger(availableNow=True).start()
+    with noted(what.checkpoint, what.source) as notes:
+        letters = selected(follow(spark, what.source, **bounds(), **notes.reader), what.where)
+        writer = letters.withColumn("to", _came_from(group)).where("to is not null").writeStream.foreachBatch(send)
+        query = writer.option("checkpointLocation", notes.checkpoint).trigger(availableNow=True).start()
         names.put(query.id)
         try:
             watch(query, tell, "read", 0)
         finally:
             query.stop()
+            if not notes.again:
+                forget(what.source, [group], f"spark-app-redrive-{query.id}")
     return {"redriven": sent[0]}
 
 

@@ -25,6 +25,16 @@ def bodies(scene: Scene, path: str) -> list[bytes]:
         return list(iter(lambda: file.receive(1 << 20), b""))
 
 
+def remembered(scene: Scene, *groups: str) -> list[str]:
+    """Consumers and producers that those groups know."""
+    found = []
+    for group in groups:
+        found += scene.client.list(f"{group}/.consumers")
+        with scene.client.open(f"{group}/.txn/ctl") as file:
+            found += [line for line in file.receive(1 << 20).decode().splitlines() if line.startswith("committed ")]
+    return found
+
+
 def test_copy_what_a_condition_selects(spark: Any, scene: Scene, tmp_path: Path) -> None:
     scene.group("g")
     scene.stream("g/a", *(b"%d" % n for n in range(20)))
@@ -43,6 +53,7 @@ def test_copy_what_a_condition_selects(spark: Any, scene: Scene, tmp_path: Path)
     assert bodies(scene, "h/odd") == [*(b"%d" % n for n in range(1, 20, 2)), b"hallo", b"21"]
     copy.run(spark, Copy(source, source, into="x/y"))
     assert bodies(scene, "x/y/g/a") == bodies(scene, "g/a")
+    assert len(remembered(scene, "g", "h")) == 2  # of the one with a checkpoint alone
     with pytest.raises(Failed, match="say where"):
         copy.run(spark, Copy(source, source))
 
@@ -57,6 +68,25 @@ def test_dead_letters_aside_and_back(spark: Any, scene: Scene) -> None:
     assert found == {"redriven": 1}
     assert bodies(scene, "g/dead") == [b"bad 2"]
     assert bodies(scene, "g/mail") == [b"good", b"bad 1", b"bad 2", b"bad 1"]
+    assert remembered(scene, "g") == []
+
+
+def test_nothing_stays_of_what_runs_once(spark: Any, scene: Scene) -> None:
+    """A consumer over some streams of a group is over a view, which goes too."""
+    scene.group("g")
+    for name in ("a", "b", "c"):
+        scene.stream(f"g/{name}", name.encode())
+    source = Source(scene.address, pattern="g/[ab]")
+    copy.run(spark, Copy(source, source, to="h/all"))
+    assert sorted(bodies(scene, "h/all")) == [b"a", b"b"]
+    assert remembered(scene, "g", "h") == []
+    assert sorted(name for name in scene.client.list("g") if not name.startswith(".")) == [
+        "a",
+        "b",
+        "c",
+        "ctl",
+        "order",
+    ]
 
 
 def test_dead_letters_of_the_server(spark: Any, scene: Scene) -> None:

@@ -1,0 +1,79 @@
+"""Where a query of a command notes how far it is; and of one that runs once, that nothing of it stays.
+
+Owns the checkpoint of a command that was given none, and the removal of what the server was made to remember for it:
+the query's consumers, which would hold messages back for ever, and its name among the producers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import attrs
+
+from mqfs.client.words import quote
+from mqfs.errors import MqfsError, NotFound
+from mqfs.ninep.blocking import Client
+from pyspark_mqfs.commands.shared import Source
+from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.options import COMMON, OptionError, Options
+from pyspark_mqfs.survey import path_of
+
+
+@attrs.frozen
+class Notes:
+    """Of one query. `reader`: options of what it reads; `again`: whether a later run goes on where it ended."""
+
+    checkpoint: str
+    reader: Mapping[str, str]
+    again: bool
+
+
+@contextmanager
+def noted(checkpoint: str, source: Source) -> Iterator[Notes]:
+    """In `checkpoint`, or for this run alone where that is ""."""
+    if checkpoint:
+        yield Notes(checkpoint, {}, True)
+        return
+    prefix = f"once-{uuid.uuid4().hex[:12]}"
+    with tempfile.TemporaryDirectory(prefix="mqfs-spark-") as own:
+        try:
+            yield Notes(own, {"groupIdPrefix": prefix}, False)
+        finally:
+            with suppress(OSError, MqfsError, OptionError), _server(source).link() as link:
+                client = link.client()
+                for group in source.survey().groups:
+                    _remove(client, group, prefix)
+
+
+def forget(target: Source, groups: Iterable[str], producer: str) -> None:
+    """Nothing is committed again under that name."""
+    with suppress(OSError, MqfsError, OptionError), _server(target).link() as link:
+        client = link.client()
+        for group in groups:
+            with suppress(MqfsError):
+                _say(client, path_of(group, ".txn/ctl"), f"forget {producer}")
+
+
+def _remove(client: Client, group: str, prefix: str) -> None:
+    """The group's consumers of such a name, and the views they are over."""
+    for name in client.list(path_of(group, ".consumers")):
+        if name.startswith(f"{prefix}-"):
+            client.remove(path_of(group, f".consumers/{name}"))
+            with suppress(NotFound):
+                client.stat(path_of(group, name))
+                _say(client, path_of(group, "ctl"), f"unbind {quote(name)}\n")
+
+
+def _say(client: Client, path: str, line: str) -> None:
+    with client.open(path, "w") as file:
+        file.write(line.encode())
+
+
+def _server(source: Source) -> Server:
+    return Server.of(Options(source.server(), COMMON, "a command"))
+
+
+__all__ = ["Notes", "forget", "noted"]
