@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import enum
 import io
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -227,6 +228,18 @@ class Many(Sequence[Draft]):
 
     def __getitem__(self, at: Any) -> Any:
         raise TypeError("these are iterated")
+
+
+class Blanks(Many):
+    """Messages that are encoded already but for what only the log knows (mqfs/bulk), and behind them other drafts of
+    the same unit. Iterated, they are all drafts."""
+
+    behind: Sequence[Draft]
+
+    @abc.abstractmethod
+    def pieces(self) -> Iterator[tuple[bytes, array[int]]]:
+        """Whole blanks, some at a time, and of each place the stream's number."""
+        ...
 
 
 class Anchor(NamedTuple):

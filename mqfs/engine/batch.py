@@ -5,18 +5,20 @@ Owns what such a write is made of messages for; the layout of a frame is in fram
 
 from __future__ import annotations
 
-from mqfs import errors, headers
+from array import array
+
+from mqfs import bulk, errors, headers
 from mqfs.engine import frames
 from mqfs.engine.control import Commands
 from mqfs.engine.permission import W, require
 from mqfs.engine.stream import Stream
-from mqfs.engine.unit import MESSAGE, Tally, Unit, log_bytes, require_fit
-from mqfs.types import Draft, Step, User
+from mqfs.engine.unit import Source, Tally, Unit, require_fit
+from mqfs.types import Step, User
 
 
-def sent_by(user: User, frame: frames.Frame) -> bytes:
-    """The headers of a message, the server's own among them. What has none is as written plainly: nobody is named."""
-    return headers.encode({headers.SENDER: str(user.uid)}) + frame.head if frame.head else b""
+def sender(user: User) -> bytes:
+    """The header that the server sets, encoded."""
+    return headers.encode({headers.SENDER: str(user.uid)})
 
 
 class BatchHandle(Commands):
@@ -36,26 +38,18 @@ class BatchHandle(Commands):
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
         try:
-            return self._post(list(frames.parse(data)), len(data))
+            return self._post(frames.packed(data, {}, sender(self.user)), len(data))
         except errors.MqfsError as error:
             self.refused(error)
             raise
 
-    def _post(self, messages: list[frames.Frame], value: int) -> Step[int]:
-        drafts: list[Draft] = []
-        tallies: dict[Stream, Tally] = {}
-        room = 0
-        for ordinal, frame in enumerate(messages):
-            stream = self._stream(frame.name)
-            head = sent_by(self.user, frame)
-            drafts.append(Draft(MESSAGE, stream.number, frame.body, head))
-            tally = tallies.setdefault(stream, Tally())
-            tally.messages += 1
-            tally.size += len(frame.body)
-            tally.last = ordinal
-            room += log_bytes(len(head), len(frame.body))
-        require_fit(len(drafts), room)
-        unit = Unit(self.group, drafts, tallies, room, value, any(draft.headers for draft in drafts))
+    def _post(self, packed: bulk.Packed, value: int) -> Step[int]:
+        streams = [self._stream(name) for name in packed.fresh]
+        tallies = {streams[row.place]: Tally(row.messages, row.size, row.last) for row in packed.rows}
+        require_fit(packed.messages, len(packed.data))
+        numbers = array("I", [stream.number for stream in streams])
+        source = Source(packed.messages, len(packed.data), numbers, lambda: [packed.data])
+        unit = Unit(self.group, [source], tallies, value)
         unit.done = lambda: self._tell(unit)
         return unit.write()
 
@@ -70,4 +64,4 @@ class BatchHandle(Commands):
         self.text = f"{unit.first}\n".encode() if unit.first else None
 
 
-__all__ = ["BatchHandle", "sent_by"]
+__all__ = ["BatchHandle", "sender"]

@@ -6,10 +6,10 @@ Owns that layout, little-endian, and the checking of what a client sends in it. 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from mqfs import errors, headers, limits
+from mqfs import bulk, errors, headers, limits
 
 HEAD = struct.Struct("<IHH")
 _TEXT_BYTES = struct.Struct("<H")
@@ -23,8 +23,14 @@ class Frame(NamedTuple):
     body: bytes
 
 
-def encode(name: bytes, head: bytes, body: bytes) -> bytes:
-    return HEAD.pack(HEAD.size + len(name) + len(head) + len(body), len(name), len(head)) + name + head + body
+def packed(data: bytes, known: Mapping[bytes, int], sender: bytes) -> bulk.Packed:
+    """The frames of one write as blanks, each checked; `known`: the places of names. Headers begin with the server's
+    own; what has none is as written plainly: nobody is named. Raises BadCommand, TooLong."""
+    done = bulk.pack(data, known, sender)
+    if done is not None:
+        return done
+    frames = parse(data)  # tells what is wrong, if anything is
+    return bulk.gather(((f.name, sender + f.head if f.head else b"", f.body) for f in frames), known)
 
 
 def parse(data: bytes) -> Iterator[Frame]:
@@ -98,4 +104,4 @@ def check_headers(data: bytes) -> None:
         at = stop
 
 
-__all__ = ["HEAD", "Frame", "encode", "parse"]
+__all__ = ["HEAD", "Frame", "packed", "parse"]

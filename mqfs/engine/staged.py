@@ -5,14 +5,14 @@ Owns their commands; parts and commits are in transaction.py.
 
 from __future__ import annotations
 
-from mqfs import errors, headers, limits
+from mqfs import bulk, errors, headers, limits
 from mqfs.engine import frames
-from mqfs.engine.batch import sent_by
+from mqfs.engine.batch import sender
 from mqfs.engine.control import Commands, PrintedCommands
 from mqfs.engine.files import Open
 from mqfs.engine.names import split
 from mqfs.engine.put import PutHandle, parse
-from mqfs.engine.transaction import Part, PartFile, TxnCtl
+from mqfs.engine.transaction import PartFile, TxnCtl
 from mqfs.types import Step, User
 
 USAGE = "commit PRODUCER.NUMBER PART..., abort PART... or forget PRODUCER..."
@@ -87,10 +87,8 @@ class PartWriter(Open):
         return len(data)
 
     def _add(self, bodies: list[bytes]) -> None:
-        self.node.part.stream(self.user, self.node.name)
-        name = self.node.name.encode()
-        messages = [frames.Frame(self.node.name, b"", body) for body in bodies]
-        self.node.part.add(messages, b"".join(frames.encode(name, b"", body) for body in bodies))
+        part, name = self.node.part, self.node.name
+        part.add(self.user, bulk.gather([(name, b"", body) for body in bodies], part.places))
 
     def _end(self) -> None:
         if self.partial and not self.node.removed:
@@ -112,19 +110,12 @@ class PartBatchHandle(Commands):
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
         try:
-            self._add(self.node.part, list(frames.parse(data)), data)
+            part = self.node.part
+            part.add(self.user, frames.packed(data, part.places, sender(self.user)))
         except errors.MqfsError as error:
             self.refused(error)
             raise
         return len(data)
-
-    def _add(self, part: Part, messages: list[frames.Frame], data: bytes) -> None:
-        for name in {frame.name for frame in messages}:
-            part.stream(self.user, name)
-        if any(frame.head for frame in messages):
-            messages = [frame._replace(head=sent_by(self.user, frame)) for frame in messages]
-            data = b"".join(frames.encode(frame.name.encode(), frame.head, frame.body) for frame in messages)
-        part.add(messages, data)
 
 
 class PartPutHandle(PutHandle):
@@ -140,8 +131,8 @@ class PartPutHandle(PutHandle):
                 raise errors.BadCommand("id, delay and at are not for a part: the commit's ID says what is a repeat")
             self.node.part.stream(self.user, put.stream)
             head = headers.encode(self._texts(put))
-            frame = frames.Frame(put.stream, head, body)
-            self.node.part.add([frame], frames.encode(put.stream.encode(), head, body))
+            part = self.node.part
+            part.add(self.user, bulk.gather([(put.stream, head, body)], part.places), ranked=True)
         except errors.MqfsError as error:
             self.refused(error)
             raise

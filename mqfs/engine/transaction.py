@@ -1,29 +1,29 @@
 """Transactions: parts that are staged aside in `.txn`, and the commit that appends some of them as one unit.
 
-Owns the parts of a group and what producers have committed. What is in a part lies with the store until then, as the
-frames of `.batch`; nobody reads it, and it does not outlive the server. The commit itself is a record of the unit that
-it appends, so that both are there after a crash, or neither.
+Owns the parts of a group and what producers have committed. What is in a part lies with the store until then, as
+blanks (mqfs/bulk) whose places are those of the part's own names; nobody reads it, and it does not outlive the server.
+The commit itself is a record of the unit that it appends, so that both are there after a crash, or neither.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
-from mqfs import errors, limits, state
-from mqfs.engine import frames
+from mqfs import bulk, errors, limits, state
 from mqfs.engine.names import check_name
 from mqfs.engine.nodes import Folder, Meta, bits_for_writers
 from mqfs.engine.permission import W, X, require, require_owner
-from mqfs.engine.unit import MESSAGE, Tally, Unit, log_bytes, require_fit
+from mqfs.engine.unit import Source, Tally, Unit, require_fit
 from mqfs.state import Attributes, Change
-from mqfs.types import QTDIR, QTFILE, Draft, Many, Qid, Step, User
+from mqfs.types import QTDIR, QTFILE, Qid, Step, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-_PIECE_BYTES = 4 << 20  # of one read of what is staged: more than any frame
 _SECOND_NS = 10**9
 _NUMBERS = 1 << 63
 _META = {".batch": state.BATCH, ".put": state.PUT}  # what a part has beside streams
@@ -114,13 +114,16 @@ class Part(Staging):
     """`.txn/PART`. In it are the group's streams, to be written to; listed are those that were."""
 
     __slots__ = (
+        "_borders",
+        "_names",
         "_own",
         "committing",
         "dropped",
-        "heads",
         "made_ns",
+        "messages",
         "mtime_ns",
-        "room",
+        "places",
+        "ranked",
         "staged",
         "tallies",
         "used_ns",
@@ -129,9 +132,12 @@ class Part(Staging):
     def __init__(self, group: Group, name: str, number: int, own: Attributes) -> None:
         self.group, self.name, self.number, self._own = group, name, number, own
         self.staged = group.tree.store.stage(number)
-        self.tallies: dict[str, Tally] = {}  # by the stream's name
-        self.room = 0  # bytes it will take in the log
-        self.heads = self.committing = self.dropped = False
+        self.tallies: dict[str, Tally] = {}  # by the stream's name, in the order of their places
+        self.places: dict[bytes, int] = {}  # in the table of streams that its blanks mean
+        self._names: list[str] = []
+        self._borders = [0]  # of what is read at once
+        self.messages = 0
+        self.ranked = self.committing = self.dropped = False
         self.made_ns = self.mtime_ns = group.tree.clock.wall_ns()
         self.used_ns = group.tree.clock.engine_ns()
 
@@ -173,10 +179,6 @@ class Part(Staging):
 
     # ------------------------------------------------------------ what is in it
 
-    @property
-    def messages(self) -> int:
-        return sum(tally.messages for tally in self.tallies.values())
-
     def stream(self, user: User, name: str) -> Stream:
         """A stream to be written to. Raises NotFound, Denied."""
         stream = self.group.streams.get(name)
@@ -185,55 +187,51 @@ class Part(Staging):
         require(user, stream.state, W, name)
         return stream
 
-    def add(self, messages: Sequence[frames.Frame], data: bytes) -> None:
-        """Put messages into it, or none; `data`: the frames as bytes. Raises NotFound, Busy, OverLimit, DiskFull."""
+    def add(self, user: User, packed: bulk.Packed, *, ranked: bool = False) -> None:
+        """Put messages into it, or none. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
         if self.removed:
             raise errors.NotFound(f"part {self.name} was committed or dropped")
         if self.committing:
             raise errors.Busy(f"part {self.name} is being committed")
-        room = sum(log_bytes(len(frame.head), len(frame.body)) for frame in messages)
-        before = self.messages
-        require_fit(before + len(messages), self.room + room)
-        self.group.tree.staging.take(len(data), self.group.bound_bytes())
+        names = [*self._names, *packed.fresh] if packed.fresh else self._names
+        for row in packed.rows:
+            self.stream(user, names[row.place])
+        require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
+        self.group.tree.staging.take(len(packed.data), self.group.bound_bytes())
         try:
-            self.staged.append(data)
+            self.staged.append(packed.data)
         except OSError as error:
-            self.group.tree.staging.give(len(data))
+            self.group.tree.staging.give(len(packed.data))
             raise errors.DiskFull(f"part {self.name}: {error}") from error
-        for ordinal, frame in enumerate(messages, before):
-            tally = self.tallies.setdefault(frame.name, Tally())
-            tally.messages += 1
-            tally.size += len(frame.body)
-            tally.last = ordinal
-            self.heads = self.heads or bool(frame.head)
-        self.room += room
+        self._count(packed)
+        self.ranked = self.ranked or ranked
         self.mtime_ns = self.group.tree.clock.wall_ns()
         self.used_ns = self.group.tree.clock.engine_ns()
 
-    def drafts(self, numbers: dict[bytes, int]) -> Iterator[Draft]:
-        """Its messages, read anew each time: they are too many to be held."""
-        at, size, unpack, head_size = 0, self.staged.size, frames.HEAD.unpack_from, frames.HEAD.size
-        while at < size:
-            data = self._read(at)
-            begin, last = 0, len(data) - head_size
-            while begin <= last:
-                length, name, head = unpack(data, begin)
-                if begin + length > len(data):
-                    break
-                text = begin + head_size
-                body = text + name + head
-                number = numbers[data[text : text + name]]
-                yield Draft(MESSAGE, number, data[body : begin + length], data[text + name : body])
-                begin += length
-            if not begin:
-                raise errors.DiskFailed(f"part {self.name} cannot be read back")
-            at += begin
+    def _count(self, packed: bulk.Packed) -> None:
+        for name in packed.fresh:
+            self.places[name.encode()] = len(self._names)
+            self._names.append(name)
+            self.tallies[name] = Tally()
+        for row in packed.rows:
+            tally = self.tallies[self._names[row.place]]
+            tally.messages += row.messages
+            tally.size += row.size
+            tally.last = self.messages + row.last
+        self.messages += packed.messages
+        if self.staged.size - self._borders[-1] >= limits.UNIT_PIECE_BYTES:
+            self._borders.append(self.staged.size)
 
-    def _read(self, at: int) -> bytes:
-        try:
-            return self.staged.read(at, _PIECE_BYTES)
-        except OSError as error:
-            raise errors.DiskFailed(f"part {self.name} cannot be read back: {error}") from error
+    def pieces(self) -> Iterator[bytes]:
+        """Its messages as blanks, read anew each time: they are too many to be held."""
+        for begin, end in pairwise([*self._borders, self.staged.size]):
+            try:
+                data = self.staged.read(begin, end - begin)
+            except OSError as error:
+                raise errors.DiskFailed(f"part {self.name} cannot be read back: {error}") from error
+            if len(data) != end - begin:
+                raise errors.DiskFailed(f"part {self.name} cannot be read back")
+            yield data
 
 
 class PartFile:
@@ -308,22 +306,6 @@ class Totals:
         self._parts[uid] -= 1
         if not self._parts[uid]:
             del self._parts[uid]
-
-
-class Messages(Many):
-    """The messages of several parts, in order."""
-
-    def __init__(self, parts: Sequence[Part], numbers: dict[bytes, int]) -> None:
-        self._parts, self._numbers = parts, numbers
-        self.taking = sum(part.messages for part in parts)
-        self.room = sum(part.room for part in parts)
-
-    def __len__(self) -> int:
-        return self.taking
-
-    def __iter__(self) -> Iterator[Draft]:
-        for part in self._parts:
-            yield from part.drafts(self._numbers)
 
 
 class Transactions:
@@ -440,23 +422,24 @@ class Transactions:
     def _unit(self, user: User, parts: Sequence[Part], changes: Sequence[Change], value: int) -> Unit:
         """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
         tallies: dict[Stream, Tally] = {}
-        numbers: dict[bytes, int] = {}
+        sources: list[Source] = []
         before = 0
         for part in parts:
+            numbers = array("I")
             for name, mine in part.tallies.items():
                 stream = part.stream(user, name)
-                numbers[name.encode()] = stream.number
+                numbers.append(stream.number)
                 tally = tallies.setdefault(stream, Tally())
                 tally.messages += mine.messages
                 tally.size += mine.size
                 tally.last = before + mine.last
+            sources.append(Source(part.messages, part.staged.size, numbers, part.pieces))
             before += part.messages
-        messages = Messages(parts, numbers)
-        require_fit(messages.taking, messages.room)
+        require_fit(before, sum(source.room for source in sources))
         self._freeze(parts, True)
-        heads = any(part.heads for part in parts)
+        ranked = any(part.ranked for part in parts)
         return Unit(
-            self.group, messages, tallies, messages.room, value, heads, changes,
+            self.group, sources, tallies, value, ranked, changes,
             done=lambda: self._done(parts), undo=lambda: self._freeze(parts, False),
         )  # fmt: skip
 

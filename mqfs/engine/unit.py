@@ -6,17 +6,18 @@ messages come from is the business of batch.py and transaction.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
-from mqfs import errors, limits, state
+from mqfs import bulk, errors, limits, state
 from mqfs.engine.ctl import NO_DEPTH
 from mqfs.engine.stream import Post, Stream, Verdict
 from mqfs.record import HEAD_BYTES, padded
 from mqfs.state import Change
-from mqfs.types import Draft, Kind, Many, Step
+from mqfs.types import Blanks, Draft, Kind, Step
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -36,44 +37,67 @@ class Tally:
     last: int = 0  # which message of the unit is its last one
 
 
-def log_bytes(head: int, body: int) -> int:
-    """What a message takes in the log."""
-    return padded(HEAD_BYTES + head + body)
+@attrs.frozen
+class Source:
+    """Messages as blanks (mqfs/bulk). `pieces`: read anew each time, for they may be too many to be held."""
+
+    messages: int
+    room: int  # bytes they take in a log
+    numbers: array[int]  # of each place the stream's
+    pieces: Callable[[], Iterable[bytes]]  # whole ones in each
 
 
-class Joined(Many):
-    """Messages that take so many bytes in the log, and behind them the changes of the same unit."""
+class Joined(Blanks):
+    """Messages of several sources, in order, and behind them the changes of the same unit."""
 
-    def __init__(self, messages: Sequence[Draft], room: int, changes: Sequence[Change]) -> None:
-        self._messages = messages
-        self._changes = [Draft(Kind.CHANGE, 0, state.encode_change(change)) for change in changes]
-        self.room = room + sum(log_bytes(0, len(change.body)) for change in self._changes)
-        self.taking = len(messages)
+    def __init__(self, sources: Sequence[Source], changes: Sequence[Change] = ()) -> None:
+        self._sources = sources
+        self.behind = [Draft(Kind.CHANGE, 0, state.encode_change(change)) for change in changes]
+        self.taking = sum(source.messages for source in sources)
+        self.room = sum(source.room for source in sources)
+        self.room += sum(padded(HEAD_BYTES + len(change.body)) for change in self.behind)
 
     def __len__(self) -> int:
-        return len(self._messages) + len(self._changes)
+        return self.taking + len(self.behind)
+
+    def pieces(self) -> Iterator[tuple[bytes, array[int]]]:
+        for source in self._sources:
+            for data in source.pieces():
+                yield data, source.numbers
+
+    def messages(self) -> Iterator[Draft]:
+        for data, numbers in self.pieces():
+            yield from bulk.drafts(data, numbers)
 
     def __iter__(self) -> Iterator[Draft]:
-        yield from self._messages
-        yield from self._changes
+        yield from self.messages()
+        yield from self.behind
 
 
 @attrs.define(eq=False)
 class Unit:
-    """Messages, and what else is recorded with them. `size`: bytes in the log; `value`: what the write returns."""
+    """Messages, and what else is recorded with them. `value`: what the write returns."""
 
     group: Group
-    messages: Sequence[Draft]
+    sources: Sequence[Source]
     tallies: dict[Stream, Tally]
-    size: int
     value: int
-    heads: bool = True  # some of them have headers
+    ranked: bool = False  # some have headers that say how they are served
     changes: Sequence[Change] = ()
     done: Callable[[], None] | None = None  # called when it is appended, or discarded
     undo: Callable[[], None] | None = None  # called when it will not be
     first: int = 0  # sequence of its first message, once it is appended
     discarded: bool = False
     _waited: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages in the log."""
+        return sum(source.room for source in self.sources)
+
+    @property
+    def messages(self) -> int:
+        return sum(source.messages for source in self.sources)
 
     # ------------------------------------------------------------ looking
 
@@ -150,11 +174,11 @@ class Unit:
     def _append(self) -> Step[int]:
         group, now = self.group, self.group.times.next_ns()
         if self.discarded:
-            group.counts.discarded += len(self.messages)
+            group.counts.discarded += self.messages
             if self.changes:
-                group.append_drafts(Joined((), 0, self.changes), now)
+                group.append_drafts(Joined((), self.changes), now)
         elif self.messages or self.changes:
-            first = group.append_drafts(Joined(self.messages, self.size, self.changes), now)
+            first = group.append_drafts(Joined(self.sources, self.changes), now)
             self._count(first)
         for change in self.changes:
             group.state.apply(change)
@@ -173,9 +197,9 @@ class Unit:
 
     def _tell(self, first: int) -> None:
         group = self.group
-        if self.heads or self._is_heard():
+        if self.ranked or self._is_heard():
             numbers = group.numbers
-            for sequence, draft in enumerate(self.messages, first):
+            for sequence, draft in enumerate(Joined(self.sources).messages(), first):
                 group.announce(numbers[draft.stream], sequence, draft.body, draft.headers)
         else:
             self._tell_nobody()
@@ -216,4 +240,4 @@ def require_fit(messages: int, size: int) -> None:
         raise errors.OverLimit(f"{size} bytes in the log; one unit has at most {limits.UNIT_BYTES}")
 
 
-__all__ = ["Tally", "Unit", "log_bytes", "require_fit"]
+__all__ = ["Joined", "Source", "Tally", "Unit", "require_fit"]

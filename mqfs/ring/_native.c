@@ -5,8 +5,8 @@
 #include <pthread.h>
 #include <stdio.h>
 
-#ifndef RING_SOURCE
-#define RING_SOURCE ""
+#ifndef SOURCE
+#define SOURCE ""
 #endif
 #define LARGE_BYTES 65536  /* above it a copy lets other threads run */
 #define PORTION_BYTES 262144 /* of a batch under one lock */
@@ -1040,7 +1040,7 @@ static int begin(PyObject *module)
            PyModule_AddIntConstant(module, "RECORD_HEAD", sizeof(struct ring_record)) ||
            PyModule_AddIntConstant(module, "HEAD_BYTES", RING_HEAD_BYTES) || PyModule_AddIntConstant(module, "STOPS", STOPS) ||
            PyModule_AddIntConstant(module, "SEATS", RING_SEATS) || PyModule_AddIntConstant(module, "CRC_BY_CPU", crc_cpu) ||
-           PyModule_AddStringConstant(module, "SOURCE", RING_SOURCE)
+           PyModule_AddStringConstant(module, "SOURCE", SOURCE)
                ? -1 : 0;
 }
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 
 from mqfs import errors, limits
+from mqfs.bulk import stamp
 from mqfs.record import INNER, MORE, SETTLED, Row, encode, padded, settled
 from mqfs.store import index as idx
 from mqfs.store.compact import compact
@@ -22,7 +23,7 @@ from mqfs.store.index import Index, OpenIndex, Others, pack_other
 from mqfs.store.reading import Home, reserve_body, reserved_by
 from mqfs.store.segment import Segment
 from mqfs.store.syncing import Syncing
-from mqfs.types import Buffer, Columns, Draft, Kind, Many
+from mqfs.types import Blanks, Buffer, Columns, Draft, Kind, Many
 
 log = logging.getLogger("mqfs.store")
 
@@ -63,17 +64,48 @@ class _Unit:
     """The records of one unit, encoded piece by piece: it may be larger than what is good to hold."""
 
     def __init__(self, drafts: Sequence[Draft], sequence: int, time_ns: int, position: int, marks: int) -> None:
+        self.stamped: list[Columns] = []
         self.messages, self.others = OpenIndex(), list[Row]()
-        self.first = 0  # what the first record carries
+        self.first = -1  # what the first record carries
         self._drafts, self._sequence, self._time_ns = drafts, sequence, time_ns
-        self._position, self._marks = position, marks
+        self._position, self._marks = position, marks | MORE
 
     def encoded(self) -> Iterator[bytes]:
+        drafts = self._drafts
+        if isinstance(drafts, Blanks):
+            yield from self._stamped(drafts)
+            drafts = drafts.behind
+        yield from self._encoded(drafts)
+
+    def _stamped(self, drafts: Blanks) -> Iterator[bytes]:
+        """The messages that are encoded but for what is known only now."""
+        left = drafts.taking if not drafts.behind else 0
+        for blanks, numbers in drafts.pieces():
+            try:
+                data, rows = stamp(
+                    blanks, numbers, self._sequence + 1, self._time_ns, self._marks, MORE | INNER, left, self._position
+                )
+            except ValueError as error:
+                raise errors.DiskFailed(f"what was put aside cannot be read back: {error}") from None
+            if not rows.end:
+                continue
+            yield data
+            count = len(rows.sequences)
+            self._sequence += count
+            self._position += rows.end
+            left = max(left - count, 0)
+            self._begun(rows.sequences[0])
+            self.stamped.append(rows)
+
+    def _begun(self, sequence: int) -> None:
+        self.first = sequence if self.first < 0 else self.first
+        self._marks = MORE | INNER  # what is before the others is not on disk
+
+    def _encoded(self, drafts: Sequence[Draft]) -> Iterator[bytes]:
         index, sequence, time_ns, position = self.messages, self._sequence, self._time_ns, self._position
         parts: list[bytes] = []
-        size, last = 0, len(self._drafts) - 1
-        marks = self._marks | MORE
-        for number, (kind, stream, body, headers) in enumerate(self._drafts):
+        size, last, marks = 0, len(drafts) - 1, self._marks
+        for number, (kind, stream, body, headers) in enumerate(drafts):
             sequence += kind <= _END
             if number == last:
                 marks &= ~MORE
@@ -88,7 +120,8 @@ class _Unit:
             else:
                 self.others.append(Row(sequence, time_ns, position, len(body), stream, len(headers), kind, marks))
             if not number:
-                self.first, marks = sequence, MORE | INNER  # what is before the others is not on disk
+                self._begun(sequence)
+                marks = self._marks
             parts.append(data)
             size += len(data)
             position += len(data)
@@ -276,6 +309,9 @@ class DiskBucket(Syncing):
         """Take records that were written into the index."""
         index, others = segment.load(), segment.rows()
         assert isinstance(index, OpenIndex)
+        for rows in unit.stamped:
+            index.extend_by(rows)
+            self.next += len(rows.sequences)
         for ordinal, stream in enumerate(unit.messages.streams, len(index)):
             index.postings.setdefault(stream, array("I")).append(ordinal)
         index.extend(unit.messages)

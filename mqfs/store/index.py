@@ -15,6 +15,7 @@ from typing import Protocol
 import attrs
 from google_crc32c import value
 
+from mqfs.bulk import postings
 from mqfs.record import HEAD_BYTES, Row
 from mqfs.store.disk import Buffer
 from mqfs.types import Columns
@@ -210,15 +211,11 @@ class OpenIndex:
 
     def extend_by(self, rows: Columns) -> None:
         """With the postings."""
-        begin, count = len(self.sequences), len(rows.streams)
+        begin = len(self.sequences)
         for name, _ in _COLUMNS:
             getattr(self, name).frombytes(getattr(rows, name).cast("B"))
-        first = rows.streams[0]
-        if rows.streams.tobytes() == rows.streams[:1].tobytes() * count:
-            self._posting_of(first).extend(range(begin, begin + count))
-            return
-        for ordinal, stream in enumerate(rows.streams, begin):
-            self._posting_of(stream).append(ordinal)
+        for stream, ordinals in postings(rows.streams, begin):
+            self._posting_of(stream).frombytes(ordinals)
 
     def _posting_of(self, stream: int) -> array[int]:
         posting = self.postings.get(stream)
@@ -241,8 +238,8 @@ class OpenIndex:
     def collect(self) -> None:
         """Make the postings."""
         self.postings = {}
-        for ordinal, stream in enumerate(self.streams):
-            self._posting_of(stream).append(ordinal)
+        for stream, ordinals in postings(self.streams, 0):
+            self._posting_of(stream).frombytes(ordinals)
 
     def posting(self, stream: int) -> Sequence[int]:
         return self.postings.get(stream, _NONE)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from mqfs.ring import _native
+import pytest
+
 from tests.campaign import seed, size
 from tests.ring import build
 
 ROOT = Path(__file__).resolve().parents[2]
+NATIVE = sorted(path.parent for path in (ROOT / "mqfs").glob("*/_native.c"))
 
 
 def test_compiles_without_a_warning(tmp_path: Path) -> None:
-    made = tmp_path / "native.o"
     include = build.sysconfig.get_paths()["include"]
-    build.compiler(*build.STRICT, build.LIMITED, "-fPIC", f"-I{include}", "-c", build.RING / "_native.c", "-o", made)
+    for folder in NATIVE:
+        made = tmp_path / f"{folder.name}.o"
+        build.compiler(*build.STRICT, build.LIMITED, "-fPIC", f"-I{include}", "-c", folder / "_native.c", "-o", made)
     build.compiler(*build.STRICT, f"-I{build.RING}", build.HERE / "driver.c", "-o", tmp_path / "driver", "-pthread")
 
 
@@ -60,7 +64,11 @@ def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_miss
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "built").rglob("*.so"))
     assert (tmp_path / "built" / "mqfs" / "ring" / "__init__.py").exists()
-    program = "import mqfs.serve, mqfs.ring; print(mqfs.ring.MISSING != ''); from mqfs.ring import create"
+    program = """if True:
+        import mqfs.bulk, mqfs.ring, mqfs.serve
+        print(mqfs.ring.MISSING != '', mqfs.bulk.MISSING != '', len(mqfs.bulk.gather([('s', b'', b'x')], {}).data))
+        from mqfs.ring import create
+    """
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -68,12 +76,14 @@ def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_miss
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "True\n", done.stderr
+    assert done.stdout == "True True 40\n", done.stderr
     assert "Unsupported" in done.stderr
     assert "apt install gcc libc6-dev python3-dev" in done.stderr
 
 
-def test_what_is_imported_was_built_from_this_source() -> None:
+@pytest.mark.parametrize("folder", NATIVE, ids=lambda folder: folder.name)
+def test_what_is_imported_was_built_from_this_source(folder: Path) -> None:
     """Else `pip install -e .` is to be run again, as script/setup does."""
-    sources = sorted([*build.RING.glob("*.c"), *build.RING.glob("*.h")])
-    assert hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest() == _native.SOURCE
+    sources = sorted({*folder.glob("*.[ch]"), *build.RING.glob("*.h")})
+    found = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    assert found == importlib.import_module(f"mqfs.{folder.name}._native").SOURCE

@@ -59,7 +59,7 @@ def test_the_list_of_commits_and_parts(made: Any) -> None:
     u.say("commit a.b.12 p")
     u.stage("q", "s", b"123")
     handle = u.at(".txn/ctl")
-    assert handle.read(4096) == b"committed a.b.12\npart q 0 1 12\n"
+    assert handle.read(4096) == b"committed a.b.12\npart q 0 1 40\n"
     assert handle.read(4096, 31) == b""
 
 
@@ -339,7 +339,7 @@ def test_an_empty_commit_is_remembered(made: Any) -> None:
 LIMITS = [
     ("UNIT_MESSAGES", 2, "3 messages; one unit has at most 2"),
     ("UNIT_BYTES", 100, "bytes in the log; one unit has at most 100"),
-    ("STAGED_BYTES", 20, "all parts of transactions together have at most 20 bytes"),
+    ("STAGED_BYTES", 60, "all parts of transactions together have at most 60 bytes"),
     ("PARTS", 1, "at most"),
     ("PARTS_PER_USER", 1, "at most 1 parts a user"),
 ]

@@ -1,0 +1,152 @@
+"""Many messages at once: from the frames of a write to blanks, from blanks to records of a log.
+
+Owns what a blank is: a record (mqfs/record.py) without sequence, time, flags and CRC, whose stream is a place in a
+table that is given when it is stamped. Names, permissions and limits are its callers', and it never does I/O. The work
+is done in C (`_native.c`); where that part was not built it is done here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from mqfs import headers, limits
+from mqfs.record import HEAD, HEAD_BYTES, encode, padded
+from mqfs.types import MORE, Buffer, Columns, Draft, Kind
+
+try:
+    from mqfs.bulk import _native
+except ImportError as error:
+    MISSING = str(error)  # why it is done in Python; empty where it is not
+else:
+    MISSING = ""
+
+MESSAGE = int(Kind.MESSAGE)
+_RESERVED = tuple(sorted(name.encode() for name in headers.RESERVED))
+_CODES = "QqIIIHBB"  # of columns
+_64_BITS = (1 << 64) - 1
+
+
+class Row(NamedTuple):
+    """What some blanks hold for one stream."""
+
+    place: int  # in the table of streams
+    messages: int
+    size: int  # of their bodies
+    last: int  # which of the blanks is its last one
+
+
+class Packed(NamedTuple):
+    """Messages as blanks, one behind the other."""
+
+    data: bytes
+    messages: int
+    fresh: Sequence[str]  # names that were not known: they take the next places of the table
+    rows: Sequence[Row]  # of each stream, by its first message
+    headed: bool  # some have headers
+
+
+def pack(data: bytes, known: Mapping[bytes, int], sender: bytes) -> Packed | None:
+    """The frames of one write as blanks; `known`: the places of names. `sender` goes in front of the headers of those
+    that have any. None: it cannot be done here, or something is to be looked at frame by frame."""
+    if MISSING:
+        return None
+    most = limits.MESSAGE_BYTES, limits.HEADER_BYTES
+    done = _native.pack(data, cast("dict[bytes, int]", known), sender, _RESERVED, *most)
+    if done is None:
+        return None
+    blanks, messages, fresh, rows, headed = done
+    try:
+        names = [name.decode() for name in fresh]
+    except UnicodeDecodeError:
+        return None
+    return Packed(blanks, messages, names, [Row(*row) for row in rows], bool(headed))
+
+
+def gather(messages: Iterable[tuple[str, bytes, bytes]], known: Mapping[bytes, int]) -> Packed:
+    """As `pack`, of messages that were looked at: each name, headers, body."""
+    places: dict[str, int] = {}
+    fresh: list[str] = []
+    pieces: list[bytes] = []
+    counts: dict[int, list[int]] = {}
+    headed = False
+    for number, (name, head, body) in enumerate(messages):
+        place = places.get(name)
+        if place is None:
+            place = known.get(name.encode(), -1)
+            if place < 0:
+                place = len(known) + len(fresh)
+                fresh.append(name)
+            places[name] = place
+        size = HEAD_BYTES + len(head) + len(body)
+        pieces += (HEAD.pack(size, 0, 0, 0, place, MESSAGE, 0, len(head)), head, body, bytes(-size & 7))
+        count = counts.setdefault(place, [0, 0, 0])
+        count[0] += 1
+        count[1] += len(body)
+        count[2] = number
+        headed = headed or bool(head)
+    rows = [Row(place, *count) for place, count in counts.items()]
+    return Packed(b"".join(pieces), len(pieces) // 4, fresh, rows, headed)
+
+
+def stamp(
+    blanks: bytes, numbers: array[int], sequence: int, time_ns: int, first: int, rest: int, left: int, base: int
+) -> tuple[bytes, Columns]:
+    """The records of whole blanks, and where each lies behind position `base`. `numbers`: of each place the stream's;
+    `sequence`: of the first; `first` and `rest`: flags; the one number `left`, if there is one, has nothing behind it
+    in its unit. ValueError where these are no blanks."""
+    if MISSING:
+        return _stamped(blanks, numbers, sequence, time_ns, first, rest, left, base)
+    table = cast(Buffer, numbers)
+    made, *columns = _native.stamp(blanks, table, sequence, time_ns & _64_BITS, first, rest, left, base)
+    views: list[Any] = [memoryview(column) for column in columns]
+    return made, Columns(len(made), *(view.cast(code) for view, code in zip(views, _CODES, strict=True)))
+
+
+def _stamped(
+    blanks: bytes, numbers: array[int], sequence: int, time_ns: int, first: int, rest: int, left: int, base: int
+) -> tuple[bytes, Columns]:
+    columns: list[array[Any]] = [array(code) for code in _CODES]
+    made: list[bytes] = []
+    flags, position = first, base
+    for number, (kind, stream, body, head) in enumerate(drafts(blanks, numbers), 1):
+        if number == left:
+            flags &= ~MORE
+        made.append(encode(sequence, time_ns, stream, kind, flags, head, body))
+        row = (sequence, time_ns, position, len(body), stream, len(head), kind, flags)
+        for column, value in zip(columns, row, strict=True):
+            column.append(value)
+        position += len(made[-1])
+        sequence, flags = sequence + 1, rest
+    return b"".join(made), Columns(position - base, *(memoryview(column) for column in columns))
+
+
+def drafts(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
+    """Blanks one by one. ValueError where these are none."""
+    at, end, unpack = 0, len(blanks), HEAD.unpack_from
+    while at < end:
+        if end - at < HEAD_BYTES:
+            raise ValueError("these are no blanks")
+        size, _, _, _, place, kind, _, head = unpack(blanks, at)
+        body = at + HEAD_BYTES + head
+        if at + size <= body or at + padded(size) > end or kind != MESSAGE or place >= len(numbers):
+            raise ValueError("these are no blanks")
+        yield Draft(MESSAGE, numbers[place], blanks[body : at + size], blanks[at + HEAD_BYTES : body])
+        at += padded(size)
+
+
+def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, bytes]]:
+    """Of each stream in that column the numbers of its rows, the first of which is `begin`, as u32."""
+    if not MISSING:
+        return _native.postings(cast(Buffer, streams), begin)
+    found: dict[int, array[int]] = {}
+    for number, stream in enumerate(cast("Sequence[int]", streams), begin):
+        rows = found.get(stream)
+        if rows is None:
+            rows = found[stream] = array("I")
+        rows.append(number)
+    return [(stream, rows.tobytes()) for stream, rows in found.items()]
+
+
+__all__ = ["MISSING", "Packed", "Row", "drafts", "gather", "pack", "postings", "stamp"]

@@ -1,0 +1,20 @@
+"""What _native.c gives; mqfs/bulk/__init__.py says what it is for."""
+
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Rows: TypeAlias = list[tuple[int, int, int, int]]  # place, messages, bytes of their bodies, which is the last
+
+def pack(
+    frames: Buffer, known: dict[bytes, int], sender: bytes, reserved: tuple[bytes, ...], most: int, most_head: int, /
+) -> tuple[bytes, int, list[bytes], Rows, int] | None:
+    """(blanks, messages, names not known, rows, whether some have headers); None where something is unusual."""
+
+def stamp(
+    blanks: Buffer, numbers: Buffer, sequence: int, time_ns: int, first: int, rest: int, left: int, base: int, /
+) -> tuple[bytes, ...]:
+    """The records, and their columns as `scan` of the ring has them. ValueError where these are no blanks."""
+
+def postings(streams: Buffer, begin: int, /) -> list[tuple[int, bytes]]: ...
+
+SOURCE: str  # SHA-256 of what it was built from; empty where setup.py did not build it
