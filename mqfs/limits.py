@@ -65,6 +65,10 @@ STATE_RECORD_BYTES = 1 << 20  # a larger state spans records
 OPEN_BUCKETS = 512  # segments kept open at once; well under the usual 1,024 files of a process
 DOWNTIME_DAYS = 7  # the most the engine clock moves on over a restart on another boot
 
+# Memory of a process
+LARGE_BYTES = 8 << 20  # one piece of that size is given back to the system as soon as it is let go of: few are so large
+KEPT_BYTES = 32 << 20  # kept for the next requests when they are done: some of the largest ones
+
 # 9P
 MSIZE_LEAST = 4_096
 MSIZE_MOST = 1 << 20

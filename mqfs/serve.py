@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
-from mqfs import limits
+from mqfs import limits, memory
 from mqfs.clock import SystemClock
 from mqfs.config import Options, name_space, service_address
 from mqfs.engine.ctl import parse_settings
@@ -48,6 +48,7 @@ def run(options: Options) -> int:
     check_words(options)
     check_standard_files(options)
     raise_file_limit()
+    memory.keep()
     return trio.run(Server(options).run)
 
 

@@ -7,15 +7,12 @@ group is one log: what a task reads is a range of that log. It asks the server o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import attrs
-import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.arrow import Rows, distinct
 from pyspark_mqfs.options import OptionError, Options
 from pyspark_mqfs.survey import Group, Survey, measure, path_of, split
 
@@ -41,18 +38,11 @@ class Range:
     def part(self, low: int, high: int, messages: int, size: int) -> Range:
         return attrs.evolve(self, low=low, high=high, messages=messages, size=size)
 
-    def mask(self) -> Callable[[Rows, Mapping[int, str]], Any] | None:
-        """Which of the rows are wanted; None: all that come."""
+    def bounds(self) -> Mapping[str, tuple[int, int]] | None:
+        """Of which streams what is wanted; None: all that comes."""
         if self.whole and all(low <= self.low and high >= self.high for low, high in self.streams.values()):
             return None
-
-        def wanted(rows: Rows, names: Mapping[int, str]) -> Any:
-            numbers, places = distinct(rows.streams)
-            bounds = [self.streams.get(names[int(number)], (0, 0)) for number in numbers]
-            low, high = (np.array(side, np.uint64)[places] for side in zip(*bounds, strict=True))
-            return (rows.sequences >= low) & (rows.sequences < high)
-
-        return wanted
+        return self.streams
 
 
 @attrs.frozen

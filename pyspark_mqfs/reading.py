@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from mqfs import memory
 from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
 from mqfs.ninep.blocking import Client, File
 from mqfs.ninep.messages import Rread, Tread
@@ -32,14 +33,15 @@ log = logging.getLogger(__name__)
 IN_FLIGHT = 2  # reads that are asked for at once
 
 
-_frozen: list[bool] = []
+_settled: list[bool] = []
 
 
-def _freeze() -> None:
+def _settle() -> None:
     """Once a worker: Spark collects garbage after every task, which takes 40 ms as long as it walks all modules."""
-    if not _frozen and TaskContext.get() is not None:
-        _frozen.append(True)
+    if not _settled and TaskContext.get() is not None:
+        _settled.append(True)
         gc.freeze()
+        memory.keep()
 
 
 class DataLoss(RuntimeError):
@@ -56,7 +58,7 @@ class Task:
     path: str = ""  # of the store, where its disk is visible
 
     def batches(self, piece: Slice) -> Iterator[pa.RecordBatch]:
-        _freeze()
+        _settle()
         with self.server.link() as link:
             for one in piece.ranges:
                 yield from _Reading(self, link, one, piece.store).batches()
@@ -68,8 +70,7 @@ class _Reading:
     def __init__(self, task: Task, link: Link, wanted: Range, store: str) -> None:
         self.task, self.link, self.range, self.store = task, link, wanted, store
         self.position = wanted.low
-        self._gather = Gather(task.schema, wanted.group)
-        self._mask = wanted.mask()
+        self._gather = Gather(task.schema, wanted.group, wanted.bounds())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Again from where it stood after the connection broke, until that has taken too long."""
@@ -130,7 +131,7 @@ class _Reading:
             if not data:
                 window.drain()
                 return
-            batch = self._gather.feed(data, self._mask)
+            batch = self._gather.feed(data)
             self.position = max(self.position, self._gather.next)
             if batch.num_rows:
                 yield batch

@@ -10,14 +10,14 @@ import logging
 import mmap
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from mqfs.store.index import HEAD_SIZE, SEALED, Part, SealedIndex, columns_pass, decode_part, rows_end
-from pyspark_mqfs.arrow import Gather, Rows, distinct
+from pyspark_mqfs.arrow import Gather
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range
 
@@ -49,7 +49,17 @@ class Segments:
 
     def batches(self, wanted: Range, gather: Gather, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """(the position behind it, a batch), as far as sealed segments reach and all is well with them."""
-        gather.names = {number: name for name, (number, _) in wanted.numbers.items()}
+        gather.know(
+            {
+                number: (
+                    name,
+                    max(wanted.streams[name][0], floor, wanted.low),
+                    min(wanted.streams[name][1], wanted.high),
+                )
+                for name, (number, floor) in wanted.numbers.items()
+            }
+        )
+        room = bytearray()  # one for all pieces: batches have copies
         while position < wanted.high:
             found = self._open(position)
             if found is None:
@@ -58,9 +68,13 @@ class Segments:
             with file:
                 stop = min(end, wanted.high)
                 for piece in _pieces(index, position, stop):
-                    mask = _mask(wanted, position, stop)
-                    data = os.pread(file.fileno(), piece[1] - piece[0], piece[0])
-                    batch = gather.feed(data, mask)
+                    size = piece[1] - piece[0]
+                    if len(room) < size:
+                        room = bytearray(size)
+                    data = memoryview(room)[:size]
+                    if os.preadv(file.fileno(), [data], piece[0]) < size:
+                        return
+                    batch = gather.feed(data)
                     if not gather.clean:
                         gather.restart()
                         return  # the server tells what is wrong with it
@@ -101,22 +115,6 @@ def _pieces(index: SealedIndex, low: int, high: int) -> Iterator[tuple[int, int]
         size = 32 + index.headers[to - 1] + index.bodies[to - 1]
         yield int(positions[begin]), int(positions[to - 1]) + (size + 7 & ~7)
         begin = to
-
-
-def _mask(wanted: Range, low: int, high: int) -> Callable[[Rows, Mapping[int, str]], Any]:
-    """Of the streams that were asked for, what is kept."""
-    bounds = {
-        wanted.numbers[name][0]: (max(begin, wanted.numbers[name][1], low), min(stop, high))
-        for name, (begin, stop) in wanted.streams.items()
-    }
-
-    def mask(rows: Rows, names: Mapping[int, str]) -> Any:
-        numbers, places = distinct(rows.streams)
-        lows, highs = zip(*(bounds.get(int(number), (0, 0)) for number in numbers), strict=True)
-        below, above = np.array(lows, np.uint64)[places], np.array(highs, np.uint64)[places]
-        return (rows.sequences >= below) & (rows.sequences < above)
-
-    return mask
 
 
 __all__ = ["Segments", "check_store"]

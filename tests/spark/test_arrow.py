@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
-from mqfs import headers, record, ring
+from mqfs import gather, headers, record
 from mqfs.errors import DiskFailed
 from pyspark_mqfs import schema
 from pyspark_mqfs.arrow import Gather
@@ -52,18 +52,18 @@ def rows(batches: list[Any]) -> list[tuple[Any, ...]]:
 @settings(max_examples=200, deadline=None)
 @given(MESSAGES, st.lists(st.integers(1, 400), min_size=1, max_size=5))
 def test_every_message_however_the_bytes_come(messages: Any, cuts: list[int]) -> None:
-    data, gather, batches, at = encoded(messages), Gather(WHOLE, "g"), [], 0
+    data, gathering, batches, at = encoded(messages), Gather(WHOLE, "g"), [], 0
     while at < len(data):
         size = cuts[len(batches) % len(cuts)]
-        batches.append(gather.feed(data[at : at + size]))
+        batches.append(gathering.feed(data[at : at + size]))
         at += size
-    gather.finish()
+    gathering.finish()
     assert rows(batches) == expected(messages)
-    assert all(batch.schema.equals(gather.schema) for batch in batches)
+    assert all(batch.schema.equals(gathering.schema) for batch in batches)
 
 
 def test_without_the_part_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring, "MISSING", "no compiler")
+    monkeypatch.setattr(gather, "MISSING", "no compiler")
     messages: Any = [(16, 1, {"k": "v"}, b"x"), (17, 2, {}, b""), (17, 1, {}, b"y")]
     assert rows([Gather(WHOLE, "g").feed(encoded(messages))]) == expected(messages)
 
@@ -80,9 +80,9 @@ def test_the_root_group_has_no_prefix() -> None:
 
 
 def test_what_is_not_whole_is_not_passed_over() -> None:
-    gather = Gather(WHOLE, "g")
+    gathering = Gather(WHOLE, "g")
     data = bytearray(encoded([(16, 1, {}, b"x"), (16, 1, {}, b"y")]))
     data[-9] ^= 1
-    assert gather.feed(bytes(data)).num_rows == 1
+    assert gathering.feed(bytes(data)).num_rows == 1
     with pytest.raises(DiskFailed, match="behind sequence 1 are no whole record"):
-        gather.finish()
+        gathering.finish()

@@ -1,0 +1,167 @@
+"""Runs of records, many at once: checked, and gathered into the columns that Arrow has or thinned out to some streams.
+
+Owns those two passes. Every record is checked as a start checks a log, and the first that does not pass ends the run.
+It knows no Arrow and never does I/O. The work is done in C (`_native.c`); where that part was not built columns are
+made here, slowly.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import attrs
+
+from mqfs import record
+from mqfs.record import HEAD_BYTES, padded
+from mqfs.types import Buffer, Kind
+
+try:
+    from mqfs.gather import _native
+except ImportError as error:
+    MISSING = str(error)  # why it is done in Python; empty where it is not
+else:
+    MISSING = ""
+
+# Of the columns, in bits of what is asked for.
+SEQUENCES, TIMES, VALUES, TOPICS, HEADERS = 1 << 0, 1 << 1, 1 << 3, 1 << 5, 1 << 7
+_MESSAGE = int(Kind.MESSAGE)
+
+
+@attrs.frozen
+class Table:
+    """Streams by number: how each is called, and from which sequence on and below which its messages are wanted."""
+
+    numbers: array[int]
+    bounds: array[int]
+    ends: array[int]
+    names: bytes
+
+    @classmethod
+    def of(cls, streams: Mapping[int, tuple[str, int, int]]) -> Table:
+        numbers = sorted(streams)
+        names = [streams[number][0].encode() for number in numbers]
+        ends = array("i", [0])
+        for name in names:
+            ends.append(ends[-1] + len(name))
+        bounds = (min(max(side, 0), _MOST) for number in numbers for side in streams[number][1:])
+        return cls(array("I", numbers), array("Q", bounds), ends, b"".join(names))
+
+
+_MOST = (1 << 64) - 1
+
+
+class Columns(NamedTuple):
+    """The wanted messages of a run, as Arrow has them; None where a column was not asked for."""
+
+    end: int  # where the first record that does not pass would begin
+    last: int  # sequence of the last record, wanted or not; 0 where there is none
+    rows: int
+    sequences: Any  # i64
+    times: Any  # µs, i64
+    value_ends: Any  # i32, a 0 in front
+    values: Any
+    topic_ends: Any
+    topics: Any
+    positions: Any  # u32, of the records in the buffer; None where no message has headers
+    headers: Any  # u16: bytes of each one's headers
+
+
+def columns(
+    data: Buffer,
+    begin: int,
+    table: Table,
+    asked: int,
+    *,
+    strangers: bool,
+    allocate: Callable[[int], bytearray] = bytearray,
+) -> Columns:
+    """Of the run at `begin`. KeyError for a message of a stream that is not in the table, unless there may be
+    `strangers`, which are left out. `allocate` gives room for so many bytes or more; a
+    column that ends early has more than it needs."""
+    said = table.numbers, table.bounds, table.ends, table.names
+    if MISSING:
+        return _columns(bytes(data), begin, table, asked, strangers)
+    (end, last, rows, room), places = _native.columns(data, begin, said, asked, strangers, allocate)
+    view = memoryview(room)
+    return Columns(end, last, rows, *[None if place is None else view[place[0] : place[1]] for place in places])
+
+
+def _columns(data: bytes, at: int, table: Table, asked: int, strangers: bool) -> Columns:
+    last, found = 0, []
+    places = {number: place for place, number in enumerate(table.numbers)}
+    while (row := record.row_at(data, at)) is not None and at + padded(row.size) <= len(data):
+        last, begin, at = row.sequence, at, at + padded(row.size)
+        if row.kind != _MESSAGE:
+            continue
+        if row.stream not in places:
+            if not strangers:
+                raise KeyError(f"the stream of the record at {begin} has no name")
+            continue
+        place = places[row.stream]
+        if table.bounds[2 * place] <= row.sequence < table.bounds[2 * place + 1]:
+            found.append((row, begin, table.names[table.ends[place] : table.ends[place + 1]]))
+    bodies = [data[begin + HEAD_BYTES + row.headers : begin + row.size] for row, begin, _ in found]
+    made: dict[int, bytearray] = {
+        SEQUENCES: _array("q", (row.sequence for row, _, _ in found)),
+        TIMES: _array("q", (row.time_ns // 1_000 for row, _, _ in found)),
+        VALUES: bytearray(b"".join(bodies)),
+        TOPICS: bytearray(b"".join(name for _, _, name in found)),
+    }
+    ends = {VALUES: _ends(bodies), TOPICS: _ends([name for _, _, name in found])}
+    headed = asked & HEADERS and any(row.headers for row, _, _ in found)
+
+    def given(bit: int, of: Mapping[int, bytearray] = made) -> bytearray | None:
+        return of[bit] if asked & bit else None
+
+    return Columns(
+        at, last, len(found), given(SEQUENCES), given(TIMES), given(VALUES, ends), given(VALUES),
+        given(TOPICS, ends), given(TOPICS),
+        _array("I", (begin for _, begin, _ in found)) if headed else None,
+        _array("H", (row.headers for row, _, _ in found)) if headed else None,
+    )  # fmt: skip
+
+
+def _array(code: str, values: Iterable[int]) -> bytearray:
+    return bytearray(array(code, values).tobytes())
+
+
+def _ends(pieces: Iterable[bytes]) -> bytearray:
+    ends = array("i", [0])
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    return bytearray(ends.tobytes())
+
+
+class Picked(NamedTuple):
+    """The records of some streams, of a run."""
+
+    end: int  # where the first record that does not pass would begin
+    last: int  # sequence of the last one that passed; 0 where there is none
+    rows: int  # records of those streams
+    newest: int  # where the last of these lies; -1
+    headed: int  # whether any record of the run has headers
+    seen: bytearray  # of each stream, whether it has some
+    kept: bytes | None  # their bytes; None: all there are
+
+
+def pick(data: Buffer, numbers: array[int]) -> Picked:
+    """Messages and end marks of the streams that have these numbers, which ascend. In C only."""
+    found: tuple[Any, ...] = _native.pick(data, numbers)
+    return Picked(*found)
+
+
+__all__ = [
+    "HEADERS",
+    "MISSING",
+    "SEQUENCES",
+    "TIMES",
+    "TOPICS",
+    "VALUES",
+    "Columns",
+    "Picked",
+    "Table",
+    "columns",
+    "pick",
+]

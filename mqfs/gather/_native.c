@@ -1,0 +1,316 @@
+/* Runs of records, many at once: checked and gathered into the columns that Arrow has, or thinned out to some streams.
+ * Nothing here keeps anything between two calls. What a record is: doc/format.md. */
+#include <Python.h>
+#include "../ring/crc32c.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "logs are little-endian: without this part all is done in Python"
+#endif
+#ifndef SOURCE
+#define SOURCE ""
+#endif
+#define MESSAGE 1
+#define END 2
+#define KIND_MOST 6
+#define ALIGN 64u /* of a column in its room: what Arrow likes */
+#define NOWHERE ((size_t)-1)
+
+typedef struct { /* of a record */
+    uint32_t size, crc;
+    uint64_t sequence;
+    int64_t time_ns;
+    uint32_t stream;
+    uint8_t kind, flags;
+    uint16_t headers;
+} Head;
+
+typedef struct { /* streams by number, ascending */
+    const uint32_t *numbers;
+    const uint64_t *bounds; /* of each the first sequence that is wanted, and the first that is not any more */
+    const int32_t *ends;    /* of their names, which lie one behind the other; a 0 in front */
+    const char *names;
+    size_t count;
+} Table;
+
+typedef struct { /* what the wanted messages of a run need */
+    size_t rows, body_bytes, name_bytes, headers;
+} Needs;
+
+enum { SEQUENCES, TIMES, VALUE_ENDS, VALUES, TOPIC_ENDS, TOPICS, POSITIONS, HEADERS, COLUMNS };
+
+static inline size_t padded(size_t size) { return (size + 7) & ~(size_t)7; }
+
+/* The head of the record at `at` if it lies whole in the buffer. */
+static inline int whole(const uint8_t *data, size_t bytes, size_t at, Head *head)
+{
+    if (bytes - at < sizeof *head) return 0;
+    memcpy(head, data + at, sizeof *head);
+    return head->size >= sizeof *head + head->headers && padded(head->size) <= bytes - at && head->kind >= 1 && head->kind <= KIND_MOST;
+}
+
+static inline int passes(const uint8_t *record, const Head *head)
+{
+    return crc32c(crc32c(0, record, 4), record + 8, head->size - 8) == head->crc;
+}
+
+/* Where a stream stands in the table. Numbers are given one after the other, so the place is mostly known from the first. */
+static inline size_t place(const Table *table, uint32_t number)
+{
+    if (!table->count || number < table->numbers[0]) return NOWHERE;
+    size_t low = 0, high = table->count, guess = number - table->numbers[0];
+    if (guess < high && table->numbers[guess] == number) return guess;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (table->numbers[middle] < number) low = middle + 1;
+        else high = middle;
+    }
+    return low < table->count && table->numbers[low] == number ? low : NOWHERE;
+}
+
+static inline int wanted(const Table *table, size_t at, uint64_t sequence)
+{
+    return at != NOWHERE && sequence >= table->bounds[2 * at] && sequence < table->bounds[2 * at + 1];
+}
+
+/* ---- records -> columns ---- */
+
+/* What is wanted of a run, unchecked; in `stranger` where a message of a stream that is not in the table lies. */
+static Needs measure(const uint8_t *data, size_t bytes, size_t at, const Table *table, size_t *stranger)
+{
+    Needs needs = {0};
+    Head head;
+    for (; whole(data, bytes, at, &head); at += padded(head.size)) {
+        if (head.kind != MESSAGE) continue;
+        size_t stream = place(table, head.stream);
+        if (stream == NOWHERE && *stranger == NOWHERE) *stranger = at;
+        if (!wanted(table, stream, head.sequence)) continue;
+        needs.rows++;
+        needs.headers |= head.headers;
+        needs.body_bytes += head.size - sizeof head - head.headers;
+        needs.name_bytes += (size_t)(table->ends[stream + 1] - table->ends[stream]);
+    }
+    return needs;
+}
+
+typedef struct {
+    uint8_t *column[COLUMNS]; /* NULL: not asked for */
+    Needs done;
+    uint64_t last; /* sequence of the last record, wanted or not */
+    size_t end;
+} Filled;
+
+static void put(Filled *to, const uint8_t *data, size_t at, const Head *head, const Table *table, size_t stream)
+{
+    size_t row = to->done.rows++, body = head->size - sizeof *head - head->headers;
+    int64_t us = head->time_ns / 1000 - (head->time_ns % 1000 < 0);
+    if (to->column[SEQUENCES]) memcpy(to->column[SEQUENCES] + 8 * row, &head->sequence, 8);
+    if (to->column[TIMES]) memcpy(to->column[TIMES] + 8 * row, &us, 8);
+    if (to->column[VALUES]) {
+        memcpy(to->column[VALUES] + to->done.body_bytes, data + at + sizeof *head + head->headers, body);
+        to->done.body_bytes += body;
+        int32_t end = (int32_t)to->done.body_bytes;
+        memcpy(to->column[VALUE_ENDS] + 4 * (row + 1), &end, 4);
+    }
+    if (to->column[TOPICS]) {
+        size_t name = (size_t)(table->ends[stream + 1] - table->ends[stream]);
+        memcpy(to->column[TOPICS] + to->done.name_bytes, table->names + table->ends[stream], name);
+        to->done.name_bytes += name;
+        int32_t end = (int32_t)to->done.name_bytes;
+        memcpy(to->column[TOPIC_ENDS] + 4 * (row + 1), &end, 4);
+    }
+    if (to->column[HEADERS]) {
+        uint32_t position = (uint32_t)at;
+        memcpy(to->column[POSITIONS] + 4 * row, &position, 4);
+        memcpy(to->column[HEADERS] + 2 * row, &head->headers, 2);
+    }
+}
+
+static void fill(Filled *to, const uint8_t *data, size_t bytes, size_t at, const Table *table)
+{
+    Head head;
+    for (; whole(data, bytes, at, &head) && passes(data + at, &head); at += padded(head.size)) {
+        to->last = head.sequence;
+        size_t stream = head.kind == MESSAGE ? place(table, head.stream) : NOWHERE;
+        if (wanted(table, stream, head.sequence)) put(to, data, at, &head, table, stream);
+    }
+    to->end = at;
+}
+
+static void sizes(const Needs *needs, int asked, size_t *to)
+{
+    int headers = asked & 1 << HEADERS && needs->headers;
+    to[SEQUENCES] = 8 * needs->rows;
+    to[TIMES] = 8 * needs->rows;
+    to[VALUE_ENDS] = to[TOPIC_ENDS] = 4 * (needs->rows + 1);
+    to[VALUES] = needs->body_bytes;
+    to[TOPICS] = needs->name_bytes;
+    to[POSITIONS] = headers ? 4 * needs->rows : NOWHERE;
+    to[HEADERS] = headers ? 2 * needs->rows : NOWHERE;
+    for (int i = 0; i < POSITIONS; i++)
+        if (!(asked & 1 << (i == VALUE_ENDS ? VALUES : i == TOPIC_ENDS ? TOPICS : i))) to[i] = NOWHERE;
+}
+
+/* Where each column lies in one room for all of them, NOWHERE if it was not asked for; returns the size of the room. */
+static size_t lay_out(const Needs *needs, int asked, size_t *at, size_t *size)
+{
+    size_t room = 0;
+    sizes(needs, asked, size);
+    for (int i = 0; i < COLUMNS; i++) {
+        at[i] = size[i] == NOWHERE ? NOWHERE : room;
+        room += size[i] == NOWHERE ? 0 : (size[i] + ALIGN - 1) & ~(size_t)(ALIGN - 1);
+    }
+    return room;
+}
+
+/* (end, last sequence, rows, the room, and of each column where it begins there and its size or None) */
+static PyObject *told(const Filled *filled, PyObject *room, const size_t *at, const size_t *size)
+{
+    PyObject *result = Py_BuildValue("nKnO", (Py_ssize_t)filled->end, (unsigned long long)filled->last, (Py_ssize_t)filled->done.rows, room);
+    PyObject *places = PyTuple_New(COLUMNS), *both = NULL;
+    for (int i = 0; places && i < COLUMNS; i++) {
+        PyObject *one = at[i] == NOWHERE ? Py_NewRef(Py_None) : Py_BuildValue("nn", (Py_ssize_t)at[i], (Py_ssize_t)(at[i] + size[i]));
+        if (!one || PyTuple_SetItem(places, i, one)) Py_CLEAR(places);
+    }
+    if (result && places) both = PyTuple_Pack(2, result, places);
+    Py_XDECREF(result);
+    Py_XDECREF(places);
+    return both;
+}
+
+static PyObject *gathered(const Py_buffer *data, size_t begin, const Table *table, int asked, int strangers, PyObject *allocate)
+{
+    Filled filled = {0};
+    Py_buffer view;
+    Needs needs;
+    size_t stranger = NOWHERE, at[COLUMNS], size[COLUMNS];
+    Py_BEGIN_ALLOW_THREADS
+    needs = measure(data->buf, (size_t)data->len, begin, table, &stranger);
+    Py_END_ALLOW_THREADS
+    if (stranger != NOWHERE && !strangers) return PyErr_Format(PyExc_KeyError, "the stream of the record at %zu has no name", stranger);
+    if (needs.body_bytes > INT32_MAX || needs.name_bytes > INT32_MAX) return PyErr_SetString(PyExc_OverflowError, "too much for one batch"), NULL;
+    size_t bytes = lay_out(&needs, asked, at, size);
+    PyObject *result = NULL, *room = PyObject_CallFunction(allocate, "n", (Py_ssize_t)bytes);
+    if (!room || PyObject_GetBuffer(room, &view, PyBUF_WRITABLE)) return Py_XDECREF(room), NULL;
+    if ((size_t)view.len < bytes) PyErr_SetString(PyExc_ValueError, "less was allocated than asked for");
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        for (int i = 0; i < COLUMNS; i++) {
+            filled.column[i] = at[i] == NOWHERE ? NULL : (uint8_t *)view.buf + at[i];
+            if (filled.column[i] && (i == VALUE_ENDS || i == TOPIC_ENDS)) memset(filled.column[i], 0, 4);
+        }
+        fill(&filled, data->buf, (size_t)data->len, begin, table);
+        Py_END_ALLOW_THREADS
+        result = told(&filled, room, at, size);
+    }
+    PyBuffer_Release(&view);
+    Py_DECREF(room);
+    return result;
+}
+
+static PyObject *native_columns(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_buffer data, numbers, bounds, ends, names;
+    PyObject *allocate;
+    Py_ssize_t begin;
+    int asked, strangers;
+    if (!PyArg_ParseTuple(args, "y*n(y*y*y*y*)ipO", &data, &begin, &numbers, &bounds, &ends, &names, &asked, &strangers, &allocate)) return NULL;
+    Table table = {numbers.buf, bounds.buf, ends.buf, names.buf, (size_t)numbers.len / 4};
+    PyObject *result = NULL;
+    if (begin < 0 || begin > data.len || (size_t)data.len > UINT32_MAX)
+        PyErr_SetString(PyExc_ValueError, "it begins outside of the buffer, or that is too large");
+    else if ((size_t)bounds.len < 16 * table.count || (size_t)ends.len < 4 * (table.count + 1) || names.len < table.ends[table.count])
+        PyErr_SetString(PyExc_ValueError, "the columns of the table are not of one length");
+    else
+        result = gathered(&data, (size_t)begin, &table, asked, strangers, allocate);
+    Py_buffer *all[] = {&data, &numbers, &bounds, &ends, &names};
+    for (int i = 0; i < 5; i++) PyBuffer_Release(all[i]);
+    return result;
+}
+
+/* ---- some streams of a run ---- */
+
+typedef struct {
+    size_t end, kept, rows, last_row; /* bytes that passed; bytes and records that are wanted; where the last of these is */
+    uint64_t last;                    /* sequence of the last record, wanted or not */
+    int headed;
+} Picked;
+
+/* Checks a run, and marks the places of the streams that it is of. */
+static Picked look(const uint8_t *data, size_t bytes, const Table *table, uint8_t *seen)
+{
+    Picked found = {.last_row = NOWHERE};
+    Head head;
+    for (; whole(data, bytes, found.end, &head) && passes(data + found.end, &head); found.end += padded(head.size)) {
+        size_t stream = head.kind <= END ? place(table, head.stream) : NOWHERE;
+        found.last = head.sequence;
+        found.headed |= head.headers != 0;
+        if (stream == NOWHERE) continue;
+        seen[stream] = 1;
+        found.rows++;
+        found.kept += padded(head.size);
+        found.last_row = found.end;
+    }
+    return found;
+}
+
+static void copy(const uint8_t *data, size_t end, const Table *table, uint8_t *to)
+{
+    Head head;
+    for (size_t at = 0, size; at < end; at += size) {
+        memcpy(&head, data + at, sizeof head);
+        size = padded(head.size);
+        if (head.kind > END || place(table, head.stream) == NOWHERE) continue;
+        memcpy(to, data + at, size);
+        to += size;
+    }
+}
+
+/* (bytes that passed, last sequence, records, where the last of them is or -1, headed, seen, bytes of them or None: all) */
+static PyObject *native_pick(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_buffer data, numbers;
+    if (!PyArg_ParseTuple(args, "y*y*", &data, &numbers)) return NULL;
+    Table table = {.numbers = numbers.buf, .count = (size_t)numbers.len / 4};
+    Picked found;
+    PyObject *kept = NULL, *result = NULL, *seen = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)table.count);
+    if (seen) {
+        uint8_t *marks = (uint8_t *)PyByteArray_AsString(seen);
+        memset(marks, 0, table.count);
+        Py_BEGIN_ALLOW_THREADS
+        found = look(data.buf, (size_t)data.len, &table, marks);
+        Py_END_ALLOW_THREADS
+        kept = found.kept == found.end ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)found.kept);
+    }
+    if (kept && kept != Py_None) {
+        Py_BEGIN_ALLOW_THREADS
+        copy(data.buf, found.end, &table, (uint8_t *)PyBytes_AsString(kept));
+        Py_END_ALLOW_THREADS
+    }
+    if (kept)
+        result = Py_BuildValue("nKnniOO", (Py_ssize_t)found.end, (unsigned long long)found.last, (Py_ssize_t)found.rows,
+                               (Py_ssize_t)found.last_row, found.headed, seen, kept);
+    Py_XDECREF(seen);
+    Py_XDECREF(kept);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&numbers);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"columns", native_columns, METH_VARARGS, NULL},
+    {"pick", native_pick, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static int begin(PyObject *module)
+{
+    crc_begin();
+    return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, begin}, {0, NULL}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, methods, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
