@@ -1,28 +1,33 @@
 """A query as a consumer of the groups it reads: its position where `.stats` shows it, and retention heeds it.
 
-Owns the making and moving of those consumers. It claims no message.
+Owns the making and moving of those consumers, and that only one query at a time is the consumer: it is private, and
+held open. It claims no message.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 
 from mqfs.client.words import quote
-from mqfs.errors import Disconnected, MqfsError, NotFound
-from mqfs.ninep.blocking import Client
+from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted
+from mqfs.ninep.blocking import Client, File
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.survey import Group, Survey, path_of
 
 log = logging.getLogger(__name__)
+PAUSE_S = 0.1  # between two looks whether the consumer is free
 
 
 class Consumers:
     """One consumer a group, all of one name."""
 
-    def __init__(self, *, required: bool) -> None:
-        """`required`: it was asked for by name, so that not being permitted to have it is an error."""
-        self.required = required
+    def __init__(self, *, required: bool, patience_s: float) -> None:
+        """`required`: it was asked for by name, so that not being permitted to have it is an error. `patience_s`: how
+        long a query that has it is waited for; one that was killed may be there a little longer than its driver."""
+        self.required, self.patience_s = required, patience_s
+        self._held: tuple[Client, File] | None = None
         self._over: dict[str, frozenset[str]] = {}  # of each group, the streams its consumer was made over
         self._without: set[str] = set()  # groups where there can be none
 
@@ -36,10 +41,16 @@ class Consumers:
     def _try(self, client: Client, name: str, group: Group, position: int) -> None:
         try:
             self._make(client, name, group)
+            self._hold(client, name, group)
             with client.open(path_of(group.path, f".consumers/{name}"), "w") as file:
                 file.write(f"seek {position}\n".encode())
         except Disconnected:
             raise
+        except Busy:
+            raise OptionError(
+                f"consumer {name} of group {group.path or '/'} is another query's, which runs: two have the same"
+                f" {'option consumer' if self.required else 'option checkpointLocation'}; one of its own is right"
+            ) from None
         except MqfsError as error:
             where = f"consumer {name} of group {group.path or '/'}"
             if self.required:
@@ -48,6 +59,20 @@ class Consumers:
                 ) from None
             log.warning("no %s shows the lag of this query, or keeps what it has not read: %s", where, error)
             self._without.add(group.path)
+
+    def _hold(self, client: Client, name: str, group: Group) -> None:
+        """Have the consumer of the first group open, as long as the connection lasts. Busy where another has it."""
+        if self._held and self._held[0] is client:
+            return
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                self._held = client, client.open(path_of(group.path, f".consumers/{name}"), "r+")
+                return
+            except Busy:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(PAUSE_S)
 
     def _make(self, client: Client, name: str, group: Group) -> None:
         """A consumer over what is read of the group: all, one stream, or a view of some. One that is there stays what
@@ -61,12 +86,19 @@ class Consumers:
             if self._there(client, path_of(group.path, name)):
                 self._command(client, group, views)
         elif group.whole:
-            client.create(path_of(group.path, f".consumers/{name}"), "w").close()
+            self._make_of_all(client, name, group)
         elif len(streams) == 1:
-            self._command(client, group, f"consumer {quote(name)} {quote(next(iter(streams)))}\n")
+            self._command(client, group, f"consumer {quote(name)} {quote(next(iter(streams)))} private\n")
         else:
-            self._command(client, group, f"{views}consumer {quote(name)} {quote(name)}\n")
+            self._command(client, group, f"{views}consumer {quote(name)} {quote(name)} private\n")
         self._over[group.path] = streams
+
+    def _make_of_all(self, client: Client, name: str, group: Group) -> None:
+        """Who may not write `ctl` can have one that is not private: then Spark alone tells two queries apart."""
+        try:
+            self._command(client, group, f"consumer {quote(name)} private\n")
+        except (Denied, NotPermitted):
+            client.create(path_of(group.path, f".consumers/{name}"), "w").close()
 
     def _there(self, client: Client, path: str) -> bool:
         try:

@@ -27,6 +27,8 @@ READ = (
     "endingTimestamp",
     "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "maxBytesPerTrigger",
     "minPartitions",
     "maxRecordsPerPartition",

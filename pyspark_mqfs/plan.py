@@ -156,6 +156,11 @@ def _packed(pieces: list[Range], messages: int, size: int, partitions: int, stor
     return [Slice(tuple(some), store) for some in slices]
 
 
+def waiting(client: Client, wanted: Iterable[Range]) -> int:
+    """The messages in those ranges."""
+    return sum(_weighed(client, one)[0] for one in wanted)
+
+
 def limited(
     client: Client,
     survey: Survey,
@@ -210,4 +215,4 @@ def _shares(wanted: list[int], most: int | None) -> list[int | None]:
     return list(given)
 
 
-__all__ = ["Range", "Shares", "Slice", "limited", "ranges", "split"]
+__all__ = ["Range", "Shares", "Slice", "limited", "ranges", "split", "waiting"]

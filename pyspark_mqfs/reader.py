@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
 
-STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "consumer", "groupIdPrefix")
+STREAMING = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "consumer",
+    "groupIdPrefix",
+)
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 

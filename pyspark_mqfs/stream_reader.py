@@ -6,16 +6,19 @@ sequence to read. One process of the driver keeps this object and its connection
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -25,7 +28,7 @@ from pyspark_mqfs import schema
 from pyspark_mqfs.consumers import Consumers
 from pyspark_mqfs.link9p import Server
 from pyspark_mqfs.options import READ, OptionError, Options
-from pyspark_mqfs.plan import Shares, Slice, limited, ranges
+from pyspark_mqfs.plan import Shares, Slice, limited, ranges, waiting
 from pyspark_mqfs.positions import LATEST, Bound
 from pyspark_mqfs.reading import Task, check_losses, other_store
 from pyspark_mqfs.survey import Selection, Survey
@@ -34,7 +37,35 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+DELAY_S = 900.0  # maxTriggerDelay, as Kafka has it
 Offset = dict[str, Any]
+
+
+@attrs.define
+class Patience:
+    """Whether a batch is begun: with enough messages, or when the last one was long enough ago. The first is at once,
+    for nobody knows how long its messages have waited."""
+
+    least: int  # messages; 0: any
+    delay_s: float
+    last: float = -1e9  # when a batch was begun
+
+    @classmethod
+    def of(cls, options: Options) -> Patience:
+        least, most = options.number("minOffsetsPerTrigger", 0) or 0, options.number("maxOffsetsPerTrigger")
+        if most is not None and least > most:
+            raise OptionError(
+                f"option minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger; at most {most} is right"
+            )
+        if not least and "maxTriggerDelay" in options:
+            raise OptionError("option maxTriggerDelay is of minOffsetsPerTrigger; both or neither are right")
+        return cls(least, options.seconds("maxTriggerDelay", DELAY_S))
+
+    def over(self) -> bool:
+        return not self.least or time.monotonic() - self.last >= self.delay_s
+
+    def begun(self) -> None:
+        self.last = time.monotonic()
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -49,13 +80,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.start = Bound.starting(options, LATEST)
         self.shares = Shares.of(options)
         self.most, self.most_bytes = options.number("maxOffsetsPerTrigger"), options.size("maxBytesPerTrigger")
+        self.patience = Patience.of(options)
         self.strict = options.flag("failOnDataLoss", True)
         self.consumer = options.text("consumer")
         self.name = self.consumer or f"{options.text('groupIdPrefix', 'spark')}-{uuid.uuid4().hex[:12]}"
         wanted = schema.checked(wanted, headers=options.flag("includeHeaders", False))
         self.task = Task(server, wanted, self.strict, options.text("path"))
         self.link = server.link()
-        self.consumers = Consumers(required=bool(self.consumer))
+        self.consumers = Consumers(required=bool(self.consumer), patience_s=server.retry_s)
         self.stop_at: dict[str, int] | None = None  # Trigger.AvailableNow: where it was when the query began
         self.moved: dict[str, int] = {}  # where its consumer is
         self.seen: Offset | None = None  # what the last look found
@@ -79,7 +111,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.most is not None:
             return ReadMaxRows(self.most)
-        return ReadAllAvailable() if self.most_bytes is None else ReadMaxBytes(self.most_bytes)
+        if self.most_bytes is not None:
+            return ReadMaxBytes(self.most_bytes)
+        return ReadMinRows(self.patience.least) if self.patience.least else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         def look(client: Client) -> dict[str, int]:
@@ -96,6 +130,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._done(client, survey, start)  # no other batch is planned before the one up to here is committed
             end = self._ends(survey, before)
             self.seen = {**start, "streams": end}
+            if not self._enough(client, survey, before, end, limit):
+                return start
             messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
             if not isinstance(limit, ReadAllAvailable) and size is None:
@@ -103,6 +139,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _offset(survey.store, start["consumer"], limited(client, survey, before, dict(end), messages, size))
 
         return self.link.retried(look)
+
+    def _enough(
+        self, client: Client, survey: Survey, before: dict[str, int], end: dict[str, int], limit: ReadLimit
+    ) -> bool:
+        """Whether what waits is worth a batch now; a trigger that takes all there is asks for no more than one."""
+        if end == before:
+            return True
+        at_once = isinstance(limit, ReadAllAvailable) or self.stop_at is not None or self.patience.over()
+        if not at_once and waiting(client, ranges(survey, before, end)) < self.patience.least:
+            return False
+        self.patience.begun()
+        return True
 
     def reportLatestOffset(self) -> Offset | None:
         return self.seen

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from pyspark_mqfs import schema
+from pyspark_mqfs.options import OptionError
+from pyspark_mqfs.stream_reader import StreamReader
 from tests.server.process import until
 from tests.spark.conftest import Scene
 
@@ -93,6 +97,54 @@ def test_bounded_in_bytes(query: Callable[..., Query], scene: Scene) -> None:
     assert 3 <= len(mine.batches) <= 5
 
 
+def test_no_batch_before_there_is_enough(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"0")
+    mine = query(subscribe="g/a", minOffsetsPerTrigger=10, maxOffsetsPerTrigger=15, maxTriggerDelay="1h")
+    mine.start()
+    try:
+        until(lambda: sizes(mine) == [1], "the first batch, at once", 60)
+        scene.write("g/a", *(b"%d" % n for n in range(1, 30)))
+        until(lambda: sizes(mine) == [1, 15, 14], "the batches", 60)
+        scene.write("g/a", b"30")
+    finally:
+        mine.query.stop()
+    assert mine.now()[-1:] == [b"30"]  # however few there are
+
+
+def test_what_is_not_enough(scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"0")
+    mine = reader(scene, subscribe="g/a", minOffsetsPerTrigger="10")
+    least = mine.getDefaultReadLimit()
+    start = mine.latestOffset(mine.initialOffset(), least)
+    assert start["streams"] == {"g/a": 2}
+    scene.write("g/a", *(b"%d" % n for n in range(1, 10)))
+    assert mine.latestOffset(start, least) == start
+    assert mine.reportLatestOffset() == start | {"streams": {"g/a": 11}}
+    assert mine.latestOffset(start, ReadAllAvailable())["streams"] == {"g/a": 11}
+    scene.write("g/a", b"10")
+    assert mine.latestOffset(start, least)["streams"] == {"g/a": 12}
+    mine.stop()
+
+
+def test_a_batch_after_some_time(query: Callable[..., Query], scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"0")
+    mine = query(subscribe="g/a", minOffsetsPerTrigger=10, maxTriggerDelay="1s")
+    mine.start()
+    try:
+        until(lambda: sizes(mine) == [1], "the first batch, at once", 60)
+        scene.write("g/a", b"1")
+        until(lambda: sizes(mine) == [1, 1], "the second, which is long enough after it", 60)
+    finally:
+        mine.query.stop()
+
+
+def sizes(query: Query) -> list[int]:
+    return [len(batch) for batch in query.batches]
+
+
 def test_live_and_a_stream_that_appears(query: Callable[..., Query], scene: Scene) -> None:
     scene.group("g")
     scene.stream("g/a", b"old")
@@ -166,6 +218,57 @@ def test_a_consumer_of_a_group_that_grows(query: Callable[..., Query], scene: Sc
     scene.write("h/c", b"3", b"4")
     row = scene.stats("h")["consumers"]["other"]
     assert (row["over"], row["waiting"]) == ("other", 2)
+
+
+def reader(scene: Scene, **options: str) -> StreamReader:
+    """As another driver would have it, which gives up soon."""
+    said = {"address": scene.address, "startingOffsets": "earliest", "retrySeconds": "0.2", **options}
+    return StreamReader(said, schema.whole(headers=False))
+
+
+def test_two_queries_with_one_checkpoint(query: Callable[..., Query], scene: Scene) -> None:
+    """The second does nothing; and it may begin when the first is gone, however that came to its end."""
+    scene.group("g")
+    scene.group("h")
+    scene.stream("g/a", b"1")
+    scene.stream("h/b", b"1")
+    mine = query(subscribe="g/a,h/b")
+    mine.start()
+    try:
+        until(lambda: len(mine.batches) == 1, "the first batch", 60)
+        start = mine.position()
+        second = reader(scene, subscribe="g/a,h/b")
+        text = "consumer spark-.* of group g is another query's.* same option checkpointLocation; one of its own is"
+        with pytest.raises(OptionError, match=text):
+            second.latestOffset(start, ReadAllAvailable())
+        scene.write("g/a", b"2")
+        until(lambda: len(mine.batches) == 2, "the first goes on", 60)
+    finally:
+        mine.query.stop()
+    until(lambda: free(second, mine.position()), "the second may", 60)
+    again = reader(scene, subscribe="g/a,h/b", retrySeconds="20")
+    second.stop()  # as when its process is killed
+    again.latestOffset(mine.position(), ReadAllAvailable())
+    again.stop()
+
+
+def free(reader: StreamReader, start: Any) -> bool:
+    try:
+        reader.latestOffset(start, ReadAllAvailable())
+    except OptionError:
+        return False
+    return True
+
+
+def test_two_queries_with_one_consumer(scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"1")
+    first, second = (reader(scene, subscribe="g/a", consumer="report") for _ in range(2))
+    first.initialOffset()
+    with pytest.raises(OptionError, match=r"consumer report of group g is .* two have the same option consumer; one"):
+        second.initialOffset()
+    first.stop()
+    second.stop()
 
 
 def test_the_server_restarts_in_the_middle(query: Callable[..., Query], scene: Scene) -> None:
@@ -277,6 +380,9 @@ def test_nonsense(query: Callable[..., Query], scene: Scene) -> None:
     for options, text in (
         ({"endingOffsets": "latest"}, "option endingOffsets is of batches"),
         ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0'; a whole number, at least 1"),
+        ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "more than maxOffsetsPerTrigger; at most 10 is"),
+        ({"maxTriggerDelay": "5m"}, "option maxTriggerDelay is of minOffsetsPerTrigger; both or neither"),
+        ({"minOffsetsPerTrigger": "2", "maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon'; a time"),
         ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger is 'much'; a number of bytes"),
         ({"consumer": "a/b"}, "option consumer"),
     ):
