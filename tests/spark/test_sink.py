@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,34 @@ def test_a_batch_with_a_name_is_written_once(spark: Any, scene: Scene) -> None:
     for version in (0, 0, 1, 0):
         write(numbers(spark, 10), scene, topic="g/a", txnAppId="nightly", txnVersion=version)
     assert read(spark, scene, "g/a") == [str(n) for n in range(10)] * 2
+
+
+def test_batches_without_a_name_are_never_taken_for_one_another(
+    spark: Any, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where a driver was killed before the server was told to forget the first."""
+    scene.group("g")
+    monkeypatch.setattr(sink, "_tidy", lambda *_: None)
+    for value in ("1", "2"):
+        made = writer.batch_writer({"address": scene.address, "topic": "g/a"}, VALUE, False)
+        made.commit([made.write(rows(value))])
+    assert read(spark, scene, "g/a") == ["1", "2"]
+
+
+@pytest.mark.parametrize(("way", "kept"), [("drop", []), ("keep", [("was.sender", b"7")])])
+def test_reserved_headers(spark: Any, scene: Scene, way: str, kept: list[tuple[str, bytes]]) -> None:
+    scene.group("g")
+    given = spark.createDataFrame(
+        [(b"1", [("x", b"1"), ("sender", b"7")])], "value binary, headers array<struct<key:string,value:binary>>"
+    )
+    write(given, scene, topic="g/a", reservedHeaders=way)
+    options = {"address": scene.address, "subscribe": "g/a", "includeHeaders": "true"}
+    [row] = spark.read.format("mqfs").options(**options).load().collect()
+    found = [(h["key"], bytes(h["value"])) for h in row["headers"]]
+    assert sorted(found[1:]) == [*kept, ("x", b"1")]
+    assert found[0] == ("sender", b"%d" % os.getuid())
+    with pytest.raises(Exception, match=r"header 'sender' is set by the server"):
+        write(given, scene, topic="g/a", reservedHeaders="refuse")
 
 
 def test_a_task_that_is_tried_again(spark: Any, scene: Scene) -> None:
