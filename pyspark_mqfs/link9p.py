@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import attrs
+from pyspark import TaskContext
 
 from mqfs import limits
 from mqfs.errors import BadAddress, Denied, Disconnected
@@ -110,8 +111,15 @@ class Link:
         server = self.server
         return OptionError(
             f"no server answered at option address {server.address!r} for {server.retry_s:g} s (option retrySeconds):"
-            f" {error}"
+            f" {error}{self._elsewhere()}"
         )
+
+    def _elsewhere(self) -> str:
+        """Of a task, that it may be on another machine than its driver."""
+        where = dial.parse(self.server.address)
+        if TaskContext.get() is None or (isinstance(where, dial.Tcp) and not dial.loopback(where.host)):
+            return ""
+        return "; from a worker on another machine than the server's, tcp!HOST!PORT with a host that it knows is right"
 
 
 __all__ = ["Link", "Server"]

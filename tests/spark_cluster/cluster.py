@@ -1,0 +1,279 @@
+"""Three machines on one: network namespaces for a driver and two workers of a standalone Spark.
+
+Owns the namespaces, the processes in them and their end. The wires run between namespaces alone: nothing is seen on the
+network of this machine. What is below the folder `driver_only` the workers do not see: the store, and the socket of the
+server, which they reach over TCP, as somebody who shows a token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from mqfs.ninep import blocking
+from mqfs.ninep.blocking import Client
+from tests.server.process import COMMAND, ROOT, Running, until
+from tests.spark.conftest import java
+from tests.spark.kills import kill, session
+
+TOKEN = "the-secret-of-the-cluster"
+PORT, MASTER_PORT = 5640, 7077
+PATIENCE_S = 90.0  # a start of Spark on a busy machine
+CORES = 2  # of each worker, for each application
+# A worker has room for one executor of the session that lasts, so that both workers have one, and for one of a program.
+ROOM, LASTING, PASSING = "1100m", "600m", "480m"
+
+
+def command(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+
+
+class Machine:
+    """A network namespace with an address."""
+
+    def __init__(self, letter: str, number: int) -> None:
+        self.name, self.address = f"mqfs{os.getpid()}{letter}", f"10.77.0.{number}"
+        command("ip", "netns", "add", self.name)
+
+    def ip(self, *words: str) -> None:
+        command("ip", "-n", self.name, *words)
+
+    def inside(self, *words: str) -> list[str]:
+        """The command that runs a command there."""
+        return ["nsenter", f"--net=/run/netns/{self.name}", *words]
+
+    def remove(self) -> None:
+        command("ip", "netns", "del", self.name)
+
+
+class Network:
+    """A bridge in the driver's namespace, and a wire from each worker's to it."""
+
+    def __init__(self) -> None:
+        self.machines: list[Machine] = []
+        try:
+            self._join()
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self) -> None:
+        for letter, number in (("d", 1), ("a", 2), ("b", 3)):
+            self.machines.append(Machine(letter, number))
+        driver, *workers = self.machines
+        driver.ip("link", "add", "bridge", "type", "bridge")
+        driver.ip("addr", "add", f"{driver.address}/24", "dev", "bridge")
+        driver.ip("link", "set", "bridge", "up")
+        for number, worker in enumerate(workers):
+            wire = f"wire{number}"
+            driver.ip("link", "add", wire, "type", "veth", "peer", "name", "wire", "netns", worker.name)
+            driver.ip("link", "set", wire, "master", "bridge", "up")
+            worker.ip("addr", "add", f"{worker.address}/24", "dev", "wire")
+            worker.ip("link", "set", "wire", "up")
+        for machine in self.machines:
+            machine.ip("link", "set", "lo", "up")
+
+    def close(self) -> None:
+        for machine in self.machines:
+            machine.remove()
+        self.machines = []
+
+
+def missing() -> str:
+    """What keeps this from running here, or ""."""
+    if why := java():
+        return why
+    if os.geteuid():
+        return "network namespaces need root"
+    for program, package in (("ip", "iproute2"), ("nsenter", "util-linux"), ("unshare", "util-linux")):
+        if shutil.which(program) is None:
+            return f"no {program}: apt install {package}"
+    try:
+        command("unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt")
+        Network().close()
+    except AssertionError as error:
+        return f"no namespaces here: {error}"
+    return ""
+
+
+class Cluster:
+    """A server, a master and two workers; and programs that are run on them."""
+
+    def __init__(self, folder: Path) -> None:
+        import pyspark
+
+        self.folder, self.hidden = folder, folder / "driver_only"
+        self.home = Path(cast(str, pyspark.__file__)).parent
+        self.hidden.mkdir()
+        self.store = self.hidden / "store"
+        self.token_file = self.hidden / "tokens"
+        self.token_file.touch(0o600)
+        self.token_file.write_text(f"root {TOKEN}\n")
+        self._stack = ExitStack()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        network = Network()
+        self._stack.callback(network.close)
+        self.driver, *self.machines = network.machines
+        self.address = f"tcp!{self.driver.address}!{PORT}"
+        self.local = f"unix!{self.hidden}/9p"
+        self.master = f"spark://{self.driver.address}:{MASTER_PORT}"
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._spark(self.driver, "master.Master", "--port", str(MASTER_PORT))
+        for machine in self.machines:
+            self.start_worker(machine)
+        self.server = Running(
+            "--store", str(self.store), "--listen", self.local, "--listen", self.address, "--insecure",
+            "--token-file", str(self.token_file),
+            cwd=self.folder, program=self.driver.inside(*COMMAND, "serve"),
+        )  # fmt: skip
+        self._stack.callback(self.server.stop)
+        self.client: Client = self._stack.enter_context(blocking.connect(self.local, msize=1 << 20))
+
+    def close(self) -> None:
+        self._stack.close()
+
+    # ------------------------------------------------------------ processes
+
+    def environment(self, machine: Machine, **more: str) -> dict[str, str]:
+        """Of a machine where Spark is installed: nothing of ours but what is said."""
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "JAVA_HOME", "HOME", "LANG")}
+        return {
+            **kept,
+            "SPARK_HOME": str(self.home),
+            "SPARK_LOCAL_IP": machine.address,
+            "SPARK_LOCAL_HOSTNAME": machine.address,
+            "SPARK_LOCAL_DIRS": str(self.folder / f"local-{machine.name}"),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **more,
+        }
+
+    def start(self, machine: Machine, name: str, *words: str, **more: Any) -> subprocess.Popen[bytes]:
+        """A process there, leader of a session that ends with the cluster. Its words are in NAME.log."""
+        environment = self.environment(machine, **more.pop("env", {}))
+        with open(self.folder / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                machine.inside(*words), cwd=self.folder, env=environment, start_new_session=True, stderr=log,
+                **{"stdin": subprocess.DEVNULL, "stdout": log, **more},
+            )  # fmt: skip
+        self._stack.callback(end, process)
+        return process
+
+    def _spark(self, machine: Machine, kind: str, *words: str, wrap: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        program = str(self.home / "bin" / "spark-class")
+        words = (program, f"org.apache.spark.deploy.{kind}", "--host", machine.address, "--webui-port", "0", *words)
+        return self.start(machine, f"{kind}-{machine.address}", *wrap, *words)
+
+    def start_worker(self, machine: Machine) -> None:
+        """It sees an empty folder where the driver's store is."""
+        hide = 'mount -t tmpfs none "$0" && exec "$@"'
+        self.workers[machine.address] = self._spark(
+            machine, "worker.Worker", "--cores", str(2 * CORES), "--memory", ROOM,
+            "--work-dir", str(self.folder / f"work-{machine.name}"), self.master,
+            wrap=("unshare", "--mount", "sh", "-c", hide, str(self.hidden)),
+        )  # fmt: skip
+
+    def kill_worker(self, address: str) -> None:
+        """As if the machine had gone: worker, executors and their Pythons."""
+        end(self.workers[address])
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-4_000:]
+
+    # ------------------------------------------------------------ what is in the store
+
+    def group(self, path: str, *lines: str) -> None:
+        self.client.mkdir(path)
+        with self.client.open(f"{path}/ctl", "w") as file:
+            file.write("".join(f"{line}\n" for line in lines or ("replay all", "sync off")).encode())
+
+    def fill(self, path: str, bodies: Sequence[bytes]) -> None:
+        self.client.create(path).close()
+        with self.client.open(f"{path.rpartition('/')[0]}/.batch", "w") as file:
+            name = path.rpartition("/")[2].encode()
+            for at in range(0, len(bodies), 1_000):
+                file.write(b"".join(frame(name, body) for body in bodies[at : at + 1_000]))
+
+    def bodies(self, path: str) -> list[bytes]:
+        """All that a stream keeps, in order."""
+        with self.client.open(f"{path.rpartition('/')[0]}/.cursor", "r+") as file:
+            file.write(f"select '{path.rpartition('/')[2]}'\nseek first\nuntil end\n".encode())
+            return list(iter(lambda: file.receive(1 << 20), b""))
+
+    def parts(self, group: str) -> list[str]:
+        """What is staged there."""
+        return [name for name in self.client.list(f"{group}/.txn") if name != "ctl"]
+
+
+def frame(name: bytes, body: bytes) -> bytes:
+    size = 8 + len(name) + len(body)
+    return size.to_bytes(4, "little") + len(name).to_bytes(2, "little") + bytes(2) + name + body
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """It and all of its session, at once."""
+    kill(list(session(process.pid)))
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
+class Driver:
+    """A program with a Spark session, in the driver's namespace, that does what it is asked: steps.py."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.process = cluster.start(
+            cluster.driver, "driver", sys.executable, str(Path(__file__).with_name("steps.py")),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={
+                "MASTER": cluster.master, "ADDRESS": cluster.driver.address, "MEMORY": LASTING,
+                "CORES": str(2 * CORES), "EACH": str(CORES), "FOLDER": str(cluster.folder),
+                "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT),
+            },
+        )  # fmt: skip
+        self.options = {"address": cluster.address, "token": TOKEN}
+
+    def ask(self, step: str, **said: Any) -> None:
+        """Begin a step; `answer` waits for its end."""
+        stdin = self.process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps({"step": step, **said}).encode() + b"\n")
+        stdin.flush()
+
+    def answer(self) -> Any:
+        """What the step found. RuntimeError with what it failed of."""
+        stdout = self.process.stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], PATIENCE_S)[0]:
+            end(self.process)  # else the next step would wait as well
+        line = stdout.readline() if not stdout.closed else b""
+        assert line, self.cluster.log("driver")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["found"]
+
+    def do(self, step: str, **said: Any) -> Any:
+        self.ask(step, **said)
+        return self.answer()
+
+
+__all__ = ["CORES", "PASSING", "PATIENCE_S", "TOKEN", "Cluster", "Driver", "Machine", "end", "missing", "until"]

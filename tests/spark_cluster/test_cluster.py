@@ -1,0 +1,130 @@
+"""Spark on three machines: both workers read and write over TCP, and see nothing of the store's disk."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.spark_cluster.cluster import PATIENCE_S, Cluster, Driver, until
+
+ROWS = [b"%06d %s" % (n, b"x" * 100) for n in range(20_000)]  # a task has more than is buffered on its way
+
+
+@pytest.fixture(scope="module")
+def numbers(cluster: Cluster) -> str:
+    """A stream with numbers in it."""
+    cluster.group("in")
+    cluster.fill("in/numbers", ROWS)
+    return "in/numbers"
+
+
+@pytest.fixture
+def out(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """A group of the test's own, to be written to."""
+    name = request.node.name
+    cluster.group(name)
+    return str(name)
+
+
+def test_both_workers_read_what_only_the_driver_has(cluster: Cluster, driver: Driver, numbers: str) -> None:
+    assert driver.do("both") == 2
+    found = driver.do("read", options={**driver.options, "subscribe": numbers, "minPartitions": "8"},
+                      hidden=str(cluster.hidden))  # fmt: skip
+    assert sum(task["rows"] for task in found["tasks"]) == len(ROWS)
+    assert {task["host"] for task in found["tasks"]} == {machine.address for machine in cluster.machines}, found
+    assert {task["seen"] for task in found["tasks"]} == {""}
+    assert found["driver"] == cluster.driver.address
+    assert "store" in found["sees"]
+
+
+def test_a_stream_is_copied_exactly_once(cluster: Cluster, driver: Driver, numbers: str, out: str) -> None:
+    options = {**driver.options, "subscribe": numbers, "minPartitions": "4", "maxOffsetsPerTrigger": "8000"}
+    to, checkpoint = {**driver.options, "topic": f"{out}/copy"}, str(cluster.folder / out)
+    assert driver.do("copy", options=options, to=to, checkpoint=checkpoint) == 3
+    assert driver.do("copy", options=options, to=to, checkpoint=checkpoint) == 0
+    assert cluster.bodies(f"{out}/copy") == ROWS
+    assert cluster.parts(out) == []
+
+
+class Slow:
+    """A copy whose tasks tell of themselves and wait."""
+
+    def __init__(self, cluster: Cluster, driver: Driver, numbers: str, out: str, how: str) -> None:
+        self.cluster, self.driver, self.out = cluster, driver, out
+        self.folder = cluster.folder / f"{out}-attempts"
+        self.folder.mkdir()
+        driver.ask(
+            "copy", options={**driver.options, "subscribe": numbers, "minPartitions": "4"},
+            to={**driver.options, "topic": f"{out}/copy"}, checkpoint=str(cluster.folder / out),
+            slow={"how": how, "folder": str(self.folder)},
+        )  # fmt: skip
+
+    def attempts(self) -> set[tuple[int, int, str]]:
+        """(partition, attempt, host)"""
+        found = (file.name.split("-") for file in self.folder.glob("*-*-*"))
+        return {(int(partition), int(attempt), host) for partition, attempt, host in found}
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+    def copied_once(self) -> None:
+        assert self.driver.answer() == 1
+        assert self.cluster.bodies(f"{self.out}/copy") == ROWS
+        assert self.cluster.parts(self.out) == []
+
+
+def staged(cluster: Cluster, out: str, partition: int) -> set[str]:
+    """The attempts that have parts of that partition."""
+    names = (name.split("-") for name in cluster.parts(out))
+    return {attempt for *_, number, attempt, _, _ in names if number == str(partition)}
+
+
+def test_a_task_that_is_tried_again(cluster: Cluster, driver: Driver, numbers: str, out: str) -> None:
+    """It had staged all of its rows when it failed."""
+    slow = Slow(cluster, driver, numbers, out, "fail")
+    slow.copied_once()
+    assert {words[:2] for words in slow.attempts()} == {(n, attempt) for n in range(4) for attempt in (0, 1)}
+
+
+def test_a_task_that_is_run_twice(cluster: Cluster, driver: Driver, numbers: str, out: str) -> None:
+    """Speculation: both attempts have staged the same rows when the second is at its end."""
+    slow = Slow(cluster, driver, numbers, out, "first")
+    until(lambda: {a for p, a, _ in slow.attempts() if p == 0} == {0, 1}, "both attempts", PATIENCE_S)
+    until(lambda: len(staged(cluster, out, 0)) == 2, "both have staged rows", PATIENCE_S)
+    slow.go()
+    slow.copied_once()
+    assert len({host for partition, _, host in slow.attempts() if partition == 0}) == 2
+
+
+def test_a_machine_that_dies(cluster: Cluster, driver: Driver, numbers: str, out: str) -> None:
+    """kill -9 of a worker and its executor in the middle of a batch: their tasks are done again elsewhere."""
+    assert driver.do("both") == 2
+    slow = Slow(cluster, driver, numbers, out, "all")
+    until(lambda: len(slow.attempts()) == 4, "all tasks", PATIENCE_S)
+    dead = cluster.machines[1]
+    died = {partition for partition, _, host in slow.attempts() if host == dead.address}
+    assert died
+    cluster.kill_worker(dead.address)
+    slow.go()
+    cluster.start_worker(dead)
+    slow.copied_once()
+    assert {partition for partition, attempt, _ in slow.attempts() if attempt} == died
+    assert driver.do("both") == 2
+
+
+def test_a_token_that_is_wrong(cluster: Cluster, driver: Driver, numbers: str, out: str) -> None:
+    options = {**driver.options, "subscribe": numbers, "token": "a-secret-that-nobody-has"}
+    with pytest.raises(RuntimeError, match=r"option token was refused by the server at 'tcp!10\.77\.0\.1!5640'"):
+        driver.do("read", options=options, hidden="/")
+    del options["token"]  # then it is nobody, who may read and not write
+    assert sum(task["rows"] for task in driver.do("read", options=options, hidden="/")["tasks"]) == len(ROWS)
+    to = {"address": cluster.address, "topic": f"{out}/copy"}
+    with pytest.raises(RuntimeError, match="denied"):
+        driver.do("copy", options={**driver.options, "subscribe": numbers}, to=to, checkpoint=str(cluster.folder / out))
+
+
+def test_an_address_that_executors_cannot_reach(cluster: Cluster, driver: Driver, numbers: str) -> None:
+    options = {"address": cluster.local, "subscribe": numbers, "retrySeconds": "0.2"}
+    with pytest.raises(
+        RuntimeError, match=r"no server answered at option address 'unix!.*; from a worker on another machine"
+    ):
+        driver.do("read", options=options, hidden="/")
