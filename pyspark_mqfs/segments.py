@@ -13,9 +13,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
+from mqfs.record import HEAD_BYTES, padded
 from mqfs.store.index import HEAD_SIZE, SEALED, Part, SealedIndex, columns_pass, decode_part, rows_end
 from pyspark_mqfs.arrow import Gather
 from pyspark_mqfs.options import OptionError
@@ -109,11 +109,11 @@ def _index(path: str) -> SealedIndex | None:
 def _pieces(index: SealedIndex, low: int, high: int) -> Iterator[tuple[int, int]]:
     """Where the records of [low, high) lie, cut between records."""
     begin, end = bisect_left(index.sequences, low), bisect_left(index.sequences, high)
-    positions = np.frombuffer(index.positions, np.uint32)
+    positions = index.positions
     while begin < end:
-        to = max(int(np.searchsorted(positions[:end], int(positions[begin]) + PIECE_BYTES)), begin + 1)
-        size = 32 + index.headers[to - 1] + index.bodies[to - 1]
-        yield int(positions[begin]), int(positions[to - 1]) + (size + 7 & ~7)
+        to = max(bisect_left(positions, positions[begin] + PIECE_BYTES, begin, end), begin + 1)
+        size = HEAD_BYTES + index.headers[to - 1] + index.bodies[to - 1]
+        yield positions[begin], positions[to - 1] + padded(size)
         begin = to
 
 
