@@ -100,8 +100,8 @@ def stamp(
         return _stamped(blanks, numbers, sequence, time_ns, first, rest, left, base)
     table = cast(Buffer, numbers)
     made, *columns = _native.stamp(blanks, table, sequence, time_ns & _64_BITS, first, rest, left, base)
-    views: list[Any] = [memoryview(column) for column in columns]
-    return made, Columns(len(made), *(view.cast(code) for view, code in zip(views, _CODES, strict=True)))
+    views = [cast(Any, memoryview(column)).cast(code) for column, code in zip(columns, _CODES, strict=True)]
+    return made, Columns(len(made), *views)
 
 
 def _stamped(

@@ -6,8 +6,9 @@ Owns what such a write is made of messages for; the layout of a frame is in fram
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 
-from mqfs import bulk, errors, headers
+from mqfs import bulk, errors, headers, limits
 from mqfs.engine import frames
 from mqfs.engine.control import Commands
 from mqfs.engine.permission import W, require
@@ -16,9 +17,14 @@ from mqfs.engine.unit import Source, Tally, Unit, require_fit
 from mqfs.types import Step, User
 
 
+@lru_cache(limits.CONNECTIONS)
+def _sender(uid: int) -> bytes:
+    return headers.encode({headers.SENDER: str(uid)})
+
+
 def sender(user: User) -> bytes:
     """The header that the server sets, encoded."""
-    return headers.encode({headers.SENDER: str(user.uid)})
+    return _sender(user.uid)
 
 
 class BatchHandle(Commands):

@@ -88,16 +88,13 @@ class Unit:
     undo: Callable[[], None] | None = None  # called when it will not be
     first: int = 0  # sequence of its first message, once it is appended
     discarded: bool = False
+    size: int = attrs.field(init=False)  # bytes of the messages in the log
+    messages: int = attrs.field(init=False)
     _waited: bool = False
 
-    @property
-    def size(self) -> int:
-        """Bytes of the messages in the log."""
-        return sum(source.room for source in self.sources)
-
-    @property
-    def messages(self) -> int:
-        return sum(source.messages for source in self.sources)
+    def __attrs_post_init__(self) -> None:
+        self.size = sum(source.room for source in self.sources)
+        self.messages = sum(source.messages for source in self.sources)
 
     # ------------------------------------------------------------ looking
 

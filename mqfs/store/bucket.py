@@ -65,7 +65,8 @@ class _Unit:
 
     def __init__(self, drafts: Sequence[Draft], sequence: int, time_ns: int, position: int, marks: int) -> None:
         self.stamped: list[Columns] = []
-        self.messages, self.others = OpenIndex(), list[Row]()
+        self.messages: OpenIndex | None = None
+        self.others: list[Row] = []
         self.first = -1  # what the first record carries
         self._drafts, self._sequence, self._time_ns = drafts, sequence, time_ns
         self._position, self._marks = position, marks | MORE
@@ -75,7 +76,8 @@ class _Unit:
         if isinstance(drafts, Blanks):
             yield from self._stamped(drafts)
             drafts = drafts.behind
-        yield from self._encoded(drafts)
+        if len(drafts):
+            yield from self._encoded(drafts)
 
     def _stamped(self, drafts: Blanks) -> Iterator[bytes]:
         """The messages that are encoded but for what is known only now."""
@@ -102,7 +104,8 @@ class _Unit:
         self._marks = MORE | INNER  # what is before the others is not on disk
 
     def _encoded(self, drafts: Sequence[Draft]) -> Iterator[bytes]:
-        index, sequence, time_ns, position = self.messages, self._sequence, self._time_ns, self._position
+        index = self.messages = OpenIndex()
+        sequence, time_ns, position = self._sequence, self._time_ns, self._position
         parts: list[bytes] = []
         size, last, marks = 0, len(drafts) - 1, self._marks
         for number, (kind, stream, body, headers) in enumerate(drafts):
@@ -312,12 +315,13 @@ class DiskBucket(Syncing):
         for rows in unit.stamped:
             index.extend_by(rows)
             self.next += len(rows.sequences)
-        for ordinal, stream in enumerate(unit.messages.streams, len(index)):
-            index.postings.setdefault(stream, array("I")).append(ordinal)
-        index.extend(unit.messages)
+        if unit.messages is not None:
+            for ordinal, stream in enumerate(unit.messages.streams, len(index)):
+                index.postings.setdefault(stream, array("I")).append(ordinal)
+            index.extend(unit.messages)
+            self.next += len(unit.messages)
         for row in unit.others:
             others.append(row)
-        self.next += len(unit.messages)
 
     def skip(self) -> int:
         if self.failed is not None:

@@ -212,8 +212,9 @@ class OpenIndex:
     def extend_by(self, rows: Columns) -> None:
         """With the postings."""
         begin = len(self.sequences)
-        for name, _ in _COLUMNS:
-            getattr(self, name).frombytes(getattr(rows, name).cast("B"))
+        mine = (self.sequences, self.times, self.positions, self.bodies, self.streams, self.headers, self.kinds)
+        for column, more in zip(mine, rows[1:], strict=False):
+            column.frombytes(more.cast("B"))
         for stream, ordinals in postings(rows.streams, begin):
             self._posting_of(stream).frombytes(ordinals)
 
