@@ -13,6 +13,7 @@ from mqfs.store.disk import Disk
 from mqfs.store.staged import DiskStaged, MemoryStaged
 from mqfs.types import Wait
 from tests.engine.conftest import ANNA, BERT, ROOT
+from tests.queues.hand import read
 from tests.units.hand import Units, frame
 
 MORE, INNER = 1, 2
@@ -97,6 +98,27 @@ def test_readers_that_wait(made: Any) -> None:
     u.say("commit job.1 p")
     assert [wait.result() for wait in waits[:2]] == [b"1", b"2"]
     assert not waits[2].settled
+
+
+def test_what_put_says_in_a_part_holds_from_the_commit_on(made: Any) -> None:
+    u = made("deliver one", "ack next")
+    u.consumer("w")
+    u.part("p")
+    u.at(".txn/p/.batch", os.O_WRONLY).write(frame("s", b"first", a="b") + frame("t", b"second"))
+    u.at(".txn/p/.put", os.O_WRONLY).write(b'{"stream":"s","priority":9} urgent')
+    u.say("commit job.1 p")
+    worker, taker = u.worker("w"), u.taker("s")
+    assert [read(worker) for _ in range(3)] == [b"urgent", b"first", b"second"]
+    assert [taker.read(100) for _ in range(2)] == [b"urgent", b"first"]
+
+
+def test_where_messages_are_in_memory_only(made: Any) -> None:
+    u = made("keep ring")
+    u.batch(frame("t", b"1", a="b"), frame("s", b"2"))
+    u.stage("p", "s", b"3", b"4")
+    u.stage("p", "t", b"5")
+    u.say("commit job.1 p")
+    assert u.log() == [("t", "1"), ("s", "2"), ("s", "3"), ("s", "4"), ("t", "5")]
 
 
 # ---------------------------------------------------------------- refusals change nothing
