@@ -48,8 +48,8 @@ class Consumers:
             raise
         except Busy:
             raise OptionError(
-                f"consumer {name} of group {group.path or '/'} is another query's, which runs: two have the same"
-                f" {'option consumer' if self.required else 'option checkpointLocation'}; one of its own is right"
+                f"consumer {name} of group {group.path or '/'} is another query's, which runs: two have the same option"
+                f" {'consumer or ' if self.required else ''}checkpointLocation; one of its own is right"
             ) from None
         except MqfsError as error:
             where = f"consumer {name} of group {group.path or '/'}"

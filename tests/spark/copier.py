@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     from pyspark.sql import SparkSession
 
-    address, folder, at_once = sys.argv[1:]
+    address, folder, at_once, *retry = sys.argv[1:]
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -17,8 +17,9 @@ def main() -> None:
         .getOrCreate()
     )
     source = spark.readStream.format("mqfs").options(
-        address=address, subscribe="g/in", startingOffsets="earliest", maxOffsetsPerTrigger=at_once, minPartitions=2
-    )
+        address=address, subscribe="g/in", startingOffsets="earliest", maxOffsetsPerTrigger=at_once, minPartitions=2,
+        retrySeconds=retry[0] if retry else "60",
+    )  # fmt: skip
     query = source.load().select("value").writeStream.format("mqfs")
     query = query.options(address=address, topic="g/out", checkpointLocation=f"{folder}/checkpoint")
     query.trigger(availableNow=True).start().awaitTermination()

@@ -1,0 +1,80 @@
+"""Two drivers with one checkpoint: the second is told, and where nobody can tell it, nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.process import environment, until
+from tests.spark.conftest import Scene
+from tests.spark.kills import kill, session
+
+
+def second(scene: Scene, folder: Path) -> tuple[int, str]:
+    """Another driver copies with the same checkpoint what there is; its exit code, and what it said."""
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.copier", scene.address, str(folder), "1000", "0.2"],
+        env=environment(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, _ = program.communicate(timeout=200)
+    finally:
+        kill(list(session(program.pid)))
+    return program.returncode, out
+
+
+def first(spark: Any, scene: Scene, folder: Path) -> Any:
+    """A query that copies, and stands still in a batch that has b"wait" in it until FOLDER/go is there."""
+
+    def slow(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield batch
+            while b"wait" in batch["value"].to_pylist() and not (folder / "go").exists():
+                (folder / "waiting").touch()
+                time.sleep(0.02)
+
+    rows = spark.readStream.format("mqfs").options(
+        address=scene.address, subscribe="g/in", startingOffsets="earliest", consumer="copy"
+    )
+    writer = rows.load().select("value").mapInArrow(slow, "value binary").writeStream.format("mqfs")
+    return writer.options(address=scene.address, topic="g/out", checkpointLocation=str(folder / "checkpoint")).start()
+
+
+def bodies(scene: Scene) -> list[bytes]:
+    with scene.client.open("g/.cursor", "r+") as file:
+        file.write(b"select out\nseek first\nuntil end\n")
+        return list(iter(lambda: file.receive(1 << 20), b""))
+
+
+def test_two_drivers_with_one_checkpoint(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    scene.stream("g/in", b"1", b"2")
+    scene.client.create("g/out").close()
+    query = first(spark, scene, tmp_path)
+    try:
+        until(lambda: bodies(scene) == [b"1", b"2"], "the first batch", 60)
+        code, said = second(scene, tmp_path)
+        assert code != 0
+        assert "consumer copy of group g is another query's, which runs: two have the same option checkpoint" in said
+        scene.write("g/in", b"wait", b"3")
+        until(lambda: (tmp_path / "waiting").exists(), "the batch it stands still in", 60)
+        # As where the user may not make private consumers: the second takes that batch for one that a crash has left.
+        scene.ctl("g", "consumer copy in")
+        code, said = second(scene, tmp_path)
+        assert code == 0, said[-3_000:]
+        assert bodies(scene) == [b"1", b"2", b"wait", b"3"]
+        (tmp_path / "go").touch()
+        with pytest.raises(Exception, match="CONCURRENT_STREAM_LOG_UPDATE"):
+            query.awaitTermination(60)
+        assert bodies(scene) == [b"1", b"2", b"wait", b"3"]
+        assert [name for name in scene.client.list("g/.txn") if name != "ctl"] == []
+    finally:
+        (tmp_path / "go").touch()
+        query.stop()
