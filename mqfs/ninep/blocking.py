@@ -83,7 +83,9 @@ class Client:
 
     def __init__(self, sock: socket.socket, machine: Caller) -> None:
         self.socket, self.caller = sock, machine
-        self._replies: dict[int, Fcall] = {}
+        self._tickets: dict[int, int] = {}  # of each tag in use the request it stands for: tags are given anew at once
+        self._replies: dict[int, Fcall] = {}  # by ticket, until somebody asks for them
+        self._sent = 0
         self._dropped: list[int] = []  # fids of files that nobody has any more, to be let go with the next call
 
     def __enter__(self) -> Client:
@@ -128,23 +130,28 @@ class Client:
             return value
 
     def _send(self, request: Fcall) -> int:
-        tag = self.caller.call(request)
+        return self._sent_as(self.caller.call(request))
+
+    def _sent_as(self, tag: int) -> int:
+        """Send what was queued; a ticket for the reply to that tag."""
+        self._sent += 1
+        self._tickets[tag] = self._sent
         self.socket.sendall(self.caller.take())
-        return tag
+        return self._tickets[tag]
 
     def begin(self, request: Fcall) -> int:
-        """Send a request and do not wait; its tag, for `end`. For several in flight."""
+        """Send a request and do not wait; a ticket for `end`. For several in flight."""
         self._let_go()
         return self._send(request)
 
-    def end(self, request: Fcall, tag: int, timeout: float | None = None) -> Fcall:
+    def end(self, request: Fcall, ticket: int, timeout: float | None = None) -> Fcall:
         """The reply to what was begun. Raises what it refuses, or TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        return caller.expect(request, self._reply(tag, deadline))
+        return caller.expect(request, self._reply(ticket, deadline))
 
-    def _reply(self, tag: int, deadline: float | None = None) -> Fcall:
-        """The reply to a tag; TimeoutError at the deadline."""
-        while tag not in self._replies:
+    def _reply(self, ticket: int, deadline: float | None = None) -> Fcall:
+        """The reply to a request; TimeoutError at the deadline."""
+        while ticket not in self._replies:
             if deadline is not None:
                 self.socket.settimeout(max(deadline - time.monotonic(), 0.000_001))
             try:
@@ -154,8 +161,9 @@ class Client:
                     self.socket.settimeout(None)
             if not data:
                 raise ConnectionError("the server closed the connection")
-            self._replies.update(self.caller.receive(data))
-        return self._replies.pop(tag)
+            for tag, reply in self.caller.receive(data):
+                self._replies[self._tickets.pop(tag)] = reply
+        return self._replies.pop(ticket)
 
     def read(self, channel: Channel, count: int, timeout: float | None = None) -> bytes:
         """One read. On a time-out (TimeoutError) or an interrupt it is flushed; what came meanwhile is kept."""
@@ -165,11 +173,11 @@ class Client:
         try:
             request = next(procedure)
             while True:
-                tag = self._send(request)
+                ticket = self._send(request)
                 try:
-                    reply = self._reply(tag, deadline)
+                    reply = self._reply(ticket, deadline)
                 except (TimeoutError, KeyboardInterrupt):
-                    self._flush(channel, tag)
+                    self._flush(channel, ticket)
                     if channel.kept is None:
                         raise
                     return channel.take_kept(count)
@@ -178,11 +186,12 @@ class Client:
             data: bytes = done.value
             return data
 
-    def _flush(self, channel: Channel, tag: int) -> None:
-        flush = self.caller.flush(tag)
-        self.socket.sendall(self.caller.take())
-        self._reply(flush)
-        late = self._replies.pop(tag, None)
+    def _flush(self, channel: Channel, ticket: int) -> None:
+        tag = next((tag for tag, other in self._tickets.items() if other == ticket), None)
+        if tag is not None:  # else the reply is there already
+            self._reply(self._sent_as(self.caller.flush(tag)))
+            self._tickets.pop(tag, None)
+        late = self._replies.pop(ticket, None)
         if late is not None:
             channel.keep(late)
 

@@ -17,7 +17,7 @@ from mqfs.engine.tree import Tree
 from mqfs.ninep import blocking, client
 from mqfs.ninep.caller import Caller
 from mqfs.ninep.dialect import Dialect
-from mqfs.ninep.messages import Rclunk, Rread, Tclunk, Tread, Twalk
+from mqfs.ninep.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
 from mqfs.ninep.wire import encode
 from tests.ninep.support import DEADLINE_S, META, Running, eventually, make_tree, open_handles, running
 
@@ -113,6 +113,22 @@ def test_blocking_errors(server: Running, dialect: Dialect) -> None:
         assert len(server.server.connections) == 1
         (connection,) = server.server.connections
         assert list(connection.session.fids) == [0]
+
+
+def test_what_was_begun_is_not_mixed_up_with_what_is_asked_meanwhile(server: Running) -> None:
+    """Its tag is free again when its reply is there, also where nobody asked for that yet."""
+    with server.connect() as one:
+        one.mkdir("a")
+        with one.create("a/s") as stream:
+            request = Twrite(0, stream.channel.fid, 0, b"x")
+            tickets = []
+            for _ in range(3):
+                tickets.append(one.begin(request))
+                assert one.stat("a/s").name == "s"
+            for ticket in tickets:
+                reply = one.end(request, ticket)
+                assert isinstance(reply, Rwrite)
+                assert reply.count == 1
 
 
 def test_a_file_that_is_forgotten_in_the_middle_of_a_call_is_let_go_with_the_next(server: Running) -> None:
