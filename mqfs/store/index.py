@@ -339,23 +339,23 @@ def encode_part(
     last_ns: int,
 ) -> bytes:
     """A part for the messages [first, first + count) and the other records `rows`, which lie in bytes [start, to)."""
-    columns = []
+    columns: list[bytes | memoryview] = []  # views: the index of a segment may be large, and is copied only once
     for name, _ in _COLUMNS:
-        column = getattr(index, name)[first : first + count].tobytes()
-        columns.append(column + bytes(-len(column) & 7))
+        column = memoryview(getattr(index, name))[first : first + count].cast("B")
+        columns += [column, bytes(-len(column) & 7)]
     streams = 0
     if flags & SEALED:
-        present, begin, messages = _postings(index)
-        streams = len(present)
-        columns += [present.tobytes(), begin.tobytes(), messages.tobytes()]
+        postings = _postings(index)
+        streams = len(postings[0])
+        columns += [memoryview(some).cast("B") for some in postings]
+        columns.append(bytes(-sum(map(len, columns)) & 7))
     body = b"".join(columns)
-    body += bytes(-len(body) & 7)
     size = HEAD_SIZE + len(rows) + len(body)
     ends = (index.sequences[first], index.sequences[first + count - 1]) if count else (0, 0)
     others = len(rows) // OTHER_SIZE
     fields = (value(body), identity, flags, start, to, count, others, streams, 0, *ends, last_ns, size)
     crc = value(_HEAD.pack(MAGIC, 0, *fields)[12:] + bytes(rows))
-    return _HEAD.pack(MAGIC, crc, *fields) + rows + body
+    return b"".join((_HEAD.pack(MAGIC, crc, *fields), rows, body))
 
 
 def _postings(index: OpenIndex) -> tuple[array[int], array[int], array[int]]:
