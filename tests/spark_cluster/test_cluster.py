@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.spark_cluster.cluster import PATIENCE_S, Cluster, Driver, until
+from tests.spark_cluster.cluster import PATIENCE_S, TOKEN, Cluster, Driver, until
 
 ROWS = [b"%06d %s" % (n, b"x" * 100) for n in range(20_000)]  # a task has more than is buffered on its way
 
@@ -120,6 +120,13 @@ def test_a_token_that_is_wrong(cluster: Cluster, driver: Driver, numbers: str, o
     to = {"address": cluster.address, "topic": f"{out}/copy"}
     with pytest.raises(RuntimeError, match="denied"):
         driver.do("copy", options={**driver.options, "subscribe": numbers}, to=to, checkpoint=str(cluster.folder / out))
+
+
+def test_the_token_is_in_no_log(cluster: Cluster, driver: Driver, numbers: str) -> None:
+    assert driver.do("read", options={**driver.options, "subscribe": numbers}, hidden="/")["tasks"]
+    logs = [*cluster.folder.glob("*.log"), *cluster.folder.glob("work-*/*/*/std*")]
+    assert any("executor" in log.read_text() for log in logs)
+    assert [log for log in logs if TOKEN in log.read_text()] == []
 
 
 def test_an_address_that_executors_cannot_reach(cluster: Cluster, driver: Driver, numbers: str) -> None:

@@ -1,0 +1,114 @@
+"""What is run on a cluster as a whole: commands, and programs that bring along what the workers do not have."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.process import ROOT
+from tests.spark_cluster.cluster import CORES, PASSING, PATIENCE_S, TOKEN, Cluster
+
+NEEDED = ("attr", "attrs", "google_crc32c", "google_crc32c.libs", "numpy", "numpy.libs", "pyarrow", "pyarrow.libs")
+OURS = ("mqfs", "pyspark_mqfs")
+UNUSED = re.compile(r"__pycache__|/tests?/|/include/")  # of Arrow and numpy
+
+
+@pytest.fixture(scope="module")
+def source(cluster: Cluster) -> str:
+    cluster.group("programs")
+    cluster.fill("programs/in", [b"%d" % n for n in range(5_000)])
+    return "programs/in"
+
+
+def settings(cluster: Cluster) -> Iterator[str]:
+    """Room beside the session that lasts."""
+    for name, value in (
+        ("driver.host", cluster.driver.address), ("driver.bindAddress", cluster.driver.address),
+        ("driver.memory", "512m"), ("executor.memory", PASSING), ("executor.cores", CORES), ("cores.max", 2 * CORES),
+        ("ui.enabled", "false"),
+    ):  # fmt: skip
+        yield from ("--conf", f"spark.{name}={value}")
+
+
+def run(cluster: Cluster, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        cluster.driver.inside(*words), cwd=cwd or cluster.folder, env=cluster.environment(cluster.driver, **env),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-20_000:]
+    return done
+
+
+def test_archive_and_verify(cluster: Cluster, source: str) -> None:
+    secret = cluster.hidden / "secret"
+    secret.write_text(TOKEN)
+
+    def command(name: str, *words: str) -> Any:
+        at = ("--master", cluster.master, "--at", cluster.address, "--token-file", str(secret), "--json")
+        done = run(cluster, sys.executable, "-m", "mqfs", "spark", name, *at, *settings(cluster), *words, source,
+                   PYTHONPATH=str(ROOT))  # fmt: skip
+        return json.loads(done.stdout)
+
+    archive = str(cluster.folder / "archive")
+    assert command("archive", archive)["messages"] == 5_000
+    found = command("verify", "--archive", archive)
+    assert (found["sound"], found["messages"], found["same"]) == (True, 5_000, 5_000)
+
+
+def environment(folder: Path, *more: str) -> Path:
+    """A Python of its own with what the package needs, and not the package; `more`: paths of packages besides."""
+    base = getattr(sys, "_base_executable", sys.executable)
+    subprocess.run([base, "-m", "venv", "--without-pip", str(folder)], check=True, stdin=subprocess.DEVNULL)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    import numpy
+
+    theirs = Path(numpy.__file__).parent.parent
+    for path in [*(theirs / name for name in NEEDED), *map(Path, more)]:
+        if path.exists():
+            (packages / path.name).symlink_to(path)
+    return folder / "bin" / "python"
+
+
+def submit(cluster: Cluster, cwd: Path, source: str, to: str, how: str, *words: str, **env: str) -> Any:
+    """What the job says; and its rows are there."""
+    program = str(cluster.home / "bin" / "spark-submit")
+    job = str(Path(__file__).with_name("job.py"))
+    done = run(cluster, program, "--master", cluster.master, *settings(cluster), *words, job, cluster.address, TOKEN,
+               source, to, how, cwd=cwd, **env)  # fmt: skip
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("found "))
+    found = json.loads(line.removeprefix("found "))
+    assert found["rows"] == 5_000
+    assert cluster.bodies(to) == [b"%d" % n for n in range(5_000)]
+    return found
+
+
+def test_a_zip_that_goes_along(cluster: Cluster, source: str, tmp_path: Path) -> None:
+    """`--py-files`: the package is not installed, what it needs is."""
+    python = str(environment(tmp_path / "bare"))
+    subprocess.run([sys.executable, "-m", "zipfile", "-c", str(tmp_path / "mqfs.zip"), *OURS], cwd=ROOT, check=True)
+    found = submit(cluster, tmp_path, source, "programs/zip", "register", "--py-files", "mqfs.zip",
+                   PYSPARK_PYTHON=python)  # fmt: skip
+    assert {executable for executable, _, _ in found["executors"]} == {python}
+    assert all("mqfs.zip/pyspark_mqfs/" in file for _, _, file in found["executors"])
+
+
+def test_an_environment_that_goes_along(cluster: Cluster, source: str, tmp_path: Path) -> None:
+    """`--archives`: nothing is installed. It is unpacked where the driver is started, too."""
+    environment(tmp_path / "env", *(str(ROOT / name) for name in OURS))
+    # what is not .tar.gz Spark unpacks without the permissions of files
+    with tarfile.open(tmp_path / "env.tar.gz", "w:gz", dereference=True, compresslevel=1) as tar:
+        tar.add(tmp_path / "env", ".", filter=lambda file: None if UNUSED.search(file.name) else file)
+    found = submit(cluster, tmp_path, source, "programs/env", "found", "--archives", "env.tar.gz#env",
+                   PYSPARK_PYTHON="./env/bin/python")  # fmt: skip
+    prefixes = {prefix for _, prefix, _ in found["executors"]}
+    assert {Path(prefix).name for prefix in prefixes} == {"env"}
+    assert all(str(cluster.folder / "work-") in prefix for prefix in prefixes)
+    assert all(f"{prefix}/lib/" in file for _, prefix, file in found["executors"])
