@@ -69,7 +69,9 @@ def survey(data: bytes, base: int, index: OpenIndex, others: Others, *, tail: bo
             doubt = None
         if row.flags & INNER and not unit:
             continue  # the beginning of its unit is lost
-        unit = [*unit, row] if row.flags & INNER else [row]
+        if not row.flags & INNER:
+            unit = []
+        unit.append(row)
         if not row.flags & MORE:
             _add(unit, index, others)
             unit, found.end = [], base + at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mqfs.errors import DiskFull
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.types import Kind
+from mqfs.types import Draft, Kind
 from tests.store.small import abandon, lowered
 
 
@@ -153,3 +154,26 @@ def test_a_full_memory_store_takes_acknowledgements() -> None:
         bucket.trim({}, frozenset())
         bucket.append(Kind.STATE, 0, 0, b"{}")
         assert bucket.append(Kind.MESSAGE, 16, 0, bytes(24)) == 179
+
+
+def start_s(path: str, messages: int) -> float:
+    """What a start costs behind a unit of so many that no index on disk holds yet."""
+    store = DiskStore(path)
+    bucket = store.make(store.number(), b"{}")
+    bucket.state = lambda: b"{}"
+    bucket.append_unit([Draft(Kind.MESSAGE, 16, b"x")] * messages, 0)
+    abandon(store)
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        again = DiskStore(path)
+        assert again.open(1).tally(16, 0) == (messages, messages)
+        took.append(time.process_time() - began)
+        abandon(again)
+    return min(took)
+
+
+def test_a_start_costs_as_much_as_there_is_in_a_unit(tmp_path: Path) -> None:
+    """Eight times as many: eight times as much, or not much more, and not sixty-four times."""
+    few, many = (start_s(f"{tmp_path}/{messages}", messages) for messages in (5_000, 40_000))
+    assert many < 24 * few
