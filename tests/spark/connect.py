@@ -1,8 +1,9 @@
 """The program of Spark Connect: read, write and a stream, through a client that has no Java of its own.
 
-    python -m tests.spark.connect ADDRESS FOLDER
+    tests/spark/connect.py ADDRESS FOLDER [ZIP]
 
-The package goes along as an artifact and is registered, or is found by the server where that has it.
+With ZIP the server's Python has no package: it goes along as an artifact, and the client registers it. Spark gives
+artifacts to batches, but not to the process that asks for a stream's positions, so then there is no stream.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 def main() -> None:
     from pyspark.sql import SparkSession
 
-    address, folder = sys.argv[1:]
+    address, folder, *package = sys.argv[1:]
     spark = (
         SparkSession.builder.remote("local[2]")
         .config("spark.ui.enabled", "false")
@@ -22,13 +23,18 @@ def main() -> None:
         .config("spark.local.dir", f"{folder}/local")
         .getOrCreate()
     )
+    for path in package:
+        import pyspark_mqfs
+
+        spark.addArtifacts(path, pyfile=True)
+        pyspark_mqfs.register(spark)
     at = {"address": address, "subscribe": "g/in"}
     found: dict[str, object] = {"client": type(spark).__module__}
     rows = spark.read.format("mqfs").options(**at).load()
     found["read"] = [bytes(row["value"]).decode() for row in rows.orderBy("offset").collect()]
     rows.select("value").write.format("mqfs").options(address=address, topic="g/batch").mode("append").save()
     live = spark.readStream.format("mqfs").options(**at, startingOffsets="earliest").load().select("value")
-    for _ in range(2):
+    for _ in range(0 if package else 2):
         writer = live.writeStream.format("mqfs").options(address=address, topic="g/live")
         query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
         query.awaitTermination()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,21 +10,37 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.process import environment
+from tests.server.process import ROOT, environment
+from tests.spark import packages
 from tests.spark.conftest import Scene, java
 from tests.spark.kills import kill, session
 
 
-def test_read_write_and_stream(scene: Scene, tmp_path: Path) -> None:
+def spark_home() -> str:
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    return str(Path(str(spec.origin)).parent)
+
+
+@pytest.mark.parametrize("how", ["installed", "artifact"])
+def test_read_write_and_stream(scene: Scene, tmp_path: Path, how: str) -> None:
+    """The package is installed where the server runs its Pythons, or comes from the client."""
     if why := java():
         pytest.skip(why)
+    python, package, sources = sys.executable, [], str(ROOT)
+    if how == "artifact":
+        python, package = str(packages.python(tmp_path / "bare")), [str(packages.zipped(tmp_path))]
+        sources = ""
     scene.group("g")
     scene.stream("g/in", b"1", b"2", b"3")
     # the server it starts is of its session, and ends with it
     program = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.connect", scene.address, str(tmp_path)],
-        env=environment(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+        [sys.executable, str(ROOT / "tests/spark/connect.py"), scene.address, str(tmp_path), *package],
+        env=environment(
+            PYSPARK_PYTHON=python, PYTHONPATH=sources, SPARK_LOCAL_IP="127.0.0.1", SPARK_HOME=spark_home()
+        ),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        start_new_session=True,
     )  # fmt: skip
     try:
         out, errors = program.communicate(timeout=200)
@@ -35,5 +52,5 @@ def test_read_write_and_stream(scene: Scene, tmp_path: Path) -> None:
     assert ".connect." in found["client"]
     assert found["read"] == ["1", "2", "3"]
     assert "options subscribe and subscribePattern exclude one another" in found["refused"]
-    for name in ("batch", "live"):
+    for name in ("batch", "live") if how == "installed" else ("batch",):
         assert scene.stats("g")["streams"][name]["written"] == 3
