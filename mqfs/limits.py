@@ -78,6 +78,8 @@ FIDS = 65_536  # of one connection
 TAGS = 16_384  # requests of one connection that wait at once; above it reads are refused, writes hold it up
 LISTED = 2_097_152  # names that the open directories of one connection hold: two listings of the largest group
 WALK_NAMES = 16  # the protocol's own bound
+SILENT_S = 30  # of a TCP connection, before its host is asked whether it is there: what it holds, others wait for
+ASKED, ASKED_S = 3, 10  # so often, and so long apart; the system's own figures make two hours of it
 REPLY_BYTES = 4 << 20  # replies of one connection not yet taken by its client; above it it is not read
 
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred

@@ -383,7 +383,10 @@ class Server:
         number = next(self._numbers)
         if isinstance(address, Tcp):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone lets go in the end
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone lets go in a minute
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.SILENT_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.ASKED_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.ASKED)
             return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True, tokens=self._tokens)
         pid, uid, gid = peer_of(sock)
         return Peer(f"9p unix {number}", uid, gid, pid)

@@ -276,4 +276,4 @@ class Driver:
         return self.answer()
 
 
-__all__ = ["CORES", "PASSING", "PATIENCE_S", "TOKEN", "Cluster", "Driver", "Machine", "end", "missing", "until"]
+__all__ = ["CORES", "PASSING", "PATIENCE_S", "PORT", "TOKEN", "Cluster", "Driver", "Machine", "end", "missing", "until"]

@@ -1,4 +1,5 @@
-"""A program for spark-submit: copies a stream once, and prints where the Python of each machine and the package are.
+"""A program for spark-submit: copies a stream twice, as a batch and as a stream, and prints where the Python
+of each machine and the package are.
 
 spark-submit job.py ADDRESS TOKEN FROM TO register|found
 """
@@ -6,6 +7,7 @@ spark-submit job.py ADDRESS TOKEN FROM TO register|found
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from pyspark.sql import SparkSession
@@ -27,8 +29,12 @@ def main() -> None:
 
         pyspark_mqfs.register(spark)
     at = {"address": address, "token": token}
-    rows = spark.read.format("mqfs").options(**at, subscribe=source, minPartitions="4").load()
+    options = {**at, "subscribe": source, "minPartitions": "4"}
+    rows = spark.read.format("mqfs").options(**options).load()
     rows.select("value").write.format("mqfs").options(**at, topic=target).mode("append").save()
+    live = spark.readStream.format("mqfs").options(**options, startingOffsets="earliest").load().select("value")
+    query = live.writeStream.format("mqfs").options(**at, topic=target, checkpointLocation=f"file:{os.getcwd()}/noted")
+    query.trigger(availableNow=True).start().awaitTermination()
     executors = spark.sparkContext.parallelize(range(8), 8).map(look).distinct().collect()
     print("found " + json.dumps({"rows": rows.count(), "executors": sorted(executors)}), flush=True)
     spark.stop()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import pytest
 
-from tests.spark_cluster.cluster import PATIENCE_S, TOKEN, Cluster, Driver, until
+from mqfs import limits
+from tests.spark_cluster.cluster import PATIENCE_S, PORT, TOKEN, Cluster, Driver, end, until
 
 ROWS = [b"%06d %s" % (n, b"x" * 100) for n in range(20_000)]  # a task has more than is buffered on its way
 
@@ -109,6 +114,25 @@ def test_a_machine_that_dies(cluster: Cluster, driver: Driver, numbers: str, out
     slow.copied_once()
     assert {partition for partition, attempt, _ in slow.attempts() if attempt} == died
     assert driver.do("both") == 2
+
+
+def test_a_host_that_is_gone_is_soon_known(cluster: Cluster) -> None:
+    """The kernel asks a silent one after half a minute, not two hours: what it held is free then."""
+    machine = cluster.machines[0]
+    program = (
+        f"import socket, sys; s = socket.create_connection(('{cluster.driver.address}', {PORT})); sys.stdin.read()"
+    )
+    holder = cluster.start(machine, "holder", sys.executable, "-c", program, stdin=subprocess.PIPE)
+    command = cluster.driver.inside("ss", "-tnoH", "state", "established", "sport", f"= :{PORT}")
+
+    def asked() -> list[int]:
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        lines = [line for line in said.splitlines() if machine.address in line]
+        return [int(found[1]) for line in lines if (found := re.search(r"keepalive,(\d+)(?:\.\d+)?sec", line))]
+
+    until(lambda: bool(asked()), "the connection and its timer")
+    assert max(asked()) <= limits.SILENT_S
+    end(holder)
 
 
 def test_a_token_that_is_wrong(cluster: Cluster, driver: Driver, numbers: str, out: str) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from tests.server.process import ROOT
+from tests.spark import packages
 from tests.spark_cluster.cluster import CORES, PASSING, PATIENCE_S, TOKEN, Cluster
 
-NEEDED = ("attr", "attrs", "google_crc32c", "google_crc32c.libs", "numpy", "numpy.libs", "pyarrow", "pyarrow.libs")
-OURS = ("mqfs", "pyspark_mqfs")
 UNUSED = re.compile(r"__pycache__|/tests?/|/include/")  # of Arrow and numpy
 
 
@@ -63,20 +62,6 @@ def test_archive_and_verify(cluster: Cluster, source: str) -> None:
     assert (found["sound"], found["messages"], found["same"]) == (True, 5_000, 5_000)
 
 
-def environment(folder: Path, *more: str) -> Path:
-    """A Python of its own with what the package needs, and not the package; `more`: paths of packages besides."""
-    base = getattr(sys, "_base_executable", sys.executable)
-    subprocess.run([base, "-m", "venv", "--without-pip", str(folder)], check=True, stdin=subprocess.DEVNULL)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    import numpy
-
-    theirs = Path(numpy.__file__).parent.parent
-    for path in [*(theirs / name for name in NEEDED), *map(Path, more)]:
-        if path.exists():
-            (packages / path.name).symlink_to(path)
-    return folder / "bin" / "python"
-
-
 def submit(cluster: Cluster, cwd: Path, source: str, to: str, how: str, *words: str, **env: str) -> Any:
     """What the job says; and its rows are there."""
     program = str(cluster.home / "bin" / "spark-submit")
@@ -86,23 +71,23 @@ def submit(cluster: Cluster, cwd: Path, source: str, to: str, how: str, *words: 
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("found "))
     found = json.loads(line.removeprefix("found "))
     assert found["rows"] == 5_000
-    assert cluster.bodies(to) == [b"%d" % n for n in range(5_000)]
+    assert cluster.bodies(to) == [b"%d" % n for n in range(5_000)] * 2
     return found
 
 
 def test_a_zip_that_goes_along(cluster: Cluster, source: str, tmp_path: Path) -> None:
-    """`--py-files`: the package is not installed, what it needs is."""
-    python = str(environment(tmp_path / "bare"))
-    subprocess.run([sys.executable, "-m", "zipfile", "-c", str(tmp_path / "mqfs.zip"), *OURS], cwd=ROOT, check=True)
-    found = submit(cluster, tmp_path, source, "programs/zip", "register", "--py-files", "mqfs.zip",
-                   PYSPARK_PYTHON=python)  # fmt: skip
-    assert {executable for executable, _, _ in found["executors"]} == {python}
+    """`--py-files`: the package is not installed, what it needs is. PYTHONPATH is for the driver's own processes."""
+    bare, package = str(packages.python(tmp_path / "bare")), str(packages.zipped(tmp_path))
+    found = submit(cluster, tmp_path, source, "programs/zip", "found", "--py-files", package,
+                   PYSPARK_PYTHON=bare, PYTHONPATH=package)  # fmt: skip
+    assert {executable for executable, _, _ in found["executors"]} == {bare}
     assert all("mqfs.zip/pyspark_mqfs/" in file for _, _, file in found["executors"])
+    assert not any(package in file for _, _, file in found["executors"])
 
 
 def test_an_environment_that_goes_along(cluster: Cluster, source: str, tmp_path: Path) -> None:
     """`--archives`: nothing is installed. It is unpacked where the driver is started, too."""
-    environment(tmp_path / "env", *(str(ROOT / name) for name in OURS))
+    packages.python(tmp_path / "env", ours=True)
     # what is not .tar.gz Spark unpacks without the permissions of files
     with tarfile.open(tmp_path / "env.tar.gz", "w:gz", dereference=True, compresslevel=1) as tar:
         tar.add(tmp_path / "env", ".", filter=lambda file: None if UNUSED.search(file.name) else file)
