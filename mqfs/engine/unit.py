@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MESSAGE = int(Kind.MESSAGE)
+_TOLD = 64  # messages announced before it is looked whether anyone still waits
 _ROUNDS = 16  # of cutting a sixteenth of the log
 
 
@@ -193,13 +195,17 @@ class Unit:
             stream.appended_many(first + tally.last, tally.messages, tally.size)
 
     def _tell(self, first: int) -> None:
-        group = self.group
-        if self.ranked or self._is_heard():
-            numbers = group.numbers
-            for sequence, draft in enumerate(Joined(self.sources).messages(), first):
-                group.announce(numbers[draft.stream], sequence, draft.body, draft.headers)
-        else:
-            self._tell_nobody()
+        group, numbers = self.group, self.group.numbers
+        rest = {stream: Tally(tally.messages, tally.size) for stream, tally in self.tallies.items()}
+        drafts = enumerate(Joined(self.sources).messages(), first)
+        # Who was told waits no more, and cannot begin to before this returns.
+        while (self.ranked or self._is_heard()) and (some := list(islice(drafts, _TOLD))):
+            for sequence, draft in some:
+                stream = numbers[draft.stream]
+                group.announce(stream, sequence, draft.body, draft.headers)
+                rest[stream].messages -= 1
+                rest[stream].size -= len(draft.body)
+        self._tell_nobody(rest)
         depth = group.settings.depth.messages
         for stream in self.tallies:
             if depth and stream.count > depth:
@@ -217,10 +223,10 @@ class Unit:
             or any(view.parked for view in group.views.values())
         )
 
-    def _tell_nobody(self) -> None:
+    def _tell_nobody(self, rest: dict[Stream, Tally]) -> None:
         """As `announce` for each message, where only what is counted changes."""
         group = self.group
-        for stream, tally in self.tallies.items():
+        for stream, tally in rest.items():
             stream.mtime_ns = group.bucket.last_ns
             stream.written += tally.messages
             group.counts.written += tally.messages

@@ -288,6 +288,20 @@ def test_who_waits_alone_is_answered(made: Any, who: str) -> None:
     assert wait.result() == (b"s\0" if who == "order" else b"1")
 
 
+def test_who_waits_for_little_of_much(made: Any) -> None:
+    """All is counted, whoever was told of how many; and who waits for the last one gets it."""
+    u = made("bind v t")
+    stream, view, cursor = u.open("s"), u.at("v"), u.cursor("seek end", "select t", "format raw")
+    waits = [stream.read(100), view.read(100), cursor.read(1)]
+    u.batch(*[frame("s", b"%03d" % n) for n in range(1_000)], frame("t", b"last"))
+    assert [wait.result() for wait in waits] == [b"000", b"last", b"l"]
+    assert stream.read(100, 3) == b"001"
+    u.batch(*[frame("st"[n % 2], b"%03d" % n) for n in range(1_000)])
+    stats = json.loads(u.text(".stats"))
+    assert (stats["written"], stats["written_bytes"]) == (2_001, 6_004)
+    assert [stats["streams"][name]["written"] for name in "st"] == [1_500, 501]
+
+
 def test_a_unit_stands_behind_writers_that_wait(made: Any) -> None:
     u = made("depth 10B", "full block")
     u.write("s", b"12345678")
