@@ -6,6 +6,7 @@ sequence to read. One process of the driver keeps this object and its connection
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+log = logging.getLogger(__name__)
 DELAY_S = 900.0  # maxTriggerDelay, as Kafka has it
 Offset = dict[str, Any]
 
@@ -102,11 +104,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def begin(client: Client) -> Offset:
             survey = self.selection.survey(client)
+            self._tell_missing(survey)
             start = self.start.positions(client, survey)
             self.consumers.move(client, self.name, survey, start)
             return _offset(survey.store, self.name, start)
 
         return self.link.retried(begin)
+
+    def _tell_missing(self, survey: Survey) -> None:
+        """A stream that is named may come later; or its name is wrong."""
+        there = {path for path, _, _ in survey.streams()}
+        if missing := [path for path in self.selection.paths if path not in there]:
+            option = self.selection.option
+            log.warning("option %s names %r, and no stream is called so yet; it is waited for", option, missing[0])
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.most is not None:

@@ -6,7 +6,7 @@ import getpass
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_mqfs import schema
 from pyspark_mqfs.options import OptionError
+from pyspark_mqfs.reading import DataLoss
 from pyspark_mqfs.stream_reader import StreamReader
 from tests.server.process import until
 from tests.spark.conftest import Scene
@@ -60,6 +61,24 @@ class Query:
 @pytest.fixture
 def query(spark: Any, scene: Scene, tmp_path: Path) -> Callable[..., Query]:
     return lambda **options: Query(spark, scene, tmp_path / "checkpoint", **options)
+
+
+Readers = Callable[..., StreamReader]
+
+
+@pytest.fixture
+def reader() -> Iterator[Readers]:
+    """As another driver would have it, which gives up soon."""
+    made: list[StreamReader] = []
+
+    def make(scene: Scene, **options: str) -> StreamReader:
+        said = {"address": scene.address, "startingOffsets": "earliest", "retrySeconds": "0.2", **options}
+        made.append(StreamReader(said, schema.whole(headers=False)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
 
 
 def test_available_now_goes_on_where_it_was(query: Callable[..., Query], scene: Scene) -> None:
@@ -114,7 +133,7 @@ def test_no_batch_before_there_is_enough(query: Callable[..., Query], scene: Sce
     assert mine.now()[-1:] == [b"30"]  # however few there are
 
 
-def test_what_is_not_enough(scene: Scene) -> None:
+def test_what_is_not_enough(scene: Scene, reader: Readers) -> None:
     scene.group("g")
     scene.stream("g/a", b"0")
     mine = reader(scene, subscribe="g/a", minOffsetsPerTrigger="10")
@@ -127,7 +146,6 @@ def test_what_is_not_enough(scene: Scene) -> None:
     assert mine.latestOffset(start, ReadAllAvailable())["streams"] == {"g/a": 11}
     scene.write("g/a", b"10")
     assert mine.latestOffset(start, least)["streams"] == {"g/a": 12}
-    mine.stop()
 
 
 def test_a_batch_after_some_time(query: Callable[..., Query], scene: Scene) -> None:
@@ -222,13 +240,7 @@ def test_a_consumer_of_a_group_that_grows(query: Callable[..., Query], scene: Sc
     assert (row["over"], row["waiting"]) == ("other", 2)
 
 
-def reader(scene: Scene, **options: str) -> StreamReader:
-    """As another driver would have it, which gives up soon."""
-    said = {"address": scene.address, "startingOffsets": "earliest", "retrySeconds": "0.2", **options}
-    return StreamReader(said, schema.whole(headers=False))
-
-
-def test_two_queries_with_one_checkpoint(query: Callable[..., Query], scene: Scene) -> None:
+def test_two_queries_with_one_checkpoint(query: Callable[..., Query], scene: Scene, reader: Readers) -> None:
     """The second does nothing; and it may begin when the first is gone, however that came to its end."""
     scene.group("g")
     scene.group("h")
@@ -262,18 +274,17 @@ def free(reader: StreamReader, start: Any) -> bool:
     return True
 
 
-def test_two_queries_with_one_consumer(scene: Scene) -> None:
+def test_two_queries_with_one_consumer(scene: Scene, reader: Readers) -> None:
     scene.group("g")
     scene.stream("g/a", b"1")
     first, second = (reader(scene, subscribe="g/a", consumer="report") for _ in range(2))
     first.initialOffset()
     with pytest.raises(OptionError, match=r"consumer report of group g is .* two have the same option consumer or"):
         second.initialOffset()
-    first.stop()
     second.stop()
 
 
-def test_a_token_that_is_wrong(tmp_path: Path) -> None:
+def test_a_token_that_is_wrong(tmp_path: Path, reader: Readers) -> None:
     """Over TCP; with none it is nobody, who may not have a consumer there."""
     with socket.create_server(("127.0.0.1", 0)) as free_port:
         address = f"tcp!127.0.0.1!{free_port.getsockname()[1]}"
@@ -290,10 +301,8 @@ def test_a_token_that_is_wrong(tmp_path: Path) -> None:
         nobody = reader(scene, **right, consumer="mine")
         with pytest.raises(OptionError, match=r"option consumer: consumer mine of group g: .*denied"):
             nobody.initialOffset()
-        nobody.stop()
         mine = reader(scene, **right, consumer="mine", token="a-secret-of-this-test")
         assert mine.initialOffset()["streams"] == {"g/a": 1}
-        mine.stop()
     finally:
         scene.stop()
 
@@ -364,6 +373,77 @@ def test_what_was_cut_meanwhile(query: Callable[..., Query], scene: Scene, tmp_p
         strict.now()
     assert lenient.now() == [b"%d" % n for n in range(15, 20)]
     assert lenient.now() == []
+
+
+def taken(reader: StreamReader, start: Any) -> list[bytes]:
+    """What a batch from there to the end has."""
+    end = reader.latestOffset(start, ReadAllAvailable())
+    return [body for piece in reader.partitions(start, end) for rows in reader.read(piece) for body in bodies(rows)]
+
+
+def bodies(rows: Any) -> list[bytes]:
+    found: list[bytes] = rows.column(rows.schema.get_field_index("value")).to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("why", ["depth 3", "ttl 1s"])
+def test_a_start_that_is_not_kept_any_more(scene: Scene, why: str, reader: Readers) -> None:
+    """Named by who begins the query: an error that tells what is gone, or what is left is read, and nothing twice."""
+    scene.group("g", "replay all", "sync off", *([why] if why.startswith("depth") else []))
+    scene.stream("g/s", *(b"%d" % n for n in range(10)))
+    said = {"subscribe": "g/s", "startingOffsets": '{"g/s": 4}'}
+    strict, lenient = reader(scene, **said), reader(scene, failOnDataLoss="false", **said)
+    start, left = strict.initialOffset(), [b"7", b"8", b"9"]
+    if why.startswith("ttl"):
+        scene.ctl("g", why)
+        until(lambda: scene.stats("g")["streams"]["s"]["messages"] == 0, "they have gone", 30)
+        scene.ctl("g", "ttl 0")
+        scene.write("g/s", b"new")
+        left = [b"new"]
+    with pytest.raises(
+        DataLoss, match=r"g/s does not keep its messages from sequence 4 to \d+ any more; option failOnD"
+    ):
+        taken(strict, start)
+    strict.stop()
+    assert taken(lenient, start) == left
+
+
+def test_a_stream_that_is_named_before_it_is_there(
+    scene: Scene, caplog: pytest.LogCaptureFixture, reader: Readers
+) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"a")
+    mine = reader(scene, subscribe="g/a,g/later,none/b")
+    start = mine.initialOffset()
+    assert start["streams"] == {"g/a": 1}
+    assert "option subscribe names 'g/later', and no stream is called so yet; it is waited for" in caplog.text
+    scene.stream("g/later", b"1", b"2")
+    scene.group("none")
+    scene.stream("none/b", b"3")
+    assert sorted(taken(mine, start)) == [b"1", b"2", b"3", b"a"]
+    scene.client.remove("none/b")
+    scene.client.remove("none")
+    end = mine.latestOffset(start, ReadAllAvailable())
+    assert end["streams"] == {"g/a": 4, "g/later": 4}
+
+
+def test_a_group_that_goes(scene: Scene, reader: Readers) -> None:
+    """With it goes what the checkpoint has of it: an error, or the rest is read."""
+    for name in "gh":
+        scene.group(name)
+        scene.stream(f"{name}/s", b"1")
+    said = {"subscribePattern": "./s"}
+    mine, lenient = reader(scene, **said), reader(scene, failOnDataLoss="false", **said)
+    start = mine.initialOffset()
+    mine.stop()
+    scene.client.remove("h/s")
+    scene.client.remove("h")
+    with pytest.raises(
+        DataLoss, match="h/s, read up to sequence 1, is not there any more; option failOnDataLoss false"
+    ):
+        taken(mine, start)
+    mine.stop()
+    assert taken(lenient, start) == [b"1"]
 
 
 def test_a_stream_vanishes(query: Callable[..., Query], scene: Scene) -> None:
