@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Writing with Spark, all in one run: rows to streams beside what else Spark may do with them; an archive, its check, a
-replay, a copy.
+"""Writing with Spark: rows to streams, beside what else Spark may do with them, all in one run.
 
-usage: bench/spark_write.py [MESSAGES [STREAMS [sink]]]    (1000000 messages of 100 bytes in 8 streams)
-Prints one line a way: seconds (of the sink and what it is compared with the median of three, of others once; each after
-a small run), rows a second, and what processor time it took a million rows in all processes, which others that use the
-machine change less. With `sink` only the sink is measured, and what it is compared with:
+usage: bench/spark_write.py [MESSAGES [STREAMS]]    (10000000 messages of 100 bytes in 8 streams)
+Prints one line a way: seconds (the median of three, after a small run of each), rows a second, and the processor time
+that a million took in all processes, which others that use the machine change less.
   noop       Spark makes the rows and throws them away
   Parquet    Spark writes them with its own writer, uncompressed
   discarded  they go as Arrow to Python workers, which throw them away: more than that no sink in Python can do
-  frames     what a task does to its rows, without Spark and without a server
-The group keeps all and has `sync always`: what is counted is on disk.
+  sink       they are in the log, in a group that keeps all, with `sync always`: what is counted is on disk
+  encoded    what a task does to its rows, without Spark and without a server
+  staged     the same, and the server's part: staged and committed by one connection, without Spark
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import tempfile
@@ -26,15 +26,14 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-sys.argv[1:] = sys.argv[1:] or ["1000000"]
 
-from bench.spark_read import MESSAGES, SIZE, STREAMS, fill, session  # noqa: E402
+from bench.spark_read import MESSAGES, SIZE, STREAMS, session  # noqa: E402
 from mqfs.ninep import blocking  # noqa: E402
 from tests.server.process import serving  # noqa: E402
 
 SMALL = 100_000
 ROUNDS = 3
-BATCH = 100_000  # rows of an Arrow batch, as doc/spark.md says
+BATCH = 10_000  # rows of an Arrow batch, as Spark makes them unless it is told otherwise
 
 
 class Took(NamedTuple):
@@ -61,17 +60,34 @@ def processor() -> float:
     return sum(rows[number][1] for number in ours if number in rows) / os.sysconf("SC_CLK_TCK")
 
 
-def frames() -> None:
-    """Of all rows, a batch at a time."""
+def batch_of() -> Any:
     import pyarrow as pa
 
+    bodies = [b"%010d" % n + b"x" * (SIZE - 10) for n in range(BATCH)]
+    return pa.record_batch({"value": bodies, "topic": [f"sink/s{n % STREAMS}" for n in range(BATCH)]})
+
+
+def encode(batch: Any) -> None:
+    """All rows, a batch at a time."""
     from pyspark_mqfs.frames import Encoder
 
-    topics = [f"sink/s{n % STREAMS:04d}" for n in range(BATCH)]
-    batch = pa.record_batch({"value": [b"x" * SIZE] * BATCH, "topic": topics})
     for _ in range(max(MESSAGES // BATCH, 1)):
         for _ in Encoder().encode(batch):
             pass
+
+
+def stage(batch: Any, address: str, number: int) -> None:
+    """The same, into parts, and commit them."""
+    from pyspark_mqfs import sink
+    from pyspark_mqfs.frames import Encoder
+    from pyspark_mqfs.link9p import Server
+
+    server = Server(address)
+    staging = sink.Staging(server, "bench-", True)
+    for _ in range(max(MESSAGES // BATCH, 1)):
+        for found in Encoder().encode(batch):
+            staging.put(found)
+    sink.commit(server, sink.Decision(f"bench{number}", 1, "bench-", True, True), staging.finish())
 
 
 def discarding() -> Any:
@@ -106,59 +122,38 @@ def rows_of(spark: Any, count: int) -> Any:
     )
 
 
-def measure_sink(spark: Any, folder: Path, address: str) -> dict[str, Took]:
-    spark.dataSource.register(discarding())
-
-    def to(name: str, count: int, path: str = "", **options: str) -> Callable[[], None]:
+def ways_of(spark: Any, folder: Path, address: str) -> dict[str, Callable[[int], None]]:
+    def save(count: int, name: str, path: str = "", **options: str) -> None:
         mode = "append" if name in ("mqfs", "discard") else "overwrite"
-        return lambda: rows_of(spark, count).write.format(name).options(**options).mode(mode).save(path or None)
+        rows_of(spark, count).write.format(name).options(**options).mode(mode).save(path or None)
 
+    spark.dataSource.register(discarding())
     parquet = str(folder / "rows.parquet")
-    ways = {
-        "noop": lambda count: to("noop", count),
-        "Parquet": lambda count: to("parquet", count, parquet, compression="none"),
-        "discarded in Python": lambda count: to("discard", count),
-        "sink": lambda count: to("mqfs", count, address=address),
+    batch, numbers = batch_of(), itertools.count()
+    return {
+        "noop": lambda count: save(count, "noop"),
+        "Parquet": lambda count: save(count, "parquet", parquet, compression="none"),
+        "discarded in Python": lambda count: save(count, "discard"),
+        "sink": lambda count: save(count, "mqfs", address=address),
+        "encoded, without Spark": lambda count: encode(batch),
+        "staged, without Spark": lambda count: stage(batch, address, next(numbers)),
     }
-    for way in ways.values():
-        way(SMALL)()
-    took: dict[str, list[Took]] = {what: [] for what in ways}
-    for _ in range(ROUNDS):
-        for what, way in ways.items():
-            took[what].append(once(way(MESSAGES)))
-    found = {what: sorted(times)[ROUNDS // 2] for what, times in took.items()}
-    found["frames, without Spark"] = once(frames)
-    return found
-
-
-def measure_commands(spark: Any, folder: Path, address: str) -> dict[str, Took]:
-    from pyspark_mqfs.commands import archive, copy, replay, verify
-    from pyspark_mqfs.commands.archive import Archive
-    from pyspark_mqfs.commands.copy import Copy
-    from pyspark_mqfs.commands.replay import Replay
-    from pyspark_mqfs.commands.shared import Source
-    from pyspark_mqfs.commands.verify import Verify
-
-    source = Source(address, pattern="bench/.*")
-    path = str(folder / "archive")
-    found = {"archive": once(lambda: archive.run(spark, Archive(source, path)))}
-    found["verify, archive against streams"] = once(lambda: verify.run(spark, Verify(path, source)))
-    found["replay"] = once(lambda: replay.run(spark, Replay(path, source, into="again")))
-    again = Source(address, pattern="again/.*")
-    found["copy, stream to stream"] = once(lambda: copy.run(spark, Copy(again, again, to="copy/all")))
-    return found
 
 
 def measure(folder: Path, address: str) -> None:
     spark = session(folder)
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(BATCH))
-    found = measure_sink(spark, folder, address)
-    if "sink" not in sys.argv[3:]:
-        found |= measure_commands(spark, folder, address)
+    ways = ways_of(spark, folder, address)
+    for way in list(ways.values())[:4]:
+        way(SMALL)
+    found: dict[str, list[Took]] = {what: [] for what in ways}
+    for _ in range(ROUNDS):
+        for what, way in ways.items():
+            found[what].append(once(lambda way=way: way(MESSAGES)))  # type: ignore[misc]
     print(f"{MESSAGES} messages of {SIZE} B in {STREAMS} streams, local[2]")
-    for what, took in found.items():
+    for what, rounds in found.items():
+        took = sorted(rounds)[ROUNDS // 2]
         rate, each = MESSAGES / took.seconds / 1e6, took.processor / MESSAGES * 1e6
-        print(f"{what:35} {took.seconds:8.2f} s {rate:8.2f} M rows/s {each:8.2f} s of processor a million")
+        print(f"{what:25} {took.seconds:8.2f} s {rate:8.2f} M rows/s {each:8.2f} s of processor a million")
     spark.stop()
 
 
@@ -167,8 +162,6 @@ def main() -> None:
         folder = Path(name)
         address = f"unix!{folder}/9p"
         with serving("--store", str(folder / "store"), "--listen", address, cwd=folder):
-            if "sink" not in sys.argv[3:]:
-                fill(address)
             with blocking.connect(address) as client:
                 client.mkdir("sink")
                 with client.open("sink/ctl", "w") as file:
