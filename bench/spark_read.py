@@ -52,20 +52,20 @@ def session(folder: Path) -> Any:
     return made
 
 
-def fill(address: str) -> None:
+def fill(address: str, group: str = "bench", messages: int = MESSAGES) -> None:
     """By batches of whole frames, each a mixture of the streams."""
     with blocking.connect(address, msize=1 << 20) as client:
-        client.mkdir("bench")
-        with client.open("bench/ctl", "w") as file:
+        client.mkdir(group)
+        with client.open(f"{group}/ctl", "w") as file:
             file.write(b"replay all\nsync off\n")
         names = [f"s{number:04d}" for number in range(STREAMS)]
         for name in names:
-            client.create(f"bench/{name}").close()
+            client.create(f"{group}/{name}").close()
         per = 1_000_000 // (SIZE + 16)
         heads = [FRAME.pack(FRAME.size + len(name) + SIZE, len(name), 0) + name.encode() for name in names]
-        with client.open("bench/.batch", "w") as file:
-            for first in range(0, MESSAGES, per):
-                count = min(per, MESSAGES - first)
+        with client.open(f"{group}/.batch", "w") as file:
+            for first in range(0, messages, per):
+                count = min(per, messages - first)
                 noise = os.urandom(count * SIZE)  # no two bodies are the same: Parquet would not store them twice
                 numbers = range(count)
                 file.write(b"".join([heads[n % STREAMS] + noise[n * SIZE : n * SIZE + SIZE] for n in numbers]))

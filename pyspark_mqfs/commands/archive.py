@@ -57,9 +57,10 @@ def run(spark: SparkSession, what: Archive, tell: Tell = quiet) -> dict[str, Any
         maxBytesPerPartition=str(what.file_bytes),
         groupIdPrefix="archive",
     )  # fmt: skip
+    into = _Into(folder)
     query = (
         columns(rows)
-        .writeStream.foreachBatch(lambda batch, number: _write(folder, batch, number))
+        .writeStream.foreachBatch(into.write)
         .option("checkpointLocation", folder.under(CHECKPOINT))
         .trigger(availableNow=True)
         .start()
@@ -100,20 +101,29 @@ def _shown(value: Any) -> str:
     return ", ".join(value.values()) if isinstance(value, dict) else str(value)
 
 
-def _write(folder: Folder, batch: DataFrame, number: int) -> None:
-    """One batch, aside and then into place. May be repeated at every point."""
-    aside = f"{ASIDE}/{number}"
-    batch.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(folder.under(aside))
-    for old in folder.files(f"{MESSAGES}/*/*/*/{number:010d}-*.parquet"):
-        folder.remove(old)
-    made = set()
-    for piece, name in enumerate(folder.files(f"{aside}/*/*/*/*.parquet")):
-        where = f"{MESSAGES}/{'/'.join(name.split('/')[-4:-1])}"
-        if where not in made:
-            made.add(where)
-            folder.make(where)
-        folder.rename(name, f"{where}/{number:010d}-{piece:05d}.parquet")
-    folder.remove(ASIDE)
+class _Into:
+    """Where the batches of one run go."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._first = True  # only the first one of a run may have been tried before
+
+    def write(self, batch: DataFrame, number: int) -> None:
+        """One batch, aside and then into place. May be repeated at every point."""
+        folder, aside = self._folder, f"{ASIDE}/{number}"
+        batch.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(folder.under(aside))
+        if self._first:
+            for old in folder.files(f"{MESSAGES}/*/*/*/{number:010d}-*.parquet"):
+                folder.remove(old)
+        made = set()
+        for piece, name in enumerate(folder.files(f"{aside}/*/*/*/*.parquet")):
+            where = f"{MESSAGES}/{'/'.join(name.split('/')[-4:-1])}"
+            if where not in made:
+                made.add(where)
+                folder.make(where)
+            folder.rename(name, f"{where}/{number:010d}-{piece:05d}.parquet")
+        folder.remove(ASIDE)
+        self._first = False
 
 
 def opened(spark: SparkSession, path: str) -> DataFrame:

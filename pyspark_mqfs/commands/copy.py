@@ -53,7 +53,7 @@ def run(spark: SparkSession, what: Copy, tell: Tell = quiet) -> dict[str, Any]:
     topic = F.lit(what.to) if what.to else F.concat(F.lit(what.into.strip("/") + "/"), F.col("topic"))
 
     def columns(rows: DataFrame) -> DataFrame:
-        return selected(rows, what.where).select("value", "headers", topic.alias("topic"))
+        return selected(rows, what.where).select("value", given().alias("headers"), topic.alias("topic"))
 
     return carry_over(spark, what, columns, groups, tell)
 
@@ -97,13 +97,19 @@ def selected(rows: DataFrame, where: str) -> DataFrame:
     return more.where(where).drop(TEXT, HEADER)
 
 
+def given() -> Column:
+    """The headers, none where they are null: Spark goes over a whole batch again for every null list that it puts into
+    one for a sink."""
+    return F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
+
+
 def as_map() -> Column:
     """The headers as a map of texts."""
     pairs = F.transform(
-        F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>")),
+        given(),
         lambda header: F.struct(header["key"], F.decode(header["value"], "UTF-8")),
     )
     return F.map_from_entries(pairs)
 
 
-__all__ = ["Copy", "as_map", "at", "bounds", "carry_over", "run", "selected", "start"]
+__all__ = ["Copy", "as_map", "at", "bounds", "carry_over", "given", "run", "selected", "start"]

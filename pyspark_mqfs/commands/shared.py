@@ -67,12 +67,12 @@ def follow(spark: SparkSession, source: Source, **more: str) -> DataFrame:
 
 
 def group_of(path: Column) -> Column:
-    found = F.regexp_extract(path, "^(.*)/[^/]*$", 1)
+    found = F.substring(path, F.lit(1), F.length(path) - F.length(stream_of(path)) - 1)
     return F.when(found == "", F.lit(ROOT)).otherwise(found)
 
 
 def stream_of(path: Column) -> Column:
-    return F.regexp_extract(path, "([^/]*)$", 1)
+    return F.substring_index(path, "/", -1)
 
 
 def path_of(group: Column, stream: Column) -> Column:
