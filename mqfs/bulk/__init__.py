@@ -1,4 +1,4 @@
-"""Many messages at once: from the frames of a write to blanks, from blanks to records of a log.
+"""Many messages at once: from the frames of a write to blanks, from blanks to records of a log, and back to an index.
 
 Owns what a blank is: a record (mqfs/record.py) without sequence, time, flags and CRC, whose stream is a place in a
 table that is given when it is stamped. Names, permissions and limits are its callers', and it never does I/O. The work
@@ -136,6 +136,22 @@ def drafts(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
         at += padded(size)
 
 
+class Found(NamedTuple):
+    """A unit of several records, each of which passed its check."""
+
+    end: int  # behind it
+    columns: tuple[bytes, ...]  # of its messages
+    others: bytes  # its other records, as they lie in an index
+    last_ns: int  # time of the last of these
+
+
+def unit(data: bytes, at: int, base: int) -> Found | None:
+    """The unit of several records that begins there in a log; None: there is none, or it is to be looked at record by
+    record. `base`: the position of data[0]."""
+    found = None if MISSING else _native.unit(data, at, base)
+    return None if found is None else Found(*found)
+
+
 def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, bytes]]:
     """Of each stream in that column the numbers of its rows, the first of which is `begin`, as u32."""
     if not MISSING:
@@ -149,4 +165,4 @@ def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, by
     return [(stream, rows.tobytes()) for stream, rows in found.items()]
 
 
-__all__ = ["MISSING", "Packed", "Row", "drafts", "gather", "pack", "postings", "stamp"]
+__all__ = ["MISSING", "Packed", "Row", "drafts", "gather", "pack", "postings", "stamp", "unit"]

@@ -15,6 +15,9 @@ def stamp(
 ) -> tuple[bytes, ...]:
     """The records, and their columns as `scan` of the ring has them. ValueError where these are no blanks."""
 
+def unit(data: Buffer, at: int, base: int, /) -> tuple[int, tuple[bytes, ...], bytes, int] | None:
+    """(its end, columns of its messages, its other records as they lie in an index, the time of the last of these)"""
+
 def postings(streams: Buffer, begin: int, /) -> list[tuple[int, bytes]]: ...
 
 SOURCE: str  # SHA-256 of what it was built from; empty where setup.py did not build it

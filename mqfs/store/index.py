@@ -77,6 +77,11 @@ class Others:
         self.packed += pack_other(sequence, position, body, stream, headers, kind, flags)
         self.last_ns = time_ns
 
+    def take(self, packed: bytes, last_ns: int) -> None:
+        """Add some that are packed, the last of them of that time."""
+        self.packed += packed
+        self.last_ns = last_ns if packed else self.last_ns
+
     def append(self, row: Row) -> None:
         self.add(row.sequence, row.position, row.body, row.stream, row.headers, row.kind, row.flags, row.time_ns)
 
@@ -204,6 +209,12 @@ class OpenIndex:
         self.streams.append(row.stream)
         self.headers.append(row.headers)
         self.kinds.append(row.kind)
+
+    def take(self, columns: Sequence[bytes]) -> None:
+        """Add messages, column by column, without the postings."""
+        mine = (self.sequences, self.times, self.positions, self.bodies, self.streams, self.headers, self.kinds)
+        for column, more in zip(mine, columns, strict=False):
+            column.frombytes(more)
 
     def extend(self, other: OpenIndex) -> None:
         for name, _ in _COLUMNS:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import attrs
 
-from mqfs import limits
+from mqfs import bulk, limits
 from mqfs.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
 from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_all, read_file, write_all, write_file
@@ -53,6 +53,13 @@ def survey(data: bytes, base: int, index: OpenIndex, others: Others, *, tail: bo
             found.end = base + at
             if at >= limit:
                 break
+            whole = bulk.unit(data, at, base)
+            if whole is not None:
+                index.take(whole.columns)
+                others.take(whole.others, whole.last_ns)
+                at = whole.end
+                found.end = base + at
+                continue
         row = row_at(data, at, base)
         if row is None:
             if tail and doubt is None:

@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from mqfs import bulk, errors, headers, limits
 from mqfs.engine import frames
+from mqfs.record import encode
 from mqfs.ring import scan
-from mqfs.types import MORE
+from mqfs.store.index import OpenIndex, Others
+from mqfs.store.segment import survey
+from mqfs.types import MORE, Kind
 from tests.campaign import size
 from tests.units.hand import Units, frame
 
@@ -172,6 +175,37 @@ def test_postings(streams: list[int], begin: int) -> None:
 def test_postings_of_many_streams() -> None:
     streams = array("I", [n * 7 for n in range(10_000)] * 2)
     assert all(list(array("I", rows)) == [s // 7, s // 7 + 10_000] for s, rows in bulk.postings(streams, 0))
+
+
+KINDS = st.sampled_from([Kind.MESSAGE, Kind.MESSAGE, Kind.END, Kind.CHANGE, Kind.ACK])
+UNITS = st.lists(st.lists(st.tuples(KINDS, st.integers(0, 40), st.binary(max_size=20), bodies), min_size=1, max_size=5))
+
+
+def looked_through(log: bytes, tail: bool) -> tuple[object, ...]:
+    index, others = OpenIndex(), Others()
+    found = survey(log, 4_096, index, others, tail=tail)
+    columns = (index.sequences, index.times, index.positions, index.bodies, index.streams, index.headers, index.kinds)
+    return found, [list(column) for column in columns], others.packed, others.last_ns
+
+
+@settings(max_examples=size(2_000), deadline=None)
+@given(UNITS, st.data())
+def test_units_of_a_log_that_is_looked_through(
+    units: list[list[tuple[int, int, bytes, bytes]]], data: st.DataObject
+) -> None:
+    log, sequence = bytearray(), 10
+    for unit in units:
+        for n, (kind, stream, head, body) in enumerate(unit):
+            sequence += kind <= Kind.END
+            flags = (MORE if n < len(unit) - 1 else 0) | (INNER if n else data.draw(st.sampled_from([0, 0, SETTLED])))
+            log += encode(sequence, sequence * 3, stream, kind, flags, head, body)
+    for _ in range(data.draw(st.integers(0, 2)) if log else 0):
+        log[data.draw(st.integers(0, len(log) - 1))] = data.draw(st.integers(0, 255))
+    log = log[: data.draw(st.integers(0, len(log)))] if data.draw(st.booleans()) else log
+    tail = data.draw(st.booleans())
+    done = looked_through(bytes(log), tail)
+    with in_python():
+        assert looked_through(bytes(log), tail) == done
 
 
 MESSAGES = st.lists(
