@@ -29,14 +29,14 @@ def main() -> None:
 
         pyspark_mqfs.register(spark)
     at = {"address": address, "token": token}
-    options = {**at, "subscribe": source, "minPartitions": "4"}
+    options = {**at, "subscribe": source, "minPartitions": "2"}
     rows = spark.read.format("mqfs").options(**options).load()
     rows.select("value").write.format("mqfs").options(**at, topic=target).mode("append").save()
     live = spark.readStream.format("mqfs").options(**options, startingOffsets="earliest").load().select("value")
     query = live.writeStream.format("mqfs").options(**at, topic=target, checkpointLocation=f"file:{os.getcwd()}/noted")
     query.trigger(availableNow=True).start().awaitTermination()
-    executors = spark.sparkContext.parallelize(range(8), 8).map(look).distinct().collect()
-    print("found " + json.dumps({"rows": rows.count(), "executors": sorted(executors)}), flush=True)
+    executors = spark.sparkContext.parallelize(range(4), 4).map(look).collect()
+    print("found " + json.dumps({"executors": sorted(set(executors))}), flush=True)
     spark.stop()
 
 
