@@ -71,13 +71,18 @@ def run(spark: SparkSession, what: Replay, tell: Tell = quiet) -> dict[str, Any]
     for number, (group, first, last, _, _, _) in enumerate(plan["stretches"]):
         done.wait(number)
         part = rows.where((F.col("group") == group) & F.col("offset").between(first, last))
-        cores = spark.sparkContext.defaultParallelism
-        ordered = part.repartitionByRange(cores, "offset").sortWithinPartitions("offset")
+        ordered = _in_order(part, first, last, spark.sparkContext.defaultParallelism)
         ordered.select("value", _headers(what.plain), _topic(what.into).alias("topic")).write.format("mqfs").options(
             **what.target.server(), txnAppId=plan["name"], txnVersion=str(number)
         ).mode("append").save()
         done.add(number)
     return {"replay": plan["name"], "messages": done.messages, "batches": len(plan["stretches"])}
+
+
+def _in_order(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
+    """Shared out by sequence, without looking at them twice to find out where to cut."""
+    share = F.floor((F.col("offset") - first) * tasks / (last - first + 1)).cast("int")
+    return rows.repartitionById(tasks, share).sortWithinPartitions("offset")
 
 
 # ---------------------------------------------------------------- which
@@ -191,8 +196,20 @@ Stretch = tuple[str, int, int, int, int, float]  # group, first, last, messages,
 
 def _stretches(rows: DataFrame, what: Replay) -> Iterator[Stretch]:
     """Cut so that each fits one unit; of the order in which messages came where their time decides."""
-    largest = rows.agg(F.max(F.octet_length("value"))).first()
-    step = LARGE_STEP if largest is not None and (largest[0] or 0) > LARGE_BYTES else STEP
+    counted = _counted(rows, what, STEP).persist()
+    try:
+        largest = counted.agg(F.max("largest")).first()
+        if largest is not None and (largest[0] or 0) > LARGE_BYTES:
+            counted.unpersist()
+            counted = _counted(rows, what, LARGE_STEP).persist()
+        most = min(MESSAGES, what.rate) if what.rate else MESSAGES
+        yield from _joined(_flat(counted.toLocalIterator()), most, bool(what.speed))
+    finally:
+        counted.unpersist()
+
+
+def _counted(rows: DataFrame, what: Replay, step: int) -> DataFrame:
+    """So many sequences at a time: what they hold."""
     step = max(1, min(step, what.rate)) if what.rate else step
     keys = [F.floor(F.col("offset") / step).alias("step")]
     if what.speed:
@@ -201,19 +218,18 @@ def _stretches(rows: DataFrame, what: Replay) -> Iterator[Stretch]:
         F.aggregate("headers", F.lit(0), lambda so, h: so + F.octet_length(h["key"]) + F.octet_length(h["value"]) + 3),
         F.lit(0),
     )
-    counted = (
+    return (
         rows.groupBy("group", *keys)
         .agg(
             F.min("offset").alias("first"), F.max("offset").alias("last"), F.count("*").alias("messages"),
             F.sum(size + 160).alias("bytes"), F.min(F.unix_micros("timestamp")).alias("time"),
+            F.max(F.octet_length("value")).alias("largest"),
         )
         .orderBy("time" if what.speed else "group", "group", "first")
     )  # fmt: skip
-    most = min(MESSAGES, what.rate) if what.rate else MESSAGES
-    return _joined((tuple(row[-6:]) for row in _flat(counted.toLocalIterator(), what)), most, bool(what.speed))
 
 
-def _flat(rows: Iterable[Any], what: Replay) -> Iterator[Stretch]:
+def _flat(rows: Iterable[Any]) -> Iterator[Stretch]:
     for row in rows:
         yield row["group"], row["first"], row["last"], row["messages"], row["bytes"], row["time"] / 1e6
 

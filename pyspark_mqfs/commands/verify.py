@@ -9,17 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands import archive, replay
 from pyspark_mqfs.commands.session import Failed
 from pyspark_mqfs.commands.shared import Source, Tell, group_of, quiet, read
+from pyspark_mqfs.commands.walk import BITS, EXAMPLES, walk
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-EXAMPLES = 5
 PROBLEMS = ("doubled", "clock", "checksum", "lost", "differs")  # holes alone are none: sequences may have them
 
 
@@ -68,25 +67,13 @@ def _live(spark: SparkSession, what: Verify) -> DataFrame | None:
 
 def _alone(rows: DataFrame, found: dict[str, Any]) -> None:
     """Each group by itself, in the order of its sequences."""
-    order = Window.partitionBy("group").orderBy("offset")
-    walked = rows.select(
-        "group", "topic", "offset", "timestamp",
-        F.lag("offset").over(order).alias("before"), F.lag("timestamp").over(order).alias("time_before"),
-    ).cache()  # fmt: skip
-    try:
-        counted = walked.agg(
-            F.count("*").alias("messages"),
-            F.sum(F.when(F.col("offset") > F.col("before") + 1, 1).otherwise(0)).alias("holes"),
-            F.sum(F.greatest(F.col("offset") - F.col("before") - 1, F.lit(0))).alias("missing"),
-            F.sum(_is(F.col("offset") == F.col("before"))).alias("doubled"),
-            F.sum(_is(F.col("timestamp") < F.col("time_before"))).alias("clock"),
-        ).first()
-        assert counted is not None
-        found.update({name: int(value or 0) for name, value in counted.asDict().items()})
-        _examples(found, "doubled", walked.where("offset = before"))
-        _examples(found, "clock", walked.where("timestamp < time_before"))
-    finally:
-        walked.unpersist()
+    walked = walk(rows)
+    found.update({name: getattr(walked, name) for name in ("messages", "holes", "missing", "doubled", "clock")})
+    for name, places in walked.places.items():
+        here = F.lit(False)
+        for group, sequence in places[:EXAMPLES]:
+            here = here | ((F.col("group") == group) & (F.col("offset") == sequence))
+        _examples(found, name, rows.where(here).dropDuplicates(["topic", "offset"]))
 
 
 def _is(condition: Column) -> Column:
@@ -95,33 +82,70 @@ def _is(condition: Column) -> Column:
 
 def _against(kept: DataFrame, live: DataFrame, replayed: bool, found: dict[str, Any]) -> None:
     """Every message that both should have. Of the streams: what is behind the archive's end is not archived yet; of the
-    archive: what is below a stream's floor has been cut there."""
-    ours, theirs = _keys(kept, "kept"), _keys(live, "live")
-    both = ours.join(theirs, ["topic", "offset"], "full_outer")
-    end = kept.groupBy("topic").agg(F.max("offset").alias("end"))
-    begin = live.groupBy("topic").agg(F.min("offset").alias("begin"))
-    joined = both.join(F.broadcast(end), "topic", "left").join(F.broadcast(begin), "topic", "left").cache()
+    archive: what is below a stream's floor has been cut there. Stretches of which both have the same sum are the same;
+    only the others are looked at message by message."""
+    sums = _sums(kept, "kept").join(_sums(live, "live"), ["topic", "stretch"], "full_outer").cache()
     try:
-        not_kept = F.col("kept").isNull() & (F.col("offset") <= F.col("end"))
-        below = F.lit(False) if replayed else F.col("offset") < F.coalesce("begin", F.lit(1 << 62))
-        cut = F.col("live").isNull() & below
-        not_live = F.col("live").isNull() & ~cut
-        differs = F.col("kept").isNotNull() & F.col("live").isNotNull() & (F.col("kept") != F.col("live"))
-        counted = joined.agg(
-            F.sum(_is(F.col("kept") == F.col("live"))).alias("same"),
-            F.sum(_is(not_kept | not_live)).alias("lost"),
-            F.sum(_is(cut)).alias("cut"),
-            F.sum(_is(F.col("kept").isNull() & ~F.coalesce(not_kept, F.lit(False)))).alias("not_archived_yet"),
-            F.sum(_is(differs)).alias("differs"),
-        ).first()
-        assert counted is not None
-        found.update({name: int(value or 0) for name, value in counted.asDict().items()})
-        extra = live.count() - live.select("topic", "offset").distinct().count() if replayed else 0
+        end = F.broadcast(sums.groupBy("topic").agg(F.max("kept.last").alias("end")))
+        begin = F.broadcast(sums.groupBy("topic").agg(F.min("live.first").alias("begin")))
+        agree = F.col("kept").isNotNull() & F.col("kept").eqNullSafe(F.col("live"))
+        same = sums.where(agree).agg(F.sum("kept.messages")).first()
+        assert same is not None
+        others = F.broadcast(sums.where(~agree).select("topic", "stretch"))
+        left, right = (rows.join(others, ["topic", "stretch"], "left_semi") for rows in map(_stretched, (kept, live)))
+        both = _keys(left, "kept").join(_keys(right, "live"), ["topic", "offset"], "full_outer")
+        joined = both.join(end, "topic", "left").join(begin, "topic", "left").cache()
+        try:
+            _compare(joined, replayed, found)
+        finally:
+            joined.unpersist()
+        found["same"] += int(same[0] or 0)
+        extra = right.count() - right.select("topic", "offset").distinct().count() if replayed else 0
         found["doubled"] = found.get("doubled", 0) + extra
-        _examples(found, "lost", joined.where(not_kept | not_live))
-        _examples(found, "differs", joined.where(differs))
     finally:
-        joined.unpersist()
+        sums.unpersist()
+
+
+def _compare(joined: DataFrame, replayed: bool, found: dict[str, Any]) -> None:
+    """Messages of both, by what each is."""
+    not_kept = F.col("kept").isNull() & (F.col("offset") <= F.col("end"))
+    below = F.lit(False) if replayed else F.col("offset") < F.coalesce("begin", F.lit(1 << 62))
+    cut = F.col("live").isNull() & below
+    not_live = F.col("live").isNull() & ~cut
+    differs = F.col("kept").isNotNull() & F.col("live").isNotNull() & (F.col("kept") != F.col("live"))
+    counted = joined.agg(
+        F.sum(_is(F.col("kept") == F.col("live"))).alias("same"),
+        F.sum(_is(not_kept | not_live)).alias("lost"),
+        F.sum(_is(cut)).alias("cut"),
+        F.sum(_is(F.col("kept").isNull() & ~F.coalesce(not_kept, F.lit(False)))).alias("not_archived_yet"),
+        F.sum(_is(differs)).alias("differs"),
+    ).first()
+    assert counted is not None
+    found.update({name: int(value or 0) for name, value in counted.asDict().items()})
+    _examples(found, "lost", joined.where(not_kept | not_live))
+    _examples(found, "differs", joined.where(differs))
+
+
+def _stretched(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("stretch", F.shiftright("offset", BITS))
+
+
+def _sums(rows: DataFrame, name: str) -> DataFrame:
+    """Of each stretch of a stream's sequences how many messages it has, and sums over all that they are."""
+    heads = F.coalesce(F.array_sort("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
+    digest = F.xxhash64("offset", "value", F.unix_micros("timestamp"), heads)
+    other = F.xxhash64(digest, F.octet_length("value"), F.crc32("value"))
+    return (
+        _stretched(rows)
+        .select("topic", "stretch", "offset", digest.alias("digest"), F.shiftrightunsigned(other, 24).alias("other"))
+        .groupBy("topic", "stretch")
+        .agg(
+            F.struct(
+                F.count("*").alias("messages"), F.min("offset").alias("first"), F.max("offset").alias("last"),
+                F.bit_xor("digest").alias("digests"), F.sum("other").alias("others"),
+            ).alias(name)
+        )
+    )  # fmt: skip
 
 
 def _keys(rows: DataFrame, name: str) -> DataFrame:

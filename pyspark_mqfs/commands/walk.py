@@ -1,0 +1,116 @@
+"""Sequences of each group in their order: holes, doubles, clocks that went back, in any amount of messages.
+
+Owns that walk. Messages are dealt out by stretches of sequences, each is put in order by itself, and only what each
+begins and ends with comes together. No message is sorted among all others, and none is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BITS = 17  # sequences of a stretch, as a power of two
+EXAMPLES = 5
+STRETCH = (
+    "group string, first bigint, last bigint, begin bigint, end bigint, messages bigint, holes bigint, missing bigint,"
+    " doubled bigint, clock bigint, doubled_at array<bigint>, clock_at array<bigint>"
+)
+_LISTS = ("doubled_at", "clock_at")
+_ARROW = pa.schema(
+    [(name, pa.list_(pa.int64()) if name in _LISTS else pa.int64()) for name in STRETCH.replace(",", "").split()[2::2]]
+).insert(0, pa.field("group", pa.string()))
+
+
+@attrs.define
+class Walked:
+    """What was found, and where the first of it is: (group, sequence)."""
+
+    messages: int = 0
+    holes: int = 0
+    missing: int = 0
+    doubled: int = 0
+    clock: int = 0
+    places: dict[str, list[tuple[str, int]]] = attrs.Factory(lambda: {"doubled": [], "clock": []})
+
+
+def walk(rows: DataFrame) -> Walked:
+    """Over rows with `group`, `offset` and `timestamp`."""
+    narrow = rows.select("group", "offset", F.unix_micros("timestamp").alias("time"))
+    dealt = narrow.repartition("group", F.shiftright("offset", BITS))
+    return together(row.asDict() for row in dealt.mapInArrow(stretches, STRETCH).collect())
+
+
+def together(rows: Iterable[dict[str, Any]]) -> Walked:
+    """What all stretches have, and what lies between them."""
+    found, before = Walked(), None
+    for one in sorted(rows, key=lambda row: (row["group"], row["first"])):
+        for name in ("messages", "holes", "missing", "doubled", "clock"):
+            setattr(found, name, getattr(found, name) + one[name])
+        for name, places in found.places.items():
+            places += [(one["group"], sequence) for sequence in one[f"{name}_at"]]
+        if before is not None and before["group"] == one["group"]:
+            _border(found, before, one)
+        before = one
+    return found
+
+
+def _border(found: Walked, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Between two stretches."""
+    gap = after["first"] - before["last"] - 1
+    found.holes += gap > 0
+    found.missing += gap
+    if after["begin"] < before["end"]:
+        found.clock += 1
+        found.places["clock"].append((after["group"], after["first"]))
+
+
+def stretches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One row for each stretch of those rows."""
+    some = [batch for batch in batches if batch.num_rows]
+    if not some:
+        return
+    table = pa.Table.from_batches(some)
+    groups = table["group"].combine_chunks().dictionary_encode()
+    if isinstance(groups, pa.ChunkedArray):
+        groups = groups.combine_chunks()
+    columns = (groups.indices, table["offset"], table["time"])
+    group, offset, time = (np.asarray(column).astype(np.int64) for column in columns)
+    order = np.lexsort((offset, group))
+    group, offset, time = group[order], offset[order], time[order]
+    stretch = offset >> BITS
+    step, inside = np.diff(offset), (np.diff(group) == 0) & (np.diff(stretch) == 0)
+    marks = {
+        "holes": inside & (step > 1),
+        "missing": np.where(inside, np.maximum(step - 1, 0), 0),
+        "doubled": inside & (step == 0),
+        "clock": inside & (np.diff(time) < 0),
+    }
+    starts = np.flatnonzero(np.concatenate(([True], ~inside)))
+    stops = np.append(starts[1:], len(offset))
+    made: dict[str, Any] = {
+        name: np.add.reduceat(np.concatenate(([0], mark.astype(np.int64))), starts) for name, mark in marks.items()
+    }
+    for name in ("doubled", "clock"):
+        made[f"{name}_at"] = [
+            _some(offset, marks[name], a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
+    made |= {"group": groups.dictionary.take(pa.array(group[starts])), "messages": stops - starts}
+    made |= {"first": offset[starts], "last": offset[stops - 1], "begin": time[starts], "end": time[stops - 1]}
+    yield pa.RecordBatch.from_arrays([pa.array(made[field.name], field.type) for field in _ARROW], schema=_ARROW)
+
+
+def _some(offset: Any, mark: Any, start: int, stop: int) -> list[int]:
+    """Sequences of a stretch that are marked, the first of them. Marks are of the steps to the next row."""
+    found = start + 1 + np.flatnonzero(mark[start : stop - 1])[:EXAMPLES]
+    return [int(sequence) for sequence in offset[found]]
+
+
+__all__ = ["BITS", "EXAMPLES", "Walked", "stretches", "together", "walk"]
