@@ -29,14 +29,22 @@ class Consumers:
         self.required, self.patience_s = required, patience_s
         self._held: tuple[Client, File] | None = None
         self._over: dict[str, frozenset[str]] = {}  # of each group, the streams its consumer was made over
+        self._at: dict[str, int] = {}  # of each group, where its consumer is
         self._without: set[str] = set()  # groups where there can be none
 
     def move(self, client: Client, name: str, survey: Survey, positions: Mapping[str, int]) -> None:
         """Everything below the positions is done."""
         for path, group in survey.groups.items():
             mine = [positions[key] for stream in group.streams if (key := path_of(path, stream)) in positions]
-            if mine and path not in self._without:
+            if mine and path not in self._without and not self._is_at(client, group, min(mine)):
                 self._try(client, name, group, min(mine))
+                self._at[path] = min(mine)
+
+    def _is_at(self, client: Client, group: Group, position: int) -> bool:
+        """Whether nothing has changed of the group since it was moved last, over this connection."""
+        held = self._held is not None and self._held[0] is client
+        same = self._over.get(group.path) == frozenset(group.streams)
+        return held and same and self._at.get(group.path) == position
 
     def _try(self, client: Client, name: str, group: Group, position: int) -> None:
         try:

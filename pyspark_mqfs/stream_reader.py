@@ -32,7 +32,7 @@ from pyspark_mqfs.options import READ, OptionError, Options
 from pyspark_mqfs.plan import Shares, Slice, limited, ranges, waiting
 from pyspark_mqfs.positions import LATEST, Bound
 from pyspark_mqfs.reading import Task, check_losses, other_store
-from pyspark_mqfs.survey import Selection, Survey
+from pyspark_mqfs.survey import Selection, Survey, path_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -222,7 +222,7 @@ def _ends(survey: Survey, before: Mapping[str, int]) -> dict[str, int]:
             had = stream.first or group.end
         found[path] = max(group.end, had)
     for group in survey.groups.values():
-        keys = {path for path, mine, _ in survey.streams() if mine is group} & before.keys()
+        keys = {path_of(group.path, name) for name in group.streams} & before.keys()
         if keys and all(group.end <= before[key] for key in keys):
             found.update({key: before[key] for key in keys})
     return found

@@ -6,6 +6,7 @@ Owns the asking and which streams a query is over. Moves nothing, and reads no m
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -13,9 +14,10 @@ from typing import NamedTuple
 import attrs
 
 from mqfs.client.words import quote
-from mqfs.errors import NotDirectory, NotFound
+from mqfs.errors import MqfsError, NotDirectory, NotFound
 from mqfs.limits import CTL_BYTES, CURSOR_NAMES, MESSAGE_BYTES
 from mqfs.ninep.blocking import Client, File
+from mqfs.ninep.caller import Procedure
 from pyspark_mqfs.options import OptionError, Options, bad
 
 ANY = 1 << 62  # messages or bytes
@@ -124,11 +126,20 @@ def _assigned(options: Options) -> list[str]:
 
 def places(client: Client, group: str) -> dict[str, object]:
     """Where the streams of a group begin and end, by name. Nothing is counted for it, however much is kept."""
-    with client.open(path_of(group, ".cursor"), "r+") as file:
-        file.write(b"streams\n")
+    return client.do(_places(client, group))
+
+
+def _places(client: Client, group: str) -> Procedure[dict[str, object]]:
+    file = yield from client.caller.open(path_of(group, ".cursor"), os.O_RDWR)
+    try:
+        yield from file.write(b"streams\n")
         told = b""
         while not told.endswith(b"\n"):
-            told += file.receive(MESSAGE_BYTES)
+            told += yield from file.read(MESSAGE_BYTES)
+    except MqfsError:
+        yield from client.caller.clunk(file.fid)
+        raise
+    yield from client.caller.clunk(file.fid)
     read: dict[str, object] = json.loads(told)
     return read
 
@@ -137,17 +148,18 @@ def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool]
     store, groups = "", {}
     queue = list(paths)
     while queue:
-        path = queue.pop()
-        try:
-            read = places(client, path)
-        except (NotFound, NotDirectory):
-            continue
-        store = str(read["store"])
-        group = _group(path, read, wanted)
-        if group.streams:
-            groups[path] = group
-        if descend:
-            queue += [path_of(path, name) for name in read["groups"]]  # type: ignore[attr-defined]
+        asked, queue = queue, []
+        for path, read in zip(asked, client.together(_places(client, path) for path in asked), strict=True):
+            if isinstance(read, NotFound | NotDirectory):
+                continue
+            if isinstance(read, MqfsError):
+                raise read
+            store = str(read["store"])
+            group = _group(path, read, wanted)
+            if group.streams:
+                groups[path] = group
+            if descend:
+                queue += [path_of(path, name) for name in read["groups"]]  # type: ignore[attr-defined]
     if not store:
         store = str(places(client, "")["store"])
     return Survey(store, dict(sorted(groups.items())))

@@ -10,6 +10,10 @@ import io
 import os
 import socket
 import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import TypeVar
 
@@ -25,6 +29,7 @@ from mqfs.types import Stat
 T = TypeVar("T")
 
 RECEIVE_BYTES = 65_536
+TOGETHER = 64  # procedures under way at once: enough that a server has always something to do
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
 
 
@@ -164,6 +169,37 @@ class Client:
             for tag, reply in self.caller.receive(data):
                 self._replies[self._tickets.pop(tag)] = reply
         return self._replies.pop(ticket)
+
+    def together(self, procedures: Iterable[Procedure[T]]) -> list[T | MqfsError]:
+        """What each returns, or the error it ends with; many are under way at once, so that they do not each wait for
+        their answers by themselves. They must not depend on one another."""
+        self._let_go()
+        results: dict[int, T | MqfsError] = {}
+        waiting: deque[tuple[int, Procedure[T], Fcall, int]] = deque()
+
+        def go_on(number: int, procedure: Procedure[T], step: Callable[[], Fcall]) -> None:
+            try:
+                request = step()
+            except StopIteration as done:
+                results[number] = done.value
+            except MqfsError as error:
+                results[number] = error
+            else:
+                waiting.append((number, procedure, request, self._send(request)))
+
+        left = enumerate(procedures)
+        while True:
+            for number, procedure in islice(left, TOGETHER - len(waiting)):
+                go_on(number, procedure, partial(next, procedure))
+            if not waiting:
+                return [results[number] for number in sorted(results)]
+            number, procedure, request, ticket = waiting.popleft()
+            try:
+                reply = caller.expect(request, self._reply(ticket))
+            except MqfsError as error:
+                go_on(number, procedure, partial(procedure.throw, error))
+            else:
+                go_on(number, procedure, partial(procedure.send, reply))
 
     def read(self, channel: Channel, count: int, timeout: float | None = None) -> bytes:
         """One read. On a time-out (TimeoutError) or an interrupt it is flushed; what came meanwhile is kept."""

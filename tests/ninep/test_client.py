@@ -19,6 +19,7 @@ from mqfs.ninep.caller import Caller
 from mqfs.ninep.dialect import Dialect
 from mqfs.ninep.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
 from mqfs.ninep.wire import encode
+from mqfs.types import Stat
 from tests.ninep.support import DEADLINE_S, META, Running, eventually, make_tree, open_handles, running
 
 
@@ -129,6 +130,18 @@ def test_what_was_begun_is_not_mixed_up_with_what_is_asked_meanwhile(server: Run
                 reply = one.end(request, ticket)
                 assert isinstance(reply, Rwrite)
                 assert reply.count == 1
+
+
+def test_many_at_once(server: Running) -> None:
+    with server.connect() as one:
+        for number in range(0, 200, 2):
+            one.mkdir(f"g{number}")
+        found = one.together(one.caller.stat(f"g{number}") for number in range(200))
+        assert [type(each) for each in found] == [Stat, errors.NotFound] * 100
+        assert [each.name for each in found if isinstance(each, Stat)] == [f"g{number}" for number in range(0, 200, 2)]
+        assert one.together([]) == []
+        (connection,) = server.server.connections
+        assert list(connection.session.fids) == [0]
 
 
 def test_a_file_that_is_forgotten_in_the_middle_of_a_call_is_let_go_with_the_next(server: Running) -> None:
