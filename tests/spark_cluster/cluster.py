@@ -31,6 +31,9 @@ CORES = 2  # of each worker, for each application
 # A worker has room for one executor of the session that lasts, so that both workers have one, and for one of a program.
 ROOM, LASTING, PASSING = "1100m", "600m", "480m"
 
+# Of every Java: it lives for seconds, and what it would gain by compiling well or collecting in threads it never sees.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 
 def command(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -159,6 +162,7 @@ class Cluster:
             "SPARK_LOCAL_HOSTNAME": machine.address,
             "SPARK_LOCAL_DIRS": str(self.folder / f"local-{machine.name}"),
             "SPARK_DAEMON_MEMORY": "256m",
+            "JAVA_TOOL_OPTIONS": QUICK,
             "PYTHONDONTWRITEBYTECODE": "1",
             **more,
         }
