@@ -132,8 +132,9 @@ def _cut(client: Client, one: Range, whole: tuple[int, int], messages: int, size
         parts = max(parts, -(-count // messages))
         found = measure(client, one.group, one.streams, str(one.low), one.high, str(max(1, -(-count // parts))))
     else:
-        found = measure(client, one.group, one.streams, str(one.low), one.high, f"{max(1, -(-weight // parts))}B")
-        found = _without_rest(found, parts)
+        each = max(1, -(-weight // parts))
+        found = measure(client, one.group, one.streams, str(one.low), one.high, f"{each}B")
+        found = _rejoined(found, each, parts)
     if not found:
         return [one]
     cuts = [f.end for f in found[:-1]]
@@ -141,15 +142,17 @@ def _cut(client: Client, one: Range, whole: tuple[int, int], messages: int, size
     return [one.part(low, high, f.messages, f.size) for low, high, f in borders]
 
 
-def _without_rest(found: list[Stretch], parts: int) -> list[Stretch]:
-    """Stretches end before they are full, so that a little is left behind the last one: it goes with that one, for a
-    task of its own would keep a processor waiting for the others."""
-    rest = found[parts:]
-    if not rest or sum(one.size for one in rest) > found[parts - 1].size // 4:
-        return found
-    some = found[parts - 1 :]
-    joined = Stretch(some[-1].end, sum(one.messages for one in some), sum(one.size for one in some))
-    return [*found[: parts - 1], joined]
+def _rejoined(found: list[Stretch], size: int, parts: int) -> list[Stretch]:
+    """A server may cut where its answer ends, and stretches end before they are full, so that a little is left behind
+    the last one: it goes with that one, for a task of its own would keep a processor waiting for the others."""
+    joined: list[Stretch] = []
+    for one in found:
+        rest = len(joined) == parts and one.size <= size // 4
+        if joined and (rest or joined[-1].size + one.size <= size + size // 16):
+            last = joined.pop()
+            one = Stretch(one.end, last.messages + one.messages, last.size + one.size)
+        joined.append(one)
+    return joined
 
 
 def _packed(pieces: list[Range], messages: int, size: int, partitions: int, store: str) -> list[Slice]:
