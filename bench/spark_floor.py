@@ -50,10 +50,43 @@ def batches_of(query: Any, write: Callable[[], None], count: int = BATCHES) -> l
     return found[WARM:] if count > WARM else found
 
 
+def one_row() -> type:
+    """The least that a source in Python does: below it none comes."""
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+    class Reader(DataSourceStreamReader):  # type: ignore[misc]
+        def initialOffset(self) -> dict[str, int]:
+            return {"next": 0}
+
+        def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
+            return {"next": start["next"] + 1}
+
+        def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Any]:
+            return [InputPartition(start["next"])]
+
+        def read(self, partition: Any) -> Any:
+            import pyarrow as pa
+
+            yield pa.record_batch({"value": pa.array([partition.value], pa.int64())})
+
+    class One(DataSource):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return "one"
+
+        def schema(self) -> str:
+            return "value bigint"
+
+        def streamReader(self, schema: Any) -> Any:
+            return Reader()
+
+    return One
+
+
 def floors(
     spark: Any, folder: Path, address: str, client: blocking.Client
 ) -> Iterator[tuple[str, list[dict[str, int]]]]:
-    """Of Spark's rate source, of mqfs to nothing, of mqfs to mqfs."""
+    """Of Spark's rate source, of the least source in Python, of mqfs to nothing, of mqfs to mqfs."""
 
     def start(frame: Any, sink: str, name: str, **options: str) -> Any:
         writer = frame.writeStream.format(sink).options(checkpointLocation=str(folder / name), **options)
@@ -62,6 +95,10 @@ def floors(
     rate = spark.readStream.format("rate-micro-batch").options(rowsPerBatch="1", numPartitions="1").load()
     query = start(rate, "noop", "rate")
     yield "Spark's rate source", batches_of(query, lambda: None)
+    query.stop()
+    spark.dataSource.register(one_row())
+    query = start(spark.readStream.format("one").load(), "noop", "one")
+    yield "a source in Python, one row", batches_of(query, lambda: None)
     query.stop()
     with client.create("floor/s") as stream, client.create("floor/other"):
         mqfs = (
