@@ -24,7 +24,7 @@ from tests.client.conftest import Away
 from tests.server.process import ROOT, until
 
 VICTIMS = ("all", "jvm", "worker", "server")
-BATCHES = 60  # of all messages
+LEAST_BATCHES, BATCHES_A_MOMENT = 60, 10  # of all messages: it is not to be done before the last moment
 PATIENCE_S = 180.0  # a start of Spark on a busy machine, and some batches
 
 
@@ -52,8 +52,9 @@ def kill(pids: list[int]) -> None:
 class Campaign:
     """One copy, and what is done to it."""
 
-    def __init__(self, folder: Path, messages: int, seed: int) -> None:
+    def __init__(self, folder: Path, messages: int, seed: int, moments: int) -> None:
         self.folder, self.messages = folder, messages
+        self.batch = max(messages // max(LEAST_BATCHES, BATCHES_A_MOMENT * moments), 1)  # messages
         self.random = random.Random(seed)
         self.away = Away(folder)
         self.killed: Counter[str] = Counter()
@@ -84,8 +85,7 @@ class Campaign:
         }
         with open(self.folder / "driver.log", "ab") as log:
             self.driver = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.copier", self.away.address, str(self.folder),
-                 str(max(self.messages // BATCHES, 1))],
+                [sys.executable, "-m", "tests.spark.copier", self.away.address, str(self.folder), str(self.batch)],
                 cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -94,7 +94,7 @@ class Campaign:
         self.start()
         assert self.driver is not None
         before = max(self.copied(), 0)
-        enough = before + self.random.randint(0, max(3 * self.messages // BATCHES, 1))
+        enough = before + self.random.randint(0, 3 * self.batch)
         deadline = time.monotonic() + PATIENCE_S
         while self.driver.poll() is None and self.copied() <= enough and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -149,7 +149,7 @@ class Campaign:
 
 def run(folder: Path, messages: int, victims: list[str], seed: int) -> Counter[str]:
     """The whole of it; who was killed how often."""
-    campaign = Campaign(folder, messages, seed)
+    campaign = Campaign(folder, messages, seed, len(victims))
     try:
         for number, victim in enumerate(victims, 1):
             if not campaign.moment(victim):
