@@ -165,13 +165,18 @@ def measure(folder: Path, address: str) -> None:
     over9p.write.parquet(str(folder / "parquet"))
     parquet = spark.read.parquet(str(folder / "parquet"))
     assert parquet.count() == over9p.count() == segments.count() == MESSAGES
-    found = {
-        "Parquet": timed(noop(parquet)),
-        "mqfs, segments": timed(noop(segments)),
-        "mqfs, 9P at a unix socket": timed(noop(over9p)),
-        "mqfs, 9P, value and offset": timed(noop(narrow)),
-        "AvailableNow, 9P": timed(available_now(spark, options, folder)),
+    ways = {
+        "Parquet": noop(parquet),
+        "mqfs, segments": noop(segments),
+        "mqfs, 9P at a unix socket": noop(over9p),
+        "mqfs, 9P, value and offset": noop(narrow),
+        "AvailableNow, 9P": available_now(spark, options, folder),
     }
+    took: dict[str, list[float]] = {what: [] for what in ways}
+    for _ in range(ROUNDS + 1):  # in turn, since the machine is not the same all the time; the first warms up
+        for what, act in ways.items():
+            took[what].append(timed(act, 1))
+    found = {what: statistics.median(seconds[1:]) for what, seconds in took.items()}
     tenth = timed(noop(by_row(spark, address)), 1)
     found["row at a time (a tenth of them, times ten)"] = tenth * 10
     best = found["Parquet"]
