@@ -94,6 +94,19 @@ def test_available_now_goes_on_where_it_was(query: Callable[..., Query], scene: 
     assert position["store"] == scene.stats("g")["store"]
 
 
+def test_available_now_ends_at_what_was_there_when_it_began(reader: Readers, scene: Scene) -> None:
+    scene.group("g")
+    scene.stream("g/s", b"1", b"2")
+    mine = reader(scene, subscribePattern="g/.*")
+    start = mine.initialOffset()
+    mine.prepareForTriggerAvailableNow()
+    there = mine.latestOffset(start, ReadAllAvailable())
+    scene.write("g/s", b"3")
+    scene.stream("g/new", b"4")
+    assert mine.latestOffset(start, ReadAllAvailable()) == there
+    assert mine.latestOffset(there, ReadAllAvailable()) == there
+
+
 def test_bounded_batches(query: Callable[..., Query], scene: Scene) -> None:
     scene.group("g")
     scene.group("h")
