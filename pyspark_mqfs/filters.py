@@ -40,7 +40,7 @@ class Narrowed:
 
     def take(self, one: Filter) -> bool:
         """Whether Spark need not look at it again."""
-        column = one.attribute[0] if len(one.attribute) == 1 else ""  # type: ignore[attr-defined]
+        column = ".".join(getattr(one, "attribute", ()))  # Not has another filter instead
         if isinstance(one, IsNotNull):
             return column in _NEVER_NULL
         if column == "topic":

@@ -138,6 +138,7 @@ def test_filters_are_answered_before_reading(spark: Any, jobs: Scene) -> None:
     assert values(frame.where(F.col("timestamp") == F.lit(at)).where("topic = 'jobs/a'"))[0] in A
     assert values(frame.where(F.col("timestamp") < F.lit(at - datetime.timedelta(days=1)))) == []
     assert values(frame.where("topic = 'nobody'")) == []
+    assert values(frame.where("topic != 'jobs/a' and offset != 4 and topic like '%/%'")) == B[1:] + OTHER
 
 
 def test_without_push_down_the_same(spark: Any, jobs: Scene) -> None:
