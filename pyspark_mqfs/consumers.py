@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from mqfs.client.words import quote
 from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted
@@ -39,6 +40,21 @@ class Consumers:
             if mine and path not in self._without and not self._is_at(client, group, min(mine)):
                 self._try(client, name, group, min(mine))
                 self._at[path] = min(mine)
+
+    def leave(self, client: Client, name: str, survey: Survey) -> None:
+        """Be no consumer of that name any more, and have none left."""
+        if self._held is not None:
+            with suppress(OSError, MqfsError):
+                self._held[1].close()
+        self._held = None
+        self._over.clear()
+        self._at.clear()
+        for path, group in survey.groups.items():
+            with suppress(MqfsError):
+                client.remove(path_of(path, f".consumers/{name}"))
+            if self._there(client, path_of(path, name)):
+                with suppress(MqfsError):
+                    self._command(client, group, f"unbind {quote(name)}\n")
 
     def _is_at(self, client: Client, group: Group, position: int) -> bool:
         """Whether nothing has changed of the group since it was moved last, over this connection."""

@@ -58,8 +58,7 @@ class Slice(InputPartition):
 
 
 def ranges(survey: Survey, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
-    """Of each group what lies between two positions. A stream that `start` does not know is new: it has nothing below
-    where its group stood."""
+    """Of each group what lies between two positions. Of a stream that `start` does not know, all that is kept."""
     found = []
     for path, group in survey.groups.items():
         stood = [start[key] for name in group.streams if (key := path_of(path, name)) in start]
@@ -67,7 +66,7 @@ def ranges(survey: Survey, start: Mapping[str, int], end: Mapping[str, int]) -> 
         streams = {}
         for name in group.streams:
             key = path_of(path, name)
-            begin, stop = start.get(key, low), end.get(key, 0)
+            begin, stop = start.get(key, group.streams[name].oldest or low), end.get(key, 0)
             if begin < stop:
                 streams[name] = (begin, stop)
         if streams:

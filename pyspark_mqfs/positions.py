@@ -6,7 +6,7 @@ Owns those options. A position is the next sequence to read, so an end is exclus
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -16,6 +16,7 @@ from pyspark_mqfs.survey import ANY, Group, Stream, Survey, measure
 
 EARLIEST, LATEST = -2, -1
 STRATEGIES = ("error", "latest")
+MOST_MS = 10**18  # no clock gets there
 
 
 @attrs.frozen
@@ -56,9 +57,15 @@ class Bound:
             return cls(given, words[text.lower()], {}, False)
         right = '{"jobs/mail": 1700000000000}' if timed else 'earliest, latest or {"jobs/mail": 23, "jobs/print": -2}'
         by_stream = {key.strip("/"): _number(given, text, value, right) for key, value in _object(given, text, right)}
-        if timed and min(by_stream.values(), default=0) < 0:
+        if timed and not all(0 <= value < MOST_MS for value in by_stream.values()):
             raise bad(given, text, right)
         return cls(given, default, by_stream, timed, strict)
+
+    def moves(self, paths: Iterable[str]) -> bool:
+        """Whether the same words may mean another position when they are said again, of one of those streams."""
+        if self.timed and not self.strict:
+            return True
+        return any(self.by_stream.get(path, self.default) == LATEST for path in paths)
 
     def positions(self, client: Client, survey: Survey) -> dict[str, int]:
         """Of each stream of the survey, the position that this bound says."""

@@ -1,7 +1,8 @@
 """The stream reader: positions, triggers, and the query as a consumer of its groups.
 
 Owns what Spark writes into the checkpoint: the store's uuid, the name of the consumer, and of each stream the next
-sequence to read. One process of the driver keeps this object and its connection; tasks have a copy of `task` alone.
+sequence to read, and the numbers that tell it from a later one of its name. One process of the driver keeps this object
+and its connection; tasks have a copy of `task` alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pyspark_mqfs.link9p import Server
 from pyspark_mqfs.options import READ, OptionError, Options
 from pyspark_mqfs.plan import Shares, Slice, limited, ranges, waiting
 from pyspark_mqfs.positions import LATEST, Bound
-from pyspark_mqfs.reading import Task, check_losses, other_store
+from pyspark_mqfs.reading import Task, check_losses, data_loss, other_store
 from pyspark_mqfs.survey import Selection, Survey, path_of
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.stop_at: dict[str, int] | None = None  # Trigger.AvailableNow: where it was when the query began
         self.moved: dict[str, int] = {}  # where its consumer is
         self.seen: Offset | None = None  # what the last look found
+        self.begun: Offset | None = None  # where a new query begins, until its first batch is planned
 
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self.task}
@@ -107,7 +109,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._tell_missing(survey)
             start = self.start.positions(client, survey)
             self.consumers.move(client, self.name, survey, start)
-            return _offset(survey.store, self.name, start)
+            self.begun = _offset(survey, {"consumer": self.name}, start)
+            return self.begun
 
         return self.link.retried(begin)
 
@@ -135,9 +138,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends."""
 
         def look(client: Client) -> Offset:
+            if self._begins(start):
+                return start
             survey = self._survey(client, start)
-            before: dict[str, int] = start["streams"]
-            self._done(client, survey, start)  # no other batch is planned before the one up to here is committed
+            before = self._known(survey, start)
+            self._done(client, survey, start["consumer"], before)  # the batch up to here is committed
             end = self._ends(survey, before)
             self.seen = {**start, "streams": end}
             if not self._enough(client, survey, before, end, limit):
@@ -146,9 +151,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
             if not isinstance(limit, ReadAllAvailable) and size is None:
                 size = self.most_bytes
-            return _offset(survey.store, start["consumer"], limited(client, survey, before, dict(end), messages, size))
+            return _offset(survey, start, limited(client, survey, before, dict(end), messages, size))
 
         return self.link.retried(look)
+
+    def _begins(self, start: Offset) -> bool:
+        """Whether the first batch is to be empty. Spark keeps where a batch ends, and asks once more where the query
+        begins if the first one failed: where that moves on, what is between would be in no batch."""
+        begins = self.begun == start and self.start.moves(start["streams"])
+        self.begun = None
+        return begins
+
+    def _known(self, survey: Survey, at: Offset) -> dict[str, int]:
+        """The positions in streams that still are what they were. One that was removed and made anew is another, of
+        which nothing was read: an error, or it is read from its beginning."""
+        positions: dict[str, int] = at["streams"]
+        had, now = at.get("numbers", {}), survey.numbers()
+        other = {path for path in positions if path in now and had.get(path, now[path]) != now[path]}
+        if not other:
+            return positions
+        first = min(other)
+        what = f"{first}, read up to sequence {positions[first]}, was removed and made anew"
+        if self.strict:
+            raise data_loss(what)
+        log.warning("%s", what)
+        self.moved = {path: position for path, position in self.moved.items() if path not in other}
+        return {path: position for path, position in positions.items() if path not in other}
 
     def _enough(
         self, client: Client, survey: Survey, before: dict[str, int], end: dict[str, int], limit: ReadLimit
@@ -184,8 +212,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[Slice]:
         def planned(client: Client) -> list[Slice]:
             survey = self._survey(client, start)
-            check_losses(client, survey, start["streams"], end["streams"], strict=self.strict)
-            return self.shares.slices(client, ranges(survey, start["streams"], end["streams"]), survey.store)
+            if start["consumer"] != end["consumer"]:  # the first batch, planned by another process, is repeated
+                self.consumers.leave(client, start["consumer"], survey)
+            low, high = self._known(survey, start), self._known(survey, end)
+            check_losses(client, survey, low, high, strict=self.strict)
+            return self.shares.slices(client, ranges(survey, low, high), survey.store)
 
         return self.link.retried(planned)
 
@@ -196,20 +227,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """All before that was worked on: the query's consumer says so to everybody else."""
 
-        self.link.retried(lambda client: self._done(client, self._survey(client, end), end))
+        def done(client: Client) -> None:
+            survey = self._survey(client, end)
+            self._done(client, survey, end["consumer"], self._known(survey, end))
 
-    def _done(self, client: Client, survey: Survey, end: Offset) -> None:
-        positions: dict[str, int] = end["streams"]
+        self.link.retried(done)
+
+    def _done(self, client: Client, survey: Survey, consumer: str, positions: dict[str, int]) -> None:
         if any(position > self.moved.get(path, -1) for path, position in positions.items()):  # never back
-            self.consumers.move(client, end["consumer"], survey, positions)
+            self.consumers.move(client, consumer, survey, positions)
             self.moved = positions
 
     def stop(self) -> None:
         self.link.close()
 
 
-def _offset(store: str, consumer: str, streams: Mapping[str, int]) -> Offset:
-    return {"store": store, "consumer": consumer, "streams": dict(sorted(streams.items()))}
+def _offset(survey: Survey, before: Offset, streams: Mapping[str, int]) -> Offset:
+    """`before` has the consumer, and the numbers of streams that are gone."""
+    numbers = {**before.get("numbers", {}), **survey.numbers()}
+    return {
+        "store": survey.store,
+        "consumer": before["consumer"],
+        "streams": dict(sorted(streams.items())),
+        "numbers": {path: numbers[path] for path in sorted(streams) if path in numbers},
+    }
 
 
 def _ends(survey: Survey, before: Mapping[str, int]) -> dict[str, int]:

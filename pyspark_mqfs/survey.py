@@ -34,6 +34,11 @@ class Stream:
     newest: int  # 0: none
     number: int = 0  # in the log
 
+    @property
+    def oldest(self) -> int:
+        """The sequence of what is read first of it; 0 where nothing is kept."""
+        return max(self.first, self.floor) if self.first else 0
+
 
 @attrs.frozen
 class Group:
@@ -65,6 +70,10 @@ class Survey:
         for group in self.groups.values():
             for name, stream in group.streams.items():
                 yield path_of(group.path, name), group, stream
+
+    def numbers(self) -> dict[str, str]:
+        """Of every stream what it keeps as long as it is, and no other of its name has."""
+        return {path: f"{group.number}.{stream.number}" for path, group, stream in self.streams()}
 
 
 def path_of(group: str, name: str) -> str:

@@ -508,3 +508,85 @@ def test_nonsense(query: Callable[..., Query], scene: Scene) -> None:
     ):
         with pytest.raises(Exception, match=text):
             query(subscribe="g/s", **options).now()
+
+
+def test_a_stream_that_is_asked_for_later(scene: Scene, reader: Readers) -> None:
+    """By a query that is started again with more: all that is kept of it is read."""
+    scene.group("g")
+    scene.stream("g/b", b"b1")
+    scene.stream("g/a", b"a2")
+    scene.write("g/b", b"b3")
+    scene.write("g/a", b"a4")
+    first = reader(scene, subscribe="g/a")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ReadAllAvailable())
+    first.commit(end)
+    first.stop()
+    more = reader(scene, subscribe="g/a,g/b")
+    scene.write("g/a", b"a5")
+    assert sorted(taken(more, end)) == [b"a5", b"b1", b"b3"]
+
+
+@pytest.mark.parametrize("what", ["g/s", "g"])
+def test_one_that_was_made_anew(scene: Scene, reader: Readers, what: str) -> None:
+    """A stream, or its group, of the same name: what was not read of the first is gone, and nothing of the second was
+    read."""
+    scene.group("g")
+    scene.stream("g/s", b"1", b"2")
+    mine, lenient = reader(scene, subscribe="g/s"), reader(scene, subscribe="g/s", failOnDataLoss="false")
+    start = mine.initialOffset()
+    end = mine.latestOffset(start, ReadAllAvailable())
+    mine.commit(end)
+    mine.stop()
+    scene.write("g/s", b"3")
+    scene.client.remove("g/s")
+    if what == "g":
+        scene.client.remove("g")
+        scene.group("g")
+    scene.stream("g/s", b"new 1", b"new 2")
+    for again in (lambda: taken(mine, end), lambda: taken(mine, start)):
+        with pytest.raises(
+            DataLoss, match=r"g/s, read up to sequence \d, was removed and made anew; option failOnData"
+        ):
+            again()
+    mine.stop()
+    assert taken(lenient, end) == [b"new 1", b"new 2"]
+    after = lenient.latestOffset(end, ReadAllAvailable())
+    lenient.commit(after)
+    assert scene.stats("g")["consumers"][after["consumer"]]["waiting"] == 0
+    assert taken(lenient, after) == []
+    scene.write("g/s", b"new 3")
+    assert taken(lenient, after) == [b"new 3"]
+
+
+def test_the_first_batch_is_repeated(query: Callable[..., Query], scene: Scene) -> None:
+    """Spark asks again where the query begins. What came after it began is read, and it has one consumer."""
+    scene.group("g")
+    scene.stream("g/s", b"before")
+    mine = query(subscribe="g/s", startingOffsets="latest")
+    mine.now()
+    scene.write("g/s", b"1")
+    assert mine.now() == [b"1"]
+    for kind in ("commits", "offsets"):
+        for file in (mine.checkpoint / kind).iterdir():
+            if kind == "commits" or file.name.strip(".")[0] != "0":
+                file.unlink()
+    scene.write("g/s", b"2")
+    assert mine.now() == [b"1", b"2"]
+    assert [one["waiting"] for one in scene.stats("g")["consumers"].values()] == [0]
+
+
+def test_what_comes_while_a_query_begins(scene: Scene, reader: Readers) -> None:
+    """At the newest: if the first batch is repeated, it is still in one."""
+    scene.group("g")
+    scene.stream("g/s", b"before")
+    said = {"subscribe": "g/s", "startingOffsets": "latest"}
+    first = reader(scene, **said)
+    start = first.initialOffset()
+    scene.write("g/s", b"1")
+    end = first.latestOffset(start, ReadAllAvailable())
+    first.stop()
+    second = reader(scene, **said)
+    again = second.initialOffset()
+    found = [body for piece in second.partitions(again, end) for rows in second.read(piece) for body in bodies(rows)]
+    assert found + taken(second, end) == [b"1"]
