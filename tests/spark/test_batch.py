@@ -138,6 +138,9 @@ def test_filters_are_answered_before_reading(spark: Any, jobs: Scene) -> None:
     assert values(frame.where(F.col("timestamp") == F.lit(at)).where("topic = 'jobs/a'"))[0] in A
     assert values(frame.where(F.col("timestamp") < F.lit(at - datetime.timedelta(days=1)))) == []
     assert values(frame.where("topic = 'nobody'")) == []
+    assert values(frame.where("key is not null")) == []
+    assert values(frame.where("topic = 'jobs/a' and offset > 2")) == A[2:]
+    assert values(frame.where("topic = 'jobs/a' and offset <= 2")) == A[:2]
     assert values(frame.where("topic != 'jobs/a' and offset != 4 and topic like '%/%'")) == B[1:] + OTHER
 
 
