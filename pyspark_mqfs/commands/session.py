@@ -32,6 +32,7 @@ _OURS = re.compile(r"(?:OptionError|SinkError|MqfsError|pyspark_mqfs\.\S*?Error)
 
 
 _STREAM = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: ")
+_CALL = re.compile(r"^An error occurred while calling \S+\s+: (?:\S+: )?")  # of the bridge to Java
 
 
 class Failed(Exception):
@@ -75,7 +76,7 @@ def explain(error: BaseException) -> str:
     found = _OURS.findall(text)
     if found:
         return str(found[-1]).strip()
-    return _STREAM.sub("", text).strip().split("\n", 1)[0][:500]
+    return _CALL.sub("", _STREAM.sub("", text)).strip().split("\n", 1)[0][:500]
 
 
 def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:

@@ -136,3 +136,5 @@ def test_one_line_for_what_is_wrong(tmp_path: Path) -> None:
         assert line in done.stderr
     wrapped = "Job aborted\n  File x\npyspark_mqfs.options.OptionError: option x is y\n SQLSTATE: 38000\nat org.apache"
     assert explain(RuntimeError(wrapped)) == "option x is y"
+    called = "An error occurred while calling o62.load.\n: org.apache.spark.Missing: [NOT_FOUND] no such source\n\tat x"
+    assert explain(RuntimeError(called)) == "[NOT_FOUND] no such source"
