@@ -170,6 +170,10 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"subscribe": "jobs/nobody"}, "option subscribe names 'jobs/nobody', and no stream is called so"),
     (A_ | {"startingOffsets": "oldest"}, "option startingOffsets is 'oldest'; earliest, latest or"),
     (A_ | {"startingOffsets": '{"jobs/b": 1}'}, "option startingOffsets names 'jobs/b', which is not among"),
+    (
+        A_ | {"startingOffsetsByTimestamp": '{"jobs/a": 1000000000000000000000000000000}'},
+        'option startingOffsetsByTimestamp is \'{"jobs/a": 1000000000000000000000000000000}\'; {"jobs/mail": 17000',
+    ),
     (A_ | {"endingOffsets": "earliest"}, "option endingOffsets is 'earliest'; an end"),
     (A_ | {"minPartitions": "many"}, "option minPartitions is 'many'; a whole number, at least 1"),
     (A_ | {"maxBytesPerPartition": "0"}, "option maxBytesPerPartition is '0'; a number of bytes"),
