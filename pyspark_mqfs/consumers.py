@@ -6,6 +6,7 @@ held open. It claims no message.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from contextlib import suppress
 
 from mqfs.client.words import quote
 from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted
+from mqfs.limits import MESSAGE_BYTES
 from mqfs.ninep.blocking import Client, File
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.survey import Group, Survey, path_of
@@ -43,10 +45,7 @@ class Consumers:
 
     def leave(self, client: Client, name: str, survey: Survey) -> None:
         """Be no consumer of that name any more, and have none left."""
-        if self._held is not None:
-            with suppress(OSError, MqfsError):
-                self._held[1].close()
-        self._held = None
+        self._let_go()
         self._over.clear()
         self._at.clear()
         for path, group in survey.groups.items():
@@ -64,10 +63,9 @@ class Consumers:
 
     def _try(self, client: Client, name: str, group: Group, position: int) -> None:
         try:
-            self._make(client, name, group)
+            self._make(client, name, group, position)
             self._hold(client, name, group)
-            with client.open(path_of(group.path, f".consumers/{name}"), "w") as file:
-                file.write(f"seek {position}\n".encode())
+            self._seek(client, name, group, position)
         except Disconnected:
             raise
         except Busy:
@@ -98,9 +96,9 @@ class Consumers:
                     raise
             time.sleep(PAUSE_S)
 
-    def _make(self, client: Client, name: str, group: Group) -> None:
-        """A consumer over what is read of the group: all, one stream, or a view of some. One that is there stays what
-        it is, but a view gets the streams that are new."""
+    def _make(self, client: Client, name: str, group: Group, position: int) -> None:
+        """A consumer over what is read of the group: all, one stream, or a view of some. One that is there gets the
+        streams that are new: a view of it does, or it is made again over one."""
         streams = frozenset(group.streams)
         there = self._there(client, path_of(group.path, f".consumers/{name}"))
         if there and self._over.get(group.path) == streams:
@@ -109,6 +107,8 @@ class Consumers:
         if there:
             if self._there(client, path_of(group.path, name)):
                 self._command(client, group, views)
+            elif self._is_over_less(client, name, group):
+                self._make_anew(client, name, group, position, views)
         elif group.whole:
             self._make_of_all(client, name, group)
         elif len(streams) == 1:
@@ -116,6 +116,34 @@ class Consumers:
         else:
             self._command(client, group, f"{views}consumer {quote(name)} {quote(name)} private\n")
         self._over[group.path] = streams
+
+    def _is_over_less(self, client: Client, name: str, group: Group) -> bool:
+        """Whether it is over one stream and another is read, too."""
+        with client.open(path_of(group.path, ".stats")) as file:
+            told = json.loads(b"".join(iter(lambda: file.receive(MESSAGE_BYTES), b"")))
+        over = told["consumers"][name]["over"]
+        return over is not None and any(stream != over for stream in group.streams)
+
+    def _make_anew(self, client: Client, name: str, group: Group, position: int, views: str) -> None:
+        """Over a view. Another consumer has what it had meanwhile, or a group that keeps nothing else would lose it."""
+        other = f"{name}-meanwhile"
+        self._hold(client, name, group)  # Busy where it is another query's
+        self._let_go()
+        self._make_of_all(client, other, group)
+        self._seek(client, other, group, position)
+        self._command(client, group, f"remove {quote(name)}\n{views}consumer {quote(name)} {quote(name)} private\n")
+        self._seek(client, name, group, position)
+        client.remove(path_of(group.path, f".consumers/{other}"))
+
+    def _seek(self, client: Client, name: str, group: Group, position: int) -> None:
+        with client.open(path_of(group.path, f".consumers/{name}"), "w") as file:
+            file.write(f"seek {position}\n".encode())
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            with suppress(OSError, MqfsError):
+                self._held[1].close()
+        self._held = None
 
     def _make_of_all(self, client: Client, name: str, group: Group) -> None:
         """Who may not write `ctl` can have one that is not private: then Spark alone tells two queries apart."""

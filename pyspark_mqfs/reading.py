@@ -213,7 +213,7 @@ def check_losses(client: Client, survey: Survey, start: dict[str, int], end: dic
         high = end.get(path, low)
         what = ""
         if path not in known:
-            what = f"{path}, read up to sequence {low}, is not there any more"
+            what = f"{path}, read up to sequence {low}, is not there any more, or not asked for"
         else:
             group, stream = known[path]
             name = path.rpartition("/")[2]

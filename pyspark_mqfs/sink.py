@@ -7,6 +7,7 @@ to `.txn/ctl` that the server remembers.
 
 from __future__ import annotations
 
+import stat
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -188,7 +189,8 @@ def _make(client: Client, path: str) -> None:
     try:
         client.create(path).close()
     except Exists:
-        pass
+        if stat.S_ISDIR(client.stat(path).mode):
+            raise OptionError(f"topic {path!r} is a group; a stream in it, as {path}/all, is right") from None
     except NotFound:
         group = path.rpartition("/")[0]
         raise OptionError(f"there is no group {group!r}; make it (mkdir), and say in its ctl what it keeps") from None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,14 @@ from pyspark_mqfs.commands.shared import Source
 from pyspark_mqfs.commands.stats import Stats
 from tests.server.process import mqfs
 from tests.spark.conftest import Scene
+
+
+def test_spark_finds_the_format_by_its_name(tmp_path: Path) -> None:
+    """As Spark looks for it: in what is on the path, of a Python that was told nothing."""
+    look = "import pkgutil; print(*(one.name for one in pkgutil.iter_modules() if one.name.startswith('pyspark_')))"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", look], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "pyspark_mqfs" in done.stdout.split(), done.stderr
 
 
 def bodies(scene: Scene, path: str) -> list[bytes]:

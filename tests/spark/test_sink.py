@@ -305,6 +305,8 @@ def test_what_the_server_refuses(spark: Any, scene: Scene) -> None:
     with pytest.raises(OptionError, match="there is no group 'none'; make it"):
         into(scene, topic="none/a").stage("q", "spark-q-0-", rows("1"))
     scene.group("g")
+    with pytest.raises(OptionError, match="topic 'g' is a group; a stream in it, as g/all, is right"):
+        into(scene, topic="g").stage("q", "spark-q-0-", rows("1"))
     with pytest.raises(SinkError, match="no stream 'a' in this group"):
         into(scene, create="false").stage("q", "spark-q-0-", rows("1"))
     scene.ctl("g", "full reject", "depth 3")
