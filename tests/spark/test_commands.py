@@ -135,6 +135,16 @@ def test_stats_and_their_pictures(spark: Any, scene: Scene, tmp_path: Path) -> N
     assert "g/a" in report.table(found)
 
 
+def test_a_task_that_fails_is_one_line_too(scene: Scene, tmp_path: Path) -> None:
+    """Spark tells of it at length, in several threads."""
+    scene.group("g")
+    scene.stream("g/a", b"1")
+    done = mqfs("spark", "copy", "--at", scene.address, "--to", "g", "g/a", cwd=tmp_path)
+    lines = [line for line in done.stderr.splitlines() if "incubator modules" not in line]  # Java's own
+    assert lines == ["mqfs: topic 'g' is a group; a stream in it, as g/all, is right"]
+    assert done.returncode == 1
+
+
 def test_one_line_for_what_is_wrong(tmp_path: Path) -> None:
     for words, line in (
         (("archive", "x", "g/a"), "--at DIAL is missing"),
