@@ -64,7 +64,7 @@ def test_a_transaction_in_a_shell(mq: Path) -> None:
     """
     done = bash(mq, script)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [".batch", ".put", "s", "t", "part p 0 3 40", "committed job.1"]
+    assert done.stdout.splitlines() == [".batch", ".put", "s", "t", "part p 0 3 120", "committed job.1"]
     assert log(mq) == [("s", "one\n"), ("t", "two\n"), ("s", "three")]
 
 
