@@ -2,6 +2,7 @@
  * record without sequence, time, flags and sum, whose stream is a place in a table. Nothing is kept between two calls. */
 #include <Python.h>
 #include "../ring/crc32c.h"
+#include "../ring/record.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "logs are little-endian: without this part all is done in Python"
@@ -20,14 +21,7 @@
 #define CACHE 256u /* names found a moment ago */
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
 
-typedef struct { /* of a record */
-    uint32_t size, crc;
-    uint64_t sequence;
-    int64_t time_ns;
-    uint32_t stream;
-    uint8_t kind, flags;
-    uint16_t headers;
-} Head;
+typedef struct ring_record Head;
 
 static inline size_t padded(size_t size) { return (size + 7) & ~(size_t)7; }
 

@@ -2,6 +2,7 @@
  * Nothing here keeps anything between two calls. What a record is: doc/format.md. */
 #include <Python.h>
 #include "../ring/crc32c.h"
+#include "../ring/record.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "logs are little-endian: without this part all is done in Python"
@@ -15,14 +16,7 @@
 #define ALIGN 64u /* of a column in its room: what Arrow likes */
 #define NOWHERE ((size_t)-1)
 
-typedef struct { /* of a record */
-    uint32_t size, crc;
-    uint64_t sequence;
-    int64_t time_ns;
-    uint32_t stream;
-    uint8_t kind, flags;
-    uint16_t headers;
-} Head;
+typedef struct ring_record Head;
 
 typedef struct { /* streams by number, ascending */
     const uint32_t *numbers;

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "record.h"
 
 #define RING_MAGIC "mqfsring"
 #define RING_VERSION 2u
@@ -19,15 +20,6 @@
 #define RING_SIZE_MOST (UINT64_C(1) << 32)
 #define RING_SEATS 64u
 #define RING_ALIGN 128 /* two cache lines: the CPU fetches them in pairs */
-
-struct ring_record { /* head of a record; headers, body and zeros up to a multiple of 8 follow */
-    uint32_t size, crc;
-    uint64_t sequence;
-    int64_t time_ns;
-    uint32_t stream;
-    uint8_t kind, flags;
-    uint16_t headers;
-};
 
 struct ring_fixed { /* written once, when the ring is made */
     char magic[8];
