@@ -63,9 +63,13 @@ class Consumers:
 
     def _try(self, client: Client, name: str, group: Group, position: int) -> None:
         try:
+            known = self._over.get(group.path) == frozenset(group.streams)
             self._make(client, name, group, position)
             self._hold(client, name, group)
             self._seek(client, name, group, position)
+            if not known:  # made a moment ago, or by a driver that was killed
+                with suppress(NotFound):
+                    client.remove(path_of(group.path, f".consumers/{_meanwhile(name)}"))
         except Disconnected:
             raise
         except Busy:
@@ -125,15 +129,14 @@ class Consumers:
         return over is not None and any(stream != over for stream in group.streams)
 
     def _make_anew(self, client: Client, name: str, group: Group, position: int, views: str) -> None:
-        """Over a view. Another consumer has what it had meanwhile, or a group that keeps nothing else would lose it."""
-        other = f"{name}-meanwhile"
+        """Over a view. Until it is at its position again another consumer has what it had, or a group that keeps
+        nothing else would lose that."""
+        other = _meanwhile(name)
         self._hold(client, name, group)  # Busy where it is another query's
         self._let_go()
         self._make_of_all(client, other, group)
         self._seek(client, other, group, position)
         self._command(client, group, f"remove {quote(name)}\n{views}consumer {quote(name)} {quote(name)} private\n")
-        self._seek(client, name, group, position)
-        client.remove(path_of(group.path, f".consumers/{other}"))
 
     def _seek(self, client: Client, name: str, group: Group, position: int) -> None:
         with client.open(path_of(group.path, f".consumers/{name}"), "w") as file:
@@ -162,6 +165,11 @@ class Consumers:
     def _command(self, client: Client, group: Group, lines: str) -> None:
         with client.open(path_of(group.path, "ctl"), "w") as file:
             file.write(lines.encode())
+
+
+def _meanwhile(name: str) -> str:
+    """Who stands in for a consumer while it is made anew."""
+    return f"{name}-meanwhile"
 
 
 __all__ = ["Consumers"]

@@ -243,9 +243,14 @@ def test_a_consumer_of_one_stream_of_which_there_are_two(reader: Readers, scene:
     assert both.latestOffset(start, ReadAllAvailable())["streams"]["g/a"] == 2
     scene.write("g/b", b"2")
     scene.write("g/c", b"3")
-    [consumer] = scene.stats("g")["consumers"].values()
+    [(name, consumer)] = scene.stats("g")["consumers"].items()
     assert consumer["waiting"] == 2
     assert taken(both, start) == [b"1", b"2"]
+    both.stop()
+    scene.ctl("g", f"consumer {name}-meanwhile")  # as a driver leaves it that is killed while it makes the other anew
+    again = reader(scene, subscribe="g/a,g/b")
+    assert taken(again, start) == [b"1", b"2"]
+    assert list(scene.stats("g")["consumers"]) == [name]
 
 
 def test_a_consumer_of_a_group_that_grows(query: Callable[..., Query], scene: Scene) -> None:
