@@ -80,7 +80,11 @@ def _weigh(bucket: DiskBucket, segment: Segment, end: int) -> Work:
 def _runs(bucket: DiskBucket) -> list[list[Segment]]:
     """Those that become much smaller: what would only be copied is left, however often this is asked."""
     runs: list[list[Segment]] = [[]]
-    for segment, _ in bucket.sealed_segments():
+    behind = 0
+    for segment, end in bucket.sealed_segments():
+        if segment.first != behind:
+            runs.append([])  # one between them is not known to be sealed
+        behind = end
         if segment.kept is None or segment.kept >= segment.used // 4:
             runs.append([])
             continue
