@@ -12,6 +12,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from math import inf
 
 from mqfs import errors, limits
 from mqfs.bulk import stamp
@@ -143,11 +144,13 @@ class DiskBucket(Syncing):
         super().__init__(home, number, folder)
         self.state: Callable[[], bytes] = self._no_state
         self._pwrite = home.disk.pwrite
-        self._reserved = self._refill = 1  # what the newest reserve record says; from when on a new one is wanted
+        self._reserved = self._refill = 1  # below it sequences may be given; from when on a new block is wanted
+        self._announced = 1  # what the newest reserve record says, on disk or not
         self._unsure = 0  # where a segment was that is not whole
         self._seen = 0  # bytes appended at the last tick
         self._work: Generator[bool, None, None] | None = None  # a compaction under way
         self.rewriting = False  # whether it has chosen segments: none may go meanwhile
+        self._replaced: deque[Segment] = deque()  # what is wanted of them is in another segment: to be removed
         self._floors: Mapping[int, int] = {}
         self._told = False  # what is wanted: nothing is given back before
         self._dropped: Set[int] = frozenset()
@@ -179,17 +182,18 @@ class DiskBucket(Syncing):
         else:
             self._take_up(segment)
         self.last_ns = segment.last_ns()
-        self.next = self._reserved = self._refill = self._bound()
+        self.next = self._reserved = self._refill = self._announced = self._bound()
 
     def _take_up(self, segment: Segment) -> None:
         """Go on with the segment that was open at the stop."""
         self._open = segment
         segment.quiet = self._quiet
-        self._unsynced = [segment]
+        self._unsynced = {segment: inf}
         clean = segment.parts and segment.parts[-1].flags & idx.CLEAN and segment.covered == segment.used
         if not clean:
-            self._written = self._entries = 1
-            self._unsynced = [s for s in self._segments[:-1] if not s.looks_sealed()] + [segment]
+            self._note_folder_change()
+            older = [s for s in self._segments[:-1] if not s.looks_sealed()]
+            self._unsynced = {**dict.fromkeys(older, self._written), segment: inf}
             for unsure in self._unsynced:
                 unsure.quiet = self._quiet
                 unsure.write_again()
@@ -389,10 +393,9 @@ class DiskBucket(Syncing):
             return
         granted(self._reserved)
         if self._reserved - self.next < self._block // 2 and self.failed is None:
-            bound = max(self._reserved, self.next) + self._block
             try:
                 self._make_room(64)
-                self._put(Kind.CHANGE, reserve_body(bound))
+                bound = self._announce(self.next)
             except errors.MqfsError as error:  # what was reserved before is granted; `place` tries again
                 log.warning("group %d: %s", self.id, error)
                 return
@@ -451,13 +454,11 @@ class DiskBucket(Syncing):
     def _reserve(self, need: int, least: int = 0) -> Segment:
         """Have the next block of sequences on disk: while half a block is left, without waiting."""
         least = max(least, self.next + 1)
-        bound = max(self._reserved, least - 1) + self._block
+        bound = self._announce(least - 1)
         if least <= self._reserved:
             self._refill = self._reserved
-            self._put(Kind.CHANGE, reserve_body(bound))
             self.sync(lambda error: None if error else self._reserve_to(bound))
         else:
-            self._put(Kind.CHANGE, reserve_body(bound))
             self._sync_now()
             self._reserve_to(bound)
         segment = self._open
@@ -465,6 +466,12 @@ class DiskBucket(Syncing):
         if segment.used + padded(need) > segment.room:
             segment = self._make_room(need)
         return segment
+
+    def _announce(self, least: int) -> int:
+        """Append a reserve record; it counts once it is on disk. Never lower than the one before: the newest counts."""
+        self._announced = max(self._announced, max(self._reserved, least) + self._block)
+        self._put(Kind.CHANGE, reserve_body(self._announced))
+        return self._announced
 
     def _put(self, kind: int, body: bytes) -> None:
         """Append a record of our own."""
@@ -483,12 +490,11 @@ class DiskBucket(Syncing):
     def _roll(self) -> Segment:
         """Begin a new segment. The old one is sealed when it is synced."""
         old = self._segments[-1]
-        first, reserve = self.next, self._reserved
-        if first <= old.first:
-            first = old.first + 1  # only changes since: its name is taken, so that number is used up
-            reserve = max(reserve, first)
+        # Where only changes came since the old one began its name is taken, so that number is used up.
+        first = max(self.next, old.first + 1)
+        self._announced = max(self._announced, first)
         try:
-            rows = write_head(self._home, self._folder, self.id, first, self.state(), reserve, self.last_ns)
+            rows = write_head(self._home, self._folder, self.id, first, self.state(), self._announced, self.last_ns)
         except OSError as error:
             if error.errno in _FULL:
                 raise errors.DiskFull(f"group {self.id}") from error
@@ -502,15 +508,16 @@ class DiskBucket(Syncing):
         segment.used = segment.allocated = segment.head = rows[-1].position + padded(rows[-1].size)
         segment.open()
         self.next = first
-        if reserve > self._reserved:
-            self._reserved = self._refill = reserve
-        self._entries += 1
-        self._written += segment.used
+        if first > self._reserved:
+            self._reserved = self._refill = first
         if self._open is not None:
             self._sealed_bytes += old.used
+            self._unsynced[old] = self._written
         self._segments.append(segment)
         self._firsts.append(first)
-        self._unsynced.append(segment)
+        self._unsynced[segment] = inf
+        self._written += segment.used
+        self._note_folder_change()
         self._open = segment
         self.sync()
         return segment
@@ -676,15 +683,18 @@ class DiskBucket(Syncing):
         self._segments[at : at + len(run)] = [made]
         self._firsts[at : at + len(run)] = [made.first]
         self._first = None
-        self._entries += 1
-        self.sync(lambda error: None if error else self._remove_in_order(run[1:]))
+        self._note_folder_change()
+        removing = bool(self._replaced)
+        self._replaced.extend(run[1:])
+        if not removing:
+            self.sync(self._remove_replaced)
 
-    def _remove_in_order(self, segments: list[Segment]) -> None:
+    def _remove_replaced(self, error: OSError | None) -> None:
         """Each is gone from the disk before the next: else one that is left would answer for the next one's numbers."""
-        if segments and not self._closed:
-            self._remove_files(segments[0])
-            self._entries += 1
-            self.sync(lambda error: None if error else self._remove_in_order(segments[1:]))
+        if error is None and self._replaced and not self._closed:
+            self._remove_files(self._replaced.popleft())
+            self._note_folder_change()
+            self.sync(self._remove_replaced)
 
     # ------------------------------------------------------------ the end
 
@@ -748,7 +758,7 @@ class DiskBucket(Syncing):
     def begin(self) -> None:
         """It was just made, with a block of sequences, and is on disk."""
         self.next, self._refill = 1, 1 + limits.SEQUENCE_BLOCK // 2
-        self._written = self._synced = self._entries = 0
+        self._written = self._synced = self._folder_changed = 0
 
     @property
     def home(self) -> Home:

@@ -7,6 +7,7 @@ caller must have it (`_sync_now`).
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from typing import NamedTuple
@@ -30,12 +31,14 @@ class Syncing(Reading):
 
     def __init__(self, home: Home, number: int, folder: str) -> None:
         super().__init__(home, number, folder)
-        self._written = self._synced = 0  # bytes appended since the start, and how many of them are on disk
-        self._unsynced: list[Segment] = []  # in their order; the open one is always the last
-        self._entries = 0  # changes of the folder not synced
+        self._written = self._synced = 0  # bytes and changes of the folder so far, and what of it is on disk
+        self._unsynced: dict[Segment, float] = {}  # in order; what `_written` was when its last byte was appended
+        self._folder_changed = 0  # what `_written` was behind the last change of the folder
         self._waiting: deque[_Waiting] = deque()
         self._asked: float | None = None  # when the sync that was asked for is due
-        self._job: tuple[int, list[Segment], int] = (0, [], 0)
+        self._covered = 0  # what of `_written` the last sync covered
+        self._one_sync = threading.RLock()
+        self._sync_error: OSError | None = None
         self._closed = False
 
     def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
@@ -43,7 +46,7 @@ class Syncing(Reading):
             if then is not None:
                 then(self.failed)
             return
-        if self._synced == self._written and not self._entries:
+        if self._synced == self._written:
             if then is not None:
                 then(None)
             return
@@ -59,15 +62,26 @@ class Syncing(Reading):
             self._home.committer.request(self, self._sync_job, self._committed, max(0.0, due - time.monotonic()))
 
     def _sync_job(self) -> None:
-        """On the committer's thread. The mark is read first: what was written before it is in a segment of the list."""
+        """On the committer's thread, or on the engine's where it cannot wait for that. The system reports a failure to
+        one sync only, so it is kept: no later sync passes for success."""
+        with self._one_sync:
+            if self._sync_error is not None:
+                raise self._sync_error
+            try:
+                self._sync_all()
+            except OSError as error:
+                self._sync_error = error
+                raise
+
+    def _sync_all(self) -> None:
+        """The mark is read first: what was written before it is in a segment of the list. The engine appends and rolls
+        meanwhile: of that nothing is known to be on disk."""
         mark = self._written
-        segments = list(self._unsynced)
-        entries = self._entries
-        for segment in segments:
+        for segment in list(self._unsynced):
             self._disk.fdatasync(segment.fd)
-        if entries:
+        if self._folder_changed > self._synced:
             self._disk.sync_folder(self._folder)
-        self._job = (mark, segments, entries)
+        self._covered = max(self._covered, mark)
 
     def _committed(self, error: OSError | None) -> None:
         self._asked = None
@@ -76,23 +90,24 @@ class Syncing(Reading):
         if error is not None:
             self._break(error)
             return
-        mark, segments, entries = self._job
-        self._settle(mark, segments, entries)
-        while self._waiting and self._waiting[0].mark <= mark:
+        self._settle(self._covered)
+        while self._waiting and self._waiting[0].mark <= self._synced:
             then = self._waiting.popleft().then
             if then is not None:
                 then(None)
         if self._waiting and self.failed is None:
             self._ask(min(waiting.due for waiting in self._waiting))
 
-    def _settle(self, mark: int, segments: list[Segment], entries: int) -> None:
-        """So much is on disk: segments that are not appended to any more are sealed."""
-        self._synced = max(self._synced, mark)
-        self._entries -= min(entries, self._entries)
-        for segment in segments:
-            if segment is not self._open and segment in self._unsynced:
-                self._unsynced.remove(segment)
-                self._seal(segment)
+    def _settle(self, mark: int) -> None:
+        """So much is on disk: segments whose last byte is in that are sealed."""
+        self._synced = mark
+        for segment in [segment for segment, last in self._unsynced.items() if last <= mark]:
+            del self._unsynced[segment]
+            self._seal(segment)
+
+    def _note_folder_change(self) -> None:
+        self._written += 1
+        self._folder_changed = self._written
 
     def _seal(self, segment: Segment) -> None:
         try:
@@ -137,7 +152,7 @@ class Syncing(Reading):
                 self._sync_now()
             except errors.DiskFailed:
                 return False
-            self._synced = max(self._synced, self._job[0])
+            self._synced = self._covered
         return True
 
     def _ask_for_part(self, segment: Segment) -> None:

@@ -1,7 +1,8 @@
 """A disk that lies: it keeps what was not synced in memory only, and loses it, stops or fails when told.
 
-Stands in for mqfs.store.disk.Disk. What is durable: of a file, its bytes at its last fdatasync; of a folder, its
-entries at its last sync_folder. `after_power_loss` gives the disk as the next start finds it.
+Stands in for mqfs.store.disk.Disk. What is durable: of a file, its bytes when its last fdatasync began; of a folder,
+its entries when its last sync_folder began. A sync takes time: `meanwhile` runs in it, and its writes are not covered.
+`after_power_loss` gives the disk as the next start finds it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 from mqfs.store.disk import Disk
@@ -34,16 +36,17 @@ class File:
         self.data.extend(bytes(size - len(self.data)))
         self.pending.append((-1 - size, b""))
 
-    def sync(self) -> None:
+    def sync(self, count: int | None = None) -> None:
+        """The first `count` of the pending writes are durable; all without it."""
         disk = bytearray(self.durable)
-        for position, data in self.pending:
+        for position, data in self.pending[:count]:
             size = max(len(disk), position + len(data)) if position >= 0 else -1 - position
             del disk[size:]
             disk.extend(bytes(size - len(disk)))
             if data:
                 disk[position : position + len(data)] = data
         self.durable = bytes(disk)
-        self.pending.clear()
+        del self.pending[:count]
 
     def fail(self) -> None:
         """As Linux does: what could not be written is clean from now on, and no later sync writes it."""
@@ -79,9 +82,16 @@ class Folder:
             self.entries[name] = node
         self.pending.append((name, node))
 
-    def sync(self) -> None:
-        self.durable = dict(self.entries)
-        self.pending.clear()
+    def sync(self, count: int | None = None) -> None:
+        """The first `count` of the pending changes are durable; all without it."""
+        durable = dict(self.durable)
+        for name, node in self.pending[:count]:
+            if node is None:
+                durable.pop(name, None)
+            else:
+                durable[name] = node
+        self.durable = durable
+        del self.pending[:count]
 
     def survivor(self, luck: random.Random | None) -> Folder:
         """Nothing of what is pending, or the first so many changes, or any of them."""
@@ -96,7 +106,8 @@ class Folder:
             else:
                 entries[name] = node
         folder = Folder()
-        folder.entries = {name: node.survivor(luck) for name, node in entries.items()}
+        for name, node in entries.items():
+            folder.set(name, node.survivor(luck))
         folder.sync()
         return folder
 
@@ -114,10 +125,11 @@ class LyingDisk(Disk):
         self.fail_on = False
         self.failed: list[str] = []
         self.luck = random.Random(0)
+        self.meanwhile: Callable[[], None] = lambda: None  # what the program does while the disk syncs
         self._files: dict[int, File] = {}
         self._next = 3
         if root is None:
-            self.root.entries["s"] = Folder()
+            self.root.set("s", Folder())
             self.root.sync()
 
     def after_power_loss(self, luck: random.Random | None) -> LyingDisk:
@@ -189,15 +201,19 @@ class LyingDisk(Disk):
         except OSError:
             self._files[fd].fail()
             raise
-        self._files[fd].sync()
+        self._sync(self._files[fd])
+
+    def _sync(self, node: File | Folder) -> None:
+        begun = len(node.pending)
+        self.meanwhile()
+        node.sync(begun)
 
     def truncate(self, fd: int, size: int) -> None:
         self._count("truncate")
         self._files[fd].resize(size)
 
     def close(self, fd: int) -> None:
-        self._count("close", reads=True)
-        del self._files[fd]
+        del self._files[fd]  # changes nothing, also of a program that the stop has ended
 
     def allocate(self, fd: int, position: int, length: int) -> None:
         self._count("allocate")
@@ -273,8 +289,7 @@ class LyingDisk(Disk):
 
     def sync_folder(self, path: str) -> None:
         self._count("sync_folder")
-        folder = self._find(path)
-        folder.sync()
+        self._sync(self._find(path))
 
     def view(self, path: str) -> bytes:
         return bytes(self._find(path).data)
@@ -287,10 +302,11 @@ def _copy(folder: Folder) -> Folder:
     made = Folder()
     for name, node in folder.entries.items():
         if isinstance(node, Folder):
-            made.entries[name] = _copy(node)
+            made.set(name, _copy(node))
         else:
-            made.entries[name] = file = File()
+            file = File()
             file.write(0, bytes(node.data))
             file.sync()
+            made.set(name, file)
     made.sync()
     return made

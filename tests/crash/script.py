@@ -7,13 +7,16 @@ given, which groups were made and removed. `check` compares a store that was sta
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Callable
 
 import attrs
 
 from mqfs.errors import Damaged, MqfsError, NotFound
-from mqfs.store.disk import Disk
+from mqfs.store.committer import Done, Job, run
 from mqfs.store.store import DiskStore
 from mqfs.types import Bucket, Draft, Kind, Record
+from tests.crash.liar import LyingDisk
 
 PATH = "/s/store"
 STREAMS = (16, 17, 18)
@@ -54,29 +57,88 @@ class Unstarted(Exception):
     """The script's store did not start again: it ends."""
 
 
-class Script:
-    """`run` performs `steps` operations; an exception from the disk leaves `known` as it was told up to there."""
+class Turns:
+    """A committer whose jobs wait for a turn and take time: writers write while one runs and before its result."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, disk: LyingDisk, meanwhile: Callable[[], None]) -> None:
+        self._disk, self._meanwhile = disk, meanwhile
+        self._tasks: dict[object, tuple[Job, Done]] = {}
+        self._results: deque[tuple[Done, OSError | None]] = deque()
+        self._runs = False
+        self._trouble: BaseException | None = None
+
+    def request(self, key: object, job: Job, done: Done, within_s: float) -> None:
+        self._tasks[key] = job, done
+
+    def cancel(self, key: object) -> None:
+        self._tasks.pop(key, None)
+
+    def stop(self) -> None:
+        self._tasks.clear()
+
+    def turn(self) -> None:
+        """Post the result of the job that ended, or run the next one."""
+        if self._results:
+            done, error = self._results.popleft()
+            done(error)
+        elif self._tasks and not self._runs:
+            job, done = self._tasks.pop(next(iter(self._tasks)))
+            self._runs, self._disk.meanwhile = True, self._work
+            try:
+                self._results.append((done, run(job)))
+            finally:
+                self._runs, self._disk.meanwhile = False, nothing
+            if self._trouble is not None:
+                raise self._trouble
+
+    def _work(self) -> None:
+        self._disk.meanwhile = nothing  # a sync that the program itself waits for is alone
+        try:
+            self._meanwhile()
+        except Exception as trouble:
+            self._trouble = self._trouble or trouble
+        self._disk.meanwhile = self._work
+
+
+def nothing() -> None:
+    pass
+
+
+class Script:
+    """`run` performs `steps` operations; an exception from the disk leaves `known` as it was told up to there.
+
+    `slow`: syncs take time, and the writers go on meanwhile.
+    """
+
+    def __init__(self, seed: int, *, slow: bool = False) -> None:
         self.random = random.Random(seed)
+        self.slow = slow
+        self.turns: Turns | None = None
+        self.tolerate = False
         self.known: dict[int, Known] = {}
         self.numbers: set[int] = set()
         self.store: DiskStore | None = None
         self.units = self.bodies = 0
         self.errors: list[BaseException] = []
 
-    def run(self, disk: Disk, steps: int, *, tolerate: bool = False) -> None:
+    def run(self, disk: LyingDisk, steps: int, *, tolerate: bool = False) -> None:
+        self.tolerate = tolerate
         self.start(disk)
         for _ in range(steps):
-            try:
-                self.step(disk)
-            except MqfsError as error:
-                if not tolerate:
-                    raise
-                self.errors.append(error)
+            self._try(lambda: self.step(disk))
 
-    def start(self, disk: Disk) -> None:
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except MqfsError as error:
+            if not self.tolerate:
+                raise
+            self.errors.append(error)
+
+    def start(self, disk: LyingDisk) -> None:
         self.store = DiskStore(PATH, disk=disk)
+        if self.slow:
+            self.turns = self.store.committer = Turns(disk, self._write_on)
         for known in self.known.values():
             if not known.removed:
                 self._state(self.store.open(known.number), known)
@@ -84,9 +146,24 @@ class Script:
     def _state(self, bucket: Bucket, known: Known) -> None:
         bucket.state = lambda: b"%d" % known.changes + b" " * (known.number * 40)
 
-    def step(self, disk: Disk) -> None:
+    def _write_on(self) -> None:
+        """What the other writers do while a sync runs: none of them waits for it."""
+        for _ in range(self.random.choice([0, 1, 3, 12])):
+            self._try(lambda: self._use_any(self.random.random()))
+
+    def _use_any(self, choice: float) -> None:
         assert self.store is not None
-        alive = [known for known in self.known.values() if known.made and not known.removed]
+        known = self.random.choice(self._alive())
+        self._use(self.store.open(known.number), known, choice)
+
+    def _alive(self) -> list[Known]:
+        return [known for known in self.known.values() if known.made and not known.removed]
+
+    def step(self, disk: LyingDisk) -> None:
+        assert self.store is not None
+        if self.turns is not None and self.random.random() < 0.3:
+            self.turns.turn()
+        alive = self._alive()
         choice = self.random.random()
         if not alive or (choice < 0.02 and len(self.known) < 5):
             self._make()
@@ -98,13 +175,13 @@ class Script:
             except MqfsError as error:
                 raise Unstarted from error
             return
-        known = self.random.choice(alive)
         if choice < 0.04 and len(alive) > 1:
+            known = self.random.choice(alive)
             known.removing = True
             self.store.remove(known.number)
             known.removed = True
             return
-        self._use(self.store.open(known.number), known, choice)
+        self._use_any(choice)
 
     def _make(self) -> None:
         assert self.store is not None

@@ -30,21 +30,22 @@ def _quiet() -> Iterator[None]:
     logging.getLogger("mqfs.store").setLevel(logging.NOTSET)
 
 
-def calls_to_try() -> list[int]:
+def calls_to_try(slow: bool) -> list[int]:
     disk = LyingDisk()
-    Script(seed()).run(disk, STEPS)
+    Script(seed(), slow=slow).run(disk, STEPS)
     calls = range(1, disk.calls + 1)
     return sorted(random.Random(seed()).sample(calls, size(len(calls))))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("lasting", [False, True])
-def test_each_call_fails(number: int, lasting: bool) -> None:
+@pytest.mark.parametrize("slow", [False, True], ids=["syncs at once", "syncs that take time"])
+def test_each_call_fails(number: int, lasting: bool, slow: bool) -> None:
     """The process goes on with what it can; then it is killed, and what was synced is there."""
     luck = random.Random(seed())
     with lowered(**SMALL):
-        for index in calls_to_try():
-            disk, script = LyingDisk(), Script(seed())
+        for index in calls_to_try(slow):
+            disk, script = LyingDisk(), Script(seed(), slow=slow)
             disk.fail_at, disk.fail_with, disk.fail_on, disk.luck = index, number, lasting, random.Random(index)
             try:
                 script.run(disk, STEPS, tolerate=True)

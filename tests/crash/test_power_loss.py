@@ -38,14 +38,14 @@ def killed(disk: LyingDisk, luck: random.Random) -> LyingDisk:
     return disk.after_kill()
 
 
-def calls_of(script_seed: int) -> int:
+def calls_of(script_seed: int, slow: bool) -> int:
     disk = LyingDisk()
-    Script(script_seed).run(disk, STEPS)
+    Script(script_seed, slow=slow).run(disk, STEPS)
     return disk.calls
 
 
-def indexes(script_seed: int, luck: random.Random) -> list[int]:
-    calls = calls_of(script_seed)
+def indexes(script_seed: int, slow: bool, luck: random.Random) -> list[int]:
+    calls = calls_of(script_seed, slow)
     count = size(calls)
     return list(range(1, calls + 1)) if count == calls else sorted(luck.sample(range(1, calls + 1), count))
 
@@ -59,12 +59,13 @@ def run_until(script: Script, disk: LyingDisk, steps: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("slow", [False, True], ids=["syncs at once", "syncs that take time"])
 @pytest.mark.parametrize("after", [forgets, tears, killed])
-def test_stop_at_every_call(after: After) -> None:
+def test_stop_at_every_call(after: After, slow: bool) -> None:
     luck = random.Random(seed())
     script_seed = seed()
-    for index in indexes(script_seed, luck):
-        disk, script = LyingDisk(), Script(script_seed)
+    for index in indexes(script_seed, slow, luck):
+        disk, script = LyingDisk(), Script(script_seed, slow=slow)
         disk.stop_at, disk.luck = index, random.Random(index)
         if not run_until(script, disk, STEPS):
             continue  # a short write more or less: the last calls are not always reached
