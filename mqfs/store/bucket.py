@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from array import array
 from collections import deque
@@ -19,7 +20,7 @@ from mqfs.bulk import stamp
 from mqfs.record import INNER, MORE, SETTLED, Row, encode, padded, settled
 from mqfs.store import index as idx
 from mqfs.store.compact import compact
-from mqfs.store.disk import write_all, write_file
+from mqfs.store.disk import write_all
 from mqfs.store.index import Index, OpenIndex, Others, pack_other
 from mqfs.store.reading import Home, reserve_body, reserved_by
 from mqfs.store.segment import Segment
@@ -29,12 +30,16 @@ from mqfs.types import Blanks, Buffer, Columns, Draft, Kind, Many
 log = logging.getLogger("mqfs.store")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the system lacks something, for a while; the disk is sound
 _END = int(Kind.END)
 _LOOKS = 4  # segments of which one trim reads the index
 
 
-def write_head(home: Home, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int) -> list[Row]:
-    """Make the file of a new segment in `folder`, with its head; the name is not synced. Returns the head's rows."""
+def write_head(
+    home: Home, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int
+) -> tuple[list[Row], int]:
+    """Make the file of a new segment in `folder`, with its head; the name is not synced. Returns the head's rows and a
+    descriptor: one that could not be opened, and has its name, would hide the records behind it in the old segment."""
     step = limits.STATE_RECORD_BYTES
     bodies = [state[at : at + step] for at in range(0, len(state), step)] or [b""]
     bodies.append(reserve_body(reserve))
@@ -48,9 +53,14 @@ def write_head(home: Home, folder: str, group: int, first: int, state: bytes, re
         records.append(encode(first - 1, now_ns, 0, kind, flags, b"", body))
         position += len(records[-1])
     made = f"{home.staging}/{group}-{first:020d}.log"
-    write_file(home.disk, made, b"".join(records), sync=False)
-    home.disk.rename(made, f"{folder}/{first:020d}.log")
-    return rows
+    fd = home.disk.open(made, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(home.disk, fd, b"".join(records), 0)
+        home.disk.rename(made, f"{folder}/{first:020d}.log")
+    except BaseException:
+        home.disk.close(fd)
+        raise
+    return rows, fd
 
 
 def _measure(drafts: Sequence[Draft]) -> tuple[int, int]:
@@ -151,6 +161,7 @@ class DiskBucket(Syncing):
         self._work: Generator[bool, None, None] | None = None  # a compaction under way
         self.rewriting = False  # whether it has chosen segments: none may go meanwhile
         self._replaced: deque[Segment] = deque()  # what is wanted of them is in another segment: to be removed
+        self._removing = False  # whether a sync is under way after which the first of them goes
         self._floors: Mapping[int, int] = {}
         self._told = False  # what is wanted: nothing is given back before
         self._dropped: Set[int] = frozenset()
@@ -251,6 +262,10 @@ class DiskBucket(Syncing):
         flags = SETTLED if self._synced == self._written else 0
         data = encode(sequence, time_ns, stream, kind, flags, headers, body)
         position = segment.used
+        if kind > 2:
+            others = segment.rows()
+        else:
+            index = segment.index or segment.load()
         fd = segment.fd if segment.fd >= 0 else segment.open()
         try:
             done = self._pwrite(fd, data, position)
@@ -263,14 +278,10 @@ class DiskBucket(Syncing):
         self.last_ns = time_ns
         segment.recent = True
         if kind > 2:
-            others = segment.others
-            if others is None:
-                others = segment.rows()
             others.packed += pack_other(sequence, position, len(body), stream, len(headers), kind, flags)
             others.last_ns = time_ns
             return sequence
         self.next = sequence + 1
-        index = segment.index or segment.load()
         posting = index.postings.get(stream)  # type: ignore[attr-defined]
         if posting is None:
             posting = index.postings[stream] = array("I")  # type: ignore[attr-defined]
@@ -296,6 +307,8 @@ class DiskBucket(Syncing):
             segment = self._reserve(need, self.next + taking)
         marks = SETTLED if self._synced == self._written else 0
         unit = _Unit(drafts, self.next - 1, time_ns, segment.used, marks)
+        index, others = segment.load(), segment.rows()
+        assert isinstance(index, OpenIndex)
         fd, written = segment.open(), segment.used
         try:
             for data in unit.encoded():
@@ -309,13 +322,11 @@ class DiskBucket(Syncing):
         segment.used = written
         self._written += need
         self.last_ns = time_ns
-        self._note(segment, unit)
+        self._note(unit, index, others)
         return unit.first
 
-    def _note(self, segment: Segment, unit: _Unit) -> None:
+    def _note(self, unit: _Unit, index: OpenIndex, others: Others) -> None:
         """Take records that were written into the index."""
-        index, others = segment.load(), segment.rows()
-        assert isinstance(index, OpenIndex)
         for rows in unit.stamped:
             index.extend_by(rows)
             self.next += len(rows.sequences)
@@ -358,15 +369,16 @@ class DiskBucket(Syncing):
         assert segment.used == rows.positions[0]
         if self._synced == self._written:
             data = settled(data)
+        index = segment.load()
+        assert isinstance(index, OpenIndex)
+        fd = segment.open()
         try:
-            write_all(self._disk, segment.open(), data, segment.used)
+            write_all(self._disk, fd, data, segment.used)
         except OSError as error:
             self._unwrite(segment, len(data), error)
         segment.used += len(data)
         self._written += len(data)
         self.last_ns = max(self.last_ns, rows.times[-1])
-        index = segment.load()
-        assert isinstance(index, OpenIndex)
         index.extend_by(rows)
         self.next = rows.sequences[-1] + 1
 
@@ -494,11 +506,12 @@ class DiskBucket(Syncing):
         first = max(self.next, old.first + 1)
         self._announced = max(self._announced, first)
         try:
-            rows = write_head(self._home, self._folder, self.id, first, self.state(), self._announced, self.last_ns)
+            rows, fd = write_head(self._home, self._folder, self.id, first, self.state(), self._announced, self.last_ns)
         except OSError as error:
             if error.errno in _FULL:
                 raise errors.DiskFull(f"group {self.id}") from error
-            self._break(error)
+            if error.errno not in _SHORT:
+                self._break(error)
             raise errors.DiskFailed(str(error)) from error
         segment = self._segment(first)
         segment.quiet = self._quiet
@@ -506,7 +519,7 @@ class DiskBucket(Syncing):
         for row in rows:
             segment.others.append(row)
         segment.used = segment.allocated = segment.head = rows[-1].position + padded(rows[-1].size)
-        segment.open()
+        segment.take_up(fd)
         self.next = first
         if first > self._reserved:
             self._reserved = self._refill = first
@@ -600,15 +613,19 @@ class DiskBucket(Syncing):
         del self._segments[at], self._firsts[at]
         self._sealed_bytes -= segment.used
 
-    def _remove_files(self, segment: Segment) -> None:
+    def _remove_files(self, segment: Segment) -> bool:
+        """Whether its log is gone."""
         segment.index = None
         segment.rest()
         for path in (segment.idx_path, segment.path):
             try:
                 self._disk.unlink(path)
+            except FileNotFoundError:
+                pass
             except OSError as error:
-                if error.errno != errno.ENOENT:
-                    log.warning("group %d: %s was not removed: %s", self.id, path, error)
+                log.warning("group %d: %s was not removed: %s", self.id, path, error)
+                return False
+        return True
 
     def tick(self, until: float) -> None:
         """A portion of compaction, until that moment of the monotonic clock."""
@@ -616,11 +633,12 @@ class DiskBucket(Syncing):
             return
         try:
             self._tick(until)
-        except OSError as error:
+        except (OSError, errors.MqfsError) as error:
             self._work = None
             log.warning("group %d: house-keeping failed: %s", self.id, error)
 
     def _tick(self, until: float) -> None:
+        self._go_on_removing()
         self._rest_when_idle()
         if not self._told:
             return
@@ -684,17 +702,22 @@ class DiskBucket(Syncing):
         self._firsts[at : at + len(run)] = [made.first]
         self._first = None
         self._note_folder_change()
-        removing = bool(self._replaced)
         self._replaced.extend(run[1:])
-        if not removing:
+        self._go_on_removing()
+
+    def _go_on_removing(self) -> None:
+        if self._replaced and not self._removing:
+            self._removing = True
             self.sync(self._remove_replaced)
 
     def _remove_replaced(self, error: OSError | None) -> None:
-        """Each is gone from the disk before the next: else one that is left would answer for the next one's numbers."""
-        if error is None and self._replaced and not self._closed:
-            self._remove_files(self._replaced.popleft())
+        """Each is gone from the disk before the next: else one that is left would answer for the next one's numbers.
+        One that cannot be removed is tried again by the next tick."""
+        self._removing = False
+        if error is None and self._replaced and not self._closed and self._remove_files(self._replaced[0]):
+            self._replaced.popleft()
             self._note_folder_change()
-            self.sync(self._remove_replaced)
+            self._go_on_removing()
 
     # ------------------------------------------------------------ the end
 
@@ -752,7 +775,7 @@ class DiskBucket(Syncing):
             segment.shrink()
             messages, others = segment.counts()[0], segment.count_others()
             segment.extend(segment.used, messages, others, self.last_ns, idx.CLEAN)
-        except OSError as error:
+        except (OSError, errors.MqfsError) as error:
             log.warning("group %d: its index was not written: %s", self.id, error)
 
     def begin(self) -> None:

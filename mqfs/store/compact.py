@@ -12,7 +12,7 @@ import os
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-from mqfs import limits
+from mqfs import errors, limits
 from mqfs.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.store import index as idx
 from mqfs.store.disk import write_all, write_file
@@ -44,7 +44,7 @@ def compact(bucket: DiskBucket) -> Work:
     try:
         for run in runs:
             yield from _Rewrite(bucket, run).work()
-    except OSError as error:
+    except (OSError, errors.DiskFailed) as error:
         log.warning("group %d was not compacted: %s", bucket.id, error)
     finally:
         bucket.rewriting = False
@@ -124,7 +124,7 @@ class _Rewrite:
             yield from self._copy()
             yield from self._sync()
             self.bucket.replace(self.run, self.written, self._put_in_place)
-        except OSError:
+        except (OSError, errors.DiskFailed):
             self._give_up()
             raise
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import stat
 
 Buffer = bytes | mmap.mmap
 
@@ -24,8 +25,6 @@ class Disk:
     unlink = staticmethod(os.unlink)
     rmdir = staticmethod(os.rmdir)
     listdir = staticmethod(os.listdir)
-    exists = staticmethod(os.path.exists)
-    is_folder = staticmethod(os.path.isdir)
     size_of = staticmethod(os.path.getsize)
 
     def open(self, path: str, flags: int) -> int:
@@ -33,6 +32,19 @@ class Disk:
 
     def mkdir(self, path: str) -> None:
         os.mkdir(path, 0o700)
+
+    def exists(self, path: str) -> bool:
+        """Whether it is there; an error where that cannot be found out."""
+        return self._mode(path) != 0
+
+    def is_folder(self, path: str) -> bool:
+        return stat.S_ISDIR(self._mode(path))
+
+    def _mode(self, path: str) -> int:
+        try:
+            return os.stat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
     def allocate(self, fd: int, position: int, length: int) -> None:
         os.posix_fallocate(fd, position, length)

@@ -123,16 +123,13 @@ class Reading:
                 segment.fold()  # nobody reads or writes it yet
 
     def _read_rows(self, segment: Segment, rows: list[Plain]) -> Iterator[Record]:
-        """Those records, by large reads; one that does not pass is read again by itself, and told."""
+        """Those records, by large reads; one that does not pass is read again by itself. Raises DiskFailed."""
         at = 0
         while at < len(rows):
             begin, stop, to = rows[at][1], _end(rows[at]), at + 1
             while to < len(rows) and rows[to][1] - stop <= _GAP and _end(rows[to]) - begin <= _PIECE:
                 stop, to = _end(rows[to]), to + 1
-            try:
-                data = segment.read(begin, stop - begin)
-            except OSError:
-                data = b""
+            data = segment.read(begin, stop - begin)
             for sequence, position, body, stream, headers, kind, flags in rows[at:to]:
                 record = decode(data[position - begin : position - begin + HEAD_BYTES + headers + body])
                 if record is None:
@@ -164,8 +161,8 @@ class Reading:
         segment.recent = True
         try:
             data = self._pread(segment.fd if segment.fd >= 0 else segment.open(), size, position)
-        except OSError as error:
-            raise errors.Damaged(sequence, f"record {sequence} cannot be read: {error.strerror}") from error
+        except OSError as error:  # the disk may be well again: no reader goes on behind it
+            raise errors.DiskFailed(f"record {sequence} cannot be read: {error.strerror}") from error
         record = decode(data)
         if record is None or record.sequence != sequence or record.stream != index.streams[ordinal]:
             segment.rot(position, data)

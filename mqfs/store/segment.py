@@ -6,14 +6,15 @@ many are open. Never decides what is kept.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import attrs
 
-from mqfs import bulk, limits
+from mqfs import bulk, errors, limits
 from mqfs.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
 from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_all, read_file, write_all, write_file
@@ -204,12 +205,26 @@ class Segment:
     # ------------------------------------------------------------ descriptors
 
     def open(self) -> int:
-        """The descriptor."""
+        """The descriptor. Raises DiskFailed."""
         self.recent = True
         if self.fd < 0:
-            self.fd = self.disk.open(self.path, os.O_RDWR)
+            with self._failing():
+                self.fd = self.disk.open(self.path, os.O_RDWR)
             self._list()
         return self.fd
+
+    def take_up(self, fd: int) -> None:
+        """It was just made, with that descriptor."""
+        self.fd = fd
+        self._list()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A segment that cannot be read now is not one that holds nothing: whoever asks is refused."""
+        try:
+            yield
+        except OSError as error:
+            raise errors.DiskFailed(f"segment {self.first} of group {self.group}: {error.strerror}") from error
 
     def _list(self) -> None:
         if not self.listed:
@@ -241,14 +256,17 @@ class Segment:
     # ------------------------------------------------------------ reading
 
     def read(self, position: int, size: int) -> bytes:
-        return self.disk.pread(self.fd if self.fd >= 0 else self.open(), size, position)
+        """Bytes of the log. Raises DiskFailed."""
+        with self._failing():
+            return self.disk.pread(self.fd if self.fd >= 0 else self.open(), size, position)
 
     def load(self) -> Index:
-        """The index, from the file or, where that is wrong, from the log."""
+        """The index, from the file or, where that is wrong, from the log. Raises DiskFailed."""
         self.recent = True
         self.look()
         if self.index is None:
-            self.index = self._load_sealed() if self.sealed else self._load_open()
+            with self._failing():
+                self.index = self._load_sealed() if self.sealed else self._load_open()
             self._list()
         return self.index
 
@@ -280,16 +298,18 @@ class Segment:
         return index
 
     def look(self) -> None:
-        """Find out what the log holds, if that is not known."""
+        """Find out what the log holds, if that is not known. Raises DiskFailed."""
         if not self.started:
-            self.start(newest=False)
+            with self._failing():
+                self.start(newest=False)
 
     def rows(self) -> Others:
-        """The records that are no messages."""
+        """The records that are no messages. Raises DiskFailed."""
         self.look()
         others = self.others
         if others is None:
-            others = self.others = self._sealed_rows() if self.sealed else self._open_rows()
+            with self._failing():
+                others = self.others = self._sealed_rows() if self.sealed else self._open_rows()
             self._list()
         return others
 
@@ -426,24 +446,23 @@ class Segment:
     def _read_parts(self, size: int, others: Others) -> list[Part]:
         """The heads of the parts that join and fit the log, without their rows, which are added to `others`."""
         self.idx_size = 0
+        parts: list[Part] = []
+        identity = self._identity()
         try:
             fd = self.disk.open(self.idx_path, os.O_RDONLY)
+            try:
+                at = 0
+                while (part := self._read_part(fd, at)) is not None and self._fits(part, parts, size, identity):
+                    parts.append(part)
+                    at += part.size
+            finally:
+                self.disk.close(fd)
         except OSError:
-            return []
-        try:
-            parts: list[Part] = []
-            while (part := self._read_part(fd, self.idx_size)) is not None:
-                if not self._fits(part, parts, size):
-                    break
-                others.packed += part.rows
-                others.last_ns = part.last_ns
-                parts.append(attrs.evolve(part, rows=b""))
-                self.idx_size += part.size
-            return parts
-        except OSError:
-            return []
-        finally:
-            self.disk.close(fd)
+            return []  # what it says is in the log too
+        for part in parts:
+            others.take(part.rows, part.last_ns)
+        self.idx_size = at
+        return [attrs.evolve(part, rows=b"") for part in parts]
 
     def _read_part(self, fd: int, at: int) -> Part | None:
         data = self.disk.pread(fd, _PART_GUESS, at)
@@ -452,12 +471,12 @@ class Segment:
             data = read_all(self.disk, fd, min(need, self.disk.size(fd)), at)
         return idx.decode_part(data, 0, at)
 
-    def _fits(self, part: Part, parts: list[Part], size: int) -> bool:
-        if part.start != (parts[-1].to if parts else 0) or part.to > size:
+    def _fits(self, part: Part, parts: list[Part], size: int, identity: int) -> bool:
+        if part.identity != identity or part.start != (parts[-1].to if parts else 0) or part.to > size:
             return False
         if not part.flags & idx.SEALED:
             return not (parts and parts[0].flags & idx.SEALED)
-        return not parts and part.to == size and part.identity == self._identity()
+        return not parts and part.to == size
 
     def _identity(self) -> int:
         return int.from_bytes(self.disk.pread(self.open(), 8, 0)[4:], "little")

@@ -36,10 +36,7 @@ def span(
     if stop - ordinal < _LEAST:
         return None
     segment.recent = True
-    try:
-        data = segment.read(begin, _end(index, stop - 1) - begin)
-    except OSError:
-        return None
+    data = segment.read(begin, _end(index, stop - 1) - begin)
     numbers = array("I", sorted(streams))
     found = gather.pick(data, numbers)
     if found.end != len(data) or (found.headed and not headed) or not found.rows:

@@ -97,11 +97,12 @@ class DiskStore:
 
     def groups(self) -> Sequence[int]:
         numbers = []
-        for number, folder in group_folders(self.disk, self.path):
-            if self._has_log(folder):
-                numbers.append(number)
-            else:
-                log.warning("group %d has no log: it was not made to the end, or not removed to the end", number)
+        with _refusing(f"the groups of {self.path}"):
+            for number, folder in group_folders(self.disk, self.path):
+                if self._has_log(folder):
+                    numbers.append(number)
+                else:
+                    log.warning("group %d has no log: it was not made to the end, or not removed to the end", number)
         return sorted(numbers)
 
     def _has_log(self, folder: str) -> bool:
@@ -133,8 +134,7 @@ class DiskStore:
         if disk.exists(made):
             remove_tree(disk, made)  # of an attempt that failed
         disk.mkdir(made)
-        write_head(self, made, number, 1, state, 1 + limits.SEQUENCE_BLOCK, 0)
-        fd = disk.open(f"{made}/{1:020d}.log", os.O_RDWR)
+        _, fd = write_head(self, made, number, 1, state, 1 + limits.SEQUENCE_BLOCK, 0)
         try:
             disk.fdatasync(fd)
         finally:
@@ -159,9 +159,9 @@ class DiskStore:
         bucket = self._buckets.get(number)
         if bucket is None:
             folder = self._folder(number)
-            if not self.disk.is_folder(folder) or not self._has_log(folder):
-                raise errors.NotFound(f"group {number} has no bucket")
             with _refusing(f"group {number}"):
+                if not self.disk.is_folder(folder) or not self._has_log(folder):
+                    raise errors.NotFound(f"group {number} has no bucket")
                 bucket = self._buckets[number] = DiskBucket(self, number, folder)
         return bucket
 
@@ -171,8 +171,9 @@ class DiskStore:
     def remove(self, number: int) -> None:
         bucket = self._buckets.get(number)
         folder, gone = self._folder(number), f"{self.staging}/{number}.gone"
-        if not self.disk.is_folder(folder):
-            raise errors.NotFound(f"group {number} has no bucket")
+        with _refusing(f"group {number}"):
+            if not self.disk.is_folder(folder):
+                raise errors.NotFound(f"group {number} has no bucket")
         if bucket is not None:
             bucket.pause()
         try:

@@ -6,6 +6,7 @@ caller must have it (`_sync_now`).
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -56,8 +57,12 @@ class Syncing(Reading):
 
     def _ask(self, due: float) -> None:
         if self._asked is None or due < self._asked:
-            for segment in self._unsynced:
-                segment.open()  # and it stays open until the answer: see _quiet
+            try:
+                for segment in self._unsynced:
+                    segment.open()  # and it stays open until the answer: see _quiet
+            except errors.DiskFailed as error:
+                self._break(OSError(errno.EIO, str(error)))
+                return
             self._asked = due
             self._home.committer.request(self, self._sync_job, self._committed, max(0.0, due - time.monotonic()))
 
@@ -118,11 +123,11 @@ class Syncing(Reading):
             segment.shrink()
             segment.finish()
             self._sealed_bytes += segment.used - before
-        except OSError as error:
+        except (OSError, errors.DiskFailed) as error:
             log.warning("group %d: segment %d was not sealed: %s", self.id, segment.first, error)
 
     def _sync_now(self) -> None:
-        """Sync on this thread, and have it or raise."""
+        """Sync on this thread. Raises DiskFailed."""
         try:
             for segment in self._unsynced:
                 segment.open()

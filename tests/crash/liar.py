@@ -114,13 +114,16 @@ class Folder:
 
 class LyingDisk(Disk):
     """Files in memory. `stop_at`: the number of the call, counted from 1, in which the machine stops. `fail_at` and
-    `fail_with`: the call that fails with that errno; with `fail_on`, and all that follow."""
+    `fail_with`: the call that fails with that errno; with `fail_on`, and all that follow. `calls` are those that change
+    something, `looks` those that do not; `fail_look_at` is the number of one of these that fails."""
 
     def __init__(self, root: Folder | None = None) -> None:
         self.root = root if root is not None else Folder()
         self.calls = 0
         self.stop_at = 0
         self.fail_at = 0
+        self.looks = 0
+        self.fail_look_at = 0
         self.fail_with = 0
         self.fail_on = False
         self.failed: list[str] = []
@@ -149,13 +152,19 @@ class LyingDisk(Disk):
         if self.stop_at and self.calls >= self.stop_at:
             raise Stopped
         if reads:
+            self.looks += 1
+            if self.looks == self.fail_look_at:
+                self._fail(what)
             return
         self.calls += 1
         if self.stop_at and self.calls >= self.stop_at:
             raise Stopped
         if self.fail_at and (self.calls == self.fail_at or (self.fail_on and self.calls > self.fail_at)):
-            self.failed.append(what)
-            raise OSError(self.fail_with, os.strerror(self.fail_with))
+            self._fail(what)
+
+    def _fail(self, what: str) -> None:
+        self.failed.append(what)
+        raise OSError(self.fail_with, os.strerror(self.fail_with))
 
     def _find(self, path: str) -> Any:
         node: Any = self.root
@@ -222,9 +231,11 @@ class LyingDisk(Disk):
             file.resize(position + length)
 
     def size(self, fd: int) -> int:
+        self._count("size", reads=True)
         return len(self._files[fd].data)
 
     def size_of(self, path: str) -> int:  # type: ignore[override]
+        self._count("size_of", reads=True)
         return len(self._find(path).data)
 
     def open(self, path: str, flags: int) -> int:
@@ -277,14 +288,15 @@ class LyingDisk(Disk):
         self._count("listdir", reads=True)
         return list(self._find(path).entries)
 
-    def exists(self, path: str) -> bool:  # type: ignore[override]
+    def exists(self, path: str) -> bool:
+        self._count("exists", reads=True)
         try:
             self._find(path)
         except FileNotFoundError:
             return False
         return True
 
-    def is_folder(self, path: str) -> bool:  # type: ignore[override]
+    def is_folder(self, path: str) -> bool:
         return self.exists(path) and isinstance(self._find(path), Folder)
 
     def sync_folder(self, path: str) -> None:
@@ -292,6 +304,7 @@ class LyingDisk(Disk):
         self._sync(self._find(path))
 
     def view(self, path: str) -> bytes:
+        self._count("view", reads=True)
         return bytes(self._find(path).data)
 
     def lock(self, path: str) -> int:

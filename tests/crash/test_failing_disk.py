@@ -56,6 +56,26 @@ def test_each_call_fails(number: int, lasting: bool, slow: bool) -> None:
             script.check(DiskStore(PATH, disk=after))
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("slow", [False, True], ids=["syncs at once", "syncs that take time"])
+def test_each_look_fails_once(number: int, slow: bool) -> None:
+    """What cannot be opened or read for once is not taken for what is not there."""
+    luck = random.Random(seed())
+    with lowered(**SMALL):
+        disk = LyingDisk()
+        Script(seed(), slow=slow).run(disk, STEPS)
+        looks = range(1, disk.looks + 1)
+        for index in sorted(luck.sample(looks, size(len(looks)))):
+            disk, script = LyingDisk(), Script(seed(), slow=slow)
+            disk.fail_look_at, disk.fail_with, disk.luck = index, number, random.Random(index)
+            try:
+                script.run(disk, STEPS, tolerate=True)
+            except (Unstarted, BadStore, DiskFailed, DiskFull):
+                pass  # it could not start
+            after = disk.after_power_loss(luck) if luck.random() < 0.5 else disk.after_kill()
+            script.check(DiskStore(PATH, disk=after))
+
+
 def made(disk: LyingDisk) -> tuple[DiskStore, Bucket]:
     store = DiskStore(PATH, disk=disk)
     bucket = store.make(store.number(), b"{}")
