@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator
 
 from mqfs import errors, limits
@@ -18,7 +19,7 @@ from mqfs.store.disk import Disk, read_file, write_file
 from mqfs.store.index import OpenIndex, Others
 from mqfs.store.reading import reserve_body, reserved_by
 from mqfs.store.segment import Survey, survey
-from mqfs.store.store import FOLDERS, DiskStore, group_folders, read_label, take_lock
+from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_label, take_lock
 from mqfs.types import Kind
 
 Report = Callable[[str], None]
@@ -29,14 +30,18 @@ def check(path: str, fix: bool = False, report: Report = print) -> int:
 
     Lines that begin with "note: " are no damage: what an unclean stop leaves, and what the next start puts right.
     """
-    path = os.path.abspath(path)
+    path = os.path.realpath(path)
     disk = Disk()
-    _, reserved = read_label(disk, path)
-    lock = take_lock(disk, path)
+    if not disk.exists(path):
+        raise errors.BadStore(f"{path} does not exist")
+    if not disk.is_folder(f"{path}/buckets"):
+        read_label(disk, path)  # refuses what is no store
+    lock = take_lock(disk, path, write=fix)
     try:
         checker = Checker(disk, path, fix, report)
-        checker.names(reserved)
-        for number, folder in sorted(group_folders(disk, path)):
+        checker.label()
+        checker.names()
+        for number, folder in sorted(group_folders(disk, path)) if disk.is_folder(f"{path}/buckets") else ():
             checker.group(number, folder)
     finally:
         disk.close(lock)
@@ -68,6 +73,7 @@ class Log:
         self.path = f"{folder}/{name}"
         self.first = int(name[:-4])
         self.data = read_file(disk, self.path)
+        self.identity = int.from_bytes(self.data[4:8], "little")
         self.index, self.others = OpenIndex(), Others()
         covered = self._covered(disk) if newest else len(self.data)
         self.found: Survey = survey(self.data[:covered], 0, self.index, self.others, tail=False)
@@ -79,7 +85,7 @@ class Log:
         path, covered, at = f"{self.path[:-4]}.idx", 0, 0
         data = read_file(disk, path) if disk.exists(path) else b""
         while (part := idx.decode_part(data, at, at)) is not None and part.start == covered:
-            if part.to > len(self.data):
+            if part.to > len(self.data) or part.identity != self.identity:
                 break
             at, covered = at + part.size, part.to
         return covered
@@ -99,6 +105,11 @@ class Log:
         spans = [(position, idx.size_of(index, n)) for n, position in enumerate(index.positions)]
         spans += [(row.position, row.size) for row in self.others]
         return sorted(spans)
+
+    def least(self) -> int:
+        """The lowest sequence it holds: of a message, or the one that its head says it begins with."""
+        heads = [self.others[0].sequence + 1] if len(self.others) else []
+        return min([*heads, *self.index.sequences[:1]], default=self.first)
 
     def state(self) -> bytes | None:
         """The body of its newest whole state."""
@@ -123,13 +134,25 @@ class Checker:
 
     # ------------------------------------------------------------ the folder
 
-    def names(self, reserved: int) -> None:
+    def label(self) -> None:
+        """The file that says what store this is. Raises BadStore for one of another version."""
+        if self.disk.exists(f"{self.path}/mqfs"):
+            _, self.reserved = read_label(self.disk, self.path)
+            return
+        self.problem("mqfs: the file that says what store this is, is missing")
+        self.reserved = max((number for number, _ in group_folders(self.disk, self.path)), default=0) + 1
+        if self.fix:
+            write_file(self.disk, f"{self.path}/mqfs", label(str(uuid.uuid4()), self.reserved))
+            self.disk.sync_folder(self.path)
+
+    def names(self) -> None:
         """What lies beside the buckets."""
-        self.reserved = reserved
         for name in sorted(set(self.disk.listdir(self.path)) - {"mqfs", "lock", "lost+found", *FOLDERS}):
             self.report(f"note: {name}: not a part of a store")
         for name in FOLDERS:
             if not self.disk.is_folder(f"{self.path}/{name}"):
+                if self.disk.exists(f"{self.path}/{name}"):
+                    raise errors.BadStore(f"{self.path}/{name} is not a folder")
                 self.problem(f"{name}/ is missing")
                 if self.fix:
                     self.disk.mkdir(f"{self.path}/{name}")
@@ -151,10 +174,67 @@ class Checker:
         for name in names:
             if name not in logs and f"{name[:-4]}.log" not in logs:
                 self.report(f"note: group {number}: {name} belongs to no segment")
+        logs = self._renamed(number, folder, self._without_folders(number, folder, logs))
         if not logs:
             self.report(f"note: group {number}: no log; it was not made to the end")
             return
+        if (of := self._state_of(folder, logs)) not in (0, number):
+            self.problem(f"group {number}: it holds the log of group {of}")
+            if self.fix:
+                self._move_aside(folder, f"{number}")
+            return
         self._segments(number, folder, logs)
+
+    def _state_of(self, folder: str, logs: list[str]) -> int:
+        """The group that its newest state is of; 0 where that is not known."""
+        state = Log(self.disk, folder, logs[-1], newest=True).state()
+        if state is None or not _is_json(state):
+            return 0
+        group = json.loads(state).get("group")
+        return group if isinstance(group, int) else 0
+
+    def _without_folders(self, number: int, folder: str, logs: list[str]) -> list[str]:
+        """Those that are files."""
+        wrong = [name for name in logs if self.disk.is_folder(f"{folder}/{name}")]
+        for name in wrong:
+            self.problem(f"group {number}: {name} is a folder")
+            if self.fix:
+                self._move_aside(f"{folder}/{name}", f"{number}-{name}")
+        return [name for name in logs if name not in wrong]
+
+    def _renamed(self, number: int, folder: str, logs: list[str]) -> list[str]:
+        """Segments that hold less than their name says have another's name: each gets its own, or goes aside."""
+        least = {name: Log(self.disk, folder, name, newest=False).least() for name in logs}
+        foreign = [name for name in logs if least[name] < int(name[:-4])]
+        for name in foreign:
+            self.problem(f"group {number}: {name} holds sequence {least[name]}")
+        if not foreign or not self.fix:
+            return [name for name in logs if name not in foreign]
+        for name in {*foreign, *(f"{least[name]:020d}.log" for name in foreign)} & set(logs):
+            self.disk.rename(f"{folder}/{name}", f"{folder}/{name}.moved")
+        for name in sorted(least, key=lambda name: name not in foreign):
+            self._give_name(number, folder, name, f"{least[name]:020d}.log")
+        self.disk.sync_folder(folder)
+        return sorted(name for name in self.disk.listdir(folder) if name in logs or name[:-4].isdecimal())
+
+    def _give_name(self, number: int, folder: str, name: str, own: str) -> None:
+        made = f"{folder}/{name}.moved"
+        if not self.disk.exists(made):
+            return
+        if self.disk.exists(f"{folder}/{own}"):
+            self._move_aside(made, f"{number}-{name}")
+            return
+        self.disk.rename(made, f"{folder}/{own}")
+        for index in (f"{folder}/{name[:-4]}.idx", f"{folder}/{own[:-4]}.idx"):
+            if self.disk.exists(index):
+                self.disk.unlink(index)  # derived from a log: made again
+
+    def _move_aside(self, path: str, name: str) -> None:
+        aside = next(_free_names(f"{self.path}/quarantine/{name}", self.disk))
+        self.disk.rename(path, aside)
+        self.disk.sync_folder(f"{self.path}/quarantine")
+        self.disk.sync_folder(os.path.dirname(path))
+        self.report(f"note: {path} is now {aside}")
 
     # ------------------------------------------------------------ one bucket
 
@@ -271,6 +351,8 @@ def _index_fault(log: Log, data: bytes) -> str:
         part = idx.decode_part(data, at, at)
         if part is None:
             return "has a part that does not pass its check"
+        if part.identity != log.identity:
+            return "is of another log"
         if part.start != to or part.to > len(log.data) or not idx.columns_pass(data, part):
             return "does not fit its log"
         if part.flags & idx.SEALED and part.to != len(log.data):

@@ -28,13 +28,13 @@ class Disk:
     size_of = staticmethod(os.path.getsize)
 
     def open(self, path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def mkdir(self, path: str) -> None:
         os.mkdir(path, 0o700)
 
     def exists(self, path: str) -> bool:
-        """Whether it is there; an error where that cannot be found out."""
+        """Whether it is there, a link too; an error where that cannot be found out."""
         return self._mode(path) != 0
 
     def is_folder(self, path: str) -> bool:
@@ -42,7 +42,7 @@ class Disk:
 
     def _mode(self, path: str) -> int:
         try:
-            return os.stat(path).st_mode
+            return os.lstat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return 0
 
@@ -68,9 +68,14 @@ class Disk:
         finally:
             os.close(fd)
 
-    def lock(self, path: str) -> int:
+    def is_open_to_others(self, path: str) -> bool:
+        """Whether another user may put files there."""
+        found = os.lstat(path)
+        return found.st_uid not in (0, os.geteuid()) or bool(found.st_mode & stat.S_IWOTH)
+
+    def lock(self, path: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:
         """A descriptor that holds the lock; BlockingIOError if another process has it."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = self.open(path, flags)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:

@@ -6,6 +6,7 @@ Owns finding, the history, and what is done with a record that fails its check. 
 from __future__ import annotations
 
 import json
+import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Protocol
@@ -19,6 +20,8 @@ from mqfs.store.index import Index, Plain, seek, seek_before, with_headers
 from mqfs.store.segment import Files, Segment
 from mqfs.store.stretches import Cutter, chosen
 from mqfs.types import Kind, Record, Span, Stretch
+
+log = logging.getLogger("mqfs.store")
 
 _RESERVE = b'{"reserve":'
 _GAP = 4_096  # bytes of messages between two other records that are rather read than passed over
@@ -76,6 +79,9 @@ class Reading:
     def _aside(self, segment: Segment, position: int, data: bytes, why: str) -> None:
         if why != "a torn tail":
             self.damaged += 1
+        if not data:
+            log.error("group %d: segment %d: %s at %d", self.id, segment.first, why, position)
+            return
         self._home.set_aside(self.id, segment.first, position, data, why)
 
     def _row(self, segment: Segment, row: Row) -> Record | None:

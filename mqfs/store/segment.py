@@ -141,6 +141,7 @@ class Segment:
         "files",
         "first",
         "folder",
+        "foreign",
         "group",
         "head",
         "heavy",
@@ -186,6 +187,7 @@ class Segment:
         self.quiet: Callable[[Segment], bool] = lambda segment: True  # whether its descriptor may be closed
         self.used = self.allocated = self.room = self.head = 0
         self.sealed = False
+        self.foreign = ""  # why it is not the segment its name says
         self.checked = False  # the columns on disk passed their CRC once
         self.parts: list[Part] = []
         self.idx_size = 0
@@ -299,6 +301,8 @@ class Segment:
 
     def look(self) -> None:
         """Find out what the log holds, if that is not known. Raises DiskFailed."""
+        if self.foreign:
+            raise errors.DiskFailed(self.foreign)
         if not self.started:
             with self._failing():
                 self.start(newest=False)
@@ -375,9 +379,11 @@ class Segment:
         self.parts = self._read_parts(size, others)
         if self.parts and self.parts[0].flags & idx.SEALED:
             self._adopt(self.parts[0], size, others)
+            self._prove()
             return True
         if not newest:
             self._rebuild(save=self._is_synced(fd))
+            self._prove()
             return True
         data = read_all(self.disk, fd, size - self.covered, self.covered)
         found = survey(data, self.covered, self.tail, others, tail=True)
@@ -387,7 +393,17 @@ class Segment:
         self._cut(fd, found, size)
         self.others, self.started = others, True
         self._set_head(others)
+        self._prove()
         return True
+
+    def _prove(self) -> None:
+        """That it is the segment its name says. Raises DiskFailed: served, it would hide another's messages."""
+        messages, first, _ = self.counts()
+        head = next(iter(self.rows()), None)
+        least = min(first if messages else self.first, head.sequence + 1 if head is not None else self.first)
+        if least < self.first:
+            self.foreign = f"segment {self.first} of group {self.group}: it holds {least} (run mqfs check --fix)"
+            raise errors.DiskFailed(self.foreign)
 
     def looks_sealed(self) -> bool:
         """Whether it has a whole index, which is written when it is synced."""
@@ -422,7 +438,9 @@ class Segment:
 
     def _cut(self, fd: int, found: Survey, size: int) -> None:
         self.used = found.end
-        self.allocated = size
+        self.allocated = max(size, found.end)
+        if found.end > size:
+            self.disk.truncate(fd, found.end)  # only the padding of its last record is missing
         if found.written > found.end:
             torn = read_all(self.disk, fd, found.written - found.end, found.end)
             self.aside(self, found.end, torn, "a torn tail")
@@ -455,6 +473,8 @@ class Segment:
                 while (part := self._read_part(fd, at)) is not None and self._fits(part, parts, size, identity):
                     parts.append(part)
                     at += part.size
+                if part is not None and part.identity == identity and part.to > size:
+                    self.aside(self, size, b"", "a missing end")  # it was on disk when the index was written
             finally:
                 self.disk.close(fd)
         except OSError:

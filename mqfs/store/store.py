@@ -35,7 +35,7 @@ class DiskStore:
     """See `Store` in mqfs/types.py. `post` runs a function on the engine's thread; without it syncs are inline."""
 
     def __init__(self, path: str, post: Post | None = None, disk: Disk | None = None) -> None:
-        self.path = os.path.abspath(path)
+        self.path = os.path.realpath(path)
         self.disk = disk if disk is not None else Disk()
         self.files = Files()
         self.staging = f"{self.path}/staging"
@@ -64,6 +64,8 @@ class DiskStore:
                 self.disk.mkdir(self.path)
                 self.disk.sync_folder(os.path.dirname(self.path))
             names = set(self.disk.listdir(self.path))
+            if self.disk.is_open_to_others(self.path):
+                raise errors.BadStore(f"{self.path} is open to other users (expected: ours, mode 700)")
         except OSError as error:
             raise errors.BadStore(f"{self.path}: {error.strerror}") from error
         if "mqfs" not in names and names - {"lock", *FOLDERS, "lost+found"}:
@@ -80,6 +82,8 @@ class DiskStore:
         for name in FOLDERS:
             if not disk.exists(f"{self.path}/{name}"):
                 disk.mkdir(f"{self.path}/{name}")
+            elif not disk.is_folder(f"{self.path}/{name}"):
+                raise errors.BadStore(f"{self.path}/{name} is not a folder")
         for name in disk.listdir(self.staging):
             remove_tree(disk, f"{self.staging}/{name}")
         if not disk.exists(f"{self.path}/mqfs"):
@@ -89,7 +93,7 @@ class DiskStore:
 
     def _write_label(self, uuid_: str, number: int) -> None:
         made = f"{self.staging}/mqfs"
-        write_file(self.disk, made, f"mqfs {VERSION}\nuuid {uuid_}\ngroups {number}\n".encode())
+        write_file(self.disk, made, label(uuid_, number))
         self.disk.rename(made, f"{self.path}/mqfs")
         self.disk.sync_folder(self.path)
 
@@ -257,6 +261,10 @@ def group_folders(disk: Disk, path: str) -> Iterable[tuple[int, str]]:
                 yield int(name), f"{path}/buckets/{spread}/{name}"
 
 
+def label(uuid_: str, number: int) -> bytes:
+    return f"mqfs {VERSION}\nuuid {uuid_}\ngroups {number}\n".encode()
+
+
 def read_label(disk: Disk, path: str) -> tuple[str, int]:
     """The uuid and the first group number that is not reserved."""
     try:
@@ -273,17 +281,21 @@ def read_label(disk: Disk, path: str) -> tuple[str, int]:
         raise errors.BadStore(f"{path}/mqfs lacks its uuid or groups line") from error
 
 
-def take_lock(disk: Disk, path: str) -> int:
-    """The lock's descriptor, with our process number in the file."""
+def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
+    """The lock's descriptor, with our process number in the file; with `write` off that is left as it is."""
     try:
-        fd = disk.lock(f"{path}/lock")
+        if write:
+            fd = disk.lock(f"{path}/lock")
+        else:
+            fd = disk.lock(f"{path}/lock" if disk.exists(f"{path}/lock") else path, os.O_RDONLY)
     except BlockingIOError:
         holder = read_file(disk, f"{path}/lock").decode(errors="replace").strip()
         raise errors.BadStore(f"{path} is in use by process {holder or 'unknown'}") from None
     except OSError as error:
         raise errors.BadStore(f"{path}/lock: {error.strerror}") from error
-    disk.truncate(fd, 0)
-    write_all(disk, fd, b"%d\n" % os.getpid(), 0)
+    if write:
+        disk.truncate(fd, 0)
+        write_all(disk, fd, b"%d\n" % os.getpid(), 0)
     return fd
 
 
@@ -298,4 +310,4 @@ def _refusing(what: str) -> Iterator[None]:
         raise errors.DiskFailed(f"{what}: {error}") from error
 
 
-__all__ = ["VERSION", "DiskStore", "group_folders", "read_label", "take_lock"]
+__all__ = ["VERSION", "DiskStore", "group_folders", "label", "read_label", "take_lock"]

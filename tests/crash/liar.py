@@ -307,8 +307,11 @@ class LyingDisk(Disk):
         self._count("view", reads=True)
         return bytes(self._find(path).data)
 
-    def lock(self, path: str) -> int:
-        return self.open(path, os.O_RDWR | os.O_CREAT)
+    def is_open_to_others(self, path: str) -> bool:
+        return False
+
+    def lock(self, path: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+        return self.open(path, flags)
 
 
 def _copy(folder: Folder) -> Folder:

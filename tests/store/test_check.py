@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -29,9 +30,9 @@ def _small() -> Iterator[None]:
 
 def fill(path: str, *, clean: bool = True) -> None:
     store = DiskStore(path)
-    for _ in range(2):
-        bucket = store.make(store.number(), b'{"group":0}')
-        bucket.state = lambda: b'{"group":0}'
+    for group in (1, 2):
+        bucket = store.make(store.number(), b'{"group":%d}' % group)
+        bucket.state = lambda group=group: b'{"group":%d}' % group  # type: ignore[misc]
         for number in range(60):
             bucket.append(Kind.MESSAGE, 16 + number % 3, number, b"body %d" % number * (number % 9))
             bucket.append(Kind.ACK, 1, number, bytes(24))
@@ -193,3 +194,34 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "foreign") == ["file"]
     with pytest.raises(BadStore):
         DiskStore(f"{tmp_path}/foreign/file")
+
+
+@pytest.mark.parametrize("name", ["lock", "staging", "mqfs", "buckets"])
+def test_links_are_not_followed(tmp_path: Path, name: str) -> None:
+    """Whoever may write beside a store of root makes it empty or change nothing of his choice."""
+    path, victim = f"{tmp_path}/store", tmp_path / "victim"
+    fill(path)
+    shutil.move(f"{path}/{name}", victim)
+    if victim.is_dir():
+        (victim / "file").write_text("precious")
+    os.symlink(victim, f"{path}/{name}")
+    before = {p: p.read_bytes() for p in sorted([victim, *victim.rglob("*")]) if p.is_file()}
+    with pytest.raises(BadStore, match=name):
+        DiskStore(path)
+    for fix in (False, True):
+        with contextlib.suppress(BadStore):
+            run(path, fix)
+        assert {p: p.read_bytes() for p in sorted([victim, *victim.rglob("*")]) if p.is_file()} == before
+
+
+def test_a_store_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    path = f"{tmp_path}/store"
+    fill(path)
+    os.chmod(path, 0o777)
+    with pytest.raises(BadStore, match="open to other users"):
+        DiskStore(path)
+    if os.geteuid() == 0:
+        os.chmod(path, 0o700)
+        os.chown(path, 65534, 65534)
+        with pytest.raises(BadStore, match="open to other users"):
+            DiskStore(path)
