@@ -37,7 +37,7 @@ class Syncing(Reading):
         self._folder_changed = 0  # what `_written` was behind the last change of the folder
         self._waiting: deque[_Waiting] = deque()
         self._asked: float | None = None  # when the sync that was asked for is due
-        self._covered = 0  # what of `_written` the last sync covered
+        self._begun = self._covered = 0  # what of `_written` the last sync began with, and covered
         self._one_sync = threading.RLock()
         self._sync_error: OSError | None = None
         self._closed = False
@@ -52,6 +52,10 @@ class Syncing(Reading):
                 then(None)
             return
         due = time.monotonic() + within_s
+        last = self._waiting[-1] if self._waiting else None
+        if then is None and last is not None and last.then is None and last.due <= due and last.mark > self._begun:
+            self._waiting[-1] = _Waiting(self._written, last.due, None)  # the sync that is to come covers this too
+            return
         self._waiting.append(_Waiting(self._written, due, then))
         self._ask(due)
 
@@ -81,7 +85,7 @@ class Syncing(Reading):
     def _sync_all(self) -> None:
         """The mark is read first: what was written before it is in a segment of the list. The engine appends and rolls
         meanwhile: of that nothing is known to be on disk."""
-        mark = self._written
+        mark = self._begun = self._written
         for segment in list(self._unsynced):
             self._disk.fdatasync(segment.fd)
         if self._folder_changed > self._synced:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,19 @@ def test_a_failed_sync_makes_the_group_read_only_and_loses_nothing_acknowledged(
     assert "Input/output error" in stats["failure"]
     other: Any = failing.tree.mkdir(ROOT, failing.tree.root, "h", 0o777)
     assert failing.settled(failing.tree.create(ROOT, other, "s", 0o666)), "other groups go on"
+
+
+def test_writes_of_one_duration_wait_as_one(tmp_path: Path) -> None:
+    """However many come before the disk is asked, the bucket remembers one of them."""
+    case = Case(tmp_path / "store", Late())
+    case.settled(case.tree.open(ROOT, case.tree.walk(ROOT, case.group, "ctl"), os.O_WRONLY).write(b"sync 1h\n"))
+    case.settled(case.writer.write(b"first"))
+    tracemalloc.start()
+    try:
+        for _ in range(2_000):
+            case.settled(case.writer.write(b"more"))
+        kept = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/store/syncing.py")])
+    finally:
+        tracemalloc.stop()
+    assert sum(trace.size for trace in kept.traces) < 10_000
+    case.store.close()
