@@ -18,7 +18,7 @@ from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_file, write_file
 from mqfs.store.index import OpenIndex, Others
 from mqfs.store.reading import reserve_body, reserved_by
-from mqfs.store.segment import Survey, survey
+from mqfs.store.segment import Survey, survey, torn
 from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_label, take_lock
 from mqfs.types import Kind
 
@@ -75,19 +75,27 @@ class Log:
         self.data = read_file(disk, self.path)
         self.identity = int.from_bytes(self.data[4:8], "little")
         self.index, self.others = OpenIndex(), Others()
-        covered = self._covered(disk) if newest else len(self.data)
-        self.found: Survey = survey(self.data[:covered], 0, self.index, self.others, tail=False)
-        if covered < len(self.data):
+        self.listed: set[int] = set()  # where its index says that records are
+        covered = self._covered(disk)
+        end = covered if newest else len(self.data)
+        self.found: Survey = survey(self.data[:end], 0, self.index, self.others, tail=False)
+        if newest and covered < len(self.data):
             self._tail(covered)
+        self.torn = [] if newest else torn(self.data, covered, self.found.bad)
+        self.torn += [(a, b) for a, b in self.found.bad if b <= covered and not any(a <= at < b for at in self.listed)]
+        self.found.bad = [stretch for stretch in self.found.bad if stretch not in self.torn]
 
     def _covered(self, disk: Disk) -> int:
         """How far its index says that it is on disk: damage before that is no torn tail."""
         path, covered, at = f"{self.path[:-4]}.idx", 0, 0
         data = read_file(disk, path) if disk.exists(path) else b""
         while (part := idx.decode_part(data, at, at)) is not None and part.start == covered:
-            if part.to > len(self.data) or part.identity != self.identity:
+            if part.to > len(self.data) or part.identity != self.identity or not idx.columns_pass(data, part):
                 break
             at, covered = at + part.size, part.to
+            index = OpenIndex()
+            idx.load_part(index, data, part)
+            self.listed.update(index.positions, (row.position for row in Others(part.rows)))
         return covered
 
     def _tail(self, covered: int) -> None:
@@ -261,6 +269,8 @@ class Checker:
             self._write_newest(number, newest, bound, names, has_state)
 
     def _records(self, number: int, log: Log) -> None:
+        for start, end in log.torn:
+            self.report(f"note: group {number}: {log.name}: bytes {start} to {end} were torn by an unclean stop")
         for start, end in log.found.bad:
             self.problem(f"group {number}: {log.name}: bytes {start} to {end} do not pass their check")
         if log.found.written > log.found.end and not log.found.bad:

@@ -91,6 +91,13 @@ def survey(data: bytes, base: int, index: OpenIndex, others: Others, *, tail: bo
     return found
 
 
+def torn(data: bytes, covered: int, bad: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of the bad stretches of a log, those that a stop left: behind `covered`, what is known to have been on disk, and
+    before no record that says so of what is before it."""
+    sure = survey(data[covered:], covered, OpenIndex(), Others(), tail=True).bad
+    return [stretch for stretch in bad if stretch[0] >= covered and stretch not in sure]
+
+
 def _add(unit: list[Row], index: OpenIndex, others: Others) -> None:
     for row in unit:
         if row.kind <= Kind.END:
@@ -517,6 +524,9 @@ class Segment:
         index, others = OpenIndex(), Others()
         data = read_all(self.disk, fd, size, 0)
         found = survey(data, 0, index, others, tail=False)
+        for start, end in torn(data, self.covered, found.bad) if found.bad else ():
+            found.bad.remove((start, end))
+            self.aside(self, start, data[start:end], "a torn tail")
         self._report(found)
         if found.written > found.end and not found.bad:
             self.rot(found.end, data[found.end : found.written])  # a unit without its end
