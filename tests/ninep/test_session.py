@@ -388,8 +388,8 @@ def test_large_messages_are_cut_to_the_msize(tree: Tree) -> None:
 # ---------------------------------------------------------------- directories
 
 
-def entries(data: bytes) -> list[Dir]:
-    reader, found = Reader(data, 0, len(data), False), []
+def entries(data: bytes, unix: bool = False) -> list[Dir]:
+    reader, found = Reader(data, 0, len(data), unix), []
     while reader.position < reader.end:
         found.append(reader.entry())
     return found
@@ -410,6 +410,33 @@ def test_directory_in_pieces(line: Line) -> None:
     assert names == sorted([*META, *(f"s{n:02}" for n in range(50))])
     (first, *_) = entries(line.value("Tread tag 1 fid 1 offset 0 count 200").data)
     assert first.name == META[0]
+
+
+@pytest.mark.parametrize("version", ["9P2000", "9P2000.u"])
+@pytest.mark.parametrize("buffer", [200, 500, 1_200])
+def test_a_listing_is_read_to_the_end_by_a_client_that_fills_its_buffer(tree: Tree, version: str, buffer: int) -> None:
+    """As Linux v9fs does: it asks for what is left of its buffer until that is full or 0 bytes come."""
+    line = Line(tree, version=version)
+    for number in range(50):
+        make(line, number + 10, f"s{number:02}")
+    open_(line, 1, "")
+    line.replies()
+    names: list[str] = []
+    offset, filled = 0, 1
+    while filled:
+        filled = 0
+        while data := line.value(f"Tread tag 1 fid 1 offset {offset} count {buffer - filled}").data:
+            names += [stat.name for stat in entries(data, version != "9P2000")]
+            offset, filled = offset + len(data), filled + len(data)
+    assert names == sorted([*META, *(f"s{n:02}" for n in range(50))])
+
+
+def test_a_buffer_that_no_entry_fits_is_refused_wherever_the_listing_is(line: Line) -> None:
+    open_(line, 1, "")
+    line.replies()
+    offset = len(line.value("Tread tag 1 fid 1 offset 0 count 100").data)
+    assert 0 < offset <= 100
+    assert "too few for an entry" in line.one(f"Tread tag 1 fid 1 offset {offset} count {101 - offset}")
 
 
 def test_removing_while_reading_skips_none(tree: Tree) -> None:
