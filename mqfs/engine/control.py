@@ -6,7 +6,7 @@ Owns the carrying out of actions, all or nothing; the language itself is in ctl.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
 from mqfs.engine import letters, program, topics
@@ -71,7 +71,15 @@ class PrintedCommands(Commands):
 
 
 class CtlHandle(PrintedCommands):
-    """`ctl`: settings and actions of a group."""
+    """`ctl`: settings and actions of a group. Open for reading only it has a `size`, for programs that trust one."""
+
+    size: int | None = None
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        if reads and not writes:
+            self.text = self.print().encode()
+            self.size = len(self.text)
 
     def print(self) -> str:
         return "".join(f"{line}\n" for line in self.group.lines())

@@ -52,6 +52,7 @@ WANTED = (
 )  # not READDIRPLUS: it would enter every file of a directory in the table of nodes
 MAX_WRITE, PAGES = 1 << 20, 256
 BACKGROUND = 0xFFFF  # asynchronous reads that wait must not stand in the way of a RELEASE
+SIZE_NOT_ASKED = 1  # in a lookup: the kernel asks before it tells a size; at 0 sendfile would end without a read
 READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.POLLWRNORM
 
 
@@ -168,12 +169,12 @@ class Lane:
                         continue
                     raise
                 yielded = False
-                opcode, unique, fh, offset, count, flags = hot(buffer)
+                opcode, unique, fh, offset, count, caller, flags = hot(buffer)
                 try:
                     if opcode == wire.WRITE:
                         self._write(unique, fh, offset, count, flags)
                     elif opcode == wire.READ:
-                        self._read(unique, fh, offset, count, flags)
+                        self._read(unique, fh, offset, count, caller, flags)
                     elif opcode in PASSED:
                         await self._pass_on(opcode, unique, size)
                     elif opcode in self._handlers:
@@ -255,15 +256,17 @@ class Lane:
             raise errors.Stale(f"file handle {fh}")
         return file
 
-    def _read(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:
+    def _read(self, unique: int, fh: int, offset: int, count: int, caller: int, flags: int) -> None:
         file = self.files.open.get(fh)
-        if file is None or self.closing or self.early:
+        if file is None or not caller & wire.READ_LOCKOWNER or self.early:
             if self.closing:
                 self.answer(unique, b"")
                 return
             file = self._file(fh)
             if self._came_late(unique):
                 return
+            if not caller & wire.READ_LOCKOWNER:
+                self._require_pages(file)
         handle = file.handle
         if handle.takes:
             self._tell_reader(file)
@@ -282,6 +285,11 @@ class Lane:
         else:
             WaitingRead(self, unique, step, handle)
 
+    def _require_pages(self, file: File) -> None:
+        """The kernel fills a page, for sendfile or splice. Programs that are refused there read instead."""
+        if not self.nodes.may_be_mapped(wire.U64.unpack_from(self._buffer, 16)[0]):
+            raise errors.BadRequest(f"{file.node.name} is read, not mapped")
+
     def _tell_reader(self, file: File) -> None:
         """A handle that takes is told the process that reads; the kernel names the thread."""
         thread = wire.U32.unpack_from(self._buffer, wire.THREAD)[0]
@@ -292,7 +300,7 @@ class Lane:
 
     def _write(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:
         file = self.files.open.get(fh)
-        if file is None or self.closing or self.early:
+        if file is None or self.early:
             if self.closing:
                 self.refuse(unique, errno.EIO)
                 return
@@ -328,7 +336,7 @@ class Lane:
         waiting = self.waiting.get(victim)
         if waiting is not None:
             self._cancel(waiting)
-        elif victim not in self.passed:
+        elif victim not in self.passed and not self.closing:
             self.early[victim] = None
             if len(self.early) > limits.INTERRUPTS:
                 del self.early[next(iter(self.early))]
@@ -349,6 +357,7 @@ class Lane:
     def close(self) -> None:
         """Answer all that waits, and from now on every read with end-of-file."""
         self.closing = True
+        self.early[0] = None  # no request has that number: from now on every read and write looks here
         for waiting in list(self.waiting.values()):
             self._cancel(waiting)
 
@@ -439,7 +448,8 @@ class Lane:
         size, _, _, parent, uid, gid, thread = wire.HEADER.unpack_from(self._buffer)
         name = known_name(bytes(self._view[wire.IN_HEADER : size - 1]))
         node = self.tree.walk(people.user(uid, gid, thread), self.nodes.node(parent), name)
-        attributes = pack_attributes(self.tree.stat(node))
+        found = self.tree.stat(node)
+        attributes = pack_attributes(found, None if node.directory else found.size or SIZE_NOT_ASKED)
         nodeid = self.nodes.enter(node, thread)
         entry = wire.ENTRY.pack(nodeid, 0, 0, 0, 0, 0)
         size = wire.OUT_HEADER + wire.ENTRY_BYTES
@@ -480,7 +490,7 @@ class Lane:
             del self.files.listings[fh]
 
     def _readdir(self, unique: int) -> None:
-        _, _, fh, offset, room, _ = wire.HOT.unpack_from(self._buffer)
+        _, _, fh, offset, room, _, _ = wire.HOT.unpack_from(self._buffer)
         listing = self.files.listings.get(fh)
         if listing is None:
             raise errors.Stale(f"file handle {fh}")

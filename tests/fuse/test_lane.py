@@ -46,7 +46,8 @@ class Bench:
 
     def read(self, unique: int, fh: int, flags: int = 0) -> None:
         where = wire.U64.pack(fh) + bytes(8) + wire.U32.pack(100)
-        self.ask(wire.READ, unique, where + bytes(12) + wire.U64.pack(flags))
+        owner = wire.U32.pack(wire.READ_LOCKOWNER) + bytes(8)
+        self.ask(wire.READ, unique, where + owner + wire.U64.pack(flags))
 
     async def reply(self) -> tuple[int, int, bytes]:
         """(unique, errno, the rest)"""
