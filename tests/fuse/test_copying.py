@@ -124,4 +124,3 @@ print(spliced(fd), os.read(fd, 100))
 """
     with Child(mq, program) as child:
         assert child.line() == "EINVAL b'one\\n'"
-
