@@ -46,11 +46,11 @@ class Shares:
         else:
             self._taken.pop(user, None)
 
-    def change(self, user: Hashable, before: int, after: int) -> int:
-        """What a user has for one purpose becomes `after`, which is returned. Raises OverLimit."""
-        if after > before:
+    def change(self, user: Hashable, before: int, after: int, *, refuse: bool = True) -> int:
+        """What a user has for one purpose becomes `after`, which is returned. Raises OverLimit, if it may `refuse`."""
+        if after > before and refuse:
             self.take(user, after - before)
-        elif after < before:
+        else:
             self.give(user, before - after)
         return after
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 class Commands(Open):
     """A file whose writes are command lines and whose refusals can be read."""
 
-    partial = b""
     refusal: bytes | None = None
 
     def lines_of(self, data: bytes) -> str:
@@ -32,14 +31,16 @@ class Commands(Open):
         if len(text) > limits.CTL_BYTES:
             raise errors.TooLong(f"at most {limits.CTL_BYTES} bytes of commands at once")
         whole, newline, rest = text.rpartition(b"\n")
-        self.partial = rest
+        if rest or self.partial:
+            self.keep(rest)
         try:
             return (whole + newline).decode()
         except UnicodeDecodeError:
             raise errors.BadCommand("commands are valid UTF-8") from None
 
     def refused(self, error: errors.MqfsError) -> None:
-        self.partial = b""
+        if self.partial:
+            self.keep(b"")
         self.refusal = f"{error}\n".encode()
         self.group.refuse(self.user, self.node.name, str(error))
 
@@ -80,6 +81,7 @@ class CtlHandle(PrintedCommands):
         if reads and not writes:
             self.text = self.print().encode()
             self.size = len(self.text)
+            self.hold(self.size)
 
     def print(self) -> str:
         return "".join(f"{line}\n" for line in self.group.lines())

@@ -27,6 +27,7 @@ class TextHandle(Open):
         super().__init__(node, user, reads, writes)
         self.text = self._MAKE[node.name](self.group, user).encode()
         self.size = len(self.text)
+        self.hold(self.size)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)

@@ -79,6 +79,8 @@ class Tree:
         self.groups: dict[int, Group] = {}
         self._handles: set[Open] = set()
         self._opened = Shares("open files", "HANDLES")
+        self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
+        self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
         self._load(owner, umask)
 
     # ------------------------------------------------------------ loading

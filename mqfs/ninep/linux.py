@@ -206,7 +206,7 @@ def xattrwalk(session: Session, request: m.Txattrwalk) -> Fcall:
     session.check_new(request.newfid)
     listed = fid.clone(request.newfid, fid.node)
     listed.xattr = True
-    session.fids[request.newfid] = listed
+    session.add(listed)
     return m.Rxattrwalk(request.tag, 0)
 
 

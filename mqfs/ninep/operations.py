@@ -69,7 +69,8 @@ def attach(session: Session, request: m.Tattach) -> Fcall:
     assert session.dialect is not None
     session.v9fs = session.v9fs or path != request.aname
     fills = session.dialect.unix or session.v9fs
-    session.fids[request.fid] = Fid(request.fid, user, root, root, fills)
+    session.add(Fid(request.fid, user, root, root, fills))
+    session.attached = True
     return m.Rattach(request.tag, root.qid)
 
 
@@ -94,7 +95,7 @@ def walk(session: Session, request: m.Twalk) -> Fcall:
     if request.newfid == request.fid:
         fid.node = node
     else:
-        session.fids[request.newfid] = fid.clone(request.newfid, node)
+        session.add(fid.clone(request.newfid, node))
     return m.Rwalk(request.tag, tuple(qids))
 
 

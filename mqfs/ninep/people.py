@@ -10,7 +10,7 @@ import contextlib
 import grp
 import os
 import pwd
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -92,10 +92,12 @@ class Peer:
         pid: int = 0,
         *,
         fixed: bool = False,
+        host: str = "",
         tokens: Tokens | None = None,
     ) -> None:
-        """`fixed`: whatever a client says, it acts as `uid` (TCP), but for one with a token."""
+        """`fixed`: whatever a client says, it acts as `uid` (TCP), but for one with a token. `host`: where it is."""
         self.where, self.uid, self.gid, self.pid, self.fixed, self.tokens = where, uid, gid, pid, fixed, tokens
+        self.account: Hashable = host or uid  # whose share its connection, and what that holds, comes from
 
     def attach(self, uname: str, n_uname: int) -> User:
         """The user of an attach; Denied if this peer may not act as that one."""
