@@ -59,16 +59,28 @@ READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.
 class Waiting:
     """A request that is not answered yet. Called by the engine with what it came to."""
 
-    __slots__ = ("lane", "step", "unique")
+    __slots__ = ("lane", "step", "uid", "unique")
 
     def __init__(self, lane: Lane, unique: int, step: Wait[Any]) -> None:
         self.lane, self.unique, self.step = lane, unique, step
+        self.uid: int | None = wire.U32.unpack_from(lane.buffer, wire.USER)[0]  # whose share it is of; None: nobody's
+        try:
+            lane.tree.waits.take(self.uid)
+        except errors.OverLimit:
+            if step.cancel():
+                raise
+            self.uid = None
         lane.waiting[unique] = self
         step.subscribe(self)
 
+    def end(self) -> None:
+        """It waits no more."""
+        if self.lane.waiting.pop(self.unique, None) is not None and self.uid is not None:
+            self.lane.tree.waits.give(self.uid)
+
     def __call__(self, step: Wait[Any]) -> None:
         lane, unique = self.lane, self.unique
-        lane.waiting.pop(unique, None)
+        self.end()
         try:
             self.answer(step.result())
         except errors.MqfsError as error:
@@ -122,8 +134,8 @@ class Lane:
         self.passed: dict[int, int] = {}  # unique -> opcode, of what pyfuse3 answers and we amend
         self.early: dict[int, None] = {}  # requests that were interrupted before they came, the oldest first
         self.closing = False
-        self._buffer = bytearray(limits.FUSE_REQUEST_BYTES)
-        self._view = memoryview(self._buffer)
+        self.buffer = bytearray(limits.FUSE_REQUEST_BYTES)
+        self._view = memoryview(self.buffer)
         self._handlers: dict[int, Callable[[int], None]] = {
             wire.LOOKUP: self._lookup,
             wire.GETATTR: self._getattr,
@@ -148,7 +160,7 @@ class Lane:
 
     async def requests(self) -> None:
         """Answer or pass on what the device has, until the mount ends."""
-        device, buffer, vector, hot = self.device, self._buffer, [self._buffer], wire.HOT.unpack_from
+        device, buffer, vector, hot = self.device, self.buffer, [self.buffer], wire.HOT.unpack_from
         readv, waiting_room = os.readv, trio.lowlevel.wait_readable
         yielded = False
         while True:
@@ -208,7 +220,7 @@ class Lane:
             self.passed[unique] = opcode
         if opcode == wire.INIT:  # libfuse would splice from what it takes for the device
             at = wire.IN_HEADER + 12
-            wire.U32.pack_into(self._buffer, at, wire.U32.unpack_from(self._buffer, at)[0] & ~wire.SPLICES)
+            wire.U32.pack_into(self.buffer, at, wire.U32.unpack_from(self.buffer, at)[0] & ~wire.SPLICES)
         while True:
             try:
                 self.libfuse.send(self._view[:size])
@@ -287,12 +299,12 @@ class Lane:
 
     def _require_pages(self, file: File) -> None:
         """The kernel fills a page, for sendfile or splice. Programs that are refused there read instead."""
-        if not self.nodes.may_be_mapped(wire.U64.unpack_from(self._buffer, 16)[0]):
+        if not self.nodes.may_be_mapped(wire.U64.unpack_from(self.buffer, 16)[0]):
             raise errors.BadRequest(f"{file.node.name} is read, not mapped")
 
     def _tell_reader(self, file: File) -> None:
         """A handle that takes is told the process that reads; the kernel names the thread."""
-        thread = wire.U32.unpack_from(self._buffer, wire.THREAD)[0]
+        thread = wire.U32.unpack_from(self.buffer, wire.THREAD)[0]
         if thread != file.thread:
             file.thread = thread
             file.process = people.membership(thread)[0] if thread else 0  # 0: of another pid namespace
@@ -316,7 +328,7 @@ class Lane:
             WaitingWrite(self, unique, step)
 
     def _fsync(self, unique: int) -> None:
-        nodeid = wire.U64.unpack_from(self._buffer, 16)[0]
+        nodeid = wire.U64.unpack_from(self.buffer, 16)[0]
         step = self.tree.sync(self.nodes.node(nodeid))
         if isinstance(step, Wait):
             Waiting(self, unique, step)
@@ -325,14 +337,14 @@ class Lane:
 
     def _fallocate(self, unique: int) -> None:
         """Succeeds and does nothing, as setting the size: else the C library would write a byte, a message, instead."""
-        mode = wire.U32.unpack_from(self._buffer, wire.IN_HEADER + 24)[0]
+        mode = wire.U32.unpack_from(self.buffer, wire.IN_HEADER + 24)[0]
         self.refuse(unique, errno.EOPNOTSUPP if mode & ~wire.FALLOC_FL_KEEP_SIZE else 0)
 
     # ------------------------------------------------------------ interrupts
 
     def _interrupt(self, _: int) -> None:
         """No reply. What is done already is answered as if nothing had been asked."""
-        victim = wire.U64.unpack_from(self._buffer, wire.IN_HEADER)[0]
+        victim = wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0]
         waiting = self.waiting.get(victim)
         if waiting is not None:
             self._cancel(waiting)
@@ -343,7 +355,7 @@ class Lane:
 
     def _cancel(self, waiting: Waiting) -> None:
         if waiting.step.cancel():
-            del self.waiting[waiting.unique]
+            waiting.end()
             self.refuse(waiting.unique, errno.EINTR)
 
     def _came_late(self, unique: int) -> bool:
@@ -358,13 +370,13 @@ class Lane:
         """Answer all that waits, and from now on every read with end-of-file."""
         self.closing = True
         self.early[0] = None  # no request has that number: from now on every read and write looks here
-        for waiting in list(self.waiting.values()):
+        for waiting in reversed(list(self.waiting.values())):  # so that none becomes the first of its queue
             self._cancel(waiting)
 
     # ------------------------------------------------------------ poll
 
     def _poll(self, unique: int) -> None:
-        fh, kh, flags, events = wire.POLL_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        fh, kh, flags, events = wire.POLL_IN.unpack_from(self.buffer, wire.IN_HEADER)
         file = self._file(fh)
         handle, ready = file.handle, 0
         if flags & wire.POLL_SCHEDULE_NOTIFY:
@@ -384,7 +396,7 @@ class Lane:
     # ------------------------------------------------------------ locks
 
     def _wanted(self) -> tuple[Key, Held, int]:
-        fh, owner, start, end, kind, pid, flags = wire.LOCK_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        fh, owner, start, end, kind, pid, flags = wire.LOCK_IN.unpack_from(self.buffer, wire.IN_HEADER)
         key = Key(self._file(fh).ino, bool(flags & wire.LK_FLOCK))
         return key, Held(owner, kind == 1, start, end + 1, pid), kind
 
@@ -426,14 +438,14 @@ class Lane:
 
     def _flush(self, unique: int) -> None:
         """One duplicate of a descriptor was closed: by POSIX that ends the process's locks on the file."""
-        fh, owner = wire.FLUSH_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        fh, owner = wire.FLUSH_IN.unpack_from(self.buffer, wire.IN_HEADER)
         file = self.files.open.get(fh)
         if file is not None:
             self.locks.release(Key(file.ino, False), owner)
         self.refuse(unique, 0)
 
     def _release(self, unique: int) -> None:
-        fh, _, flags, owner = wire.RELEASE_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        fh, _, flags, owner = wire.RELEASE_IN.unpack_from(self.buffer, wire.IN_HEADER)
         file = self.files.open.get(fh)
         if file is not None and flags & wire.RELEASE_FLOCK_UNLOCK:
             self.locks.release(Key(file.ino, True), owner)
@@ -445,7 +457,7 @@ class Lane:
     # ------------------------------------------------------------ what every path is made of
 
     def _lookup(self, unique: int) -> None:
-        size, _, _, parent, uid, gid, thread = wire.HEADER.unpack_from(self._buffer)
+        size, _, _, parent, uid, gid, thread = wire.HEADER.unpack_from(self.buffer)
         name = known_name(bytes(self._view[wire.IN_HEADER : size - 1]))
         node = self.tree.walk(people.user(uid, gid, thread), self.nodes.node(parent), name)
         found = self.tree.stat(node)
@@ -457,8 +469,8 @@ class Lane:
             self.nodes.forget(nodeid, 1)
 
     def _getattr(self, unique: int) -> None:
-        nodeid = wire.U64.unpack_from(self._buffer, 16)[0]
-        flags, fh = wire.GETATTR_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        nodeid = wire.U64.unpack_from(self.buffer, 16)[0]
+        flags, fh = wire.GETATTR_IN.unpack_from(self.buffer, wire.IN_HEADER)
         file = self.files.open.get(fh) if flags & wire.GETATTR_FH else None
         fixed = self.nodes.size(nodeid) if file is None else getattr(file.handle, "size", None)
         attributes = pack_attributes(self.tree.stat(self.nodes.node(nodeid)), fixed)
@@ -467,12 +479,12 @@ class Lane:
 
     def _forget(self, _: int) -> None:
         """No reply."""
-        nodeid, lookups = (wire.U64.unpack_from(self._buffer, at)[0] for at in (16, wire.IN_HEADER))
+        nodeid, lookups = (wire.U64.unpack_from(self.buffer, at)[0] for at in (16, wire.IN_HEADER))
         self.nodes.forget(nodeid, lookups)
 
     def _batch_forget(self, _: int) -> None:
         """No reply."""
-        count = wire.U32.unpack_from(self._buffer, wire.IN_HEADER)[0]
+        count = wire.U32.unpack_from(self.buffer, wire.IN_HEADER)[0]
         at = wire.IN_HEADER + 8
         for nodeid, lookups in wire.FORGET_ONE.iter_unpack(self._view[at : at + count * wire.FORGET_ONE.size]):
             self.nodes.forget(nodeid, lookups)
@@ -480,7 +492,7 @@ class Lane:
     # ------------------------------------------------------------ listings
 
     def _opendir(self, unique: int) -> None:
-        _, _, _, nodeid, uid, gid, thread = wire.HEADER.unpack_from(self._buffer)
+        _, _, _, nodeid, uid, gid, thread = wire.HEADER.unpack_from(self.buffer)
         user, node = people.user(uid, gid, thread), self.nodes.directory(nodeid)
         self.tree.access(user, node, os.R_OK)
         if len(self.files.listings) >= limits.LISTINGS:
@@ -490,7 +502,7 @@ class Lane:
             del self.files.listings[fh]
 
     def _readdir(self, unique: int) -> None:
-        _, _, fh, offset, room, _, _ = wire.HOT.unpack_from(self._buffer)
+        _, _, fh, offset, room, _, _ = wire.HOT.unpack_from(self.buffer)
         listing = self.files.listings.get(fh)
         if listing is None:
             raise errors.Stale(f"file handle {fh}")
@@ -499,7 +511,7 @@ class Lane:
         self.answer(unique, pack_names(listing, offset, room))
 
     def _releasedir(self, unique: int) -> None:
-        self.files.listings.pop(wire.U64.unpack_from(self._buffer, wire.IN_HEADER)[0], None)
+        self.files.listings.pop(wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0], None)
         self.refuse(unique, 0)
 
     # ------------------------------------------------------------ what pyfuse3 cannot say
