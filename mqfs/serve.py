@@ -308,6 +308,7 @@ class Server:
                     house_at = trio.current_time() + TICK_S
                     tree.tick()
                     rings.tick()
+                    memory.give_back(tree.memory)
                 else:
                     tree.wake()
             except (OSError, MqfsError) as error:

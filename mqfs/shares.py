@@ -16,10 +16,11 @@ from mqfs.errors import OverLimit
 class Shares:
     """What users have of one thing. `limit` names its bound in limits.py, `what` the thing in an error."""
 
-    __slots__ = ("_limit", "_preferred", "_taken", "_what", "used")
+    __slots__ = ("_limit", "_preferred", "_taken", "_what", "most", "used")
 
     def __init__(self, what: str, limit: str) -> None:
         self.used = 0  # of all users
+        self.most = 0  # that it was after a `change`; for others to set back
         self._what, self._limit = what, limit
         self._preferred = (0, os.geteuid())
         self._taken: dict[Hashable, int] = {}
@@ -50,6 +51,7 @@ class Shares:
         """What a user has for one purpose becomes `after`, which is returned. Raises OverLimit, if it may `refuse`."""
         if after > before and refuse:
             self.take(user, after - before)
+            self.most = max(self.most, self.used)
         else:
             self.give(user, before - after)
         return after

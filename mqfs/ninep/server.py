@@ -124,6 +124,7 @@ class Connection:
             self.flush()
             self.ended = True
             self.session.close(self.sent)
+            self._unsent = []
             self._held = self._memory.change(self.session.peer.account, self._held, 0)
 
     async def _finish(self) -> None:

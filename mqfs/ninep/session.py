@@ -166,7 +166,7 @@ class Session:
                 if fid.reader is not None and fid.given[0] > sent:
                     fid.reader.unread(fid.given[1])
         self._reset()
-        self._out, self._out_bytes = [], 0
+        self._out, self._out_bytes, self._framer = [], 0, Framer(self.msize)  # now, and not with the next collection
 
     def _put(self, head: bytes, data: bytes = b"") -> None:
         """A frame goes out, in one piece or two."""
