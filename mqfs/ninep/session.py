@@ -33,12 +33,13 @@ from mqfs.locks import Key
 from mqfs.ninep import linux, operations
 from mqfs.ninep.dialect import Dialect, negotiate, refusal
 from mqfs.ninep.fids import NOWHERE, Fid
-from mqfs.ninep.messages import Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
+from mqfs.ninep.messages import TYPES, Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
 from mqfs.ninep.notation import show
 from mqfs.ninep.pending import Later, Pending
 from mqfs.ninep.people import Peer
 from mqfs.ninep.tokens import Proof
 from mqfs.ninep.wire import (
+    HEADER,
     IO_OVERHEAD,
     R_READ,
     R_WRITE,
@@ -197,6 +198,10 @@ class Session:
 
     def _general(self, buffer: Buffer, start: int, size: int) -> None:
         """Any request, by way of its value."""
+        if buffer[start + 4] not in TYPES and not buffer[start + 4] & 1 and self.dialect is not None:
+            tag = HEADER.unpack_from(buffer, start)[2]
+            self._refuse(tag, Unsupported(f"message of type {buffer[start + 4]}"))
+            return
         request = decode(buffer, start, size, self.unix)
         if self._trace is not None:
             self._trace(f"-> {show(request, TRACE_DATA_BYTES)}")
