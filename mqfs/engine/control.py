@@ -5,6 +5,7 @@ Owns the carrying out of actions, all or nothing; the language itself is in ctl.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ class Commands(Open):
         if len(text) > limits.CTL_BYTES:
             raise errors.TooLong(f"at most {limits.CTL_BYTES} bytes of commands at once")
         whole, newline, rest = text.rpartition(b"\n")
+        if len(data) < self.whole_below:
+            whole, newline, rest = text, b"", b""
         if rest or self.partial:
             self.keep(rest)
         try:
@@ -43,6 +46,15 @@ class Commands(Open):
             self.keep(b"")
         self.refusal = f"{error}\n".encode()
         self.group.refuse(self.user, self.node.name, str(error))
+
+    def flush(self) -> Step[int]:
+        return self.write(b"\n") if self.partial else 0
+
+    def close(self) -> None:
+        if not self.closed:
+            with contextlib.suppress(errors.MqfsError):  # it is in `.errors`
+                self.flush()
+        super().close()
 
     def told(self, count: int) -> bytes | None:
         """Why the last write was refused, once."""
@@ -109,13 +121,6 @@ class CtlHandle(PrintedCommands):
                 perform(self.group, self.user, action)
         self.group.unblock()
         return self.group.promised(value)
-
-    def _end(self) -> None:
-        if self.partial:  # a last line without its newline: `printf 'replay all' >ctl` means it
-            try:
-                self._perform(self.partial.decode("utf-8", "replace"), 0)
-            except errors.MqfsError as error:
-                self.refused(error)
 
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:

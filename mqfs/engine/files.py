@@ -31,6 +31,7 @@ class Open:
     reader_pid = 0
     held = 0  # bytes of memory that count as its user's
     partial = b""  # an unfinished line
+    whole_below = 0  # of a file of commands: a shorter write is whole, its last line too
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         self.node, self.user, self.reads, self.writes = node, user, reads, writes
@@ -62,6 +63,10 @@ class Open:
 
     def _end(self) -> None:
         """What closing means for this kind of file."""
+
+    def flush(self) -> Step[int]:
+        """A descriptor is closed: what close(2) has to say. Raises why an unfinished command is refused."""
+        return 0
 
     def hold(self, size: int, *, refuse: bool = True) -> None:
         """So many bytes of memory are its user's. Raises OverLimit."""

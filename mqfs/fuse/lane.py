@@ -437,12 +437,18 @@ class Lane:
     # ------------------------------------------------------------ closing
 
     def _flush(self, unique: int) -> None:
-        """One duplicate of a descriptor was closed: by POSIX that ends the process's locks on the file."""
+        """One duplicate of a descriptor was closed: by POSIX that ends the process's locks on the file. An unfinished
+        command is carried out, and close(2) says how it went."""
         fh, owner = wire.FLUSH_IN.unpack_from(self.buffer, wire.IN_HEADER)
         file = self.files.open.get(fh)
+        step: Any = None
         if file is not None:
             self.locks.release(Key(file.ino, False), owner)
-        self.refuse(unique, 0)
+            step = file.handle.flush()
+        if isinstance(step, Wait):
+            Waiting(self, unique, step)
+        else:
+            self.refuse(unique, 0)
 
     def _release(self, unique: int) -> None:
         fh, _, flags, owner = wire.RELEASE_IN.unpack_from(self.buffer, wire.IN_HEADER)

@@ -570,3 +570,16 @@ def test_stream_removed_at_close_goes_with_the_connection(tree: Tree) -> None:
     line.session.close()
     other = Line(tree, version="9P2000")
     assert "does not exist" in other.one("Twalk tag 1 fid 0 newfid 1 names [s]")
+
+
+def test_a_command_longer_than_one_write_is_whole_when_its_last_write_is(line: Line) -> None:
+    """A client cuts what is longer than msize - 24 anywhere."""
+    text = "".join(f"consumer c{number:04} transient\n" for number in range(800))
+    open_(line, 1, "ctl", 1)
+    line.replies()
+    most = 8192 - 24
+    for start in range(0, len(text), most):
+        piece = text[start : start + most].removesuffix("transient\n" if start + most >= len(text) else "")
+        data = piece.replace("\n", "\\n")
+        assert line.one(f'Twrite tag 1 fid 1 offset {start} data "{data}"') == f"Rwrite tag 1 count {len(piece)}"
+    assert len(line.session.tree.root.consumers) == 800
