@@ -95,6 +95,8 @@ INTERRUPTS = 1_024  # remembered that came before their request; and threads tol
 LISTINGS = 65_536  # open directories
 
 # The server
+LOG_LINES = 60  # from one statement in LOG_S: what clients can bring about again and again does not fill a disk
+LOG_S = 60.0
 SHUTDOWN_S = 5.0  # what replies and the last commit may take at the end
 
 # `mqfs bench`

@@ -17,6 +17,7 @@ import os
 import select
 import socket
 import stat
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -211,9 +212,12 @@ class Lane:
                 continue
             if not size:
                 return
-            undo = self._amend(buffer, size)
-            if not self.send(view[:size]):
-                undo()
+            try:
+                undo = self._amend(buffer, size)
+                if not self.send(view[:size]):
+                    undo()
+            except Exception:
+                self.bug(wire.U64.unpack_from(buffer, 8)[0], "a reply")
 
     async def _pass_on(self, opcode: int, unique: int, size: int) -> None:
         if opcode in AMENDED:
@@ -252,7 +256,12 @@ class Lane:
         return self.send(wire.REPLY.pack(wire.OUT_HEADER, -number, unique))
 
     def bug(self, unique: int, what: str) -> None:
-        log.exception("%s failed", what)
+        """In an exception handler: it is no condition of the tree, or the disk's."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            log.error("%s failed: %s", what, error)
+        else:
+            log.exception("%s failed", what)
         self.refuse(unique, errno.EIO)
 
     def _unheard(self, error: OSError) -> bool:

@@ -51,6 +51,9 @@ def answering(
             raise FUSEError(error.errno) from None
         except FUSEError:
             raise
+        except OSError as error:
+            log.error("%s failed: %s", handler.__name__, error)
+            raise FUSEError(errno.EIO) from None
         except Exception:
             log.exception("%s failed", handler.__name__)
             raise FUSEError(errno.EIO) from None

@@ -245,6 +245,13 @@ class Connection:
                 self._unsent[0] = self._unsent[0][sent:]
 
     async def _drain(self) -> None:
+        try:
+            await self._send_rest()
+        except Exception:
+            log.exception("%s: connection ended", self.session.peer.where)
+            self.lost()
+
+    async def _send_rest(self) -> None:
         while self._unsent and not self.ended:
             try:
                 await trio.lowlevel.wait_writable(self.outgoing)

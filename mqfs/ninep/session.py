@@ -189,7 +189,10 @@ class Session:
 
     def _refuse(self, tag: int, error: BaseException) -> None:
         """Answer with an error; one that is not a condition of the tree is a bug, and said so in the log."""
-        if not isinstance(error, MqfsError):
+        if isinstance(error, OSError):
+            log.error("%s: request failed: %s", self.peer.where, error)
+            error = DiskFailed()
+        elif not isinstance(error, MqfsError):
             log.error("9P request failed", exc_info=error)
             error = DiskFailed()
         self._put(encode(refusal(self.dialect or Dialect.PLAIN, tag, error, self.v9fs), self.unix))

@@ -15,12 +15,24 @@ import trio
 from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
-from mqfs.errors import BadAddress, Denied
+from mqfs.errors import BadAddress, Denied, DiskFailed
 from mqfs.ninep import blocking, people
 from mqfs.ninep.messages import Tread, Tversion, Twrite
 from mqfs.ninep.server import Server, listen
 from mqfs.ninep.wire import encode
-from tests.ninep.support import DEADLINE_S, ME, Raw, Running, SlowStore, eventually, make_tree, open_handles, running
+from tests.ninep.support import (
+    DEADLINE_S,
+    ME,
+    FailingBucket,
+    FailingStore,
+    Raw,
+    Running,
+    SlowStore,
+    eventually,
+    make_tree,
+    open_handles,
+    running,
+)
 
 NOT_ROOT = 65_534
 
@@ -390,3 +402,24 @@ def test_a_client_that_goes_without_reading_gives_back_what_was_not_sent(tmp_pat
         with client.open("s") as shown:
             back = len(list(iter(lambda: shown.receive(size), b"")))
         assert count - 6 <= back < count
+
+
+def test_a_disk_that_fails_is_an_answer_and_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = Tree(FailingStore(), SystemClock(), owner=ME)
+    with running(tree, tmp_path) as server, server.connect() as client:
+        with client.open("ctl", "w") as ctl:
+            ctl.write(b"replay all\n")
+        with client.create("s") as stream:
+            stream.write(b"x")
+        FailingBucket.failing = True
+        try:
+            with client.open("s") as stream:
+                for _ in range(3):
+                    with pytest.raises(DiskFailed):
+                        stream.receive()
+        finally:
+            FailingBucket.failing = False
+        with client.open("s") as stream:
+            assert stream.receive() == b"x"
+    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("ERROR", None)] * 3
+    assert "Input/output error" in caplog.text
