@@ -84,6 +84,7 @@ REPLY_BYTES = 1 << 20  # replies of one connection not yet taken by its client; 
 FID_BYTES = 1_024  # of memory, about, for a fid
 HANDSHAKE_S = 10.0  # from a connection to its Tattach: who does not say who they are hold no place for longer
 
+NAMES_S = 60.0  # that what the system says of users and groups is remembered
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred
 TOKEN_LEAST_BYTES = 16  # of a secret: shorter ones can be guessed
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them

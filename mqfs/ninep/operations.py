@@ -245,7 +245,7 @@ def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     if wanted.n_gid != KEEP32:
         changes["gid"] = wanted.n_gid
     elif wanted.gid:
-        changes["gid"] = people.group_wanted(wanted.gid)
+        changes["gid"] = people.group_wanted(wanted.gid, fid.user)
     if wanted.n_uid != KEEP32:
         changes["uid"] = wanted.n_uid
     elif wanted.uid and wanted.uid != people.user_name(session.tree.stat(fid.node).uid):

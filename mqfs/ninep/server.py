@@ -27,7 +27,7 @@ from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
 from mqfs.ninep.tokens import Tokens
 from mqfs.shares import Shares
-from mqfs.sockets import BACKLOG, SocketFile
+from mqfs.sockets import BACKLOG, SocketFile, peer_groups
 from mqfs.sockets import peer as peer_of
 
 log = logging.getLogger(__name__)
@@ -333,7 +333,8 @@ class Server:
 
     async def serve_descriptors(self, incoming: int = 0, outgoing: int = 1) -> None:
         """One connection over two descriptors (standard input and output); returns at its end. `run` must run."""
-        peer = Peer(f"9p stdio {next(self._numbers)}", os.geteuid(), os.getegid(), os.getpid())
+        groups = frozenset(os.getgroups())
+        peer = Peer(f"9p stdio {next(self._numbers)}", os.geteuid(), os.getegid(), os.getpid(), groups=groups)
         with _nonblocking(incoming), _nonblocking(outgoing):
             await self._serve(Connection(self, peer, incoming, outgoing))
 
@@ -446,7 +447,7 @@ class Server:
             host = sock.getpeername()[0]
             return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True, host=host, tokens=self._tokens)
         pid, uid, gid = peer_of(sock)
-        return Peer(f"9p unix {number}", uid, gid, pid)
+        return Peer(f"9p unix {number}", uid, gid, pid, groups=peer_groups(sock))
 
     async def _serve_socket(self, sock: socket.socket, peer: Peer) -> None:
         connection = Connection(self, peer, sock.fileno(), sock.fileno())

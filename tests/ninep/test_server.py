@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import pwd
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,13 +120,15 @@ def test_tcp_user_that_does_not_exist(tree: Tree) -> None:
 # ---------------------------------------------------------------- identity
 
 
-def in_a_child(uid: int, work: Callable[[], None]) -> int:
+def in_a_child(uid: int, work: Callable[[], None], gid: int | None = None, groups: list[int] | None = None) -> int:
     """Do something as another user, in a process of its own; its exit status."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            os.setgid(uid)
+            if groups is not None:
+                os.setgroups(groups)
+            os.setgid(uid if gid is None else gid)
             os.setuid(uid)
             work()
             status = 0
@@ -133,12 +137,16 @@ def in_a_child(uid: int, work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_peer_is_who_the_socket_says(server: Running) -> None:
+def open_to_all(server: Running) -> None:
     os.chmod(server.address.removeprefix("unix!"), 0o666)
     for folder in Path(server.address.removeprefix("unix!")).parents:
         if folder.stat().st_uid == 0 and not folder.stat().st_mode & 1:
             folder.chmod(folder.stat().st_mode | 0o11)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_peer_is_who_the_socket_says(server: Running) -> None:
+    open_to_all(server)
 
     def attach(user: str) -> Callable[[], None]:
         return lambda: server.connect(user=user).close()
@@ -153,6 +161,26 @@ def test_peer_is_who_the_socket_says(server: Running) -> None:
             client.mkdir("a")
 
     assert in_a_child(NOT_ROOT, make) == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can have groups that it chooses")
+def test_groups_are_those_of_the_process(server: Running) -> None:
+    """Those it has dropped do not come back, those it was given are not missing, whatever the database says."""
+    open_to_all(server)
+    for name, gid in (("given", 4711), ("own", 4712), ("dropped", pwd.getpwuid(NOT_ROOT).pw_gid)):
+        with server.connect() as client:
+            client.create(name).close()
+        stream = server.tree.find(ME, name)
+        server.call(partial(server.tree.setattr, ME, stream, mode=0o660, gid=gid))
+
+    def look() -> None:
+        with server.connect() as client:
+            client.open("given", "w").close()
+            client.open("own", "w").close()
+            with pytest.raises(Denied):
+                client.open("dropped", "w")
+
+    assert in_a_child(NOT_ROOT, look, 4712, [4711]) == 0
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may attach as another user")
