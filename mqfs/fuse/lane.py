@@ -337,8 +337,17 @@ class Lane:
             WaitingWrite(self, unique, step)
 
     def _fsync(self, unique: int) -> None:
-        nodeid = wire.U64.unpack_from(self.buffer, 16)[0]
-        step = self.tree.sync(self.nodes.node(nodeid))
+        """All writers of the group wait for it: it is for who may write."""
+        fh = wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0]
+        listing = self.files.listings.get(fh)
+        if listing is None:
+            file = self._file(fh)
+            user, node, writes = file.handle.user, file.node, file.writes
+        else:
+            user, node, writes = listing.user, listing.node, False
+        if not writes:
+            self.tree.access(user, node, os.W_OK)
+        step = self.tree.sync(node)
         if isinstance(step, Wait):
             Waiting(self, unique, step)
         else:

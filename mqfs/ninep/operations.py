@@ -228,10 +228,17 @@ def wstat(session: Session, request: m.Twstat) -> Fcall | Later:
     renamed = bool(wanted.name) and wanted.name != fid.node.name
     if not changes and not renamed:
         touched = any((wanted.length != KEEP64, wanted.mtime != KEEP32, wanted.atime != KEEP32, wanted.name))
-        step = None if touched else session.tree.sync(fid.node)
+        step = None if touched else synced(session, fid)
     else:
         step = _change(session, fid, wanted.name if renamed else "", changes)
     return later(step, lambda _: m.Rwstat(request.tag))
+
+
+def synced(session: Session, fid: Fid) -> Step[None]:
+    """What was written to a fid's group is on disk. All its writers wait for that: it is for who may write."""
+    if fid.writer is None:
+        session.tree.access(fid.user, fid.node, os.W_OK)
+    return session.tree.sync(fid.node)
 
 
 def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:

@@ -18,7 +18,7 @@ from mqfs.engine.tree import Tree
 from mqfs.errors import Stale
 from mqfs.fuse import wire
 from mqfs.fuse.lane import Lane
-from mqfs.fuse.nodes import File, Files, Nodes
+from mqfs.fuse.nodes import File, Files, Listing, Nodes
 from mqfs.store.memory import MemoryStore
 from mqfs.types import User
 
@@ -99,6 +99,23 @@ def test_one_user_does_not_take_all_reads_that_wait(monkeypatch: pytest.MonkeyPa
         assert await bench.reply() == (50, errno.EINTR, b"")
         bench.lane.close()
         assert (len(bench.lane.waiting), bench.tree.waits.used, bench.tree.parked) == (0, 0, 0)
+
+    with_bench(check)
+
+
+def test_who_may_not_write_asks_for_no_sync() -> None:
+    async def check(bench: Bench) -> None:
+        node: Any = bench.files.open[bench.fh].node
+        other = User(1001, 1001)
+        fh = bench.files.add(node, bench.tree.open(other, node, os.O_RDONLY), True, False)
+        listing = bench.files.add_listing(Listing(bench.tree.root, other))
+        for unique, opcode, of, refused in (
+            (2, wire.FSYNC, bench.fh, 0),
+            (4, wire.FSYNC, fh, errno.EACCES),
+            (6, wire.FSYNCDIR, listing, errno.EACCES),
+        ):
+            bench.ask(opcode, unique, wire.U64.pack(of) + bytes(8))
+            assert await bench.reply() == (unique, refused, b"")
 
     with_bench(check)
 

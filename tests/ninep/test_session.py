@@ -583,3 +583,21 @@ def test_a_command_longer_than_one_write_is_whole_when_its_last_write_is(line: L
         data = piece.replace("\n", "\\n")
         assert line.one(f'Twrite tag 1 fid 1 offset {start} data "{data}"') == f"Rwrite tag 1 count {len(piece)}"
     assert len(line.session.tree.root.consumers) == 800
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("version", ["9P2000", "9P2000.L"])
+def test_who_may_not_write_asks_for_no_sync(tree: Tree, version: str, opened: bool) -> None:
+    """Each is a wait of the disk, for all others too."""
+    make(Line(tree, version="9P2000"), 1, "s")
+    line = Line(tree, uid=ME.uid + 1, version=version)
+    line.ask("Twalk tag 1 fid 0 newfid 1 names [s]")
+    if opened:
+        line.ask("Tlopen tag 1 fid 1 flags 0" if version == "9P2000.L" else "Topen tag 1 fid 1 mode 0")
+    sync = (
+        "Tfsync tag 1 fid 1"
+        if version == "9P2000.L"
+        else 'Twstat tag 1 fid 1 stat {type ~ dev ~ qid 0.0.f mode ~ atime ~ mtime ~ length ~ name "" uid "" gid "" muid ""}'
+    )
+    refusals = {"9P2000": 'Rerror tag 1 ename "permission denied', "9P2000.L": "Rlerror tag 1 ecode"}
+    assert line.one(sync).startswith(refusals[version])
