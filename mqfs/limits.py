@@ -12,9 +12,10 @@ LINE_BYTES = MESSAGE_BYTES  # an unfinished line that waits in a handle (`data l
 # The tree
 GROUPS = 16_384  # in one tree: each costs a folder, a lazily opened file and about 2 KiB
 STREAMS = 1_048_576  # in one group: about 500 B each, and the state record names them all
-HANDLES = 131_072  # open files of all faces together
-HANDLES_PER_USER = 65_536  # so that one user cannot take all of them
-PARKED = 65_536  # reads and writes that wait, all together
+SHARE_KEPT = 16  # one part in so many of what users share is kept for root and the server's user: see shares.py
+HANDLES = 131_072  # open files of all faces together; shared
+PARKED = 65_536  # reads and writes that wait, all together; shared
+HELD_BYTES = 1 << 30  # of memory that users make the server hold (half frames, replies, fids, `.kept`, lines); shared
 ERRORS = 64  # lines kept for `.errors` of one group
 CTL_BYTES = 65_536  # one write to `ctl` or `.cursor`, and the unfinished line that waits in a handle
 DROPPED = 65_536  # messages of a group dropped one by one and not yet passed by its floor
@@ -37,8 +38,7 @@ PUT_BYTES = 65_536  # the JSON object before the body of a `.put`
 UNIT_BYTES = 512 << 20  # of one unit in the log: a start after a kill reads a torn one whole, and others wait for it
 UNIT_PIECE_BYTES = 1 << 20  # of a large unit that is encoded and written at once
 UNIT_MESSAGES = 1_048_576  # of one unit: others wait for them, and the index of its segment is in memory
-PARTS = 4_096  # of transactions, open at once in the whole tree: about 70 KiB of memory each where they are small
-PARTS_PER_USER = 2_048  # so that one user cannot take all of them
+PARTS = 4_096  # of transactions, open at once in the whole tree; shared: some 70 KiB of memory each if small
 PART_BUFFER_BYTES = 64 << 10  # of a part: what is more lies on disk, and small parts never do
 STAGED_BYTES = 8 << 30  # of all parts together, on disk; in a memory store MEMORY_BYTES
 TRANSACTION_IDLE_S = 24 * 3_600  # a part nobody writes to is dropped: a day is the longest job whose first part waits
@@ -73,15 +73,18 @@ KEPT_BYTES = 32 << 20  # kept for the next requests when they are done: some of 
 MSIZE_LEAST = 4_096
 MSIZE_MOST = 1 << 20
 MSIZE_DEFAULT = (128 << 10) + 24
-CONNECTIONS = 4_096
+CONNECTIONS = 4_096  # shared: those of one user, over TCP of one host
 FIDS = 65_536  # of one connection
 TAGS = 16_384  # requests of one connection that wait at once; above it reads are refused, writes hold it up
 LISTED = 2_097_152  # names that the open directories of one connection hold: two listings of the largest group
 WALK_NAMES = 16  # the protocol's own bound
 SILENT_S = 30  # of a TCP connection, before its host is asked whether it is there: what it holds, others wait for
 ASKED, ASKED_S = 3, 10  # so often, and so long apart; the system's own figures make two hours of it
-REPLY_BYTES = 4 << 20  # replies of one connection not yet taken by its client; above it it is not read
+REPLY_BYTES = 1 << 20  # replies of one connection not yet taken by its client; above it it is not read
+FID_BYTES = 1_024  # of memory, about, for a fid
+HANDSHAKE_S = 10.0  # from a connection to its Tattach: who does not say who they are hold no place for longer
 
+NAMES_S = 60.0  # that what the system says of users and groups is remembered
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred
 TOKEN_LEAST_BYTES = 16  # of a secret: shorter ones can be guessed
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them
@@ -93,6 +96,8 @@ INTERRUPTS = 1_024  # remembered that came before their request; and threads tol
 LISTINGS = 65_536  # open directories
 
 # The server
+LOG_LINES = 60  # from one statement in LOG_S: what clients can bring about again and again does not fill a disk
+LOG_S = 60.0
 SHUTDOWN_S = 5.0  # what replies and the last commit may take at the end
 
 # `mqfs bench`

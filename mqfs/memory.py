@@ -1,14 +1,16 @@
-"""How this process keeps memory that it let go of.
+"""How this process keeps memory that it let go of, and when it gives it back to the system.
 
-Owns one call of the C library. A request or a reply of a megabyte is made and let go of many times a second; what the
+Owns two calls of the C library. A request or a reply of a megabyte is made and let go of many times a second; what the
 library gives back to the system each time comes back page by page, each cleared, which costs more than the copying.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 
 from mqfs.limits import KEPT_BYTES, LARGE_BYTES
+from mqfs.shares import Shares
 
 _TRIM, _MMAP = -1, -3  # of <malloc.h>
 
@@ -23,4 +25,15 @@ def keep() -> None:
     tune(_TRIM, KEPT_BYTES)
 
 
-__all__ = ["keep"]
+def give_back(memory: Shares) -> None:
+    """Give memory back once what clients made the server hold has fallen by more than is kept for the next requests.
+
+    The C library does so by itself only where nothing younger lies behind it.
+    """
+    if memory.most - memory.used > KEPT_BYTES:
+        memory.most = memory.used
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+__all__ = ["give_back", "keep"]

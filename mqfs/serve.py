@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
-from mqfs import limits, memory
+from mqfs import limits, logs, memory
 from mqfs.clock import SystemClock
 from mqfs.config import Options, name_space, service_address
 from mqfs.engine.ctl import parse_settings
@@ -44,21 +44,12 @@ End = Callable[[], Awaitable[None]]
 
 def run(options: Options) -> int:
     """Serve until told to stop; the exit code. Raises MqfsError or OSError where it could not start."""
-    set_up_logging()
+    logs.set_up()
     check_words(options)
     check_standard_files(options)
     raise_file_limit()
     memory.keep()
     return trio.run(Server(options).run)
-
-
-def set_up_logging() -> None:
-    """One line each, on standard error: standard output may carry 9P."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("mqfs: %(message)s"))
-    logging.root.handlers[:] = [handler]
-    logging.root.setLevel(logging.INFO)
-    logging.captureWarnings(True)
 
 
 def check_words(options: Options) -> None:
@@ -308,6 +299,7 @@ class Server:
                     house_at = trio.current_time() + TICK_S
                     tree.tick()
                     rings.tick()
+                    memory.give_back(tree.memory)
                 else:
                     tree.wake()
             except (OSError, MqfsError) as error:

@@ -12,6 +12,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from mqfs.errors import BadAddress
 
@@ -19,6 +20,8 @@ BACKLOG = 1_024
 PATH_BYTES = 107  # of an address, less its NUL
 PROBE_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
+_PEERGROUPS = 59  # of <asm/socket.h>; Python's socket has no name for it
+_GROUPS_BYTES = 1_024  # the most that Python's getsockopt takes: 256 groups
 
 
 @contextlib.contextmanager
@@ -90,3 +93,12 @@ def peer(sock: socket.socket) -> tuple[int, int, int]:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
+
+
+def peer_groups(sock: Any) -> frozenset[int] | None:
+    """The supplementary groups of the other end when it connected; None where the system does not tell."""
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_BYTES)
+    except OSError:
+        return None
+    return frozenset(gid for (gid,) in struct.iter_unpack("=I", raw))

@@ -530,6 +530,7 @@ class Handle(Protocol):
     reader_pid: int  # the process that reads, set before `read` by a face that knows it; 0: not known
     sequential: bool  # offsets mean nothing: opened to read and write, or a cursor (FUSE: FOPEN_STREAM)
     parkable: bool  # a read may wait: streams, order, cursors (FUSE: direct I/O; 9P: never a second Tread to fill up)
+    whole_below: int  # of a file of commands, set by a face: a shorter write is whole, its last line too
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]: ...
 
@@ -544,6 +545,10 @@ class Handle(Protocol):
 
     @property
     def writable(self) -> bool: ...
+
+    def flush(self) -> Step[int]:
+        """A descriptor is closed: what close(2) has to say. Raises why an unfinished command is refused."""
+        ...
 
     def watch(self, then: Callable[[], None] | None) -> None:
         """Call `then` once when `readable` or `writable` may have become true (poll); None: no more."""

@@ -5,8 +5,9 @@ Owns the carrying out of actions, all or nothing; the language itself is in ctl.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
 from mqfs.engine import letters, program, topics
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 class Commands(Open):
     """A file whose writes are command lines and whose refusals can be read."""
 
-    partial = b""
     refusal: bytes | None = None
 
     def lines_of(self, data: bytes) -> str:
@@ -32,16 +32,29 @@ class Commands(Open):
         if len(text) > limits.CTL_BYTES:
             raise errors.TooLong(f"at most {limits.CTL_BYTES} bytes of commands at once")
         whole, newline, rest = text.rpartition(b"\n")
-        self.partial = rest
+        if len(data) < self.whole_below:
+            whole, newline, rest = text, b"", b""
+        if rest or self.partial:
+            self.keep(rest)
         try:
             return (whole + newline).decode()
         except UnicodeDecodeError:
             raise errors.BadCommand("commands are valid UTF-8") from None
 
     def refused(self, error: errors.MqfsError) -> None:
-        self.partial = b""
+        if self.partial:
+            self.keep(b"")
         self.refusal = f"{error}\n".encode()
         self.group.refuse(self.user, self.node.name, str(error))
+
+    def flush(self) -> Step[int]:
+        return self.write(b"\n") if self.partial else 0
+
+    def close(self) -> None:
+        if not self.closed:
+            with contextlib.suppress(errors.MqfsError):  # it is in `.errors`
+                self.flush()
+        super().close()
 
     def told(self, count: int) -> bytes | None:
         """Why the last write was refused, once."""
@@ -71,7 +84,16 @@ class PrintedCommands(Commands):
 
 
 class CtlHandle(PrintedCommands):
-    """`ctl`: settings and actions of a group."""
+    """`ctl`: settings and actions of a group. Open for reading only it has a `size`, for programs that trust one."""
+
+    size: int | None = None
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        if reads and not writes:
+            self.text = self.print().encode()
+            self.size = len(self.text)
+            self.hold(self.size)
 
     def print(self) -> str:
         return "".join(f"{line}\n" for line in self.group.lines())
@@ -99,13 +121,6 @@ class CtlHandle(PrintedCommands):
                 perform(self.group, self.user, action)
         self.group.unblock()
         return self.group.promised(value)
-
-    def _end(self) -> None:
-        if self.partial:  # a last line without its newline: `printf 'replay all' >ctl` means it
-            try:
-                self._perform(self.partial.decode("utf-8", "replace"), 0)
-            except errors.MqfsError as error:
-                self.refused(error)
 
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:

@@ -48,7 +48,7 @@ class Cursor(Commands):
         self.cuts_seen = -1
         self.overtaken = False  # held back more than the slack of a `replay off` group
         self.last = Given()
-        self.waits: list[tuple[Wait[bytes], int]] = []
+        self.waits: dict[Wait[bytes], int] = {}  # each with its read's count
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
         self.position = self.group.bucket.next
         replay = self.group.settings.replay
@@ -193,7 +193,7 @@ class Cursor(Commands):
                 return data
         self.group.tree.park()
         wait: Wait[bytes] = Wait(self._unpark)
-        self.waits.append((wait, count))
+        self.waits[wait] = count
         self.group.cursors_parked[self] = None
         return wait
 
@@ -342,7 +342,7 @@ class Cursor(Commands):
             return
         self.position = record.sequence + 1
         if self._admits(record):
-            _, count = self.waits[0]
+            count = next(iter(self.waits.values()))
             if self.format == "record":
                 self.shown = record
                 self._settle(self.last.first(self._record(record), count, 0))
@@ -352,7 +352,8 @@ class Cursor(Commands):
             self._settle(b"")
 
     def _settle(self, data: bytes) -> None:
-        wait, _ = self.waits.pop(0)
+        wait = next(iter(self.waits))
+        del self.waits[wait]
         self._unparked()
         wait.settle(data)
 
@@ -362,12 +363,10 @@ class Cursor(Commands):
             del self.group.cursors_parked[self]
 
     def _unpark(self, wait: Wait[bytes]) -> bool:
-        for i, (other, _) in enumerate(self.waits):
-            if other is wait:
-                del self.waits[i]
-                self._unparked()
-                return True
-        return False
+        if self.waits.pop(wait, None) is None:
+            return False
+        self._unparked()
+        return True
 
     def unread(self, data: bytes) -> None:
         self.last.back(data)

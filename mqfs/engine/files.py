@@ -29,6 +29,9 @@ class Open:
     writable = True
     takes = False  # what it reads is claimed for it
     reader_pid = 0
+    held = 0  # bytes of memory that count as its user's
+    partial = b""  # an unfinished line
+    whole_below = 0  # of a file of commands: a shorter write is whole, its last line too
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         self.node, self.user, self.reads, self.writes = node, user, reads, writes
@@ -52,10 +55,27 @@ class Open:
         if not self.closed:
             self.closed = True
             self.group.tree.closed(self)
-            self._end()
+            try:
+                self._end()
+            finally:
+                if self.held:
+                    self.hold(0)
 
     def _end(self) -> None:
         """What closing means for this kind of file."""
+
+    def flush(self) -> Step[int]:
+        """A descriptor is closed: what close(2) has to say. Raises why an unfinished command is refused."""
+        return 0
+
+    def hold(self, size: int, *, refuse: bool = True) -> None:
+        """So many bytes of memory are its user's. Raises OverLimit."""
+        self.held = self.group.tree.memory.change(self.user.uid, self.held, size, refuse=refuse)
+
+    def keep(self, rest: bytes, *, refuse: bool = True) -> None:
+        """An unfinished line waits here. Raises OverLimit."""
+        self.hold(len(rest), refuse=refuse)
+        self.partial = rest
 
     def require(self, reading: bool) -> None:
         if not (self.reads if reading else self.writes):
@@ -210,24 +230,20 @@ class Reader(Open):
     def _park(self, count: int, offset: int) -> Wait[bytes]:
         self.group.tree.park()
         wait: Wait[bytes] = Wait(self._unpark)
-        self.waiting_room().setdefault(self, []).append((wait, count, offset))
+        self.waiting_room().setdefault(self, {})[wait] = count, offset
         return wait
 
     def _unpark(self, wait: Wait[bytes]) -> bool:
         room = self.waiting_room()
         waits = room.get(self)
-        if waits is None:
+        if waits is None or waits.pop(wait, None) is None:
             return False
-        for i, (other, _, _) in enumerate(waits):
-            if other is wait:
-                del waits[i]
-                if not waits:
-                    del room[self]
-                self.group.tree.parked -= 1
-                # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
-                self.position = max(self.position, self.group.bucket.next)
-                return True
-        return False
+        if not waits:
+            del room[self]
+        self.group.tree.parked -= 1
+        # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
+        self.position = max(self.position, self.group.bucket.next)
+        return True
 
     def hand(self, record: Record, count: int, offset: int) -> bytes:
         """A new message, for a read that waits."""

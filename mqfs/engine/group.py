@@ -308,12 +308,14 @@ class Group:
         self.tree.park()
 
         def cancel(wait: Wait[int]) -> bool:
+            first = next(iter(stream.blocked), None) is wait
             if stream.blocked.pop(wait, None) is None:
                 return False
             self.tree.parked -= 1
             if post.undo is not None:
                 post.undo()
-            self.unblock()  # it stood before others for whom there may be room
+            if first:
+                self.unblock()  # it stood before others for whom there may be room
             return True
 
         wait: Wait[int] = Wait(cancel)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mqfs.engine.nodes import KeptFile
 
 
+INDEX_BYTES = 16  # of a message, in the two arrays
+
+
 class KeptHandle(Open):
     """Its `size` does not change."""
 
@@ -42,6 +45,7 @@ class KeptHandle(Open):
                 pieces.append(record.body)
                 pieces = pieces if size <= limits.KEPT_COPY_BYTES else None
         self.size = size
+        self.hold(sum(map(len, pieces or ())) + INDEX_BYTES * len(self._ends))
         if pieces is not None:
             self._copy = b"".join(pieces)
 

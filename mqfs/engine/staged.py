@@ -63,7 +63,6 @@ class PartWriter(Open):
     """A stream in a part."""
 
     node: PartFile
-    partial = b""  # `data line`: an unfinished line
 
     def __init__(self, node: PartFile, user: User, reads: bool, writes: bool) -> None:
         node.part.stream(user, node.name)
@@ -82,8 +81,9 @@ class PartWriter(Open):
             bodies = [line + b"\n" for line in lines]
             if len(rest) > limits.LINE_BYTES or any(len(body) > limits.MESSAGE_BYTES for body in bodies):
                 raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+        self.hold(max(len(rest), self.held))
         self._add(bodies)
-        self.partial = rest
+        self.keep(rest)
         return len(data)
 
     def _add(self, bodies: list[bytes]) -> None:

@@ -507,8 +507,7 @@ class Stream(Numbered):
         self.wake_watchers()
 
 
-Waiting = tuple[Wait[bytes], int, int]  # the wait, the read's count and offset
-Parked = dict["Reader", list[Waiting]]
+Parked = dict["Reader", dict[Wait[bytes], tuple[int, int]]]  # each wait with its read's count and offset
 
 
 def serve_parked(parked: Parked, record: Record) -> None:
@@ -517,7 +516,8 @@ def serve_parked(parked: Parked, record: Record) -> None:
         if not reader.wants(record):
             continue  # also all but the first, of a message for one taker
         waits = parked[reader]
-        wait, count, offset = waits.pop(0)
+        wait = next(iter(waits))
+        count, offset = waits.pop(wait)
         if not waits:
             del parked[reader]
         reader.group.tree.parked -= 1
@@ -526,7 +526,7 @@ def serve_parked(parked: Parked, record: Record) -> None:
 
 def end_parked(parked: Parked, group: Group) -> None:
     for waits in list(parked.values()):
-        for wait, _, _ in waits:
+        for wait in waits:
             group.tree.parked -= 1
             wait.settle(b"")
     parked.clear()

@@ -17,7 +17,6 @@ class Writer(Open):
     """A stream, open to be written: what writing is, whatever else the handle does."""
 
     node: Stream
-    partial = b""  # `data line`: an unfinished line
 
     def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -56,13 +55,18 @@ class Writer(Open):
         before = self.partial
 
         def undo() -> None:
-            if self.partial == rest:
-                self.partial = before
+            if self.partial == rest and not self.closed:
+                self.keep(before, refuse=False)
 
+        if rest or before:
+            self.keep(rest)
         if lines:
             post = Post(Kind.MESSAGE, [line + b"\n" for line in lines], len(data), undo)
-            step = self.group.write(self.node, post)
-        self.partial = rest
+            try:
+                step = self.group.write(self.node, post)
+            except errors.MqfsError:
+                undo()
+                raise
         return step
 
     def _end(self) -> None:

@@ -26,6 +26,8 @@ class TextHandle(Open):
     def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.text = self._MAKE[node.name](self.group, user).encode()
+        self.size = len(self.text)
+        self.hold(self.size)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)

@@ -17,6 +17,7 @@ from mqfs.engine.names import check_name
 from mqfs.engine.nodes import Folder, Meta, bits_for_writers
 from mqfs.engine.permission import W, X, require, require_owner
 from mqfs.engine.unit import Source, Tally, Unit, require_fit
+from mqfs.shares import Shares
 from mqfs.state import Attributes, Change
 from mqfs.types import QTDIR, QTFILE, Qid, Step, User
 
@@ -283,7 +284,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.size = 0
-        self._parts: dict[int, int] = {}  # by user
+        self._parts = Shares("parts", "PARTS")
 
     def take(self, size: int, bound: int) -> None:
         """So many bytes more. Raises OverLimit."""
@@ -297,15 +298,10 @@ class Totals:
 
     def add(self, uid: int) -> None:
         """A part more of that user. Raises OverLimit."""
-        mine = self._parts.get(uid, 0)
-        if mine >= limits.PARTS_PER_USER or sum(self._parts.values()) >= limits.PARTS:
-            raise errors.OverLimit(f"at most {limits.PARTS_PER_USER} parts a user, {limits.PARTS} in all")
-        self._parts[uid] = mine + 1
+        self._parts.take(uid)
 
     def remove(self, uid: int) -> None:
-        self._parts[uid] -= 1
-        if not self._parts[uid]:
-            del self._parts[uid]
+        self._parts.give(uid)
 
 
 class Transactions:

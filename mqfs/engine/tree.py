@@ -35,6 +35,7 @@ from mqfs.engine.text import TextHandle
 from mqfs.engine.transaction import PartFile, Staging, Totals, TxnCtl
 from mqfs.engine.view import View, ViewHandle
 from mqfs.locks import Locks
+from mqfs.shares import Shares
 from mqfs.state import Attributes, State, decode_change
 from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
 
@@ -77,7 +78,9 @@ class Tree:
         self._alarms: list[tuple[int, int]] = []  # (engine ns, group number)
         self.groups: dict[int, Group] = {}
         self._handles: set[Open] = set()
-        self._per_user: dict[int, int] = {}
+        self._opened = Shares("open files", "HANDLES")
+        self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
+        self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
         self._load(owner, umask)
 
     # ------------------------------------------------------------ loading
@@ -259,11 +262,11 @@ class Tree:
         if node.group.ring is not None:
             node.group.ring.settle()
         kind = self._kind(node, reads, writes)
-        self._count(user)
+        self._opened.take(user.uid)
         try:
             handle = kind(node, user, reads, writes)
         except BaseException:
-            self._uncount(user)
+            self._opened.give(user.uid)
             raise
         self._handles.add(handle)
         return handle
@@ -288,23 +291,10 @@ class Tree:
             raise errors.Denied(".cursor is opened for reading and writing")
         return _OPENS.get(node.name, TextHandle)
 
-    def _count(self, user: User) -> None:
-        mine = self._per_user.get(user.uid, 0)
-        if len(self._handles) >= limits.HANDLES or mine >= limits.HANDLES_PER_USER:
-            raise errors.OverLimit(f"at most {limits.HANDLES_PER_USER} open files a user, {limits.HANDLES} in all")
-        self._per_user[user.uid] = mine + 1
-
-    def _uncount(self, user: User) -> None:
-        left = self._per_user[user.uid] - 1
-        if left:
-            self._per_user[user.uid] = left
-        else:
-            del self._per_user[user.uid]
-
     def closed(self, handle: Open) -> None:
         """A handle was closed (called by the handle)."""
         self._handles.discard(handle)
-        self._uncount(handle.user)
+        self._opened.give(handle.user.uid)
 
     def handles_of(self, group: Group) -> Iterator[Open]:
         return (handle for handle in self._handles if handle.group is group)

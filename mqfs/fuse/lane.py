@@ -17,6 +17,7 @@ import os
 import select
 import socket
 import stat
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -52,22 +53,35 @@ WANTED = (
 )  # not READDIRPLUS: it would enter every file of a directory in the table of nodes
 MAX_WRITE, PAGES = 1 << 20, 256
 BACKGROUND = 0xFFFF  # asynchronous reads that wait must not stand in the way of a RELEASE
+SIZE_NOT_ASKED = 1  # in a lookup: the kernel asks before it tells a size; at 0 sendfile would end without a read
 READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.POLLWRNORM
 
 
 class Waiting:
     """A request that is not answered yet. Called by the engine with what it came to."""
 
-    __slots__ = ("lane", "step", "unique")
+    __slots__ = ("lane", "step", "uid", "unique")
 
     def __init__(self, lane: Lane, unique: int, step: Wait[Any]) -> None:
         self.lane, self.unique, self.step = lane, unique, step
+        self.uid: int | None = wire.U32.unpack_from(lane.buffer, wire.USER)[0]  # whose share it is of; None: nobody's
+        try:
+            lane.tree.waits.take(self.uid)
+        except errors.OverLimit:
+            if step.cancel():
+                raise
+            self.uid = None
         lane.waiting[unique] = self
         step.subscribe(self)
 
+    def end(self) -> None:
+        """It waits no more."""
+        if self.lane.waiting.pop(self.unique, None) is not None and self.uid is not None:
+            self.lane.tree.waits.give(self.uid)
+
     def __call__(self, step: Wait[Any]) -> None:
         lane, unique = self.lane, self.unique
-        lane.waiting.pop(unique, None)
+        self.end()
         try:
             self.answer(step.result())
         except errors.MqfsError as error:
@@ -121,8 +135,8 @@ class Lane:
         self.passed: dict[int, int] = {}  # unique -> opcode, of what pyfuse3 answers and we amend
         self.early: dict[int, None] = {}  # requests that were interrupted before they came, the oldest first
         self.closing = False
-        self._buffer = bytearray(limits.FUSE_REQUEST_BYTES)
-        self._view = memoryview(self._buffer)
+        self.buffer = bytearray(limits.FUSE_REQUEST_BYTES)
+        self._view = memoryview(self.buffer)
         self._handlers: dict[int, Callable[[int], None]] = {
             wire.LOOKUP: self._lookup,
             wire.GETATTR: self._getattr,
@@ -147,7 +161,7 @@ class Lane:
 
     async def requests(self) -> None:
         """Answer or pass on what the device has, until the mount ends."""
-        device, buffer, vector, hot = self.device, self._buffer, [self._buffer], wire.HOT.unpack_from
+        device, buffer, vector, hot = self.device, self.buffer, [self.buffer], wire.HOT.unpack_from
         readv, waiting_room = os.readv, trio.lowlevel.wait_readable
         yielded = False
         while True:
@@ -168,12 +182,12 @@ class Lane:
                         continue
                     raise
                 yielded = False
-                opcode, unique, fh, offset, count, flags = hot(buffer)
+                opcode, unique, fh, offset, count, caller, flags = hot(buffer)
                 try:
                     if opcode == wire.WRITE:
                         self._write(unique, fh, offset, count, flags)
                     elif opcode == wire.READ:
-                        self._read(unique, fh, offset, count, flags)
+                        self._read(unique, fh, offset, count, caller, flags)
                     elif opcode in PASSED:
                         await self._pass_on(opcode, unique, size)
                     elif opcode in self._handlers:
@@ -198,16 +212,19 @@ class Lane:
                 continue
             if not size:
                 return
-            undo = self._amend(buffer, size)
-            if not self.send(view[:size]):
-                undo()
+            try:
+                undo = self._amend(buffer, size)
+                if not self.send(view[:size]):
+                    undo()
+            except Exception:
+                self.bug(wire.U64.unpack_from(buffer, 8)[0], "a reply")
 
     async def _pass_on(self, opcode: int, unique: int, size: int) -> None:
         if opcode in AMENDED:
             self.passed[unique] = opcode
         if opcode == wire.INIT:  # libfuse would splice from what it takes for the device
             at = wire.IN_HEADER + 12
-            wire.U32.pack_into(self._buffer, at, wire.U32.unpack_from(self._buffer, at)[0] & ~wire.SPLICES)
+            wire.U32.pack_into(self.buffer, at, wire.U32.unpack_from(self.buffer, at)[0] & ~wire.SPLICES)
         while True:
             try:
                 self.libfuse.send(self._view[:size])
@@ -239,7 +256,12 @@ class Lane:
         return self.send(wire.REPLY.pack(wire.OUT_HEADER, -number, unique))
 
     def bug(self, unique: int, what: str) -> None:
-        log.exception("%s failed", what)
+        """In an exception handler: it is no condition of the tree, or the disk's."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            log.error("%s failed: %s", what, error)
+        else:
+            log.exception("%s failed", what)
         self.refuse(unique, errno.EIO)
 
     def _unheard(self, error: OSError) -> bool:
@@ -255,15 +277,17 @@ class Lane:
             raise errors.Stale(f"file handle {fh}")
         return file
 
-    def _read(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:
+    def _read(self, unique: int, fh: int, offset: int, count: int, caller: int, flags: int) -> None:
         file = self.files.open.get(fh)
-        if file is None or self.closing or self.early:
+        if file is None or not caller & wire.READ_LOCKOWNER or self.early:
             if self.closing:
                 self.answer(unique, b"")
                 return
             file = self._file(fh)
             if self._came_late(unique):
                 return
+            if not caller & wire.READ_LOCKOWNER:
+                self._require_pages(file)
         handle = file.handle
         if handle.takes:
             self._tell_reader(file)
@@ -282,9 +306,14 @@ class Lane:
         else:
             WaitingRead(self, unique, step, handle)
 
+    def _require_pages(self, file: File) -> None:
+        """The kernel fills a page, for sendfile or splice. Programs that are refused there read instead."""
+        if not self.nodes.may_be_mapped(wire.U64.unpack_from(self.buffer, 16)[0]):
+            raise errors.BadRequest(f"{file.node.name} is read, not mapped")
+
     def _tell_reader(self, file: File) -> None:
         """A handle that takes is told the process that reads; the kernel names the thread."""
-        thread = wire.U32.unpack_from(self._buffer, wire.THREAD)[0]
+        thread = wire.U32.unpack_from(self.buffer, wire.THREAD)[0]
         if thread != file.thread:
             file.thread = thread
             file.process = people.membership(thread)[0] if thread else 0  # 0: of another pid namespace
@@ -292,7 +321,7 @@ class Lane:
 
     def _write(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:
         file = self.files.open.get(fh)
-        if file is None or self.closing or self.early:
+        if file is None or self.early:
             if self.closing:
                 self.refuse(unique, errno.EIO)
                 return
@@ -308,8 +337,17 @@ class Lane:
             WaitingWrite(self, unique, step)
 
     def _fsync(self, unique: int) -> None:
-        nodeid = wire.U64.unpack_from(self._buffer, 16)[0]
-        step = self.tree.sync(self.nodes.node(nodeid))
+        """All writers of the group wait for it: it is for who may write."""
+        fh = wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0]
+        listing = self.files.listings.get(fh)
+        if listing is None:
+            file = self._file(fh)
+            user, node, writes = file.handle.user, file.node, file.writes
+        else:
+            user, node, writes = listing.user, listing.node, False
+        if not writes:
+            self.tree.access(user, node, os.W_OK)
+        step = self.tree.sync(node)
         if isinstance(step, Wait):
             Waiting(self, unique, step)
         else:
@@ -317,25 +355,25 @@ class Lane:
 
     def _fallocate(self, unique: int) -> None:
         """Succeeds and does nothing, as setting the size: else the C library would write a byte, a message, instead."""
-        mode = wire.U32.unpack_from(self._buffer, wire.IN_HEADER + 24)[0]
+        mode = wire.U32.unpack_from(self.buffer, wire.IN_HEADER + 24)[0]
         self.refuse(unique, errno.EOPNOTSUPP if mode & ~wire.FALLOC_FL_KEEP_SIZE else 0)
 
     # ------------------------------------------------------------ interrupts
 
     def _interrupt(self, _: int) -> None:
         """No reply. What is done already is answered as if nothing had been asked."""
-        victim = wire.U64.unpack_from(self._buffer, wire.IN_HEADER)[0]
+        victim = wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0]
         waiting = self.waiting.get(victim)
         if waiting is not None:
             self._cancel(waiting)
-        elif victim not in self.passed:
+        elif victim not in self.passed and not self.closing:
             self.early[victim] = None
             if len(self.early) > limits.INTERRUPTS:
                 del self.early[next(iter(self.early))]
 
     def _cancel(self, waiting: Waiting) -> None:
         if waiting.step.cancel():
-            del self.waiting[waiting.unique]
+            waiting.end()
             self.refuse(waiting.unique, errno.EINTR)
 
     def _came_late(self, unique: int) -> bool:
@@ -349,13 +387,14 @@ class Lane:
     def close(self) -> None:
         """Answer all that waits, and from now on every read with end-of-file."""
         self.closing = True
-        for waiting in list(self.waiting.values()):
+        self.early[0] = None  # no request has that number: from now on every read and write looks here
+        for waiting in reversed(list(self.waiting.values())):  # so that none becomes the first of its queue
             self._cancel(waiting)
 
     # ------------------------------------------------------------ poll
 
     def _poll(self, unique: int) -> None:
-        fh, kh, flags, events = wire.POLL_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        fh, kh, flags, events = wire.POLL_IN.unpack_from(self.buffer, wire.IN_HEADER)
         file = self._file(fh)
         handle, ready = file.handle, 0
         if flags & wire.POLL_SCHEDULE_NOTIFY:
@@ -375,7 +414,7 @@ class Lane:
     # ------------------------------------------------------------ locks
 
     def _wanted(self) -> tuple[Key, Held, int]:
-        fh, owner, start, end, kind, pid, flags = wire.LOCK_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        fh, owner, start, end, kind, pid, flags = wire.LOCK_IN.unpack_from(self.buffer, wire.IN_HEADER)
         key = Key(self._file(fh).ino, bool(flags & wire.LK_FLOCK))
         return key, Held(owner, kind == 1, start, end + 1, pid), kind
 
@@ -416,15 +455,21 @@ class Lane:
     # ------------------------------------------------------------ closing
 
     def _flush(self, unique: int) -> None:
-        """One duplicate of a descriptor was closed: by POSIX that ends the process's locks on the file."""
-        fh, owner = wire.FLUSH_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        """One duplicate of a descriptor was closed: by POSIX that ends the process's locks on the file. An unfinished
+        command is carried out, and close(2) says how it went."""
+        fh, owner = wire.FLUSH_IN.unpack_from(self.buffer, wire.IN_HEADER)
         file = self.files.open.get(fh)
+        step: Any = None
         if file is not None:
             self.locks.release(Key(file.ino, False), owner)
-        self.refuse(unique, 0)
+            step = file.handle.flush()
+        if isinstance(step, Wait):
+            Waiting(self, unique, step)
+        else:
+            self.refuse(unique, 0)
 
     def _release(self, unique: int) -> None:
-        fh, _, flags, owner = wire.RELEASE_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        fh, _, flags, owner = wire.RELEASE_IN.unpack_from(self.buffer, wire.IN_HEADER)
         file = self.files.open.get(fh)
         if file is not None and flags & wire.RELEASE_FLOCK_UNLOCK:
             self.locks.release(Key(file.ino, True), owner)
@@ -436,10 +481,11 @@ class Lane:
     # ------------------------------------------------------------ what every path is made of
 
     def _lookup(self, unique: int) -> None:
-        size, _, _, parent, uid, gid, thread = wire.HEADER.unpack_from(self._buffer)
+        size, _, _, parent, uid, gid, thread = wire.HEADER.unpack_from(self.buffer)
         name = known_name(bytes(self._view[wire.IN_HEADER : size - 1]))
         node = self.tree.walk(people.user(uid, gid, thread), self.nodes.node(parent), name)
-        attributes = pack_attributes(self.tree.stat(node))
+        found = self.tree.stat(node)
+        attributes = pack_attributes(found, None if node.directory else found.size or SIZE_NOT_ASKED)
         nodeid = self.nodes.enter(node, thread)
         entry = wire.ENTRY.pack(nodeid, 0, 0, 0, 0, 0)
         size = wire.OUT_HEADER + wire.ENTRY_BYTES
@@ -447,8 +493,8 @@ class Lane:
             self.nodes.forget(nodeid, 1)
 
     def _getattr(self, unique: int) -> None:
-        nodeid = wire.U64.unpack_from(self._buffer, 16)[0]
-        flags, fh = wire.GETATTR_IN.unpack_from(self._buffer, wire.IN_HEADER)
+        nodeid = wire.U64.unpack_from(self.buffer, 16)[0]
+        flags, fh = wire.GETATTR_IN.unpack_from(self.buffer, wire.IN_HEADER)
         file = self.files.open.get(fh) if flags & wire.GETATTR_FH else None
         fixed = self.nodes.size(nodeid) if file is None else getattr(file.handle, "size", None)
         attributes = pack_attributes(self.tree.stat(self.nodes.node(nodeid)), fixed)
@@ -457,12 +503,12 @@ class Lane:
 
     def _forget(self, _: int) -> None:
         """No reply."""
-        nodeid, lookups = (wire.U64.unpack_from(self._buffer, at)[0] for at in (16, wire.IN_HEADER))
+        nodeid, lookups = (wire.U64.unpack_from(self.buffer, at)[0] for at in (16, wire.IN_HEADER))
         self.nodes.forget(nodeid, lookups)
 
     def _batch_forget(self, _: int) -> None:
         """No reply."""
-        count = wire.U32.unpack_from(self._buffer, wire.IN_HEADER)[0]
+        count = wire.U32.unpack_from(self.buffer, wire.IN_HEADER)[0]
         at = wire.IN_HEADER + 8
         for nodeid, lookups in wire.FORGET_ONE.iter_unpack(self._view[at : at + count * wire.FORGET_ONE.size]):
             self.nodes.forget(nodeid, lookups)
@@ -470,7 +516,7 @@ class Lane:
     # ------------------------------------------------------------ listings
 
     def _opendir(self, unique: int) -> None:
-        _, _, _, nodeid, uid, gid, thread = wire.HEADER.unpack_from(self._buffer)
+        _, _, _, nodeid, uid, gid, thread = wire.HEADER.unpack_from(self.buffer)
         user, node = people.user(uid, gid, thread), self.nodes.directory(nodeid)
         self.tree.access(user, node, os.R_OK)
         if len(self.files.listings) >= limits.LISTINGS:
@@ -480,7 +526,7 @@ class Lane:
             del self.files.listings[fh]
 
     def _readdir(self, unique: int) -> None:
-        _, _, fh, offset, room, _ = wire.HOT.unpack_from(self._buffer)
+        _, _, fh, offset, room, _, _ = wire.HOT.unpack_from(self.buffer)
         listing = self.files.listings.get(fh)
         if listing is None:
             raise errors.Stale(f"file handle {fh}")
@@ -489,7 +535,7 @@ class Lane:
         self.answer(unique, pack_names(listing, offset, room))
 
     def _releasedir(self, unique: int) -> None:
-        self.files.listings.pop(wire.U64.unpack_from(self._buffer, wire.IN_HEADER)[0], None)
+        self.files.listings.pop(wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0], None)
         self.refuse(unique, 0)
 
     # ------------------------------------------------------------ what pyfuse3 cannot say

@@ -9,8 +9,8 @@ at the same time, is told ESTALE, at which the kernel looks again, and then gets
 share: a fresh nodeid for every lookup would have each of a thousand that open a file at once throw away what the kernel
 just found for the others. A directory always keeps its nodeid, else getcwd would fail.
 
-A file that is a snapshot at its open (`.kept/STREAM`) has a nodeid for each open too, for another reason: the kernel
-does not say by which open file it asks for a size, and keeps one size for an inode.
+A file that is a snapshot at its open (`.kept/STREAM`, `.stats`, `ctl` for reading) has a nodeid for each open too, for
+another reason: the kernel does not say by which open file it asks for a size, and keeps one size for an inode.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ Directory: TypeAlias = Any  # a node with `directory`: a group, or one of its fo
 class Inode:
     """A file the kernel knows."""
 
-    __slots__ = ("ino", "lookups", "node", "size", "taken")
+    __slots__ = ("ino", "lookups", "node", "size", "size_known", "taken")
 
     def __init__(self, node: Node, ino: int) -> None:
         self.node, self.ino, self.lookups = node, ino, 0
         self.taken = False  # opened for writing, or as a snapshot
         self.size: int | None = None  # of the snapshot
+        self.size_known = False  # to the kernel, since the snapshot was opened
 
 
 class File:
@@ -84,15 +85,23 @@ class Nodes:
         return node
 
     def size(self, nodeid: int) -> int | None:
-        """What its open file has; None: what the file has now."""
+        """What its open file has, for a reply to the kernel; None: what the file has now."""
         inode = self._inodes.get(nodeid)
-        return None if inode is None else inode.size
+        if inode is None or inode.size is None:
+            return None
+        inode.size_known = True
+        return inode.size
+
+    def may_be_mapped(self, nodeid: int) -> bool:
+        """Whether the kernel may fill pages of it: it is a snapshot, and the kernel knows where that ends."""
+        inode = self._inodes.get(nodeid)
+        return inode is not None and inode.size_known
 
     def fix_size(self, nodeid: int, size: int) -> None:
         """It is open as a snapshot of that many bytes."""
         inode = self._inodes.get(nodeid)
         if inode is not None:
-            inode.size = size
+            inode.size, inode.size_known = size, False
 
     def ino(self, nodeid: int) -> int:
         """The stable number of a file."""

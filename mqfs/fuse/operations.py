@@ -23,7 +23,7 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from mqfs import errors, limits
-from mqfs.engine.nodes import KeptFile
+from mqfs.engine.nodes import KeptFile, Meta
 from mqfs.engine.tree import Node, Tree
 from mqfs.fuse import people
 from mqfs.fuse.nodes import Files, Nodes
@@ -34,6 +34,7 @@ log = logging.getLogger("mqfs.fuse")
 P = ParamSpec("P")
 T = TypeVar("T")
 
+TEXTS = frozenset(("ctl", ".stats", ".who", ".errors"))  # open for reading they are snapshots
 BLOCK_BYTES = 128 << 10  # st_blksize: what programs take as their buffer, so as few messages as can be are cut
 
 
@@ -50,6 +51,9 @@ def answering(
             raise FUSEError(error.errno) from None
         except FUSEError:
             raise
+        except OSError as error:
+            log.error("%s failed: %s", handler.__name__, error)
+            raise FUSEError(errno.EIO) from None
         except Exception:
             log.exception("%s failed", handler.__name__)
             raise FUSEError(errno.EIO) from None
@@ -202,12 +206,12 @@ class Operations(pyfuse3.Operations):
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         node = self.nodes.node(inode)
-        snapshot = isinstance(node, KeptFile)
-        if flags & os.O_ACCMODE or snapshot:
+        if flags & os.O_ACCMODE or isinstance(node, KeptFile) or (isinstance(node, Meta) and node.name in TEXTS):
             self.nodes.take(inode, ctx.pid)
         info = self.open_file(self.user(ctx, process=True), node, flags)
-        if snapshot:
-            self.nodes.fix_size(inode, self.files.open[info.fh].handle.size)
+        size: int | None = getattr(self.files.open[info.fh].handle, "size", None)
+        if size is not None:
+            self.nodes.fix_size(inode, size)
         return info
 
     @answering

@@ -21,6 +21,7 @@ SPLICES = 1 << 7 | 1 << 8 | 1 << 9
 FLOCK_LOCKS, ASYNC_DIO, PARALLEL_DIROPS, HANDLE_KILLPRIV, MAX_PAGES = 1 << 10, 1 << 15, 1 << 18, 1 << 19, 1 << 22
 
 FOPEN_STREAM = 1 << 4
+READ_LOCKOWNER = 1 << 1  # of a READ: a process reads; without it the kernel itself does, to fill its pages
 POLL_SCHEDULE_NOTIFY = 1 << 0
 FALLOC_FL_KEEP_SIZE = 1 << 0
 GETATTR_FH = 1 << 0
@@ -32,9 +33,9 @@ LOCK_END = (1 << 63) - 1  # the last byte of a lock that reaches to the end of t
 # A request: its header, then what it says. HOT is the header and the beginning of READ, WRITE, READDIR at once.
 IN_HEADER = 40
 HEADER = struct.Struct("<IIQQIII")  # length, opcode, unique, nodeid, uid, gid, pid
-HOT = struct.Struct("<4xIQ24xQQI12xI")  # opcode, unique, fh, offset, size, flags
+HOT = struct.Struct("<4xIQ24xQQII8xI")  # opcode, unique, fh, offset, size, read or write flags, flags
 WRITE_DATA = IN_HEADER + 40  # where the bytes of a WRITE begin
-THREAD = 32  # where the header has the pid
+USER, THREAD = 24, 32  # where the header has the uid and the pid
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 GETATTR_IN = struct.Struct("<I4xQ")  # flags, fh
 LOCK_IN = struct.Struct("<QQQQIII")  # fh, owner, start, end (inclusive), type, pid, flags

@@ -39,11 +39,11 @@ class Dialect(enum.Enum):
 
 
 def negotiate(version: str) -> Dialect | None:
-    """The dialect to answer a Tversion with: what was asked for, else plain 9P2000; None where it is not 9P2000."""
-    for dialect in Dialect:
-        if dialect.version == version:
-            return dialect
-    return Dialect.PLAIN if version.partition(".")[0] == "9P2000" else None
+    """The dialect to answer a Tversion with: the longest known beginning, up to a dot, of what was asked for."""
+    known = {dialect.version: dialect for dialect in Dialect}
+    while version and version not in known:
+        version = version.rpartition(".")[0]
+    return known.get(version)
 
 
 def refusal(dialect: Dialect, tag: int, error: MqfsError, system: bool = False) -> Fcall:

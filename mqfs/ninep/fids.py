@@ -146,6 +146,7 @@ class Listing:
         self._nodes: list[Any] | None = None
         self._next = 0
         self._offset = 0
+        self._left = 0  # bytes that the last read asked for and did not get
 
     def __len__(self) -> int:
         return len(self._nodes or ())
@@ -155,11 +156,15 @@ class Listing:
         nodes = tree.entries(fid.user, fid.node)
         if len(nodes) > room():
             raise OverLimit(f"{limits.LISTED} names in the open directories of one connection")
-        self._nodes, self._next, self._offset = nodes, 0, 0
+        self._nodes, self._next, self._offset, self._left = nodes, 0, 0, 0
         return nodes
 
     def read(self, tree: Tree, fid: Fid, offset: int, count: int, unix: bool, room: Callable[[], int]) -> bytes:
-        """Whole stat entries, as many as fit; `offset` is 0 or where the last read ended."""
+        """Whole stat entries, as many as fit; `offset` is 0 or where the last read ended.
+
+        Too few bytes for one are an error, but for a client that asks for what is left of its buffer (Linux v9fs):
+        0 bytes end its loop, and its next read continues here.
+        """
         if offset == 0:
             self._begin(tree, fid, room)
         elif offset != self._offset:
@@ -172,9 +177,9 @@ class Listing:
             parts.append(raw)
             size += len(raw)
             self._next += 1
-        if not parts and self._next < len(nodes):
+        if not parts and self._next < len(nodes) and count > self._left:
             raise BadRequest(f"{count} bytes are too few for an entry of the directory")
-        self._offset += size
+        self._offset, self._left = self._offset + size, count - size
         return b"".join(parts)
 
     def entries(self, tree: Tree, fid: Fid, offset: int, count: int, room: Callable[[], int]) -> tuple[Entry, ...]:

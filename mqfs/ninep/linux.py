@@ -18,7 +18,7 @@ from mqfs.locks import END, Held, Key
 from mqfs.ninep import messages as m
 from mqfs.ninep.fids import Fid
 from mqfs.ninep.messages import Fcall
-from mqfs.ninep.operations import become, directory, opened, rename_node
+from mqfs.ninep.operations import become, directory, opened, rename_node, synced
 from mqfs.ninep.pending import Later, later
 from mqfs.ninep.wire import READ_OVERHEAD
 from mqfs.types import Step, User
@@ -195,7 +195,10 @@ def statfs(session: Session, request: m.Tstatfs) -> Fcall:
 
 
 def fsync(session: Session, request: m.Tfsync) -> Fcall | Later:
-    return later(session.tree.sync(session.fid(request.fid).node), lambda _: m.Rfsync(request.tag))
+    fid = session.fid(request.fid)
+    if not fid.open:
+        raise BadFid(f"fid {request.fid} is not open")
+    return later(synced(session, fid), lambda _: m.Rfsync(request.tag))
 
 
 def xattrwalk(session: Session, request: m.Txattrwalk) -> Fcall:
@@ -206,7 +209,7 @@ def xattrwalk(session: Session, request: m.Txattrwalk) -> Fcall:
     session.check_new(request.newfid)
     listed = fid.clone(request.newfid, fid.node)
     listed.xattr = True
-    session.fids[request.newfid] = listed
+    session.add(listed)
     return m.Rxattrwalk(request.tag, 0)
 
 

@@ -69,7 +69,8 @@ def attach(session: Session, request: m.Tattach) -> Fcall:
     assert session.dialect is not None
     session.v9fs = session.v9fs or path != request.aname
     fills = session.dialect.unix or session.v9fs
-    session.fids[request.fid] = Fid(request.fid, user, root, root, fills)
+    session.add(Fid(request.fid, user, root, root, fills))
+    session.attached = True
     return m.Rattach(request.tag, root.qid)
 
 
@@ -94,7 +95,7 @@ def walk(session: Session, request: m.Twalk) -> Fcall:
     if request.newfid == request.fid:
         fid.node = node
     else:
-        session.fids[request.newfid] = fid.clone(request.newfid, node)
+        session.add(fid.clone(request.newfid, node))
     return m.Rwalk(request.tag, tuple(qids))
 
 
@@ -115,6 +116,8 @@ def _may_remove(session: Session, fid: Fid, node: Any) -> None:
 def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False) -> tuple[Qid, int]:
     """Open a fid's file: the qid and the iounit of the reply."""
     fid.open_node(session.tree, flags, nonblocking=nonblocking, made=made)
+    if fid.writer is not None:
+        fid.writer.whole_below = session.msize - IO_OVERHEAD  # one as long may be cut by the client
     return fid.node.qid, session.msize - IO_OVERHEAD
 
 
@@ -225,10 +228,17 @@ def wstat(session: Session, request: m.Twstat) -> Fcall | Later:
     renamed = bool(wanted.name) and wanted.name != fid.node.name
     if not changes and not renamed:
         touched = any((wanted.length != KEEP64, wanted.mtime != KEEP32, wanted.atime != KEEP32, wanted.name))
-        step = None if touched else session.tree.sync(fid.node)
+        step = None if touched else synced(session, fid)
     else:
         step = _change(session, fid, wanted.name if renamed else "", changes)
     return later(step, lambda _: m.Rwstat(request.tag))
+
+
+def synced(session: Session, fid: Fid) -> Step[None]:
+    """What was written to a fid's group is on disk. All its writers wait for that: it is for who may write."""
+    if fid.writer is None:
+        session.tree.access(fid.user, fid.node, os.W_OK)
+    return session.tree.sync(fid.node)
 
 
 def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
@@ -242,7 +252,7 @@ def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     if wanted.n_gid != KEEP32:
         changes["gid"] = wanted.n_gid
     elif wanted.gid:
-        changes["gid"] = people.group_wanted(wanted.gid)
+        changes["gid"] = people.group_wanted(wanted.gid, fid.user)
     if wanted.n_uid != KEEP32:
         changes["uid"] = wanted.n_uid
     elif wanted.uid and wanted.uid != people.user_name(session.tree.stat(fid.node).uid):

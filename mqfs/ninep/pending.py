@@ -24,12 +24,13 @@ class Later(NamedTuple):
 class Pending:
     """A request that waits, and the tags of the flushes that wait for it."""
 
-    __slots__ = ("calls", "fid", "flushes", "tag", "then", "wait")
+    __slots__ = ("calls", "counted", "fid", "flushes", "tag", "then", "wait")
 
     def __init__(self, tag: int, later: Later) -> None:
         self.tag = tag
         self.wait, self.then, self.fid, self.calls = later
         self.flushes: list[int] = []
+        self.counted = True  # among what its user has waiting
 
 
 def later(step: Step[Any], then: Callable[[Any], Fcall], *, calls: bool = False) -> Fcall | Later:

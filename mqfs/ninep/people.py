@@ -10,10 +10,12 @@ import contextlib
 import grp
 import os
 import pwd
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mqfs import limits
 from mqfs.errors import BadRequest, Denied
 from mqfs.ninep.messages import NONUNAME
 from mqfs.types import User
@@ -50,24 +52,49 @@ def _number(name: str, find: Callable[[str], int]) -> int | None:
 
 def user_number(name: str) -> int | None:
     """The number of a user by name (or by number in digits); None where there is none."""
-    return _number(name, lambda text: pwd.getpwnam(text).pw_uid)
+    found: int | None = _recent(_user_number, name, _period())
+    return found
 
 
 def group_number(name: str) -> int | None:
     """The number of a group by name (or by number in digits); None where there is none."""
+    found: int | None = _recent(_group_number, name, _period())
+    return found
+
+
+def _user_number(name: str) -> int | None:
+    return _number(name, lambda text: pwd.getpwnam(text).pw_uid)
+
+
+def _group_number(name: str) -> int | None:
     return _number(name, lambda text: grp.getgrnam(text).gr_gid)
 
 
-def group_wanted(name: str) -> int:
-    """The number of a group that a client named."""
-    gid = group_number(name)
+def _period() -> int:
+    return int(time.monotonic() / limits.NAMES_S)
+
+
+@lru_cache(maxsize=1_024)
+def _recent(look_up: Callable[[Any], Any], of: Any, period: int) -> Any:
+    """What the system says, asked once in a period: it may have to ask a directory service, and everybody waits."""
+    return look_up(of)
+
+
+def group_wanted(name: str, user: User) -> int:
+    """The number of a group that a client named: one that it is in, or for root any."""
+    for own in (user.gid, *user.groups):
+        if name in (group_name(own), str(own)):
+            return own
+    gid = group_number(name) if user.uid == 0 or name.isdigit() else None
     if gid is None:
         raise BadRequest(f"no group is called {name!r}")
     return gid
 
 
-def _membership(uid: int, gid: int | None) -> tuple[int, frozenset[int]]:
-    """Primary and supplementary groups; `gid` is what the socket says of a user the system does not know."""
+def _membership(of: tuple[int, int | None]) -> tuple[int, frozenset[int]]:
+    """Primary and supplementary groups; the second of `of` is what the socket says of a user the system does not
+    know."""
+    uid, gid = of
     try:
         known = pwd.getpwuid(uid)
     except (KeyError, OverflowError):
@@ -77,7 +104,7 @@ def _membership(uid: int, gid: int | None) -> tuple[int, frozenset[int]]:
 
 def user(uid: int, where: str, *, gid: int | None = None, pid: int = 0) -> User:
     """A user with the groups the system's database gives."""
-    primary, groups = _membership(uid, gid)
+    primary, groups = _recent(_membership, (uid, gid), _period())
     return User(uid, primary, groups, pid, where)
 
 
@@ -91,27 +118,37 @@ class Peer:
         gid: int | None = None,
         pid: int = 0,
         *,
+        groups: frozenset[int] | None = None,
         fixed: bool = False,
+        host: str = "",
         tokens: Tokens | None = None,
     ) -> None:
-        """`fixed`: whatever a client says, it acts as `uid` (TCP), but for one with a token."""
+        """`fixed`: whatever a client says, it acts as `uid` (TCP), but for one with a token. `host`: where it is.
+        `groups`: those that the peer's process has, with `gid`; None: those the system's database gives."""
         self.where, self.uid, self.gid, self.pid, self.fixed, self.tokens = where, uid, gid, pid, fixed, tokens
+        self.groups = groups
+        self.account: Hashable = host or uid  # whose share its connection, and what that holds, comes from
 
     def attach(self, uname: str, n_uname: int) -> User:
         """The user of an attach; Denied if this peer may not act as that one."""
-        uid = self.uid if self.fixed else self._wanted(uname, n_uname)
-        if uid == self.uid:
-            return user(uid, self.where, gid=self.gid, pid=self.pid)
+        if self.fixed or self._is_itself(uname, n_uname):
+            return self.itself()
         if self.uid not in (0, os.geteuid()):
-            raise Denied(f"user {user_name(self.uid)} cannot attach as {user_name(uid)}")
-        return user(uid, self.where, pid=self.pid)
-
-    def _wanted(self, uname: str, n_uname: int) -> int:
-        if n_uname != NONUNAME:
-            return n_uname
-        if not uname:
-            return self.uid
-        uid = user_number(uname)
+            wanted = uname if n_uname == NONUNAME else user_name(n_uname)
+            raise Denied(f"user {user_name(self.uid)} cannot attach as {wanted}")
+        uid = user_number(uname) if n_uname == NONUNAME else n_uname
         if uid is None:
             raise Denied(f"no user is called {uname!r}")
-        return uid
+        return self.itself() if uid == self.uid else user(uid, self.where, pid=self.pid)
+
+    def _is_itself(self, uname: str, n_uname: int) -> bool:
+        """Whether an attach names the peer, or nobody. Asks nobody about a name that a client chose."""
+        if n_uname != NONUNAME:
+            return n_uname == self.uid
+        return uname in ("", user_name(self.uid), str(self.uid))
+
+    def itself(self) -> User:
+        """Who the other end is."""
+        if self.groups is None or self.gid is None:
+            return user(self.uid, self.where, gid=self.gid, pid=self.pid)
+        return User(self.uid, self.gid, self.groups, self.pid, self.where)

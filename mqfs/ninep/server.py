@@ -20,13 +20,14 @@ import trio
 
 from mqfs import limits
 from mqfs.engine.tree import Tree
-from mqfs.errors import BadAddress, BadFrame
+from mqfs.errors import BadAddress, BadFrame, OverLimit
 from mqfs.ninep import dial, people
 from mqfs.ninep.dial import Dial, Tcp, Unix
 from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
 from mqfs.ninep.tokens import Tokens
-from mqfs.sockets import BACKLOG, SocketFile
+from mqfs.shares import Shares
+from mqfs.sockets import BACKLOG, SocketFile, peer_groups
 from mqfs.sockets import peer as peer_of
 
 log = logging.getLogger(__name__)
@@ -90,10 +91,12 @@ class Connection:
 
     def __init__(self, server: Server, peer: Peer, incoming: int, outgoing: int) -> None:
         self.server, self.incoming, self.outgoing = server, incoming, outgoing
+        self._memory = server.tree.memory
         self.dirty = False  # in the server's list of those with replies to send
         self.ended = False
         self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
         self.sent = 0  # bytes
+        self._held = 0  # bytes of memory that count as the client's
         self._unsent: list[memoryview] = []
         self._moved = trio.Event()  # set when something was sent, or a reply came
 
@@ -121,6 +124,8 @@ class Connection:
             self.flush()
             self.ended = True
             self.session.close(self.sent)
+            self._unsent = []
+            self._held = self._memory.change(self.session.peer.account, self._held, 0)
 
     async def _finish(self) -> None:
         """The client sends no more, but may still read: what was done and is not answered yet goes to it."""
@@ -132,18 +137,20 @@ class Connection:
 
     async def _receive(self) -> bytes:
         """What is there to be read; b"" at the end."""
-        size = max(RECEIVE_BYTES, self.session.missing)
-        while True:
+        size = RECEIVE_BYTES
+        if self._held or self.session.unfinished:
+            self._count_memory()
+            size = max(size, self.session.missing)
+        while not self.ended:
             try:
                 return os.read(self.incoming, size)
             except BlockingIOError:
-                if self.ended:
-                    return b""
                 await trio.lowlevel.wait_readable(self.incoming)
             except OSError as error:
                 if error.errno not in _GONE:
                     raise
                 return b""
+        return b""
 
     async def _perform(self, data: bytes) -> bool:
         """Perform a batch and send what it answers; wait while too much is unanswered or unsent. False: ended."""
@@ -158,6 +165,7 @@ class Connection:
             server.flush_woken()
         while not done and not self.ended:
             if session.congested:
+                self._count_memory()
                 self._moved = trio.Event()
                 await self._moved.wait()
             done = session.receive()
@@ -176,11 +184,25 @@ class Connection:
         if out:
             self._send(out)
         if self._unsent and not self.ended:
+            self._note_unsent()
             self.server.nursery.start_soon(self._drain)
+
+    def _note_unsent(self) -> None:
+        self.session.unsent = sum(map(len, self._unsent))
+
+    def _count_memory(self) -> None:
+        """What waits here comes from the client's share of the server's memory; beyond it the connection ends."""
+        try:
+            self._held = self._memory.change(self.session.peer.account, self._held, self.session.held)
+        except OverLimit as error:
+            log.warning("%s: connection ended: %s", self.session.peer.where, error)
+            self.lost()
 
     def moved(self) -> None:
         """Replies came from elsewhere: send them, and read on if that was what it waited for."""
         self.flush()
+        if self._unsent:
+            self._count_memory()
         self._moved.set()
 
     def _send(self, out: list[bytes]) -> None:
@@ -223,12 +245,22 @@ class Connection:
                 self._unsent[0] = self._unsent[0][sent:]
 
     async def _drain(self) -> None:
+        try:
+            await self._send_rest()
+        except Exception:
+            log.exception("%s: connection ended", self.session.peer.where)
+            self.lost()
+
+    async def _send_rest(self) -> None:
         while self._unsent and not self.ended:
             try:
                 await trio.lowlevel.wait_writable(self.outgoing)
             except (trio.ClosedResourceError, OSError):
                 return
             self._gather()
+            self._note_unsent()
+        if not self.ended:
+            self._count_memory()
         self._moved.set()
         if not self.ended:
             self.flush()
@@ -263,6 +295,9 @@ class Server:
             raise BadAddress(f"no user is called {tcp_user!r}, as whom clients over TCP would act")
         self.tree = tree
         self.connections: set[Connection] = set()
+        self._places = Shares("connections", "CONNECTIONS")
+        self._strangers: dict[Connection, float] = {}  # those without a Tattach yet, and until when that is well
+        self._stranger_came = trio.Event()
         self.listeners: list[Listener] = []
         self.inside = 0  # a batch is being performed: what it wakes is flushed at its end
         self.batches = 0
@@ -288,6 +323,7 @@ class Server:
                 async with trio.open_nursery() as nursery:
                     self.nursery = nursery
                     nursery.start_soon(self._flush_forever)
+                    nursery.start_soon(self._end_strangers)
                     for listener in self.listeners:
                         nursery.start_soon(self._accept, listener)
                     task_status.started()
@@ -297,7 +333,8 @@ class Server:
 
     async def serve_descriptors(self, incoming: int = 0, outgoing: int = 1) -> None:
         """One connection over two descriptors (standard input and output); returns at its end. `run` must run."""
-        peer = Peer(f"9p stdio {next(self._numbers)}", os.geteuid(), os.getegid(), os.getpid())
+        groups = frozenset(os.getgroups())
+        peer = Peer(f"9p stdio {next(self._numbers)}", os.geteuid(), os.getegid(), os.getpid(), groups=groups)
         with _nonblocking(incoming), _nonblocking(outgoing):
             await self._serve(Connection(self, peer, incoming, outgoing))
 
@@ -347,6 +384,22 @@ class Server:
 
     # ------------------------------------------------------------ accepting
 
+    async def _end_strangers(self) -> None:
+        """End connections whose clients do not say who they are."""
+        while True:
+            while not self._strangers:
+                self._stranger_came = trio.Event()
+                await self._stranger_came.wait()
+            connection, until = next(iter(self._strangers.items()))
+            if until > trio.current_time():
+                await trio.sleep_until(until)
+                continue
+            del self._strangers[connection]
+            if not connection.session.attached:
+                where = connection.session.peer.where
+                log.info("%s: connection ended: no Tattach in %g s", where, limits.HANDSHAKE_S)
+                connection.lost()
+
     async def _accept(self, listener: Listener) -> None:
         while not self._stopping:
             try:
@@ -371,13 +424,17 @@ class Server:
         self._full = True
 
     def _begin(self, sock: socket.socket, listener: Listener) -> None:
-        if len(self.connections) >= limits.CONNECTIONS:
-            self._refuse(f"{listener.address}: refused, {limits.CONNECTIONS} connections are open")
+        try:
+            peer = self._peer(sock, listener.address)
+            self._places.take(peer.account)
+        except (OSError, OverLimit) as error:  # OSError: it is gone already
+            if isinstance(error, OverLimit):
+                self._refuse(f"{listener.address}: connection refused: {error}")
             sock.close()
             return
         self._full = False
         sock.setblocking(False)
-        self.nursery.start_soon(self._serve_socket, sock, self._peer(sock, listener.address))
+        self.nursery.start_soon(self._serve_socket, sock, peer)
 
     def _peer(self, sock: socket.socket, address: Dial) -> Peer:
         number = next(self._numbers)
@@ -387,13 +444,21 @@ class Server:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.SILENT_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.ASKED_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.ASKED)
-            return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True, tokens=self._tokens)
+            host = sock.getpeername()[0]
+            return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True, host=host, tokens=self._tokens)
         pid, uid, gid = peer_of(sock)
-        return Peer(f"9p unix {number}", uid, gid, pid)
+        return Peer(f"9p unix {number}", uid, gid, pid, groups=peer_groups(sock))
 
     async def _serve_socket(self, sock: socket.socket, peer: Peer) -> None:
-        with sock:
-            await self._serve(Connection(self, peer, sock.fileno(), sock.fileno()))
+        connection = Connection(self, peer, sock.fileno(), sock.fileno())
+        self._strangers[connection] = trio.current_time() + limits.HANDSHAKE_S
+        self._stranger_came.set()
+        try:
+            with sock:
+                await self._serve(connection)
+        finally:
+            self._strangers.pop(connection, None)
+            self._places.give(peer.account)
 
     async def _serve(self, connection: Connection) -> None:
         self.connections.add(connection)

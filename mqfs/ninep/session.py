@@ -33,12 +33,13 @@ from mqfs.locks import Key
 from mqfs.ninep import linux, operations
 from mqfs.ninep.dialect import Dialect, negotiate, refusal
 from mqfs.ninep.fids import NOWHERE, Fid
-from mqfs.ninep.messages import Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
+from mqfs.ninep.messages import TYPES, Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
 from mqfs.ninep.notation import show
 from mqfs.ninep.pending import Later, Pending
 from mqfs.ninep.people import Peer
 from mqfs.ninep.tokens import Proof
 from mqfs.ninep.wire import (
+    HEADER,
     IO_OVERHEAD,
     R_READ,
     R_WRITE,
@@ -83,6 +84,8 @@ class Session:
         self.unix = False
         self.v9fs = False  # attached as Linux v9fs says it is, in so many words
         self.msize = limits.MSIZE_LEAST
+        self.attached = False
+        self.unsent = 0  # bytes that `take` returned and the driver could not send yet
         self.fids: dict[int, Fid] = {}
         self.proofs: dict[int, Proof] = {}  # the fids of Tauth
         self._wake, self._trace = wake, trace
@@ -98,7 +101,17 @@ class Session:
     @property
     def congested(self) -> bool:
         """Too much is unanswered or not taken: do not read on, call `receive` again when that has changed."""
-        return self._out_bytes > limits.REPLY_BYTES or len(self._pending) > limits.TAGS
+        return self._out_bytes + self.unsent > limits.REPLY_BYTES or len(self._pending) > limits.TAGS
+
+    @property
+    def unfinished(self) -> int:
+        """How many bytes came that are no whole request, or were not performed yet."""
+        return self._framer.unfinished
+
+    @property
+    def held(self) -> int:
+        """How many bytes wait here: of requests, and of replies."""
+        return self._framer.unfinished + self._out_bytes + self.unsent
 
     @property
     def missing(self) -> int:
@@ -115,6 +128,7 @@ class Session:
 
         BadFrame: the connection is to be ended.
         """
+        room = limits.REPLY_BYTES - self.unsent
         for buffer, start, size in self._framer.frames(data):
             number = buffer[start + 4]
             if self._trace is not None:
@@ -125,7 +139,7 @@ class Session:
                 self._write(buffer, start, size)
             else:
                 self._general(buffer, start, size)
-            if self._out_bytes > limits.REPLY_BYTES or len(self._pending) > limits.TAGS:
+            if self._out_bytes > room or len(self._pending) > limits.TAGS:
                 return False
         return True
 
@@ -139,7 +153,7 @@ class Session:
 
     def give_up(self) -> None:
         """The client asks for nothing more: only what is done and not yet answered still waits."""
-        for pending in set(self._pending.values()):
+        for pending in reversed(dict.fromkeys(self._pending.values())):  # so that none becomes the first of its queue
             if pending.wait.cancel():
                 self._forget(pending)
 
@@ -153,7 +167,7 @@ class Session:
                 if fid.reader is not None and fid.given[0] > sent:
                     fid.reader.unread(fid.given[1])
         self._reset()
-        self._out, self._out_bytes = [], 0
+        self._out, self._out_bytes, self._framer = [], 0, Framer(self.msize)  # now, and not with the next collection
 
     def _put(self, head: bytes, data: bytes = b"") -> None:
         """A frame goes out, in one piece or two."""
@@ -175,7 +189,10 @@ class Session:
 
     def _refuse(self, tag: int, error: BaseException) -> None:
         """Answer with an error; one that is not a condition of the tree is a bug, and said so in the log."""
-        if not isinstance(error, MqfsError):
+        if isinstance(error, OSError):
+            log.error("%s: request failed: %s", self.peer.where, error)
+            error = DiskFailed()
+        elif not isinstance(error, MqfsError):
             log.error("9P request failed", exc_info=error)
             error = DiskFailed()
         self._put(encode(refusal(self.dialect or Dialect.PLAIN, tag, error, self.v9fs), self.unix))
@@ -184,6 +201,10 @@ class Session:
 
     def _general(self, buffer: Buffer, start: int, size: int) -> None:
         """Any request, by way of its value."""
+        if buffer[start + 4] not in TYPES and not buffer[start + 4] & 1 and self.dialect is not None:
+            tag = HEADER.unpack_from(buffer, start)[2]
+            self._refuse(tag, Unsupported(f"message of type {buffer[start + 4]}"))
+            return
         request = decode(buffer, start, size, self.unix)
         if self._trace is not None:
             self._trace(f"-> {show(request, TRACE_DATA_BYTES)}")
@@ -352,6 +373,12 @@ class Session:
         if len(self._pending) >= limits.TAGS and not later.wait.settled and later.wait.cancel():
             raise OverLimit(f"{limits.TAGS} requests of this connection wait")
         pending = Pending(tag, later)
+        try:
+            self.tree.waits.take(self.peer.account)
+        except OverLimit:
+            if later.wait.cancel():
+                raise
+            pending.counted = False
         self._pending[tag] = pending
         if later.fid is not None:
             later.fid.pending.add(pending)
@@ -381,6 +408,8 @@ class Session:
     def _forget(self, pending: Pending) -> None:
         for tag in (pending.tag, *pending.flushes):
             del self._pending[tag]
+        if pending.counted:
+            self.tree.waits.give(self.peer.account)
         if pending.fid is not None:
             pending.fid.pending.discard(pending)
 
@@ -409,6 +438,11 @@ class Session:
             raise BadFid(f"fid {number} is not known")
         return fid
 
+    def add(self, fid: Fid) -> None:
+        """A new fid. Raises OverLimit."""
+        self.tree.memory.take(self.peer.account, limits.FID_BYTES)
+        self.fids[fid.number] = fid
+
     def check_new(self, number: int) -> None:
         """May this number become a fid?"""
         if number in self.fids or number in self.proofs:
@@ -423,6 +457,7 @@ class Session:
                 self._forget(pending)
                 self._refuse(pending.tag, Interrupted())
         del self.fids[fid.number]
+        self.tree.memory.give(self.peer.account, limits.FID_BYTES)
         self._close(fid)
 
     def _close(self, fid: Fid) -> None:
@@ -440,10 +475,13 @@ class Session:
     def _reset(self) -> None:
         """Nothing waits and no fid is known any more. A write that is appended stays, unanswered."""
         pending, self._pending = self._pending, {}
-        for one in pending.values():
+        for one in reversed(dict.fromkeys(pending.values())):
             one.wait.cancel()
+            if one.counted:
+                self.tree.waits.give(self.peer.account)
         self._ready.clear()
         fids, self.fids, self.proofs = self.fids, {}, {}
+        self.tree.memory.give(self.peer.account, limits.FID_BYTES * len(fids))
         for fid in fids.values():
             try:
                 self._close(fid)

@@ -88,7 +88,7 @@ class Proof:
         """Whether the Tauth named that user, or nobody."""
         if self._n_uname != NONUNAME:
             return self._n_uname == uid
-        return not self._uname or people.user_number(self._uname) == uid
+        return self._uname in ("", people.user_name(uid), str(uid))
 
     def user(self, uname: str, n_uname: int) -> int:
         """Who an attach with it acts as. Raises Denied."""

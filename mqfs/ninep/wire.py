@@ -44,6 +44,11 @@ class Framer:
         self._rest = bytearray()
 
     @property
+    def unfinished(self) -> int:
+        """How many bytes were not consumed."""
+        return len(self._rest)
+
+    @property
     def missing(self) -> int:
         """How many bytes the frame that has begun still needs; 0 where that is not known."""
         if len(self._rest) < 4:

@@ -20,7 +20,7 @@ from mqfs import limits
 from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
 from mqfs.ninep import dial, people
 from mqfs.rings import packets
-from mqfs.sockets import SocketFile, peer
+from mqfs.sockets import SocketFile, peer, peer_groups
 
 if TYPE_CHECKING:
     from mqfs.rings.manager import Attachment, Rings
@@ -109,7 +109,8 @@ class Visitor:
             raise BadRequest(f"version {version!r}; this server speaks {packets.VERSION}")
         if self.attachment is not None:
             raise BadRequest("it is attached already: one connection, one group")
-        user = people.user(self.uid, self.where, gid=self.gid, pid=self.pid)
+        groups = peer_groups(self.socket)
+        user = people.Peer(self.where, self.uid, self.gid, self.pid, groups=groups).itself()
         self.attachment = self.door.rings.attach(user, path)
         fds.append(self.attachment.fileno())
         group = self.attachment.group

@@ -51,7 +51,7 @@ def test_tree_page_has_every_setting_file_and_limit() -> None:
         assert f".It Pa {name}" in text, name
     for name in ("MESSAGE_BYTES", "NAME_BYTES", "PATH_GROUPS", "STREAMS", "GROUPS", "PARKED"):
         assert f"{getattr(limits, name):,}" in text, name
-    for name in ("UNIT_MESSAGES", "PARTS", "PARTS_PER_USER", "PRODUCERS"):
+    for name in ("UNIT_MESSAGES", "PARTS", "PRODUCERS"):
         assert f"{getattr(limits, name):,}" in text, name
     assert f"{limits.GROUP_BYTES >> 30} GiB" in text
     assert f"{limits.STAGED_BYTES >> 30} GiB" in text

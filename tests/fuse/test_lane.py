@@ -18,7 +18,7 @@ from mqfs.engine.tree import Tree
 from mqfs.errors import Stale
 from mqfs.fuse import wire
 from mqfs.fuse.lane import Lane
-from mqfs.fuse.nodes import File, Files, Nodes
+from mqfs.fuse.nodes import File, Files, Listing, Nodes
 from mqfs.store.memory import MemoryStore
 from mqfs.types import User
 
@@ -40,13 +40,14 @@ class Bench:
         stream: Any = self.tree.create(USER, self.tree.root, "s", 0o644)
         self.fh = self.files.add(stream, self.tree.open(USER, stream, os.O_RDWR), True, True)
 
-    def ask(self, opcode: int, unique: int, body: bytes) -> None:
+    def ask(self, opcode: int, unique: int, body: bytes, uid: int = 0) -> None:
         size = wire.IN_HEADER + len(body)
-        self.kernel.send(wire.HEADER.pack(size, opcode, unique, 1, 0, 0, os.getpid()) + bytes(4) + body)
+        self.kernel.send(wire.HEADER.pack(size, opcode, unique, 1, uid, 0, os.getpid()) + bytes(4) + body)
 
-    def read(self, unique: int, fh: int, flags: int = 0) -> None:
+    def read(self, unique: int, fh: int, flags: int = 0, uid: int = 0) -> None:
         where = wire.U64.pack(fh) + bytes(8) + wire.U32.pack(100)
-        self.ask(wire.READ, unique, where + bytes(12) + wire.U64.pack(flags))
+        owner = wire.U32.pack(wire.READ_LOCKOWNER) + bytes(8)
+        self.ask(wire.READ, unique, where + owner + wire.U64.pack(flags), uid)
 
     async def reply(self) -> tuple[int, int, bytes]:
         """(unique, errno, the rest)"""
@@ -79,6 +80,42 @@ def test_an_interrupt_may_overtake_its_request() -> None:
         bench.ask(wire.INTERRUPT, 13, wire.U64.pack(12))
         assert await bench.reply() == (12, errno.EINTR, b"")
         assert (bench.tree.parked, len(bench.lane.early), len(bench.lane.waiting)) == (0, 0, 0)
+
+    with_bench(check)
+
+
+def test_one_user_does_not_take_all_reads_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PARKED", 32)
+
+    async def check(bench: Bench) -> None:
+        for unique in range(2, 42, 2):
+            bench.read(unique, bench.fh, uid=1001)
+        for unique in range(34, 42, 2):
+            assert await bench.reply() == (unique, errno.ENFILE, b"")
+        bench.read(50, bench.fh, uid=1002)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (len(bench.lane.waiting), bench.tree.waits.used) == (17, 17)
+        bench.ask(wire.INTERRUPT, 51, wire.U64.pack(50))
+        assert await bench.reply() == (50, errno.EINTR, b"")
+        bench.lane.close()
+        assert (len(bench.lane.waiting), bench.tree.waits.used, bench.tree.parked) == (0, 0, 0)
+
+    with_bench(check)
+
+
+def test_who_may_not_write_asks_for_no_sync() -> None:
+    async def check(bench: Bench) -> None:
+        node: Any = bench.files.open[bench.fh].node
+        other = User(1001, 1001)
+        fh = bench.files.add(node, bench.tree.open(other, node, os.O_RDONLY), True, False)
+        listing = bench.files.add_listing(Listing(bench.tree.root, other))
+        for unique, opcode, of, refused in (
+            (2, wire.FSYNC, bench.fh, 0),
+            (4, wire.FSYNC, fh, errno.EACCES),
+            (6, wire.FSYNCDIR, listing, errno.EACCES),
+        ):
+            bench.ask(opcode, unique, wire.U64.pack(of) + bytes(8))
+            assert await bench.reply() == (unique, refused, b"")
 
     with_bench(check)
 

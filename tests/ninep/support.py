@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -25,7 +26,7 @@ from mqfs.ninep.server import Server, listen
 from mqfs.ninep.session import Session
 from mqfs.ninep.wire import Framer, decode, encode, layout
 from mqfs.store.memory import MemoryBucket, MemoryStore
-from mqfs.types import Committed, Qid, User
+from mqfs.types import Committed, Qid, Record, User
 
 DEADLINE_S = 30.0
 META = [".batch", ".consumers", ".cursor", ".errors", ".kept", ".put", ".stats", ".txn", ".who", "ctl", "order"]
@@ -252,6 +253,23 @@ def broken(session: Session, data: bytes) -> bool:
     except BadFrame:
         return True
     return False
+
+
+class FailingBucket(MemoryBucket):
+    """A log of a disk whose reads fail from some time on."""
+
+    failing = False
+
+    def find(self, stream: int, sequence: int) -> Record | None:
+        if self.failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().find(stream, sequence)
+
+
+class FailingStore(MemoryStore):
+    def make(self, number: int, state: bytes) -> MemoryBucket:
+        bucket = self._buckets[number] = FailingBucket(number, state)
+        return bucket
 
 
 class SlowStore(MemoryStore):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import pwd
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,24 @@ import trio
 from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
-from mqfs.errors import BadAddress, Denied
+from mqfs.errors import BadAddress, Denied, DiskFailed
 from mqfs.ninep import blocking, people
 from mqfs.ninep.messages import Tread, Tversion, Twrite
 from mqfs.ninep.server import Server, listen
 from mqfs.ninep.wire import encode
-from tests.ninep.support import DEADLINE_S, ME, Raw, Running, SlowStore, eventually, make_tree, open_handles, running
+from tests.ninep.support import (
+    DEADLINE_S,
+    ME,
+    FailingBucket,
+    FailingStore,
+    Raw,
+    Running,
+    SlowStore,
+    eventually,
+    make_tree,
+    open_handles,
+    running,
+)
 
 NOT_ROOT = 65_534
 
@@ -106,13 +120,15 @@ def test_tcp_user_that_does_not_exist(tree: Tree) -> None:
 # ---------------------------------------------------------------- identity
 
 
-def in_a_child(uid: int, work: Callable[[], None]) -> int:
+def in_a_child(uid: int, work: Callable[[], None], gid: int | None = None, groups: list[int] | None = None) -> int:
     """Do something as another user, in a process of its own; its exit status."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            os.setgid(uid)
+            if groups is not None:
+                os.setgroups(groups)
+            os.setgid(uid if gid is None else gid)
             os.setuid(uid)
             work()
             status = 0
@@ -121,12 +137,16 @@ def in_a_child(uid: int, work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_peer_is_who_the_socket_says(server: Running) -> None:
+def open_to_all(server: Running) -> None:
     os.chmod(server.address.removeprefix("unix!"), 0o666)
     for folder in Path(server.address.removeprefix("unix!")).parents:
         if folder.stat().st_uid == 0 and not folder.stat().st_mode & 1:
             folder.chmod(folder.stat().st_mode | 0o11)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_peer_is_who_the_socket_says(server: Running) -> None:
+    open_to_all(server)
 
     def attach(user: str) -> Callable[[], None]:
         return lambda: server.connect(user=user).close()
@@ -141,6 +161,26 @@ def test_peer_is_who_the_socket_says(server: Running) -> None:
             client.mkdir("a")
 
     assert in_a_child(NOT_ROOT, make) == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can have groups that it chooses")
+def test_groups_are_those_of_the_process(server: Running) -> None:
+    """Those it has dropped do not come back, those it was given are not missing, whatever the database says."""
+    open_to_all(server)
+    for name, gid in (("given", 4711), ("own", 4712), ("dropped", pwd.getpwuid(NOT_ROOT).pw_gid)):
+        with server.connect() as client:
+            client.create(name).close()
+        stream = server.tree.find(ME, name)
+        server.call(partial(server.tree.setattr, ME, stream, mode=0o660, gid=gid))
+
+    def look() -> None:
+        with server.connect() as client:
+            client.open("given", "w").close()
+            client.open("own", "w").close()
+            with pytest.raises(Denied):
+                client.open("dropped", "w")
+
+    assert in_a_child(NOT_ROOT, look, 4712, [4711]) == 0
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may attach as another user")
@@ -229,8 +269,8 @@ def test_client_that_does_not_read_is_held_up_and_nobody_else(server: Running, t
         assert "s" in client.list()
         (held,) = (c for c in server.server.connections if c.session.fids.get(1) is not None)
         eventually(lambda: held.session.congested)
-        waiting = server.call(lambda: held.session._out_bytes + sum(map(len, held._unsent)))
-        assert waiting < 3 * limits.REPLY_BYTES
+        assert server.call(lambda: held.session.held) < limits.REPLY_BYTES + limits.MSIZE_DEFAULT
+        assert tree.memory.used >= limits.REPLY_BYTES
         sock.settimeout(DEADLINE_S)
         for tag in range(asked):
             reply = raw.reply()
@@ -240,7 +280,7 @@ def test_client_that_does_not_read_is_held_up_and_nobody_else(server: Running, t
 
 
 def test_connections_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CONNECTIONS", 2)
+    monkeypatch.setattr(limits, "CONNECTIONS", 4)  # two of one user
     one, two = Raw(server.socket(), "9P2000"), Raw(server.socket(), "9P2000")
     three = Raw(server.socket())
     assert three.reply() == "EOF"
@@ -390,3 +430,24 @@ def test_a_client_that_goes_without_reading_gives_back_what_was_not_sent(tmp_pat
         with client.open("s") as shown:
             back = len(list(iter(lambda: shown.receive(size), b"")))
         assert count - 6 <= back < count
+
+
+def test_a_disk_that_fails_is_an_answer_and_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = Tree(FailingStore(), SystemClock(), owner=ME)
+    with running(tree, tmp_path) as server, server.connect() as client:
+        with client.open("ctl", "w") as ctl:
+            ctl.write(b"replay all\n")
+        with client.create("s") as stream:
+            stream.write(b"x")
+        FailingBucket.failing = True
+        try:
+            with client.open("s") as stream:
+                for _ in range(3):
+                    with pytest.raises(DiskFailed):
+                        stream.receive()
+        finally:
+            FailingBucket.failing = False
+        with client.open("s") as stream:
+            assert stream.receive() == b"x"
+    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("ERROR", None)] * 3
+    assert "Input/output error" in caplog.text

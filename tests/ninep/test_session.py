@@ -388,8 +388,8 @@ def test_large_messages_are_cut_to_the_msize(tree: Tree) -> None:
 # ---------------------------------------------------------------- directories
 
 
-def entries(data: bytes) -> list[Dir]:
-    reader, found = Reader(data, 0, len(data), False), []
+def entries(data: bytes, unix: bool = False) -> list[Dir]:
+    reader, found = Reader(data, 0, len(data), unix), []
     while reader.position < reader.end:
         found.append(reader.entry())
     return found
@@ -410,6 +410,33 @@ def test_directory_in_pieces(line: Line) -> None:
     assert names == sorted([*META, *(f"s{n:02}" for n in range(50))])
     (first, *_) = entries(line.value("Tread tag 1 fid 1 offset 0 count 200").data)
     assert first.name == META[0]
+
+
+@pytest.mark.parametrize("version", ["9P2000", "9P2000.u"])
+@pytest.mark.parametrize("buffer", [200, 500, 1_200])
+def test_a_listing_is_read_to_the_end_by_a_client_that_fills_its_buffer(tree: Tree, version: str, buffer: int) -> None:
+    """As Linux v9fs does: it asks for what is left of its buffer until that is full or 0 bytes come."""
+    line = Line(tree, version=version)
+    for number in range(50):
+        make(line, number + 10, f"s{number:02}")
+    open_(line, 1, "")
+    line.replies()
+    names: list[str] = []
+    offset, filled = 0, 1
+    while filled:
+        filled = 0
+        while data := line.value(f"Tread tag 1 fid 1 offset {offset} count {buffer - filled}").data:
+            names += [stat.name for stat in entries(data, version != "9P2000")]
+            offset, filled = offset + len(data), filled + len(data)
+    assert names == sorted([*META, *(f"s{n:02}" for n in range(50))])
+
+
+def test_a_buffer_that_no_entry_fits_is_refused_wherever_the_listing_is(line: Line) -> None:
+    open_(line, 1, "")
+    line.replies()
+    offset = len(line.value("Tread tag 1 fid 1 offset 0 count 100").data)
+    assert 0 < offset <= 100
+    assert "too few for an entry" in line.one(f"Tread tag 1 fid 1 offset {offset} count {101 - offset}")
 
 
 def test_removing_while_reading_skips_none(tree: Tree) -> None:
@@ -543,3 +570,34 @@ def test_stream_removed_at_close_goes_with_the_connection(tree: Tree) -> None:
     line.session.close()
     other = Line(tree, version="9P2000")
     assert "does not exist" in other.one("Twalk tag 1 fid 0 newfid 1 names [s]")
+
+
+def test_a_command_longer_than_one_write_is_whole_when_its_last_write_is(line: Line) -> None:
+    """A client cuts what is longer than msize - 24 anywhere."""
+    text = "".join(f"consumer c{number:04} transient\n" for number in range(800))
+    open_(line, 1, "ctl", 1)
+    line.replies()
+    most = 8192 - 24
+    for start in range(0, len(text), most):
+        piece = text[start : start + most].removesuffix("transient\n" if start + most >= len(text) else "")
+        data = piece.replace("\n", "\\n")
+        assert line.one(f'Twrite tag 1 fid 1 offset {start} data "{data}"') == f"Rwrite tag 1 count {len(piece)}"
+    assert len(line.session.tree.root.consumers) == 800
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("version", ["9P2000", "9P2000.L"])
+def test_who_may_not_write_asks_for_no_sync(tree: Tree, version: str, opened: bool) -> None:
+    """Each is a wait of the disk, for all others too."""
+    make(Line(tree, version="9P2000"), 1, "s")
+    line = Line(tree, uid=ME.uid + 1, version=version)
+    line.ask("Twalk tag 1 fid 0 newfid 1 names [s]")
+    if opened:
+        line.ask("Tlopen tag 1 fid 1 flags 0" if version == "9P2000.L" else "Topen tag 1 fid 1 mode 0")
+    sync = (
+        "Tfsync tag 1 fid 1"
+        if version == "9P2000.L"
+        else 'Twstat tag 1 fid 1 stat {type ~ dev ~ qid 0.0.f mode ~ atime ~ mtime ~ length ~ name "" uid "" gid "" muid ""}'
+    )
+    refusals = {"9P2000": 'Rerror tag 1 ename "permission denied', "9P2000.L": "Rlerror tag 1 ecode"}
+    assert line.one(sync).startswith(refusals[version])

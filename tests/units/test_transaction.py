@@ -363,7 +363,7 @@ LIMITS = [
     ("UNIT_BYTES", 100, "bytes in the log; one unit has at most 100"),
     ("STAGED_BYTES", 60, "all parts of transactions together have at most 60 bytes"),
     ("PARTS", 1, "at most"),
-    ("PARTS_PER_USER", 1, "at most 1 parts a user"),
+    ("PARTS", 2, "at most 1 parts a user"),
 ]
 
 
@@ -533,7 +533,7 @@ def test_who_committed_last_stands_last(made: Any) -> None:
 
 
 def test_parts_that_are_gone_count_no_more(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PARTS_PER_USER", 1)
+    monkeypatch.setattr(limits, "PARTS", 2)
     u = made()
     for number in range(3):
         u.stage("p", "s", b"1")

@@ -113,6 +113,12 @@ large() {
   killed $reader
 }
 
+# A listing that takes several replies, each of which fills a buffer but for a rest.
+lists() {
+  [ "$(ls $1/many | grep -c '^00')" = 2000 ] || fail "ls lists $(ls $1/many | wc -l)"
+  [ "$(find $1/many -maxdepth 1 -name '00*' | wc -l)" = 2000 ] || fail "find finds $(find $1/many | wc -l)"
+}
+
 # A worker in plain shell, and what a stream keeps as an ordinary file.
 queues() {
   d=$1/q
@@ -164,6 +170,7 @@ for name in 9p2000.L 9p2000.u 9p2000; do
     mount -t 9p -o "$options,aname=$tree" 10.0.2.2 /mnt/t || fail mount
     shows /mnt/t g
     large /mnt/t
+    lists /mnt/t
     queues /mnt/t
     umount /mnt/t || fail umount
     echo "GUEST-OK $name $msize"

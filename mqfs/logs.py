@@ -1,0 +1,49 @@
+"""The log: one line each on standard error, and never more of one kind than somebody can read.
+
+Owns the handler and the counting of lines; what is logged is for those who log it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from mqfs import limits
+
+
+class Sparing(logging.Filter):
+    """Lets limits.LOG_LINES of a kind through in limits.LOG_S; the next one says how many were left out.
+
+    Lines are of a kind that come from the same statement.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[tuple[str, int], tuple[float, int]] = {}  # (since when, how many since) of each
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.pathname, record.lineno
+        since, count = self._kinds.get(kind, (0.0, 0))
+        now = time.monotonic()
+        if not count or now - since >= limits.LOG_S:
+            left_out = count - limits.LOG_LINES
+            since, count = now, 0
+            if left_out > 0:
+                record.msg = f"{record.getMessage()} ({left_out} such lines were left out)"
+                record.args = None
+        self._kinds[kind] = since, count + 1
+        return count < limits.LOG_LINES
+
+
+def set_up() -> None:
+    """On standard error: standard output may carry 9P."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("mqfs: %(message)s"))
+    handler.addFilter(Sparing())
+    logging.root.handlers[:] = [handler]
+    logging.root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+
+
+__all__ = ["Sparing", "set_up"]

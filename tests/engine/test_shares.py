@@ -1,0 +1,62 @@
+"""Shares of what is bounded: nobody takes more than half, and the last places are kept."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqfs import limits
+from mqfs.errors import OverLimit
+from mqfs.shares import Shares
+
+ROOT, ANN, BERT, CARL = 0, 1001, 1002, 1003
+USERS = st.sampled_from([ROOT, ANN, BERT, CARL, "tcp 192.0.2.7"])
+STEPS = st.lists(st.tuples(USERS, st.integers(-40, 40)), max_size=60)
+
+
+def fill(shares: Shares, user: object) -> int:
+    """Take one after another until refused; how many there were."""
+    for number in range(limits.HANDLES + 1):
+        try:
+            shares.take(user)
+        except OverLimit:
+            return number
+    raise AssertionError("never refused")
+
+
+def test_one_user_has_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HANDLES", 160)
+    shares = Shares("open files", "HANDLES")
+    assert fill(shares, ANN) == 80
+    with pytest.raises(OverLimit, match="at most 80 open files a user, 160 in all"):
+        shares.take(ANN)
+    assert fill(shares, BERT) == 70  # ten are kept
+    assert fill(shares, CARL) == 0
+    assert fill(shares, ROOT) == 10
+
+
+def test_the_servers_user_has_the_kept_places_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HANDLES", 160)
+    monkeypatch.setattr(os, "geteuid", lambda: CARL)
+    shares = Shares("open files", "HANDLES")
+    assert fill(shares, ANN) + fill(shares, BERT) == 150
+    assert fill(shares, CARL) == 10
+
+
+@given(STEPS)
+def test_what_is_refused_changes_nothing(steps: list[tuple[object, int]]) -> None:
+    shares, has = Shares("bytes", "ERRORS"), {}
+    for user, size in steps:
+        before = has.get(user, 0)
+        after = max(before + size, 0)
+        free = limits.ERRORS - (0 if user in (ROOT, os.geteuid()) else limits.ERRORS // limits.SHARE_KEPT)
+        fits = after <= before or (after <= limits.ERRORS // 2 and sum(has.values()) - before + after <= free)
+        try:
+            has[user] = shares.change(user, before, after)
+            assert fits
+        except OverLimit:
+            assert not fits
+        assert (shares.of(user), shares.used) == (has.get(user, 0), sum(has.values()))
