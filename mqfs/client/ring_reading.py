@@ -18,7 +18,7 @@ from mqfs.client.reading import Filters, Patience, Patterns, Reading, wild
 from mqfs.client.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
 from mqfs.engine import topics
 from mqfs.engine.ctl import parse_duration
-from mqfs.errors import BadCommand, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
+from mqfs.errors import BadCommand, BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
 from mqfs.types import Kind, Message, Record
 
 SLICE_S = 0.05  # of a wait, between two looks at whether somebody ended it
@@ -74,7 +74,7 @@ class RingReading(Reading):
         self._consumer: ring.Consumer | None = None
         try:
             self._sit(at)
-        except Busy as error:
+        except (BadRing, Busy) as error:
             raise NotInRing(str(error)) from None
         if existing:
             self._catch_up("first")
@@ -169,7 +169,7 @@ class RingReading(Reading):
             return
         try:
             self._sit(at)
-        except Busy:
+        except (BadRing, Busy):
             self._at = at
             self._follow_log()
             return

@@ -85,11 +85,13 @@ class Journal:
         self.spoilt = ""  # what was found in it that nobody may write
         self._judge, self._over = judge, over
         self._taker: Consumer = made.consumer(kept=True, hold=True)
-        self._resumed = made.next if made.tail else 0  # below that another server may have taken or written messages
         self._most = made.size // HEAD_BYTES  # messages that it can hold
+        # Below that another server may have taken or written messages.
+        self._resumed = min(made.next, self.inner.next + self._most) if made.tail else 0
         self._range: _Range | None = None
         self._raw = b""  # copied, and not looked at yet
-        self._salvaged: int | None = None  # the tail, where the ring could not be read on and all was copied
+        self._salvaged: int | None = None  # the end of what is taken, where the ring could not be read on
+        self._broken = False  # nothing more is taken from it
         self._own = range(0)  # sequences of the server's messages that are being written
         self._void = range(0)  # of such as could not be
         self._slack = 0  # messages that may be missing, as bytes that are none were found
@@ -295,7 +297,7 @@ class Journal:
 
     def _take(self, until: int | None = None, most_bytes: int | None = None) -> None:
         """Take what is in the ring, up to that sequence. Where the log has no room `stalled` says so afterwards."""
-        if self._taking:
+        if self._taking or self._broken:
             return
         self._taking, self.stalled = True, ""
         left = limits.RING_BYTES if most_bytes is None else most_bytes
@@ -313,23 +315,36 @@ class Journal:
                     left -= self._take_rows(there, until)
         except _UNWRITABLE as error:
             self.stalled = error.detail
+        except Exception:
+            self._break_off()
         finally:
             self._taking = False
+
+    def _break_off(self) -> None:
+        """Something in it was met that nobody thought of: take no more of it. What was not taken goes to quarantine."""
+        log.exception("ring of group %d given up: reading it failed", self.group.number)
+        there, untaken = self._range, self._raw
+        self._range, self._raw, self._broken = None, b"", True
+        if there is not None and there.at < len(there):
+            untaken = bytes(there.between(there.at, len(there))) + untaken
+        if self._salvaged is None:
+            self._salvaged = self._taker.position - len(untaken)
+        self._refuse(untaken)
 
     def _look_at_next(self) -> int:
         """Make what was published next a range, or take of it what is right; how many bytes that were. 0: nothing."""
         data = self._raw or self._copy()
         if not data:
             return 0
-        self._raw = b""
         rows = ring.scan(data)
         while rows.end == len(data) and rows.flags[-1] & MORE and (more := self._copy()):
             data += more
             rows = ring.scan(data)
             if len(data) > self.ring.size:
                 break  # a unit that never ends
+        self._raw = data
         if rows.end == len(data) and self._is_in_order(rows) and self._is_plain(rows):
-            self._range = _Range(data, rows)
+            self._range, self._raw = _Range(data, rows), b""
         else:
             self._sift(data)
         return len(data)
@@ -347,9 +362,9 @@ class Journal:
         """All that is behind what is no record: it may be whole again."""
         self.why = self.why or "it is damaged"
         self.ring.retire(limits.RING_PATIENCE_S)
-        memory, begin = self.ring.fileno(), self._taker.position
+        memory, begin, tail = self.ring.fileno(), self._taker.position, self.ring.tail
         of = self.ring.size
-        size, at = min(max(self.ring.tail - begin, 0), of), begin & (of - 1)
+        size, at = tail - begin if begin <= tail <= begin + of else of, begin & (of - 1)
         self._salvaged = begin + size
         whole = os.pread(memory, min(size, of - at), ring.HEAD_BYTES + at)
         return whole + os.pread(memory, size - len(whole), ring.HEAD_BYTES)

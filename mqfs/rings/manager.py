@@ -77,7 +77,7 @@ class Follower:
             if not self._journal.ended:
                 self._position = self._journal.position
         except Exception:
-            log.exception("what was published in the ring of group %d", self._journal.group.number)
+            log.exception("ring of group %d: taking from it failed", self._journal.group.number)
             self._stopped.set()
         finally:
             self._again.release()
@@ -172,9 +172,8 @@ class Rings:
             try:
                 held = ring.attach(fd, generation)
                 cast(Log, self._store.open(number)).continue_at(_first_untaken(held))
-            except (errors.MqfsError, OSError) as error:
-                log.error("the ring of group %d is given up: %s", number, error)
-                self._drop(number, generation)
+            except Exception as error:
+                self._give_up(number, generation, fd, error)
                 continue
             finally:
                 os.close(fd)
@@ -183,25 +182,41 @@ class Rings:
             found[number] = held
         return found
 
+    def _give_up(self, number: int, generation: int, fd: int, error: Exception) -> None:
+        """A ring that a start cannot go on with: what it has goes to quarantine, and no later start meets it again."""
+        log.error("ring of group %d given up: %s: %s", number, type(error).__name__, error)
+        try:
+            kept = os.pread(fd, limits.RING_RANGE_BYTES, ring.HEAD_BYTES)
+            cast(Log, self._store.open(number)).set_aside(kept, "a ring that could not be resumed")
+        except (errors.MqfsError, OSError) as failed:
+            log.error("ring of group %d not copied: %s", number, failed)
+        self._drop(number, generation)
+
     def resume(self, group: Group) -> None:
         """Go on with the ring that a group has, if it has. Before anything is written to the group."""
         self._tree = group.tree
         held = self._held.pop(group.number, None)
         for ended in self._untold.pop(group.number, []):
-            group.bucket.sync(functools.partial(self._tell, group.number, ended))
+            told = functools.partial(self._tell, group.number, ended, group.bucket.next - 1)
+            group.bucket.sync(told)
         if held is None:
             return
-        own = self._begin(group, held)
+        try:
+            own = self._begin(group, held)
+        except Exception as error:  # somebody else has the server's seat, say
+            self._give_up(group.number, held.generation, held.fileno(), error)
+            held.close()
+            return
         log.info("the ring of group %d goes on", group.number)
         own.journal.pump()
         own.journal.commit()  # the server before may have taken more than it told
         if not own.journal.ended and held.retired:
             own.journal.retire("the server before had begun to")
 
-    def _tell(self, number: int, ended: Ring, error: OSError | None) -> None:
+    def _tell(self, number: int, ended: Ring, last: int, error: OSError | None) -> None:
         """A generation of which the server before had taken all when it made the next: what it had not told yet."""
         if error is None:
-            ended.commit(ended.next - 1)
+            ended.commit(last)
         self._drop(number, ended.generation)
         ended.close()
 
@@ -324,10 +339,7 @@ class Rings:
         if self._keeper is not None:
             self._keeper.look()
         for own in self._all():
-            try:
-                own.journal.tick()
-            except errors.MqfsError as error:
-                log.error("the ring of group %d: %s", own.journal.group.number, error)
+            self._apart(own.journal, own.journal.tick)
             if not own.attached and not own.journal.why and now - own.alone_since >= limits.RING_IDLE_S:
                 own.journal.retire("nobody is attached")
 
@@ -335,7 +347,7 @@ class Rings:
         """What was published is in the log. Where that has no room the keeper goes on holding the ring. The step comes
         when who waits for a commit was told of it."""
         for own in self._all():
-            own.journal.retire("the server stops")
+            self._apart(own.journal, functools.partial(own.journal.retire, "the server stops"))
         if self._keeper is not None and all(own.journal.ended for own in self._all()):
             self._keeper.quit()
             self._keeper = None
@@ -343,6 +355,16 @@ class Rings:
             return None
         self._closing = Wait(lambda _: True)
         return self._closing
+
+    @staticmethod
+    def _apart(journal: Journal, act: Callable[[], None]) -> None:
+        """What fails in one ring is that ring's."""
+        try:
+            act()
+        except errors.MqfsError as error:
+            log.error("the ring of group %d: %s", journal.group.number, error)
+        except Exception:
+            log.exception("ring of group %d", journal.group.number)
 
     def _all(self) -> list[_Own]:
         return [*self._rings.values(), *self._ending.values()]
