@@ -78,7 +78,7 @@ class Journal:
         over: Callable[[Journal], None],
     ) -> None:
         self.group, self.ring, self.inner = group, made, cast(Log, group.bucket)
-        self.floor = NOBODY
+        self._floor = NOBODY
         self.why = ""  # it is being retired
         self.ended = False
         self.stalled = ""  # why the log takes nothing now
@@ -98,7 +98,8 @@ class Journal:
         self._kept_aside = 0  # such bytes in quarantine
         self._patience = _PATIENCE_BYTES  # that are looked at for what is whole again
         self._taking = False
-        self._marks: deque[tuple[int, int]] = deque()  # (position, the sequence behind it)
+        # (position, the sequence behind it); of one that is further back the floor stays where it is
+        self._marks: deque[tuple[int, int]] = deque(maxlen=2 + 2 * made.size // _MARK_BYTES)
         self._followed = (0.0, False)  # (when it was looked, whether somebody does)
         inner = self.inner
         self.find, self.peek, self.scan, self.before, self.at = (
@@ -427,7 +428,8 @@ class Journal:
 
     def _is_wanted(self, rows: Columns) -> bool:
         """Whether they are promised to somebody, or somebody is there who has not had them."""
-        return self.group.durable or is_listened(self.group, rows) or self._is_followed()
+        group = self.group
+        return group.durable or is_listened(group, rows) or bool(group.past_rings) or self._is_followed()
 
     def _done_with_range(self) -> None:
         """The ring may have the room again of what was taken."""
@@ -581,23 +583,33 @@ class Journal:
 
     # ------------------------------------------------------------ who follows
 
+    @property
+    def floor(self) -> int:
+        """See `Shared`."""
+        self._is_followed()
+        return self._floor
+
+    def is_needed(self) -> bool:
+        """When it has ended: whether somebody is still on the way from it to the log or the next ring."""
+        return self._look_who_follows()
+
     def _is_followed(self) -> bool:
-        """Whether a process follows the ring: what it is overtaken by is to be had from the log."""
+        """Whether a process follows the ring: what it is overtaken by is to be had from the log. That nobody does is
+        looked up each time: what came after somebody sat down is for that one."""
         now = time.monotonic()
-        if now - self._followed[0] >= _FOLLOWERS_S:
+        if not self._followed[1] or now - self._followed[0] >= _FOLLOWERS_S:
             self._followed = now, self._look_who_follows()
         return self._followed[1]
 
     def _look_who_follows(self) -> bool:
         """And how far the hindmost is, for `floor`."""
         places = [position for seat, _, position, _, lives in self.ring.seats() if seat and lives]
-        before = self.floor
+        before = self._floor
         if places:
             self._raise_floor(min(places))
         else:
-            self.floor = NOBODY
-            self._marks.clear()
-        if self.floor > before:
+            self._floor = NOBODY
+        if self._floor > before:
             self.group.loosened()
         return bool(places)
 
@@ -606,9 +618,9 @@ class Journal:
         while len(marks) > 1 and marks[1][0] <= hindmost:
             marks.popleft()
         if marks and marks[0][0] <= hindmost:
-            self.floor = marks[0][1]
-        elif self.floor == NOBODY:
-            self.floor = self.inner.next
+            self._floor = marks[0][1]
+        elif self._floor == NOBODY:
+            self._floor = self.inner.next
 
     # ------------------------------------------------------------ its end
 
@@ -638,6 +650,8 @@ class Journal:
             return
         self.ring.end(self._taker.position if self._salvaged is None else self._salvaged)
         self.ended = True
+        if self._look_who_follows():
+            self.group.past_rings.add(self)
         self.group.bucket, self.group.ring = self.inner, None
         self.inner.grants(None)
         last = self.inner.next - 1
@@ -669,6 +683,8 @@ class Journal:
 
     def let_go(self) -> None:
         """It has ended, and nobody else in this process uses it."""
+        self.group.past_rings.discard(self)
+        self.group.loosened()
         self._taker.close()
         self.ring.close()
 

@@ -153,6 +153,7 @@ class Rings:
         self._tree: Tree | None = None
         self._rings: dict[Group, _Own] = {}
         self._ending: dict[Journal, _Own] = {}
+        self._left: dict[Journal, float] = {}  # ended, and followers are yet to change over: since when
         self._generations: dict[int, int] = {}
         self._spoilt: dict[int, list[float]] = {}
         self._closing: Wait[None] | None = None
@@ -272,7 +273,7 @@ class Rings:
     # ------------------------------------------------------------ rings come and go
 
     def _make(self, group: Group) -> _Own:
-        if len(self._rings) + len(self._ending) >= limits.RINGS:
+        if len(self._rings) + len(self._ending) + len(self._left) >= limits.RINGS:
             self._make_room()
         number = group.number
         generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
@@ -286,6 +287,9 @@ class Rings:
 
     def _make_room(self) -> None:
         """The one that was left longest ago goes."""
+        if self._left:
+            self._let_go(next(iter(self._left)))
+            return
         unused = [own for own in self._rings.values() if not own.attached]
         if not unused:
             raise errors.OverLimit(f"at most {limits.RINGS} groups have rings")
@@ -323,9 +327,17 @@ class Rings:
         if own.follower is not None:
             own.follower.stop()
         self._drop(journal.group.number, journal.ring.generation)
-        journal.let_go()
+        if journal in journal.group.past_rings and self._closing is None:
+            self._left[journal] = time.monotonic()
+        else:
+            journal.let_go()
         if self._closing is not None and not self._closing.settled and not self._is_committing():
             self._closing.settle(None)
+
+    def _let_go(self, journal: Journal) -> None:
+        """Whoever followed it has changed over, or is given up."""
+        self._left.pop(journal)
+        journal.let_go()
 
     def _drop(self, number: int, generation: int) -> None:
         if self._keeper is not None:
@@ -342,6 +354,9 @@ class Rings:
             self._apart(own.journal, own.journal.tick)
             if not own.attached and not own.journal.why and now - own.alone_since >= limits.RING_IDLE_S:
                 own.journal.retire("nobody is attached")
+        for journal, since in list(self._left.items()):
+            if now - since >= limits.RING_CHANGE_S or not journal.is_needed():
+                self._let_go(journal)
 
     def close(self) -> Step[None]:
         """What was published is in the log. Where that has no room the keeper goes on holding the ring. The step comes
@@ -351,6 +366,8 @@ class Rings:
         if self._keeper is not None and all(own.journal.ended for own in self._all()):
             self._keeper.quit()
             self._keeper = None
+        for journal in list(self._left):
+            self._let_go(journal)
         if not self._is_committing():
             return None
         self._closing = Wait(lambda _: True)

@@ -1,4 +1,4 @@
-"""An attached client stores numbers into the ring's memory: the server goes on, keeps what files acknowledged, and starts again.
+"""An attached client stores numbers into a ring: the server goes on, keeps what files took, and starts again.
 
 Any word of the head, of the seats and of the heads of records, with random and boundary values, at every phase: idle,
 under load, before an orderly end, before a kill. Seeded; the server is in this process, its disk in memory.
@@ -34,7 +34,16 @@ __all__ = ["_quiet", "keeper"]
 
 SEATS_AT, SEAT_BYTES = 768, 128
 HEAD_END = SEATS_AT + SEAT_BYTES * 3  # of what is in use: the other seats are free
-KNOWN = {"retired": 56, "final": 64, "lock": 128, "state0": 152, "state1": 176, "tail": 256, "reserved": 264, "seat0": 776}
+KNOWN = {
+    "retired": 56,
+    "final": 64,
+    "lock": 128,
+    "state0": 152,
+    "state1": 176,
+    "tail": 256,
+    "reserved": 264,
+    "seat0": 776,
+}
 WORST_S = 4.0  # that one call of the server may take on a busy machine
 REFUSED = (
     errors.Stale, errors.Again, errors.BadRing, errors.Disconnected, errors.Busy, errors.Unsupported, errors.DiskFull,
@@ -51,7 +60,7 @@ class Hostile:
     def value(self, old: int) -> int:
         """A boundary value, a neighbour of the present one, or any."""
         of = self.ring.size
-        edges = [0, 1, 7, 8, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 8, 2**63 - 1, 2**63, 2**64 - 8, 2**64 - 1]
+        edges = [0, 1, 7, 8, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 8, 2**63, 2**64 - 8, 2**64 - 1]
         near = [old + step for step in (-of - 8, -of, -8, -1, 1, 8, of - 8, of, of + 8)]
         around = [of - 8, of - 1, of, of + 1, of + 8, of // 2, of // 2 + 8]
         return self.dice.choice([*edges, *near, *around, self.dice.getrandbits(64)]) % 2**64
@@ -112,10 +121,7 @@ class Story:
 
     def write(self) -> None:
         body = b"file %d" % len(self.acknowledged)
-        try:
-            self.timed(self.rig.write, "s", body)
-        except errors.DiskFull as error:
-            assert not error, "nothing is full"
+        self.timed(self.rig.write, "s", body)
         self.acknowledged.append(body)
 
     def hurt(self) -> None:
@@ -176,6 +182,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Journal, "_break_off", fail)
 
 
+@pytest.mark.timeout(3600)
 def test_numbers_stored_at_any_moment(keeper: Any, bounded: None) -> None:
     with small():
         for number in range(seed() * 10_000, seed() * 10_000 + size(1_500)):
