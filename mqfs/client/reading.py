@@ -17,8 +17,8 @@ from mqfs import headers, record
 from mqfs.client.bodies import Assembly
 from mqfs.client.link import File, Link, read_whole
 from mqfs.client.waiting import Waiting
-from mqfs.client.words import commands, quote
-from mqfs.errors import Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
+from mqfs.client.words import commands, file_name, quote
+from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
 from mqfs.types import Kind, Message, Record
 
 log = logging.getLogger("mqfs.client")
@@ -30,6 +30,7 @@ Patterns: TypeAlias = str | Sequence[str]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # between two attempts to reach a server that is away
 TELL_S = 1.0  # between two reports of lost messages: under a small `depth` each read may lose some
 _EVERYTHING = "#"
+_PROGRAMS = ("exact:", "prefix:")
 
 
 class Records:
@@ -92,7 +93,16 @@ def fell_behind(lost: int, names: Sequence[str]) -> FellBehind:
 def names_of(patterns: Patterns) -> tuple[str, ...]:
     """What is to be selected; nothing: everything."""
     names = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for name in names:
+        if not wild(name):
+            file_name(name)
     return () if _EVERYTHING in names else names
+
+
+def require_name(name: str) -> None:
+    """Of a stream that is not there yet: whether it can be meant. Raises BadRequest."""
+    if name.startswith(_PROGRAMS):
+        raise BadRequest(f"{name!r} is a routing program (expected a stream, a pattern, or a view that is bound to it)")
 
 
 def wild(name: str) -> bool:
@@ -190,6 +200,8 @@ class Reading(Waiting[Message]):
         except NotFound:
             if any(map(wild, self._names)):
                 raise
+            for name in self._names:
+                require_name(name)
             file.read(65_536)  # the refusal's text
             self._exactly = frozenset(self._names)
 

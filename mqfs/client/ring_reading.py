@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from mqfs import headers, ring
 from mqfs.client.link import Link, read_whole
-from mqfs.client.reading import Filters, Patience, Patterns, Reading, wild
+from mqfs.client.reading import Filters, Patience, Patterns, Reading, require_name, wild
 from mqfs.client.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
 from mqfs.engine import topics
 from mqfs.engine.ctl import parse_duration
@@ -100,7 +100,7 @@ class RingReading(Reading):
                         raise NotInRing(f"{name} is a view")
                     found += 1
                 except NotFound:
-                    pass
+                    require_name(name)
         return bool(found) and found == len(self._names)
 
     # ------------------------------------------------------------ the ring, and the log before it
