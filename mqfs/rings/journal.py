@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import struct
 import time
 from array import array
 from collections import deque
@@ -33,6 +34,7 @@ log = logging.getLogger("mqfs.rings")
 OWN = 8  # flag, in a ring only: the server's, and more belongs to it than the ring has
 NOBODY = 1 << 62  # no floor
 
+_TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
 _MESSAGE, _END = int(Kind.MESSAGE), int(Kind.END)
 _AHEAD_NS = 10**9  # a record's time may be before the wall clock: it was set back, or another CPU's is ahead
 _UNITS = re.compile(rb"(?:\x00|\x01\x03*\x02)*")  # flags of whole units
@@ -229,12 +231,19 @@ class Journal:
         there = self._range
         if there is not None and there.sequence == self._own.start:
             self._pass_to(self._own.start)
-            return int(there.rows.times[there.at])
+            return self._possible(int(there.rows.times[there.at]))
         self._give_up()
         if self.stalled:
             raise errors.DiskFull(self.stalled)
         self.retire("what the server wrote did not come back")
         return self._without_ring()
+
+    def _possible(self, time_ns: int) -> int:
+        """That time, or 0 where nobody may have written it."""
+        if time_ns <= time.time_ns() + _AHEAD_NS:
+            return time_ns
+        self.spoilt = self.spoilt or "a time that is yet to come"
+        return 0
 
     def _without_ring(self) -> int:
         """Nothing is written before what was published is in the log."""
@@ -380,6 +389,8 @@ class Journal:
         data, part = there.between(begin, end), there.rows.part(begin, end)
         if self._is_wanted(part):
             self.group.reserve_room(len(data))
+            if part.times[0] < self.last_ns:
+                data = _lifted(data, part, self.last_ns)
             self._pass_to(part.sequences[0])
             base = self.inner.place(len(data), end - begin)
             part = ring.scan(data, base)
@@ -687,6 +698,20 @@ class Journal:
         self.group.loosened()
         self._taker.close()
         self.ring.close()
+
+
+def _lifted(data: memoryview, rows: Columns, least_ns: int) -> memoryview:
+    """The same records, none before that time: they were published while the log had a later one written, the clock was
+    set back, or somebody forged it. What others wrote expires by its own time."""
+    made = bytearray(data)
+    for position, headers, body, time_ns in zip(rows.positions, rows.headers, rows.bodies, rows.times, strict=True):
+        if time_ns >= least_ns:
+            break
+        at = position - rows.positions[0]
+        end = at + HEAD_BYTES + headers + body
+        _TIME.pack_into(made, at + 16, least_ns)
+        _CRC.pack_into(made, at + 4, ring.crc32c(bytes(made[at + 8 : end]), ring.crc32c(bytes(made[at : at + 4]))))
+    return memoryview(bytes(made))
 
 
 def _spans(rows: Columns) -> Iterator[tuple[int, int]]:
