@@ -241,6 +241,8 @@ class Rings:
 
     def _admit(self, user: User, group: Group) -> None:
         require(user, group.state, R | X, group.name)
+        if is_excluded(group, group.settings, user):
+            raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
         for stream in group.numbers.values():
             require(user, stream.state, R | W, stream.name)
         if group.bucket.failed is not None:
@@ -307,7 +309,10 @@ class Rings:
         if what in ("remove", "rename", "attributes"):
             return f"{what} of a stream"
         if what == "ctl":
-            return why_ended(group.settings, parse_settings(change["lines"]), bool(group.consumers.bounded))
+            settings = parse_settings(change["lines"])
+            if any(is_excluded(group, settings, attachment.user) for attachment in self._rings[group].attached):
+                return "it is the owner's from now on, and others are attached"
+            return why_ended(group.settings, settings, bool(group.consumers.bounded))
         if what == "consumer" and change.get("backlog") and (why := why_not(group.settings, True)):
             return why
         if what == "make":
@@ -405,6 +410,12 @@ def _first_untaken(held: Ring) -> int:
         taker.close()
 
 
+def is_excluded(group: Group, settings: Settings, user: User) -> bool:
+    """Who attaches trusts the others who do, with all the group's messages: by `ring owner` they are one user, and
+    those who could do as much without it."""
+    return settings.ring == "owner" and user.uid not in (group.state.uid, 0, os.geteuid())
+
+
 def why_ended(now: Settings, settings: Settings, bounded: bool) -> str:
     """Why new settings end a ring; "" where it goes on."""
     for name in ("ttl", "keep"):  # clients and the journal were told of them
@@ -415,6 +426,8 @@ def why_ended(now: Settings, settings: Settings, bounded: bool) -> str:
 
 def why_not(settings: Settings, bounded: bool) -> str:
     """Why a group of such settings has no ring: each write has to be looked at before it is appended."""
+    if settings.ring == "off":
+        return "a group with 'ring off' has no ring"
     if settings.data != "message":
         return f"a group with 'data {settings.data}' has no ring"
     if settings.full != "drop-old" and settings.depth is not NO_DEPTH:

@@ -332,7 +332,7 @@ def test_chmod_cuts() -> None:
         away = Away(folder, "--mount", str(folder / "mq"), "--allow-other", transport="ring")
         try:
             with away.connect() as client:
-                group = kept(client)
+                group = kept(client, "ring all")
                 group.create("s")
                 (folder / "mq" / "g" / "s").chmod(0o666)
                 mine = group.subscribe()
