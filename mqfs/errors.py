@@ -85,6 +85,7 @@ class FellBehind(MqfsError):
     """Told once to a reader that was overtaken by a cut; its next read goes on at the oldest kept."""
 
     errno, text, http = _errno.EPIPE, "reader fell behind", 410
+    lost = 0  # messages, at most; the library sets it, 0 elsewhere
 
 
 class Interrupted(MqfsError):

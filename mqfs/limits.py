@@ -116,6 +116,7 @@ RING_RANGE_BYTES = 1 << 20  # copied into the log at once
 RING_TURN_BYTES = 4 << 20  # before the server's other tasks have their turn
 RING_PATIENCE_S = 0.1  # that the server itself waits for a ring's lock before it does without the ring
 RING_HOLD_S = 0.5  # a client may hold a ring's lock: with what it takes to see that, others wait less than a second
+RING_CHANGE_S = 60.0  # after its end the log keeps what followers of a ring have not had: for a reader that pauses
 RING_IDLE_S = 60.0  # a ring is kept after its last client has gone
 RING_SPOILT = 3  # times in RING_REST_S that nonsense may be found in a group's rings before it has none for so long
 RING_REST_S = 60.0

@@ -437,7 +437,10 @@ class Log(Bucket, Protocol):
 class Shared(Protocol):
     """A group's ring, as the engine sees it. While there is one, the group's bucket is what writes to it."""
 
-    floor: int  # the lowest sequence that a process which follows it may not have had
+    @property
+    def floor(self) -> int:
+        """The lowest sequence that a process which follows it may not have had; also when it has ended."""
+        ...
 
     def settle(self) -> None:
         """Have in the log, and told, what was published until now."""

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from mqfs import headers, limits
 from mqfs.client.link import File, Link
+from mqfs.client.words import view
 from mqfs.errors import BadRequest, Disconnected, MqfsError, NotFound
 from mqfs.types import Message
 
@@ -321,9 +322,11 @@ class BodyWriter(io.RawIOBase):
 def is_long(body: Any) -> bool:
     """Whether it is more than one message holds."""
     most = limits.MESSAGE_BYTES
+    if isinstance(body, bytes):
+        return len(body) > most
     if isinstance(body, str):
         return 4 * len(body) > most and len(body.encode()) > most
-    return len(body) > most
+    return view(body).nbytes > most
 
 
 __all__ = ["Assembly", "BodyWriter", "LongMessage", "Units", "is_long", "place_of"]

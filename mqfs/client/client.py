@@ -12,6 +12,7 @@ from types import TracebackType
 
 from mqfs.client.group import Group, make_groups, require_group
 from mqfs.client.link import Link
+from mqfs.client.words import file_name
 from mqfs.errors import BadRequest, Unsupported
 
 TRANSPORTS = ("auto", "ring", "9p")
@@ -77,7 +78,7 @@ class Client:
     def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = ()) -> Group:
         """A group by its path from the root. `create`: it, and those above it, are made if they are missing. `ctl`:
         settings it is then to have. NotFound where there is none."""
-        path = "/".join(name for name in path.split("/") if name)
+        path = "/".join(file_name(name) for name in path.split("/") if name)
         if create and path:
             make_groups(self._link, path)
         else:
@@ -90,11 +91,12 @@ class Client:
 
     def remove_group(self, path: str) -> None:
         """Remove a group that holds no streams and groups."""
+        path = "/".join(file_name(name) for name in path.split("/") if name)
         with self._lock:
-            group = self._groups.pop(path.strip("/"), None)
+            group = self._groups.pop(path, None)
         if group is not None:
             group.close()
-        self._link.remove(path.strip("/"))
+        self._link.remove(path)
 
     def close(self) -> None:
         """End everything that was begun here; messages that were published stay."""

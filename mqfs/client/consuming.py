@@ -156,6 +156,7 @@ class Claims(Waiting[Claim]):
         self._shut = False
         self._open_claims: set[Claim] = set()
         self._refusals: list[bytes] = []
+        self._begun = b""  # of a line whose end was not read yet
         self._file = self._open()
 
     def _open(self) -> File:
@@ -177,7 +178,7 @@ class Claims(Waiting[Claim]):
                 patience.wait(error)
             else:
                 with self._lock:
-                    self._file, self._refusals = file, []
+                    self._file, self._refusals, self._begun = file, [], b""
                 return
 
     # ------------------------------------------------------------ commands
@@ -221,16 +222,16 @@ class Claims(Waiting[Claim]):
             raise EOFError
         try:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            line = self._file.read(timeout=left)
-            if not line:
+            data = self._file.read(timeout=left)
+            if not data:
                 self._ended()
-                return None
-            if line[:1] != b"{":
-                return None  # why a command was refused: it was raised already
-            while not line.endswith(b"\n"):
-                more = self._file.read()
-                line += b"" if self._is_refusal(more) else more
-            return line
+            elif self._is_refusal(data) if self._begun else data[:1] != b"{":
+                pass  # why a command was refused: it was raised already
+            elif data.endswith(b"\n"):
+                line, self._begun = self._begun + data, b""
+                return line
+            else:
+                self._begun += data
         except Interrupted as error:
             self._interrupted(error)
         except Disconnected as error:

@@ -17,8 +17,9 @@ from mqfs.client.link import Body, Link, read_whole
 from mqfs.client.listening import Handler, Joined, OnError, Registration, Registry
 from mqfs.client.publishing import Outgoing, Publisher
 from mqfs.client.reading import Filters, Patterns, Reading, names_of
-from mqfs.client.words import Duration, Moment, commands, moment, quote
+from mqfs.client.words import Duration, Moment, commands, file_name, moment, quote
 from mqfs.client.working import Worker
+from mqfs.engine.names import split
 from mqfs.errors import BadRequest, Denied, Exists, NotFound
 
 Kept: TypeAlias = Literal["committed", "published"]
@@ -207,6 +208,7 @@ class Group:
         handle takes. `private`, `transient`: as in ctl. `renew`: while a `with claim:` block runs its lease is
         renewed, so that only a death or a lost connection ends it. For concurrency open several, a thread each.
         """
+        file_name(consumer)
         make = maker(self._link, self.path, consumer, over, private, transient) if create else None
         renew_s = self._lease_s() / RENEWALS if renew else 0.0
         again = self._reconnect if reconnect is None else reconnect
@@ -224,6 +226,8 @@ class Group:
     ) -> Worker:
         """Call `handler(claim)` for each message, on `concurrency` threads with a handle each: its return acknowledges,
         an exception is a nack and is logged. `Worker.stop` ends it."""
+        if concurrency < 1:
+            raise BadRequest(f"work failed: concurrency {concurrency} (expected 1 or more)")
         return Worker([self.consume(consumer, over=over, renew=renew) for _ in range(concurrency)], handler)
 
     def _lease_s(self) -> float:
@@ -239,7 +243,7 @@ class Group:
 
     def groups(self) -> list[str]:
         """The names of the groups inside."""
-        views = {row.split()[1] for row in self._ctl_lines() if row.startswith("bind ")}
+        views = {split(row)[1] for row in self._ctl_lines() if row.startswith("bind ")}
         mine = {*self.streams(), *views, "ctl", "order"}
         return [n for n in self._link.names(self.path) if n not in mine and not n.startswith(".")]
 
@@ -298,10 +302,10 @@ class Group:
     def remove(self, stream: str) -> None:
         """Remove a stream (or a view) and all it keeps."""
         self._publisher.let_go()
-        self._link.remove(f"{self.path}/{stream}")
+        self._link.remove(f"{self.path}/{file_name(stream)}")
 
     def remove_consumer(self, consumer: str) -> None:
-        self._link.remove(f"{self.path}/.consumers/{consumer}")
+        self._link.remove(f"{self.path}/.consumers/{file_name(consumer)}")
 
     def close(self) -> None:
         """End what `on` began; the client calls it."""

@@ -26,7 +26,6 @@ from mqfs.errors import Disconnected, Exists, MqfsError, NotFound, TooLong
 T = TypeVar("T")
 
 KEPT_OPEN = 128  # files of one group: a fid each in the server
-PUT = ".put"
 _BATCH = 1_024  # messages handed to the link at once: bounds what is held of an endless iterable
 
 
@@ -64,7 +63,7 @@ class Outgoing:
         return said
 
     def put(self) -> bytes:
-        said = json.dumps({"stream": self.stream, **self.spoken()}, ensure_ascii=False)
+        said = json.dumps({"stream": words.file_name(self.stream), **self.spoken()}, ensure_ascii=False)
         return said.encode() + b"\n" + words.data(self.body)
 
 
@@ -91,12 +90,12 @@ class Publisher:
         self._link, self._path = link, path
         self._direct = link.direct(path)
         self._lock = threading.Lock()
-        self._idle: OrderedDict[str, list[File]] = OrderedDict()
+        self._idle: OrderedDict[str | None, list[File]] = OrderedDict()  # of a stream; None: of `.put`
         self._units = Units(link, path)
 
     # ------------------------------------------------------------ open files
 
-    def _take(self, name: str) -> File:
+    def _take(self, name: str | None) -> File:
         with self._lock:
             idle = self._idle.get(name)
             if idle:
@@ -104,9 +103,11 @@ class Publisher:
                 if not idle:
                     del self._idle[name]
                 return file
-        return self._link.open(f"{self._path}/{name}", "r+" if name == PUT else "w")
+        if name is None:
+            return self._link.open(f"{self._path}/.put", "r+")
+        return self._link.open(f"{self._path}/{words.file_name(name)}", "w")
 
-    def _put_back(self, name: str, file: File) -> None:
+    def _put_back(self, name: str | None, file: File) -> None:
         spare: list[File] = []
         with self._lock:
             self._idle.setdefault(name, []).append(file)
@@ -117,7 +118,7 @@ class Publisher:
             old.close()
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[File]:
+    def _opened(self, name: str | None) -> Iterator[File]:
         """A file to write to; not used again after an error."""
         file = self._take(name)
         try:
@@ -154,6 +155,7 @@ class Publisher:
             try:
                 found = direct.publish(stream, data, committed)
             except NotFound:
+                words.file_name(stream)
                 if not create:
                     raise
                 self.make(stream)
@@ -177,7 +179,7 @@ class Publisher:
 
     def _by_put(self, message: Outgoing, sequence: bool) -> int | None:
         data = message.put()
-        with self._opened(PUT) as file:
+        with self._opened(None) as file:
             file.write(data)
             return int(file.read(64)) if sequence else None
 
@@ -187,6 +189,7 @@ class Publisher:
         def plainly(body: bytes) -> None:
             self.publish(Outgoing(stream, body, headers=more), create, False)
 
+        words.file_name(stream)
         return BodyWriter(self._units, stream, more, plainly, (lambda: self.make(stream)) if create else None)
 
     def _publish_long(self, message: Outgoing, create: bool, sequence: bool) -> None:
@@ -205,6 +208,7 @@ class Publisher:
         try:
             return write()
         except NotFound:
+            words.file_name(stream)
             if not create:
                 raise
         self.make(stream)
@@ -213,7 +217,7 @@ class Publisher:
     def make(self, stream: str) -> None:
         """Make a stream, if there is none."""
         try:
-            self._link.create(f"{self._path}/{stream}")
+            self._link.create(f"{self._path}/{words.file_name(stream)}")
         except Exists:
             pass
 
@@ -264,6 +268,8 @@ class Publisher:
             try:
                 done, later = direct.publish_many(pairs)
             except NotFound:
+                for stream, _ in pairs:
+                    words.file_name(stream)
                 if not create:
                     raise
                 for stream in dict.fromkeys(stream for stream, _ in pairs):
@@ -276,14 +282,14 @@ class Publisher:
         return done, later or wait
 
     def _write(self, batch: list[Outgoing], create: bool, before: int) -> int:
-        files: dict[str, File] = {}
+        files: dict[str | None, File] = {}
         ordered: list[tuple[File, bytes]] = []
         try:
             for message in batch:
                 plain = not message.spoken()
                 if message.stream not in files:
                     files[message.stream] = self._again(message.stream, create, lambda m=message: self._take(m.stream))  # type: ignore[misc]
-                name = message.stream if plain else PUT
+                name = message.stream if plain else None
                 if name not in files:
                     files[name] = self._take(name)
                 ordered.append((files[name], words.data(message.body) if plain else message.put()))
@@ -297,7 +303,7 @@ class Publisher:
         self._look(results, before, files)
         return len(batch)
 
-    def _look(self, results: list[MqfsError | None], before: int, files: dict[str, File]) -> None:
+    def _look(self, results: list[MqfsError | None], before: int, files: dict[str | None, File]) -> None:
         failed = next((n for n, error in enumerate(results) if error is not None), None)
         if failed is None:
             for name, file in files.items():

@@ -17,8 +17,8 @@ from mqfs import headers, record
 from mqfs.client.bodies import Assembly
 from mqfs.client.link import File, Link, read_whole
 from mqfs.client.waiting import Waiting
-from mqfs.client.words import commands, quote
-from mqfs.errors import Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
+from mqfs.client.words import commands, file_name, quote
+from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
 from mqfs.types import Kind, Message, Record
 
 log = logging.getLogger("mqfs.client")
@@ -28,7 +28,9 @@ Filters: TypeAlias = Filter | Sequence[Filter]
 Patterns: TypeAlias = str | Sequence[str]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # between two attempts to reach a server that is away
+TELL_S = 1.0  # between two reports of lost messages: under a small `depth` each read may lose some
 _EVERYTHING = "#"
+_PROGRAMS = ("exact:", "prefix:")
 
 
 class Records:
@@ -79,10 +81,28 @@ def all_of(filters: Filters) -> tuple[Filter, ...]:
     return (filters,) if callable(filters) else tuple(filters)
 
 
+def fell_behind(lost: int, names: Sequence[str]) -> FellBehind:
+    """The error that says so. `lost` is the most that it can be, or -1: that is not known."""
+    count = f"up to {lost} " if lost > 0 else ""
+    of = " ".join(names) or "the group"
+    error = FellBehind(f"{count}messages of {of} were lost (a larger 'depth', or 'replay all', keeps more)")
+    error.lost = max(lost, 0)
+    return error
+
+
 def names_of(patterns: Patterns) -> tuple[str, ...]:
     """What is to be selected; nothing: everything."""
     names = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for name in names:
+        if not wild(name):
+            file_name(name)
     return () if _EVERYTHING in names else names
+
+
+def require_name(name: str) -> None:
+    """Of a stream that is not there yet: whether it can be meant. Raises BadRequest."""
+    if name.startswith(_PROGRAMS):
+        raise BadRequest(f"{name!r} is a routing program (expected a stream, a pattern, or a view that is bound to it)")
 
 
 def wild(name: str) -> bool:
@@ -133,10 +153,13 @@ class Reading(Waiting[Message]):
         self._set_up(link, path, patterns, until, filters, reconnect)
         self._singly = singly
         self._exactly: frozenset[str] = frozenset()  # names that are looked for here, as no stream is called so yet
-        if start == "end" and self._reconnect is not False:
-            # So that it is known where to go on if the server is away before the first message.
+        if start == "end":
+            # So that it is known where to go on, or how much was lost, if that comes before the first message.
             start = str(json.loads(read_whole(link, f"{path}/.stats"))["next"])
         self._start = start
+        self._counted = 0  # losses below that sequence were counted
+        self._missed = False  # something was lost; the next message shows how much
+        self._next: Message | None = None  # read, and to be given when the loss before it was told
         self._file = self._open()
 
     def _set_up(
@@ -150,6 +173,8 @@ class Reading(Waiting[Message]):
         self._turn = threading.Lock()  # one thread reads
         self._singly = False
         self._assembly = Assembly()
+        self._lost = 0  # messages, and not told yet
+        self.told_at = -TELL_S  # when losses were told last
 
     # ------------------------------------------------------------ the cursor
 
@@ -175,6 +200,8 @@ class Reading(Waiting[Message]):
         except NotFound:
             if any(map(wild, self._names)):
                 raise
+            for name in self._names:
+                require_name(name)
             file.read(65_536)  # the refusal's text
             self._exactly = frozenset(self._names)
 
@@ -212,7 +239,10 @@ class Reading(Waiting[Message]):
     def _get(self, deadline: float | None) -> Message:
         with self._turn:
             while True:
-                message = self._records.next()
+                if self._missed or self._lost or self._next is not None:
+                    message = self._behind_losses()
+                else:
+                    message = self._records.next()
                 if message is not None:
                     self._start = str(message.sequence + 1)
                     if not self._exactly or message.stream in self._exactly:
@@ -226,8 +256,15 @@ class Reading(Waiting[Message]):
         if self._over or self._closed.is_set():
             raise EOFError
         try:
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            data = self._file.read(timeout=left)
+            data = self._file.read(timeout=self._patience(deadline))
+        except FellBehind:
+            self._missed = True
+            return
+        except TimeoutError:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+            self._tell_losses(-1)
+            return
         except Interrupted as error:
             self._interrupted(error)
             return
@@ -238,7 +275,53 @@ class Reading(Waiting[Message]):
         if data:
             self._records.feed(data)
         elif not self._closed.is_set():
+            self._tell_losses(int(self._until) + 1 if self._until.isdigit() else -1)
             self._ended()
+
+    # ------------------------------------------------------------ losses
+
+    def missed(self) -> None:
+        """Somebody knows that what it was begun with is not all there any more."""
+        self._missed = True
+
+    def _patience(self, deadline: float | None) -> float | None:
+        """For how long to wait for more: a loss is not kept back for longer than the next message may take."""
+        if self._missed or self._lost:
+            soon = max(self.told_at + TELL_S, time.monotonic() + FIRST_PAUSE_S)
+            deadline = soon if deadline is None else min(soon, deadline)
+        return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+    def _behind_losses(self) -> Message | None:
+        """The next message, where something was lost before it. Raises FellBehind, not too often."""
+        message, self._next = self._next or self._records.next(), None
+        if message is None:
+            return None
+        self._count(message.sequence)
+        if self._lost and time.monotonic() - self.told_at >= TELL_S:
+            self._next = message
+            self._tell()
+        return message
+
+    def _count(self, sequence: int) -> None:
+        """All up to that message are lost, if they were any of ours."""
+        if self._missed:
+            first = max(int(self._start) if self._start.isdigit() else 0, self._counted)
+            self._missed, self._counted = False, sequence
+            if first:
+                self._lost = max(self._lost, 0) + max(sequence - first, 0)
+            else:
+                self._lost = self._lost or -1
+
+    def _tell_losses(self, end: int) -> None:
+        """Where nothing comes behind them. `end`: of what was lost; -1: the group's present end."""
+        if self._missed:
+            self._count(end if end >= 0 else json.loads(read_whole(self._link, f"{self._path}/.stats"))["next"])
+        if self._lost:
+            self._tell()
+
+    def _tell(self) -> None:
+        lost, self._lost, self.told_at = self._lost, 0, time.monotonic()
+        raise fell_behind(lost, self._names)
 
     # ------------------------------------------------------------ ends
 

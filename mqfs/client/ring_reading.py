@@ -14,11 +14,11 @@ from operator import itemgetter
 
 from mqfs import headers, ring
 from mqfs.client.link import Link, read_whole
-from mqfs.client.reading import Filters, Patience, Patterns, Reading, wild
+from mqfs.client.reading import Filters, Patience, Patterns, Reading, require_name, wild
 from mqfs.client.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
 from mqfs.engine import topics
 from mqfs.engine.ctl import parse_duration
-from mqfs.errors import BadCommand, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
+from mqfs.errors import BadCommand, BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
 from mqfs.types import Kind, Message, Record
 
 SLICE_S = 0.05  # of a wait, between two looks at whether somebody ended it
@@ -64,6 +64,7 @@ class RingReading(Reading):
         self._group, self._at = group, at
         self._ready: deque[Message] = deque()
         self._past: Reading | None = None  # what is read before the ring goes on
+        self._left: list[ring.Consumer] = []  # of rings before: while it sits there the log keeps what it has not had
         self._forever = False  # ... and there is no ring any more
         self._floor = 0  # records below are, or were, read from the log
         self._read_to = 0  # in the ring
@@ -74,7 +75,7 @@ class RingReading(Reading):
         self._consumer: ring.Consumer | None = None
         try:
             self._sit(at)
-        except Busy as error:
+        except (BadRing, Busy) as error:
             raise NotInRing(str(error)) from None
         if existing:
             self._catch_up("first")
@@ -99,22 +100,28 @@ class RingReading(Reading):
                         raise NotInRing(f"{name} is a view")
                     found += 1
                 except NotFound:
-                    pass
+                    require_name(name)
         return bool(found) and found == len(self._names)
 
     # ------------------------------------------------------------ the ring, and the log before it
 
     def _sit(self, at: Attached) -> None:
         """Read from that ring's present end on."""
-        self._stand_up()
+        self._move_on()
         with at.publishing:  # a handle is one thread's for that, too
             self._at, self._consumer = at, at.ring.consumer(hold=True)
         self._wanted_names = _Names(at.name, self._matching)
         self._read_to = self._consumer.position
 
-    def _stand_up(self) -> None:
+    def _move_on(self) -> None:
+        """Read there no more; it is left when what is to be read next is held elsewhere."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
+            self._left.append(consumer)
+
+    def _leave(self) -> None:
+        left, self._left = self._left, []
+        for consumer in left:
             consumer.close()
 
     def _catch_up(self, start: str) -> None:
@@ -122,6 +129,7 @@ class RingReading(Reading):
         at = self._at
         end = self._floor = at.next
         if end <= 1 or (start.isdigit() and int(start) >= end):
+            self._leave()
             return
         while not at.ring.wait_committed(end - 1, SLICE_S):
             end = self._floor = min(end, at.next)  # what was not published in the end is not waited for
@@ -133,10 +141,24 @@ class RingReading(Reading):
             if at.door.lost and not self._group.goes_on(at):
                 raise Stale("the ring ended")
         self._past = Reading(self._link, self._path, self._names, start=start, until=str(end - 1), singly=True)
+        self._leave()
+        self._look_for_losses(self._past, start)
+
+    def _look_for_losses(self, past: Reading, start: str) -> None:
+        """Whether something from that sequence on is no longer kept. What expired is not lost."""
+        past.told_at = self.told_at
+        if not start.isdigit():
+            return
+        streams = json.loads(read_whole(self._link, f"{self._path}/.stats"))["streams"]
+        key = "cut" if self._at.ttl_ns else "floor"
+        for name, stream in streams.items():
+            gone = stream[key] > int(start) and 0 <= stream["messages"] < stream["written"]
+            if gone and self._matching(name):
+                past.missed()
 
     def _change_over(self) -> None:
         """That generation is over, or its server was away: go on behind what was given; the server is waited for."""
-        self._stand_up()
+        self._move_on()
         patience = Patience(self._reconnect, self._closed, self._link.where)
         while not self._over:
             try:
@@ -165,18 +187,19 @@ class RingReading(Reading):
 
     def _begin_again(self, at: Attached) -> None:
         if self._known and self._all_gone(at):
+            self._leave()
             self._over = True
             return
         try:
             self._sit(at)
-        except Busy:
+        except (BadRing, Busy):
             self._at = at
             self._follow_log()
             return
         try:
             self._catch_up(str(self._position))
         except BaseException:
-            self._stand_up()
+            self._move_on()
             raise
 
     def _all_gone(self, at: Attached) -> bool:
@@ -190,11 +213,12 @@ class RingReading(Reading):
 
     def _follow_log(self) -> None:
         """There is no ring for us any more."""
-        self._stand_up()
+        self._move_on()
         self._forever = True
-        self._past = Reading(
-            self._link, self._path, self._names, start=str(self._position), reconnect=self._reconnect, singly=True
-        )
+        start = str(self._position)
+        self._past = Reading(self._link, self._path, self._names, start=start, reconnect=self._reconnect, singly=True)
+        self._leave()
+        self._look_for_losses(self._past, start)
 
     # ------------------------------------------------------------ messages
 
@@ -248,6 +272,9 @@ class RingReading(Reading):
         except EOFError:
             past.close()
             self._past, self._over = None, self._forever
+        except FellBehind:
+            self.told_at = past.told_at
+            raise
         except Interrupted as error:
             self._interrupted(error)
         except Disconnected as error:
@@ -270,7 +297,7 @@ class RingReading(Reading):
             records = consumer.records(BATCH, slice_s)
         except FellBehind:
             self._read_to = consumer.position
-            self._fell_behind()
+            self._catch_up(str(self._position))  # the ring was faster: the log has what is missing
             return
         except Damaged:
             consumer.skip()  # somebody wrote nonsense there; the log has what was taken of it
@@ -334,21 +361,6 @@ class RingReading(Reading):
         with Reading(self._link, self._path, self._names, start=only, until=only, singly=True) as reading:
             return list(reading)
 
-    def _fell_behind(self) -> None:
-        """The ring was faster: the log has what is missing. Raises FellBehind where it has not."""
-        start = self._position
-        self._catch_up(str(start))
-        if self._past is None:
-            return
-        streams = json.loads(read_whole(self._link, f"{self._path}/.stats"))["streams"]
-        behind = [
-            name
-            for name, stream in streams.items()
-            if self._matching(name) and (stream["first"] or 0) > start and 0 <= stream["messages"] < stream["written"]
-        ]
-        if behind:
-            raise FellBehind(f"messages of {behind[0]} were lost")
-
     def _look(self) -> None:
         """Whether the server is there; the ring goes on without it for a time."""
         self._look_at = time.monotonic() + LOOK_S
@@ -382,7 +394,8 @@ class RingReading(Reading):
         self._closed.set()
         self.interrupt()
         with self._turn:
-            self._stand_up()
+            self._move_on()
+            self._leave()
             past, self._past = self._past, None
             if past is not None:
                 past.close()

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from mqfs.client.link import Body
-from mqfs.errors import BadRequest
+from mqfs.engine.names import RESERVED
+from mqfs.errors import BadName, BadRequest
 
 Duration: TypeAlias = float | str | timedelta  # seconds, or as in ctl: "30s"
 Moment: TypeAlias = float | str | timedelta | datetime  # UNIX seconds; or ago: "10m", timedelta
@@ -24,6 +25,14 @@ def quote(word: str) -> str:
     if "\n" in word:
         raise BadRequest(f"{word!r} cannot stand in a command: it holds a newline")
     return word if _PLAIN.match(word) else "'" + word.replace("'", "''") + "'"
+
+
+def file_name(name: str) -> str:
+    """The name of a stream, group or consumer, to be joined to a path. What else it may be the tree says: a store has
+    names that were given before a rule was."""
+    if name in RESERVED or name.startswith(".") or "/" in name or "\0" in name:
+        raise BadName(f"{name!r} is reserved or a path (expected no '/', no '.' first, neither ctl nor order)")
+    return name
 
 
 def duration(value: Duration) -> str:
@@ -44,9 +53,17 @@ def moment(value: Moment) -> str:
     return f"@{seconds:.6f}"
 
 
+def view(body: object) -> memoryview:
+    """Of a body that is no text. Raises TypeError."""
+    try:
+        return memoryview(body)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"a message's body is {type(body).__name__} (expected bytes or str)") from None
+
+
 def data(body: Body) -> bytes:
     """A message's bytes; text is UTF-8."""
-    it = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else bytes(body)
+    it = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else bytes(view(body))
     if not it:
         raise BadRequest("a message has at least one byte; ctl('eof STREAM') writes an end mark")
     return it

@@ -46,6 +46,7 @@ class Settings:
     full_was_set: bool = False  # else it follows `deliver`
     sync: int = SYNC_ALWAYS
     keep: str = "disk"
+    ring: str = "owner"  # who may attach to shared memory
     deliver: str = "all"
     ack: str = "read"
     lease: int = 0
@@ -69,6 +70,7 @@ class Settings:
             f"full {self.full}",
             f"sync {sync}",
             f"keep {self.keep}",
+            f"ring {self.ring}",
             f"lease {print_duration(self.lease)}",
             f"retries {self.retries}",
             f"backoff {' '.join(map(print_duration, self.backoff))}",
@@ -80,6 +82,8 @@ class Settings:
         ]
         if given and not self.full_was_set:
             lines.remove(f"full {self.full}")
+        if given and self.ring == "owner":
+            lines.remove("ring owner")  # older servers read the log, too
         if self.deliver == "one":
             lines.insert(5, f"ack {self.ack}")
         return lines
@@ -213,6 +217,7 @@ _WORDS = {
     "ack": ("read", "next"),
     "order": ("sequence", "expiry"),
     "keep": ("disk", "ring"),
+    "ring": ("owner", "off", "all"),
     "protect": ("on", "off"),
 }
 _VALUES = {

@@ -88,6 +88,7 @@ class Group:
         self.cursor_watchers: dict[Cursor, Callable[[], None]] = {}
         self.fresh: Record | None = None  # the newest message, while it is offered
         self.ring: Shared | None = None  # shared memory in which other processes publish and follow this log
+        self.past_rings: set[Shared] = set()  # that ended, and whose followers have not changed over yet
         self.blocking: set[Stream] = set()  # streams on which writers wait for room
         self.refusals: deque[Refused] = deque(maxlen=limits.ERRORS)
         self.counts = Counts()
@@ -163,6 +164,8 @@ class Group:
         low = min(self.bucket.next, self.consumers.floor(stream))
         if self.ring is not None:
             low = min(low, self.ring.floor)
+        for past in self.past_rings:
+            low = min(low, past.floor)
         if len(stream.parked) < len(stream.readers):  # who waits has had everything
             for reader in stream.readers:
                 if reader not in stream.parked:
@@ -351,7 +354,7 @@ class Group:
             stream.cut_to_depth()
 
     def _append_one(self, stream: Stream, kind: int, body: bytes, time_ns: int) -> None:
-        if not self.durable and self.ring is None and self._all_wait(stream):
+        if not self.durable and self.ring is None and not self.past_rings and self._all_wait(stream):
             sequence = self.bucket.skip()
         else:
             try:

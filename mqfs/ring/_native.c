@@ -150,7 +150,8 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
         } else {
             result = ring_publish(h, parts, count, total, 0, last);
         }
-        if (!result) return atomic_load(&h->shared->retired) ? ask_if_taken(ring, until) : 0;
+        /* Who has the kept seat takes it, and is the one that would answer. */
+        if (!result) return atomic_load(&h->shared->retired) && !(h->mine & 1) ? ask_if_taken(ring, until) : 0;
         /* Who stands still with the lock of a ring that was retired keeps nobody from the next one. */
         if (result == RING_BUSY && atomic_load(&h->shared->retired)) result = RING_RETIRED;
         left = remaining(until);
@@ -309,6 +310,7 @@ static void advance(Consumer *self, const struct ring_record *head)
 
 static int fail(Consumer *self, enum ring_result result)
 {
+    if (result == RING_OVERTAKEN && !self->seat) result = RING_DAMAGED; /* publishers wait for the kept one: it stays where it is */
     if (result == RING_OVERTAKEN) {
         self->position = atomic_load(&self->ring->h.shared->tail) & ~UINT64_C(7);
         if (!self->hold) settle(self);
@@ -567,7 +569,7 @@ static PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"gates", "kept", "hold", "wait", NULL};
     static const char *const ways[] = {"spin", "yield", "block"};
-    int gates = 0, kept = 0, hold = 0, how = 0, result = RING_BUSY, seat = -1;
+    int gates = 0, kept = 0, hold = 0, how = 0, result = RING_BUSY, seat = -1, error = 0;
     const char *way = "block";
     uint64_t position = 0;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$ppps", names, &gates, &kept, &hold, &way)) return NULL;
@@ -575,17 +577,30 @@ static PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords)
     if (how == 3) return PyErr_SetString(PyExc_ValueError, "wait is spin, yield or block"), NULL;
     if (!claim(self)) return NULL;
     enum ring_seat_state state = kept ? SEAT_KEPT : gates ? SEAT_GATES : SEAT_FOLLOWS;
+    if (kept) { /* however long another has the lock */
+        result = RING_OK;
+        seat = ring_sit(&self->h, state, &position);
+        error = errno;
+    }
     while (result == RING_BUSY) {
         Py_BEGIN_ALLOW_THREADS
         if (!(result = ring_lock(self->h.shared, RING_NAP_NS))) {
             seat = ring_sit(&self->h, state, &position);
+            error = errno;
             ring_unlock(self->h.shared);
+        } else if (atomic_load(&self->h.shared->retired)) {
+            result = RING_RETIRED;
         }
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals()) break;
     }
     self->publishes = 0;
-    if (seat < 0) return PyErr_Occurred() ? NULL : (PyErr_SetString(busy, "no seat is free in the ring"), NULL);
+    if (seat < 0 && !PyErr_Occurred()) {
+        if (result) refuse((enum ring_result)result);
+        else if (error == EINVAL) refuse(RING_DAMAGED);
+        else PyErr_SetString(busy, "no seat is free in the ring");
+    }
+    if (seat < 0) return NULL;
     Consumer *consumer = PyErr_Occurred() ? NULL : PyObject_New(Consumer, consumer_type);
     if (!consumer) return ring_leave(&self->h, (unsigned)seat), NULL;
     consumer->ring = (Ring *)Py_NewRef((PyObject *)self);

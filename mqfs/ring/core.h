@@ -99,10 +99,18 @@ static void ring_ring(struct ring_bell *bell)
     futex_wake(&bell->word, INT32_MAX);
 }
 
-/* Take the lock; with wait_ns 0 never sleep for it. */
+static int64_t ring_clock(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Take the lock; with wait_ns 0 never sleep for it. Whoever keeps changing the word does not make it longer. */
 static int ring_lock(struct ring *s, int64_t wait_ns)
 {
     uint32_t waiters = 0;
+    int64_t began = 0, left = wait_ns;
     if (!ring_me.thread) ring_know_me();
     ring_me.robust->list_op_pending = (struct robust_list *)((char *)&s->lock - ring_me.robust->futex_offset);
     atomic_signal_fence(memory_order_seq_cst);
@@ -120,12 +128,15 @@ static int ring_lock(struct ring *s, int64_t wait_ns)
         }
         if (turn < 64) {
             ring_pause();
-        } else if (wait_ns <= 0) {
-            break;
-        } else if (word & FUTEX_WAITERS || atomic_compare_exchange_weak(&s->lock, &word, word | FUTEX_WAITERS)) {
-            waiters = FUTEX_WAITERS;
-            if (futex_wait(&s->lock, word | FUTEX_WAITERS, wait_ns) && errno != EAGAIN) break;
+            continue;
         }
+        if (left <= 0) break;
+        if (!began) began = ring_clock(CLOCK_MONOTONIC);
+        if (word & FUTEX_WAITERS || atomic_compare_exchange_weak(&s->lock, &word, word | FUTEX_WAITERS)) {
+            waiters = FUTEX_WAITERS;
+            if (futex_wait(&s->lock, word | FUTEX_WAITERS, left) && errno != EAGAIN) break;
+        }
+        left = wait_ns - (ring_clock(CLOCK_MONOTONIC) - began);
     }
     ring_me.robust->list_op_pending = NULL;
     return RING_BUSY;
@@ -173,7 +184,10 @@ static void ring_reap(struct ring_handle *h)
     }
 }
 
-/* Take a seat at the tail; the kept one where it was left. Returns its number, or -1 (errno EBUSY: none is free). Locked. */
+static int ring_position_fits(uint64_t position) { return !(position & 7) && position <= RING_POSITION_MOST; }
+
+/* Take a seat at the tail; the kept one where it was left, whatever the tail is. Returns its number, or -1 (errno EBUSY: none
+ * is free; EINVAL: there is no place to begin at). Locked; the kept one needs no lock, as there is one process that takes it. */
 static int ring_sit(struct ring_handle *h, enum ring_seat_state state, uint64_t *position)
 {
     struct ring *s = h->shared;
@@ -181,8 +195,13 @@ static int ring_sit(struct ring_handle *h, enum ring_seat_state state, uint64_t 
     for (unsigned i = state != SEAT_KEPT; i < (state == SEAT_KEPT ? 1 : RING_SEATS); i++) {
         if ((h->mine >> i & 1) || ring_seat_lock(h, i, F_OFD_SETLK, F_WRLCK) < 0) continue;
         uint64_t left = atomic_load(&s->seat[i].position);
-        int resumes = state == SEAT_KEPT && atomic_load(&s->seat[i].state) == SEAT_KEPT && !(left & 7) && tail - left <= h->size;
+        int resumes = state == SEAT_KEPT && atomic_load(&s->seat[i].state) == SEAT_KEPT && ring_position_fits(left);
         *position = resumes ? left : tail;
+        if (!ring_position_fits(*position)) {
+            ring_seat_lock(h, i, F_OFD_SETLK, F_UNLCK);
+            errno = EINVAL;
+            return -1;
+        }
         h->mine |= UINT64_C(1) << i;
         atomic_store(&s->seat[i].position, *position);
         atomic_store(&s->seat[i].pid, (uint32_t)getpid());
@@ -205,13 +224,6 @@ static void ring_leave(struct ring_handle *h, unsigned seat)
 }
 
 /* ---- publishing ---- */
-
-static int64_t ring_clock(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 static struct ring_state *ring_now(struct ring *s)
 {

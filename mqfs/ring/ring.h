@@ -18,6 +18,7 @@
 #define RING_HEAD_BYTES 65536u /* a multiple of every page size */
 #define RING_SIZE_LEAST (UINT64_C(1) << 16)
 #define RING_SIZE_MOST (UINT64_C(1) << 32)
+#define RING_POSITION_MOST (UINT64_C(1) << 62) /* of a position: centuries of publishing, and no sum with a size wraps */
 #define RING_SEATS 64u
 #define RING_ALIGN 128 /* two cache lines: the CPU fetches them in pairs */
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import struct
 import time
 from array import array
 from collections import deque
@@ -33,6 +34,7 @@ log = logging.getLogger("mqfs.rings")
 OWN = 8  # flag, in a ring only: the server's, and more belongs to it than the ring has
 NOBODY = 1 << 62  # no floor
 
+_TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
 _MESSAGE, _END = int(Kind.MESSAGE), int(Kind.END)
 _AHEAD_NS = 10**9  # a record's time may be before the wall clock: it was set back, or another CPU's is ahead
 _UNITS = re.compile(rb"(?:\x00|\x01\x03*\x02)*")  # flags of whole units
@@ -78,25 +80,28 @@ class Journal:
         over: Callable[[Journal], None],
     ) -> None:
         self.group, self.ring, self.inner = group, made, cast(Log, group.bucket)
-        self.floor = NOBODY
+        self._floor = NOBODY
         self.why = ""  # it is being retired
         self.ended = False
         self.stalled = ""  # why the log takes nothing now
         self.spoilt = ""  # what was found in it that nobody may write
         self._judge, self._over = judge, over
         self._taker: Consumer = made.consumer(kept=True, hold=True)
-        self._resumed = made.next if made.tail else 0  # below that another server may have taken or written messages
         self._most = made.size // HEAD_BYTES  # messages that it can hold
+        # Below that another server may have taken or written messages.
+        self._resumed = min(made.next, self.inner.next + self._most) if made.tail else 0
         self._range: _Range | None = None
         self._raw = b""  # copied, and not looked at yet
-        self._salvaged: int | None = None  # the tail, where the ring could not be read on and all was copied
+        self._salvaged: int | None = None  # the end of what is taken, where the ring could not be read on
+        self._broken = False  # nothing more is taken from it
         self._own = range(0)  # sequences of the server's messages that are being written
         self._void = range(0)  # of such as could not be
         self._slack = 0  # messages that may be missing, as bytes that are none were found
         self._kept_aside = 0  # such bytes in quarantine
         self._patience = _PATIENCE_BYTES  # that are looked at for what is whole again
         self._taking = False
-        self._marks: deque[tuple[int, int]] = deque()  # (position, the sequence behind it)
+        # (position, the sequence behind it); of one that is further back the floor stays where it is
+        self._marks: deque[tuple[int, int]] = deque(maxlen=2 + 2 * made.size // _MARK_BYTES)
         self._followed = (0.0, False)  # (when it was looked, whether somebody does)
         inner = self.inner
         self.find, self.peek, self.scan, self.before, self.at = (
@@ -226,12 +231,19 @@ class Journal:
         there = self._range
         if there is not None and there.sequence == self._own.start:
             self._pass_to(self._own.start)
-            return int(there.rows.times[there.at])
+            return self._possible(int(there.rows.times[there.at]))
         self._give_up()
         if self.stalled:
             raise errors.DiskFull(self.stalled)
         self.retire("what the server wrote did not come back")
         return self._without_ring()
+
+    def _possible(self, time_ns: int) -> int:
+        """That time, or 0 where nobody may have written it."""
+        if time_ns <= time.time_ns() + _AHEAD_NS:
+            return time_ns
+        self.spoilt = self.spoilt or "a time that is yet to come"
+        return 0
 
     def _without_ring(self) -> int:
         """Nothing is written before what was published is in the log."""
@@ -295,7 +307,7 @@ class Journal:
 
     def _take(self, until: int | None = None, most_bytes: int | None = None) -> None:
         """Take what is in the ring, up to that sequence. Where the log has no room `stalled` says so afterwards."""
-        if self._taking:
+        if self._taking or self._broken:
             return
         self._taking, self.stalled = True, ""
         left = limits.RING_BYTES if most_bytes is None else most_bytes
@@ -313,23 +325,36 @@ class Journal:
                     left -= self._take_rows(there, until)
         except _UNWRITABLE as error:
             self.stalled = error.detail
+        except Exception:
+            self._break_off()
         finally:
             self._taking = False
+
+    def _break_off(self) -> None:
+        """Something in it was met that nobody thought of: take no more of it. What was not taken goes to quarantine."""
+        log.exception("ring of group %d given up: reading it failed", self.group.number)
+        there, untaken = self._range, self._raw
+        self._range, self._raw, self._broken = None, b"", True
+        if there is not None and there.at < len(there):
+            untaken = bytes(there.between(there.at, len(there))) + untaken
+        if self._salvaged is None:
+            self._salvaged = self._taker.position - len(untaken)
+        self._refuse(untaken)
 
     def _look_at_next(self) -> int:
         """Make what was published next a range, or take of it what is right; how many bytes that were. 0: nothing."""
         data = self._raw or self._copy()
         if not data:
             return 0
-        self._raw = b""
         rows = ring.scan(data)
         while rows.end == len(data) and rows.flags[-1] & MORE and (more := self._copy()):
             data += more
             rows = ring.scan(data)
             if len(data) > self.ring.size:
                 break  # a unit that never ends
+        self._raw = data
         if rows.end == len(data) and self._is_in_order(rows) and self._is_plain(rows):
-            self._range = _Range(data, rows)
+            self._range, self._raw = _Range(data, rows), b""
         else:
             self._sift(data)
         return len(data)
@@ -347,9 +372,9 @@ class Journal:
         """All that is behind what is no record: it may be whole again."""
         self.why = self.why or "it is damaged"
         self.ring.retire(limits.RING_PATIENCE_S)
-        memory, begin = self.ring.fileno(), self._taker.position
+        memory, begin, tail = self.ring.fileno(), self._taker.position, self.ring.tail
         of = self.ring.size
-        size, at = min(max(self.ring.tail - begin, 0), of), begin & (of - 1)
+        size, at = tail - begin if begin <= tail <= begin + of else of, begin & (of - 1)
         self._salvaged = begin + size
         whole = os.pread(memory, min(size, of - at), ring.HEAD_BYTES + at)
         return whole + os.pread(memory, size - len(whole), ring.HEAD_BYTES)
@@ -364,6 +389,8 @@ class Journal:
         data, part = there.between(begin, end), there.rows.part(begin, end)
         if self._is_wanted(part):
             self.group.reserve_room(len(data))
+            if part.times[0] < self.last_ns:
+                data = _lifted(data, part, self.last_ns)
             self._pass_to(part.sequences[0])
             base = self.inner.place(len(data), end - begin)
             part = ring.scan(data, base)
@@ -412,7 +439,8 @@ class Journal:
 
     def _is_wanted(self, rows: Columns) -> bool:
         """Whether they are promised to somebody, or somebody is there who has not had them."""
-        return self.group.durable or is_listened(self.group, rows) or self._is_followed()
+        group = self.group
+        return group.durable or is_listened(group, rows) or bool(group.past_rings) or self._is_followed()
 
     def _done_with_range(self) -> None:
         """The ring may have the room again of what was taken."""
@@ -566,23 +594,33 @@ class Journal:
 
     # ------------------------------------------------------------ who follows
 
+    @property
+    def floor(self) -> int:
+        """See `Shared`."""
+        self._is_followed()
+        return self._floor
+
+    def is_needed(self) -> bool:
+        """When it has ended: whether somebody is still on the way from it to the log or the next ring."""
+        return self._look_who_follows()
+
     def _is_followed(self) -> bool:
-        """Whether a process follows the ring: what it is overtaken by is to be had from the log."""
+        """Whether a process follows the ring: what it is overtaken by is to be had from the log. That nobody does is
+        looked up each time: what came after somebody sat down is for that one."""
         now = time.monotonic()
-        if now - self._followed[0] >= _FOLLOWERS_S:
+        if not self._followed[1] or now - self._followed[0] >= _FOLLOWERS_S:
             self._followed = now, self._look_who_follows()
         return self._followed[1]
 
     def _look_who_follows(self) -> bool:
         """And how far the hindmost is, for `floor`."""
         places = [position for seat, _, position, _, lives in self.ring.seats() if seat and lives]
-        before = self.floor
+        before = self._floor
         if places:
             self._raise_floor(min(places))
         else:
-            self.floor = NOBODY
-            self._marks.clear()
-        if self.floor > before:
+            self._floor = NOBODY
+        if self._floor > before:
             self.group.loosened()
         return bool(places)
 
@@ -591,9 +629,9 @@ class Journal:
         while len(marks) > 1 and marks[1][0] <= hindmost:
             marks.popleft()
         if marks and marks[0][0] <= hindmost:
-            self.floor = marks[0][1]
-        elif self.floor == NOBODY:
-            self.floor = self.inner.next
+            self._floor = marks[0][1]
+        elif self._floor == NOBODY:
+            self._floor = self.inner.next
 
     # ------------------------------------------------------------ its end
 
@@ -623,6 +661,8 @@ class Journal:
             return
         self.ring.end(self._taker.position if self._salvaged is None else self._salvaged)
         self.ended = True
+        if self._look_who_follows():
+            self.group.past_rings.add(self)
         self.group.bucket, self.group.ring = self.inner, None
         self.inner.grants(None)
         last = self.inner.next - 1
@@ -654,8 +694,24 @@ class Journal:
 
     def let_go(self) -> None:
         """It has ended, and nobody else in this process uses it."""
+        self.group.past_rings.discard(self)
+        self.group.loosened()
         self._taker.close()
         self.ring.close()
+
+
+def _lifted(data: memoryview, rows: Columns, least_ns: int) -> memoryview:
+    """The same records, none before that time: they were published while the log had a later one written, the clock was
+    set back, or somebody forged it. What others wrote expires by its own time."""
+    made = bytearray(data)
+    for position, headers, body, time_ns in zip(rows.positions, rows.headers, rows.bodies, rows.times, strict=True):
+        if time_ns >= least_ns:
+            break
+        at = position - rows.positions[0]
+        end = at + HEAD_BYTES + headers + body
+        _TIME.pack_into(made, at + 16, least_ns)
+        _CRC.pack_into(made, at + 4, ring.crc32c(bytes(made[at + 8 : end]), ring.crc32c(bytes(made[at : at + 4]))))
+    return memoryview(bytes(made))
 
 
 def _spans(rows: Columns) -> Iterator[tuple[int, int]]:

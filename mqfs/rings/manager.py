@@ -77,7 +77,7 @@ class Follower:
             if not self._journal.ended:
                 self._position = self._journal.position
         except Exception:
-            log.exception("what was published in the ring of group %d", self._journal.group.number)
+            log.exception("ring of group %d: taking from it failed", self._journal.group.number)
             self._stopped.set()
         finally:
             self._again.release()
@@ -153,6 +153,7 @@ class Rings:
         self._tree: Tree | None = None
         self._rings: dict[Group, _Own] = {}
         self._ending: dict[Journal, _Own] = {}
+        self._left: dict[Journal, float] = {}  # ended, and followers are yet to change over: since when
         self._generations: dict[int, int] = {}
         self._spoilt: dict[int, list[float]] = {}
         self._closing: Wait[None] | None = None
@@ -172,9 +173,8 @@ class Rings:
             try:
                 held = ring.attach(fd, generation)
                 cast(Log, self._store.open(number)).continue_at(_first_untaken(held))
-            except (errors.MqfsError, OSError) as error:
-                log.error("the ring of group %d is given up: %s", number, error)
-                self._drop(number, generation)
+            except Exception as error:
+                self._give_up(number, generation, fd, error)
                 continue
             finally:
                 os.close(fd)
@@ -183,25 +183,41 @@ class Rings:
             found[number] = held
         return found
 
+    def _give_up(self, number: int, generation: int, fd: int, error: Exception) -> None:
+        """A ring that a start cannot go on with: what it has goes to quarantine, and no later start meets it again."""
+        log.error("ring of group %d given up: %s: %s", number, type(error).__name__, error)
+        try:
+            kept = os.pread(fd, limits.RING_RANGE_BYTES, ring.HEAD_BYTES)
+            cast(Log, self._store.open(number)).set_aside(kept, "a ring that could not be resumed")
+        except (errors.MqfsError, OSError) as failed:
+            log.error("ring of group %d not copied: %s", number, failed)
+        self._drop(number, generation)
+
     def resume(self, group: Group) -> None:
         """Go on with the ring that a group has, if it has. Before anything is written to the group."""
         self._tree = group.tree
         held = self._held.pop(group.number, None)
         for ended in self._untold.pop(group.number, []):
-            group.bucket.sync(functools.partial(self._tell, group.number, ended))
+            told = functools.partial(self._tell, group.number, ended, group.bucket.next - 1)
+            group.bucket.sync(told)
         if held is None:
             return
-        own = self._begin(group, held)
+        try:
+            own = self._begin(group, held)
+        except Exception as error:  # somebody else has the server's seat, say
+            self._give_up(group.number, held.generation, held.fileno(), error)
+            held.close()
+            return
         log.info("the ring of group %d goes on", group.number)
         own.journal.pump()
         own.journal.commit()  # the server before may have taken more than it told
         if not own.journal.ended and held.retired:
             own.journal.retire("the server before had begun to")
 
-    def _tell(self, number: int, ended: Ring, error: OSError | None) -> None:
+    def _tell(self, number: int, ended: Ring, last: int, error: OSError | None) -> None:
         """A generation of which the server before had taken all when it made the next: what it had not told yet."""
         if error is None:
-            ended.commit(ended.next - 1)
+            ended.commit(last)
         self._drop(number, ended.generation)
         ended.close()
 
@@ -225,6 +241,8 @@ class Rings:
 
     def _admit(self, user: User, group: Group) -> None:
         require(user, group.state, R | X, group.name)
+        if is_excluded(group, group.settings, user):
+            raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
         for stream in group.numbers.values():
             require(user, stream.state, R | W, stream.name)
         if group.bucket.failed is not None:
@@ -257,7 +275,7 @@ class Rings:
     # ------------------------------------------------------------ rings come and go
 
     def _make(self, group: Group) -> _Own:
-        if len(self._rings) + len(self._ending) >= limits.RINGS:
+        if len(self._rings) + len(self._ending) + len(self._left) >= limits.RINGS:
             self._make_room()
         number = group.number
         generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
@@ -271,6 +289,9 @@ class Rings:
 
     def _make_room(self) -> None:
         """The one that was left longest ago goes."""
+        if self._left:
+            self._let_go(next(iter(self._left)))
+            return
         unused = [own for own in self._rings.values() if not own.attached]
         if not unused:
             raise errors.OverLimit(f"at most {limits.RINGS} groups have rings")
@@ -288,7 +309,10 @@ class Rings:
         if what in ("remove", "rename", "attributes"):
             return f"{what} of a stream"
         if what == "ctl":
-            return why_ended(group.settings, parse_settings(change["lines"]), bool(group.consumers.bounded))
+            settings = parse_settings(change["lines"])
+            if any(is_excluded(group, settings, attachment.user) for attachment in self._rings[group].attached):
+                return "it is the owner's from now on, and others are attached"
+            return why_ended(group.settings, settings, bool(group.consumers.bounded))
         if what == "consumer" and change.get("backlog") and (why := why_not(group.settings, True)):
             return why
         if what == "make":
@@ -308,9 +332,17 @@ class Rings:
         if own.follower is not None:
             own.follower.stop()
         self._drop(journal.group.number, journal.ring.generation)
-        journal.let_go()
+        if journal in journal.group.past_rings and self._closing is None:
+            self._left[journal] = time.monotonic()
+        else:
+            journal.let_go()
         if self._closing is not None and not self._closing.settled and not self._is_committing():
             self._closing.settle(None)
+
+    def _let_go(self, journal: Journal) -> None:
+        """Whoever followed it has changed over, or is given up."""
+        self._left.pop(journal)
+        journal.let_go()
 
     def _drop(self, number: int, generation: int) -> None:
         if self._keeper is not None:
@@ -324,25 +356,37 @@ class Rings:
         if self._keeper is not None:
             self._keeper.look()
         for own in self._all():
-            try:
-                own.journal.tick()
-            except errors.MqfsError as error:
-                log.error("the ring of group %d: %s", own.journal.group.number, error)
+            self._apart(own.journal, own.journal.tick)
             if not own.attached and not own.journal.why and now - own.alone_since >= limits.RING_IDLE_S:
                 own.journal.retire("nobody is attached")
+        for journal, since in list(self._left.items()):
+            if now - since >= limits.RING_CHANGE_S or not journal.is_needed():
+                self._let_go(journal)
 
     def close(self) -> Step[None]:
         """What was published is in the log. Where that has no room the keeper goes on holding the ring. The step comes
         when who waits for a commit was told of it."""
         for own in self._all():
-            own.journal.retire("the server stops")
+            self._apart(own.journal, functools.partial(own.journal.retire, "the server stops"))
         if self._keeper is not None and all(own.journal.ended for own in self._all()):
             self._keeper.quit()
             self._keeper = None
+        for journal in list(self._left):
+            self._let_go(journal)
         if not self._is_committing():
             return None
         self._closing = Wait(lambda _: True)
         return self._closing
+
+    @staticmethod
+    def _apart(journal: Journal, act: Callable[[], None]) -> None:
+        """What fails in one ring is that ring's."""
+        try:
+            act()
+        except errors.MqfsError as error:
+            log.error("the ring of group %d: %s", journal.group.number, error)
+        except Exception:
+            log.exception("ring of group %d", journal.group.number)
 
     def _all(self) -> list[_Own]:
         return [*self._rings.values(), *self._ending.values()]
@@ -366,6 +410,12 @@ def _first_untaken(held: Ring) -> int:
         taker.close()
 
 
+def is_excluded(group: Group, settings: Settings, user: User) -> bool:
+    """Who attaches trusts the others who do, with all the group's messages: by `ring owner` they are one user, and
+    those who could do as much without it."""
+    return settings.ring == "owner" and user.uid not in (group.state.uid, 0, os.geteuid())
+
+
 def why_ended(now: Settings, settings: Settings, bounded: bool) -> str:
     """Why new settings end a ring; "" where it goes on."""
     for name in ("ttl", "keep"):  # clients and the journal were told of them
@@ -376,6 +426,8 @@ def why_ended(now: Settings, settings: Settings, bounded: bool) -> str:
 
 def why_not(settings: Settings, bounded: bool) -> str:
     """Why a group of such settings has no ring: each write has to be looked at before it is appended."""
+    if settings.ring == "off":
+        return "a group with 'ring off' has no ring"
     if settings.data != "message":
         return f"a group with 'data {settings.data}' has no ring"
     if settings.full != "drop-old" and settings.depth is not NO_DEPTH:

@@ -76,7 +76,7 @@ def test_durations(word: str, ns: int) -> None:
         "deliver one\ndata coalesce", "lease 5", "retries -1", "backoff 1s", "backoff 2s 1s", "dead .x", "order age",
         "dedup soon", "bind v", "bind v a*", "bind v 'prefix:\"a\" (nosuch())'", "unbind v", "consumer",
         "consumer .c", "consumer c a later", "consumer c a backlog", "remove c", "redrive nosuch", "redrive a x",
-        "idle x", "protect maybe", "data lines", "depth 99999999999999999999",
+        "idle x", "protect maybe", "ring some", "ring", "data lines", "depth 99999999999999999999",
     ],
 )  # fmt: skip
 def test_a_bad_line_is_refused_with_one_line_that_says_why(hand: Hand, line: str) -> None:
@@ -121,6 +121,16 @@ def test_only_the_owner_writes_ctl(hand: Hand) -> None:
     with pytest.raises(MqfsError, match="permission denied"):
         hand.ctl("replay off", user=ANNA)
     assert "replay all" in hand.text("ctl", user=ANNA)
+
+
+def test_who_may_attach_to_the_ring_is_printed_and_kept(hand: Hand) -> None:
+    """The default is not in the log, as servers read it that do not know the word."""
+    assert "ring owner" in hand.text("ctl").splitlines()
+    assert not any("ring" in line for line in parse_settings([]).lines(given=True) if not line.startswith("keep"))
+    for who in "all", "off", "owner":
+        hand.ctl(f"ring {who}")
+        assert f"ring {who}" in hand.text("ctl").splitlines()
+        assert parse_settings(hand.group.settings.lines(given=True)).ring == who
 
 
 def test_parse_tells_the_settings_in_force_at_each_line() -> None:

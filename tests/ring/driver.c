@@ -160,18 +160,23 @@ static void noise(uint64_t rounds)
 {
     static const size_t hurts[] = {offsetof(struct ring, state), offsetof(struct ring, tail), offsetof(struct ring, seat),
                                    offsetof(struct ring, bound), RING_HEAD_BYTES};
+    static const uint64_t edges[] = {0, 1, 7, 8, INT32_MAX, UINT64_C(1) << 31, UINT64_C(1) << 32, RING_POSITION_MOST,
+                                     INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 7, UINT64_MAX, (1 << 16) - 8, (1 << 16) + 8};
     static uint8_t zeros[300];
     struct ring_part parts[3] = {{NULL, zeros, 0, 300, 1, 1, 0}, {zeros, zeros, 5, 7, 1, 3, 0}, {NULL, NULL, 0, 0, 1, 2, 0}};
     for (uint64_t round = 0; round < rounds; round++) {
         struct ring_handle h = made(1 << 16);
         uint64_t position, last, bytes;
         unsigned seat = sit(&h, &position);
+        if (drawn(2)) ring_leave(&h, seat); /* the kept one is taken below */
         for (uint64_t i = drawn(300); i; i--) ring_publish(&h, parts, 3, 336 + 48 + 32, 0, &last);
         for (uint64_t i = drawn(8); i; i--) {
-            uint64_t value = drawn(2) ? drawn(1 << 17) : drawn(2) ? UINT64_MAX - drawn(64) : chance;
-            memcpy((uint8_t *)h.shared + hurts[drawn(5)] + drawn(8) * 8, &value, 8);
+            uint64_t value = drawn(2) ? drawn(1 << 17) : drawn(2) ? edges[drawn(sizeof edges / sizeof *edges)] : chance;
+            size_t word = drawn(3) ? hurts[drawn(5)] + drawn(8) * 8 : drawn(sizeof(struct ring) / 8) * 8;
+            memcpy((uint8_t *)h.shared + word, &value, 8);
         }
         atomic_store(&h.shared->lock, 0);
+        if (drawn(2)) ring_sit(&h, SEAT_KEPT, &position);
         for (unsigned turn = 0; turn < 40; turn++) {
             struct ring_record head;
             ring_publish(&h, parts, 3, 336 + 48 + 32, 0, &last);

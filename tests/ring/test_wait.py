@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import platform
 import signal
 import threading
 import time
@@ -16,6 +19,7 @@ from mqfs.ring import Ring, create
 from tests.ring.actors import child, ended, state_of, until
 
 LEAST = 1 << 16
+FUTEX = 98 if platform.machine() == "aarch64" else 202  # the system call's number
 WAYS: list[Literal["spin", "yield", "block"]] = ["spin", "yield", "block"]
 
 
@@ -194,3 +198,27 @@ def test_times_never_go_back() -> None:
     consumer = ring.consumer()
     ring.publish_many(1, [b""] * 3)
     assert [record[1] for record in consumer.records(9)] == [late] * 3
+
+
+def test_who_keeps_waking_who_waits_for_the_lock_makes_it_no_longer() -> None:
+    """Any process that is attached may ring the lock's word, as often as it likes."""
+    ring = create(LEAST)
+    memory = mmap.mmap(ring.fileno(), 4_096)
+    word = ctypes.c_uint32.from_buffer(memory, 128)
+    word.value = 1 | 1 << 31  # that process lives as long as the machine
+    wake, over = ctypes.CDLL(None, use_errno=True).syscall, threading.Event()
+
+    def disturb() -> None:
+        while not over.is_set():
+            wake(FUTEX, ctypes.byref(word), 1, 2**31 - 1, None, None, 0)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    began = time.monotonic()
+    try:
+        assert not ring.retire(0.1)
+        assert time.monotonic() - began < 1
+    finally:
+        word.value = 0
+        over.set()
+        thread.join()

@@ -31,6 +31,7 @@ from mqfs.types import User
 from tests.anyone import NOBODY
 from tests.campaign import size
 from tests.client.conftest import Away, short_folder
+from tests.rings.rig import ME, Rig
 from tests.server.process import until
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
@@ -231,7 +232,7 @@ def test_it_needs_r_and_w_on_every_stream() -> None:
         away = Away(folder, "--mount", str(folder / "mq"), "--allow-other")
         try:
             with away.connect() as client:
-                client.group("g", create=True).create("open", "closed")
+                client.group("g", create=True, ctl=["ring all"]).create("open", "closed")
             (folder / "mq" / "g" / "open").chmod(0o666)
             for mode, wanted in ((0o666, 1), (0o644, 0), (0o622, 0), (0o606, 1), (0o600, 0)):
                 (folder / "mq" / "g" / "closed").chmod(mode)
@@ -243,6 +244,63 @@ def test_it_needs_r_and_w_on_every_stream() -> None:
             assert by_nobody(away, "g")[0]["error"] == "Denied"
         finally:
             away.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+def test_ring_says_who_attaches() -> None:
+    """`ring owner` is the default: the group's owner, root and the server's user. Others' calls go by the files."""
+    with short_folder() as folder:
+        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+            pytest.skip("/dev/fuse is missing or may not be opened")
+        (folder / "mq").mkdir()
+        away = Away(folder, "--mount", str(folder / "mq"), "--allow-other")
+        try:
+            with away.connect() as client:
+                group = client.group("g", create=True)
+                group.create("s")
+                (folder / "mq" / "g" / "s").chmod(0o666)
+                assert group.settings()["ring"] == "owner"
+                said, fds = by_nobody(away, "g")
+                assert (said["error"], fds) == ("Denied", 0)
+                assert "ring owner" in said["text"]
+                group.ctl("ring all")
+                assert by_nobody(away, "g")[1] == 1
+                group.ctl("ring off")
+                assert by_nobody(away, "g")[0]["error"] == "Unsupported"
+                with Caller(away) as caller:
+                    assert caller.ask(attach="g", version=packets.VERSION)["error"] == "Unsupported"
+                group.ctl("ring owner")
+                with Caller(away) as caller:
+                    assert "generation" in caller.ask(attach="g", version=packets.VERSION)
+                os.chown(folder / "mq" / "g", 65_534, -1)
+                assert by_nobody(away, "g")[1] == 1
+        finally:
+            away.close()
+
+
+def test_a_ring_ends_whose_clients_a_setting_excludes() -> None:
+    rig = Rig("ring all")
+    somebody = User(70_000, 70_000, frozenset(), 1, "test")
+    rig.tree.setattr(ME, rig.group, mode=0o777)
+    mine = rig.attach()
+    rig.ctl("ring owner")
+    assert not mine.ring.retired  # nobody else is attached
+    with pytest.raises(errors.Denied, match="ring owner"):
+        rig.rings.attach(somebody, "g")
+    rig.ctl("ring all")
+    mine, other = rig.attach(), rig.rings.attach(somebody, "g")
+    rig.ctl("ring all", "ttl 0")
+    assert not mine.ring.retired
+    rig.ctl("ring owner")
+    assert mine.ring.retired
+    with pytest.raises(errors.Stale):
+        other.number("s")
+    mine = rig.attach()
+    rig.ctl("ring off")
+    assert mine.ring.retired
+    with pytest.raises(errors.Unsupported, match="ring off"):
+        rig.attach()
+    rig.stop()
 
 
 # ---------------------------------------------------------------- the socket
@@ -300,7 +358,7 @@ class Inside:
         user = User(os.geteuid(), os.getegid())
         store = MemoryStore()
         self.rings = Rings(store, trio.lowlevel.current_trio_token().run_sync_soon)
-        self.tree = Tree(store, SystemClock(), owner=user, prepare=self.rings.resume)
+        self.tree = Tree(store, SystemClock(), owner=user, prepare=self.rings.resume, defaults=["ring all"])
         self.path = str(folder / "s.ring")
         self.calls: list[trio.socket.SocketType] = []
         self.door = door.Door(self.rings, [door.listen(dial.Unix(str(folder / "s")))])

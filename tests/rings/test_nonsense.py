@@ -75,7 +75,9 @@ class Spoiler:
         place = ring.HEAD_BYTES + (at & (self.ring.size - 1))
         parts = list(HEAD.unpack_from(self.memory, place))
         which = self.dice.choice([0, 1, 2, 2, 3, 4, 5, 6, 7])
-        wild = {0: 31, 1: 0, 2: parts[2] + self.dice.choice([-1, 10**6, 2**62]), 3: time.time_ns() + 10**18}
+        now = time.time_ns()
+        moment = self.dice.choice([now + 10**18, now - 10**12, 1, 0, -1, -(2**63), 2**63 - 1])
+        wild = {0: 31, 1: 0, 2: parts[2] + self.dice.choice([-1, 10**6, 2**62]), 3: moment}
         parts[which] = wild.get(which, self.dice.getrandbits((8, 8, 16)[max(which - 5, 0)]))
         if which:
             size = parts[0]
@@ -107,6 +109,14 @@ class Spoiler:
 
     def head_noise(self) -> None:
         self.memory[56:2_000] = self.dice.randbytes(1_944)
+
+
+def assert_times(rig: Rig) -> None:
+    """No record of the log is before the one before it, or ahead of the clock by more than may be."""
+    bucket, at, last = rig.group.bucket, 0, 0
+    while (record := bucket.scan(at)) is not None:
+        assert last <= record.time_ns <= time.time_ns() + 10**9
+        at, last = record.sequence + 1, record.time_ns
 
 
 def made(number: int) -> Rig:
@@ -157,6 +167,7 @@ def test_records_that_may_not_be_published(keeper: Any) -> None:
             timed(rig, rig.tick)
             rows = rig.log()
             found = {sequence: (name, body) for sequence, name, body in rows}
+            assert_times(rig)
             lost = {sequence: row for sequence, row in told.items() if found.get(sequence) != row}
             assert not lost, f"story {number}: {lost}"
             bodies = [body for _, _, body in rows]
@@ -225,6 +236,46 @@ def test_words_and_noise(keeper: Any) -> None:
                 spoiler.close()
                 timed(rig, rig.stop)
                 keeper("").quit()
+
+
+@pytest.mark.parametrize("moment", [1, 0, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("place", ["first", "behind another", "state"])
+def test_a_forged_time_is_no_other_messages(keeper: Any, moment: int, place: str) -> None:
+    """In a group with a `ttl` nothing expires by it, and nothing lives longer."""
+    rig = Rig("replay all", "ttl 1h", disk=LyingDisk())
+    rig.write("s", b"before")
+    client = rig.attach()
+    spoiler = Spoiler(client, random.Random(0))
+    if place == "state":
+        for name in ("state0.time", "state1.time"):
+            spoiler.memory[WORDS[name] : WORDS[name] + 8] = struct.pack("<q", moment)
+        rig.write("s", b"own")
+    else:
+        if place == "behind another":
+            client.ring.publish(16, b"another's")
+        at = ring.HEAD_BYTES + client.ring.tail
+        client.ring.publish(16, b"forged")
+        whole = bytearray(spoiler.memory[at : at + 38])
+        whole[16:24] = struct.pack("<q", moment)
+        whole[4:8] = ring.crc32c(bytes(whole[:4] + whole[8:])).to_bytes(4, "little")
+        spoiler.memory[at : at + 38] = whole
+        client.ring.publish(16, b"behind it", b"", 1, 0, 0)
+    rig.pump()
+    rig.write("s", b"after")
+    assert_times(rig)
+    shown = rig.cursor("seek first", "until end", "format each", "select s")
+    bodies = [body for _ in range(12) if (body := shown.read(4_096))]
+    wanted = {
+        "state": [b"own"],
+        "first": [b"forged", b"behind it"],
+        "behind another": [b"another's", b"forged", b"behind it"],
+    }[place]
+    if moment > 0 and b"forged" in wanted and moment > 2**60:
+        wanted.remove(b"forged")
+    assert bodies == [b"before", *wanted, b"after"]
+    spoiler.close()
+    shown.close()
+    rig.stop()
 
 
 def test_quarantine_and_the_rest(keeper: Any) -> None:

@@ -332,7 +332,7 @@ def test_chmod_cuts() -> None:
         away = Away(folder, "--mount", str(folder / "mq"), "--allow-other", transport="ring")
         try:
             with away.connect() as client:
-                group = kept(client)
+                group = kept(client, "ring all")
                 group.create("s")
                 (folder / "mq" / "g" / "s").chmod(0o666)
                 mine = group.subscribe()
@@ -406,7 +406,7 @@ def test_what_the_log_has_not_any_more_is_told(away: Away) -> None:
         body = bytes(500_000)
         for number in range(90):
             group.publish("s", body + str(number).encode())
-        with pytest.raises(errors.FellBehind, match="messages of s were lost"):
+        with pytest.raises(errors.FellBehind, match="messages of the group were lost"):
             slow.get(30)
         assert [int(slow.get(30).body[500_000:]) for _ in range(10)] == list(range(80, 90))
 

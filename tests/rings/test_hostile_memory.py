@@ -1,0 +1,298 @@
+"""An attached client stores numbers into a ring: the server goes on, keeps what files took, and starts again.
+
+Any word of the head, of the seats and of the heads of records, with random and boundary values, at every phase: idle,
+under load, before an orderly end, before a kill. Seeded; the server is in this process, its disk in memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import random
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mqfs
+from mqfs import errors, ring
+from mqfs.rings.journal import Journal
+from tests.campaign import seed, size
+from tests.crash.liar import LyingDisk
+from tests.crash.script import PATH
+from tests.rings.rig import Client, Rig, keeper
+from tests.rings.story import small
+from tests.rings.test_any_moment import _quiet
+from tests.server.process import Running
+
+pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+__all__ = ["_quiet", "keeper"]
+
+SEATS_AT, SEAT_BYTES = 768, 128
+HEAD_END = SEATS_AT + SEAT_BYTES * 3  # of what is in use: the other seats are free
+KNOWN = {
+    "retired": 56,
+    "final": 64,
+    "lock": 128,
+    "state0": 152,
+    "state1": 176,
+    "tail": 256,
+    "reserved": 264,
+    "seat0": 776,
+}
+WORST_S = 4.0  # that one call of the server may take on a busy machine
+REFUSED = (
+    errors.Stale, errors.Again, errors.BadRing, errors.Disconnected, errors.Busy, errors.Unsupported, errors.DiskFull,
+)  # fmt: skip
+
+
+class Hostile:
+    """The memory of a ring, and stores into it."""
+
+    def __init__(self, client: Client, dice: random.Random) -> None:
+        self.ring, self.dice = client.ring, dice
+        self.memory = mmap.mmap(client.ring.fileno(), ring.HEAD_BYTES + client.ring.size)
+
+    def value(self, old: int) -> int:
+        """A boundary value, a neighbour of the present one, or any."""
+        of = self.ring.size
+        edges = [0, 1, 7, 8, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 8, 2**63, 2**64 - 8, 2**64 - 1]
+        near = [old + step for step in (-of - 8, -of, -8, -1, 1, 8, of - 8, of, of + 8)]
+        around = [of - 8, of - 1, of, of + 1, of + 8, of // 2, of // 2 + 8]
+        return self.dice.choice([*edges, *near, *around, self.dice.getrandbits(64)]) % 2**64
+
+    def place(self) -> int:
+        """Of a word: often one that much depends on, else any of the head, or of a record's head."""
+        what = self.dice.random()
+        if what < 0.5:
+            return self.dice.choice(sorted(KNOWN.values()))
+        if what < 0.85:
+            return self.dice.randrange(0, HEAD_END, 8)
+        behind = self.ring.tail - self.dice.randrange(0, 4_096, 8)
+        return ring.HEAD_BYTES + (behind & (self.ring.size - 1) & ~7)
+
+    def store(self) -> None:
+        at = self.place()
+        old = int.from_bytes(self.memory[at : at + 8], "little")
+        self.memory[at : at + 8] = self.value(old).to_bytes(8, "little")
+
+    def close(self) -> None:
+        self.memory.close()
+
+
+class Story:
+    """A server and its clients, one of them hostile; the server is ended and started again."""
+
+    def __init__(self, number: int) -> None:
+        self.dice, self.number = random.Random(number), number
+        self.disk = LyingDisk()
+        self.acknowledged: list[bytes] = []
+        self.start()
+
+    def start(self) -> None:
+        self.rig = self.timed(Rig, "replay all", disk=self.disk)
+        self.attach()
+
+    def attach(self) -> None:
+        try:
+            self.good, bad = self.rig.attach(), self.rig.attach()
+        except REFUSED:  # a group whose rings were spoilt has none for a while
+            self.rig.rings._spoilt.clear()
+            self.rig.tick()
+            self.good, bad = self.rig.attach(), self.rig.attach()
+        self.hostile = Hostile(bad, self.dice)
+
+    def timed(self, act: Any, *arguments: Any, **more: Any) -> Any:
+        began = time.monotonic()
+        result = act(*arguments, **more)
+        assert time.monotonic() - began < WORST_S, f"{act} took too long"
+        return result
+
+    def publish(self) -> None:
+        try:
+            if not self.good.ring.retired:  # then it is asked whether it was taken, and nobody answers meanwhile
+                self.good.ring.publish(16, b"ring" + bytes(self.dice.choice([1, 1_000, 9_000])), b"", 1, 0, 0)
+        except REFUSED:
+            pass
+
+    def write(self) -> None:
+        body = b"file %d" % len(self.acknowledged)
+        self.timed(self.rig.write, "s", body)
+        self.acknowledged.append(body)
+
+    def hurt(self) -> None:
+        for _ in range(self.dice.randint(1, 3)):
+            self.hostile.store()
+
+    def act(self) -> None:
+        what = self.dice.random()
+        if what < 0.3:
+            self.publish()
+        elif what < 0.5:
+            self.write()
+        elif what < 0.65:
+            self.timed(self.rig.pump)
+        elif what < 0.8:
+            self.timed(self.rig.tick)
+        else:
+            self.hurt()
+            self.timed(self.rig.run)
+
+    def end(self) -> None:
+        """Orderly or not, with stores right before it; and a start."""
+        if self.dice.random() < 0.7:
+            self.hurt()
+        if self.dice.random() < 0.5:
+            self.timed(self.rig.stop)
+        else:
+            self.rig.kill()
+        self.hostile.close()
+        self.disk = self.disk.after_kill()
+        self.start()
+
+    def check(self) -> None:
+        self.write()
+        self.timed(self.rig.tick)
+        bodies = [body for _, _, body in self.rig.log()]
+        assert [body for body in bodies if body.startswith(b"file")] == self.acknowledged
+        assert self.rig.group.bucket.next < 1 << 32, "the group's sequences are used up"
+        assert self.rig.group.bucket.damaged == 0
+
+    def run(self) -> None:
+        for _ in range(3):
+            for _ in range(self.dice.randint(1, 12)):
+                self.act()
+            self.end()
+            self.check()
+        self.hostile.close()
+        self.timed(self.rig.stop)
+
+
+@pytest.fixture
+def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a ring is given up where reading it fails is the last resort: here nothing may come to that."""
+
+    def fail(journal: Journal) -> None:
+        raise AssertionError("a number was computed with before it was bounded") from sys.exception()
+
+    monkeypatch.setattr(Journal, "_break_off", fail)
+
+
+@pytest.mark.timeout(3600)
+def test_numbers_stored_at_any_moment(keeper: Any, bounded: None) -> None:
+    with small():
+        for number in range(seed() * 10_000, seed() * 10_000 + size(1_500)):
+            try:
+                story = Story(number)
+                story.run()
+            except Exception as error:
+                raise AssertionError(f"story {number}: {type(error).__name__}: {error}") from error
+            finally:
+                keeper("").quit()
+
+
+def test_numbers_stored_all_the_time(keeper: Any, bounded: None) -> None:
+    """A thread stores while the server reads: what was looked at once is another value the next time."""
+    with small():
+        for number in range(seed() * 100, seed() * 100 + size(60)):
+            story = Story(number)
+            over = threading.Event()
+
+            def hurt(story: Story = story, over: threading.Event = over) -> None:
+                while not over.is_set():
+                    story.hurt()
+
+            thread = threading.Thread(target=hurt)
+            thread.start()
+            try:
+                for _ in range(30):
+                    story.dice.choice([story.publish, story.write, story.write, story.rig.pump, story.rig.tick])()
+            finally:
+                over.set()
+                thread.join()
+            story.end()
+            story.check()
+            story.hostile.close()
+            story.rig.stop()
+            keeper("").quit()
+
+
+def test_a_ring_that_cannot_be_read_is_one_groups(keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails while a ring is read: what is not taken goes to quarantine, and the group goes on without it."""
+    disk = LyingDisk()
+    rig = Rig("replay all", disk=disk)
+    client = rig.attach()
+    client.ring.publish(16, b"taken")
+    rig.pump()
+    monkeypatch.setattr(rig.own.journal, "_is_in_order", lambda rows: 1 // 0)
+    client.ring.publish(16, b"not taken")
+    rig.tick()
+    assert rig.own is None
+    with pytest.raises(errors.Stale):
+        client.ring.publish(16, b"too late")
+    rig.write("s", b"by file")
+    assert [body for _, _, body in rig.log()] == [b"taken", b"by file"]
+    kept = b"".join(disk.view(f"{PATH}/quarantine/{name}") for name in disk.listdir(f"{PATH}/quarantine"))
+    assert b"not taken" in kept
+    rig.stop()
+
+
+@pytest.mark.parametrize("word", ["magic", "seat"])
+def test_a_ring_that_cannot_be_resumed(keeper: Any, word: str) -> None:
+    """A start puts what it has into quarantine and has it dropped from the keeper: the next one does not meet it."""
+    disk = LyingDisk()
+    rig = Rig("replay all", disk=disk)
+    client = rig.attach()
+    client.ring.publish(16, b"only in the ring")
+    memory = mmap.mmap(client.ring.fileno(), ring.HEAD_BYTES)
+    rig.kill()
+    if word == "magic":
+        memory[:8] = bytes(8)
+    else:
+        fcntl.fcntl(client.ring.fileno(), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 1, 0))
+    disk = disk.after_kill()
+    rig = Rig(disk=disk)
+    assert rig.own is None
+    assert keeper.rings == {}
+    rig.write("s", b"and on")
+    assert [body for _, _, body in rig.log()][-1] == b"and on"
+    kept = b"".join(disk.view(f"{PATH}/quarantine/{name}") for name in disk.listdir(f"{PATH}/quarantine"))
+    assert b"only in the ring" in kept
+    memory.close()
+    rig.stop()
+
+
+# ---------------------------------------------------------------- a real server
+
+
+@pytest.mark.parametrize("stores", [{"reserved": 2**63, "tail": 2**64 - 1}, {"state0": 2**64 - 1, "tail": 2**63}])
+def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int]) -> None:
+    address = f"unix!{tmp_path / 's'}"
+    arguments = ["--store", "store", "--listen", address]
+    server = Running(*arguments, cwd=tmp_path)
+    try:
+        for number in ("SIGKILL", "SIGTERM"):
+            with mqfs.connect(address, transport="ring") as client:
+                group = client.group("g", create=True, ctl=["replay all"])
+                group.publish("s", f"before {number}")
+                made = group._publisher._direct._now.ring  # type: ignore[union-attr]
+                memory = mmap.mmap(made.fileno(), ring.HEAD_BYTES)
+                for name, value in stores.items():
+                    memory[KNOWN[name] : KNOWN[name] + 8] = value.to_bytes(8, "little")
+                memory.close()
+                if number == "SIGTERM":
+                    with mqfs.connect(address, transport="9p") as other:
+                        other.group("g").publish("s", "by file")
+                        assert server.process.poll() is None, server.text()
+            getattr(server, "kill" if number == "SIGKILL" else "stop")()
+            server = Running(*arguments, cwd=tmp_path)
+        with mqfs.connect(address, transport="9p") as client:
+            bodies = [message.body for message in client.group("g").history()]
+        assert bodies == [b"before SIGKILL", b"before SIGTERM", b"by file"]
+    finally:
+        assert server.stop() == 0, server.text()
+    assert "Traceback" not in server.text(), server.text()
