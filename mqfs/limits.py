@@ -15,6 +15,7 @@ STREAMS = 1_048_576  # in one group: about 500 B each, and the state record name
 HANDLES = 131_072  # open files of all faces together
 HANDLES_PER_USER = 65_536  # so that one user cannot take all of them
 PARKED = 65_536  # reads and writes that wait, all together
+LOG_AGAIN_S = 60  # between two lines of the log about one group: a fault that comes back each second fills no disk
 ERRORS = 64  # lines kept for `.errors` of one group
 CTL_BYTES = 65_536  # one write to `ctl` or `.cursor`, and the unfinished line that waits in a handle
 DROPPED = 65_536  # messages of a group dropped one by one and not yet passed by its floor

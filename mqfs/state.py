@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from mqfs import limits
+from mqfs import limits, progress
 from mqfs.progress import Progress
+from mqfs.shapes import Shape, is_flag, is_number, is_text, is_time_ns, listed, optional, require, row
 from mqfs.types import Anchor
 
 FIRST_STREAM = 16  # numbers below are the group's own files
@@ -122,6 +123,7 @@ class State(Attributes):
         """Raises ValueError where the body is not a state."""
         try:
             d = json.loads(body)
+            require(d, _STATE, _STATE_GIVEN)
             streams = (StreamState(*row) for row in d["streams"])
             consumers = (_consumer(*row) for row in d.get("consumers", ()))
             views = (ViewState(*row) for row in d.get("views", ()))
@@ -144,8 +146,8 @@ class State(Attributes):
                 ids={id_: (until, sequence) for id_, until, sequence in d.get("ids", ())},
                 producers={name: Commit(*commit) for name, *commit in d.get("producers", ())},
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a state: {error!r}") from error
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"not a state: {error}") from error
 
     def apply(self, change: Change) -> None:
         """Carry out one change. One that names a file which is gone does nothing."""
@@ -154,7 +156,9 @@ class State(Attributes):
             _DO[do](self, change)
 
     def acknowledge(self, number: int, body: bytes) -> None:
-        """Carry out an ACK record of that consumer. One of a consumer that is gone does nothing."""
+        """Carry out an ACK record that was read from a log. One of a consumer that is gone does nothing. Raises
+        ValueError."""
+        progress.check(body)
         consumer = self.consumers.get(number) or self.nameless(number)
         if consumer is not None:
             consumer.progress.apply(body)
@@ -202,9 +206,13 @@ def encode_change(change: Change) -> bytes:
 
 def decode_change(body: bytes) -> Change:
     """Raises ValueError where the body is not a change this version knows."""
-    change = json.loads(body)
-    if not isinstance(change, dict) or change.get("do", "make") not in _DO:
-        raise ValueError(f"not a change: {body[:80]!r}")
+    try:
+        change: Change = json.loads(body)
+        require(change, {}, {"do": _DO.__contains__})
+        if "do" in change:
+            require(change, _CHANGES[change["do"]], _NEW_CONSUMER if change["do"] == "consumer" else None)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a change: {error}: {body[:80]!r}") from error
     return change
 
 
@@ -332,3 +340,50 @@ _DO = {
     "commit": _commit,
     "forget producers": _forget_producers,
 }
+
+
+_OWNED = {"mode": is_number, "uid": is_number, "gid": is_number}
+_STREAM = row(is_number, is_number, is_number, is_number, is_text, is_time_ns, is_number, least=6)
+_ENTRY = row(is_number, is_number, is_number, is_time_ns, is_flag)
+_CONSUMER = row(
+    is_number, is_number, is_number, is_number, is_text, is_text, is_time_ns, is_flag, is_flag, is_number,
+    is_number, listed(row(is_number, is_number)), listed(_ENTRY),
+)  # fmt: skip
+_ANCHOR = (is_time_ns, is_time_ns, is_time_ns, is_text, is_time_ns)
+_STATE: dict[str, Shape] = {
+    **_OWNED,
+    "group": is_number,
+    "parent": is_number,
+    "name": is_text,
+    "made": is_time_ns,
+    "ctl": listed(is_text),
+    "streams": listed(_STREAM),
+    "next_stream": is_number,
+    "files": listed(row(is_number, is_number, is_number, is_number)),
+    "dropped": listed(row(is_number, is_number)),
+    "clock": listed(row(is_number, *_ANCHOR, least=3)),
+}
+_STATE_GIVEN: dict[str, Shape] = {
+    "consumers": listed(_CONSUMER),
+    "views": listed(row(is_number, is_text, is_time_ns, listed(is_text))),
+    "ids": listed(row(is_text, is_time_ns, is_number)),
+    "producers": listed(row(is_text, is_number, is_number, is_time_ns)),
+}
+_CHANGES: dict[str, dict[str, Shape]] = {
+    "make": {**_OWNED, "stream": is_number, "name": is_text, "time": is_time_ns},
+    "remove": {"stream": is_number},
+    "rename": {"stream": is_number, "name": is_text},
+    "attributes": {**_OWNED, "file": is_number},
+    "ctl": {"lines": listed(is_text)},
+    "floor": {"floors": listed(row(is_number, is_number))},
+    "drop": {"stream": is_number, "sequences": listed(is_number)},
+    "clock": {"sequence": is_number, "anchor": row(*_ANCHOR, least=2)},
+    "consumer": {"number": is_number, "transient": is_flag, "private": is_flag, "backlog": is_number},
+    "forget": {"number": is_number},
+    "bind": {"number": is_number, "name": is_text, "pattern": is_text, "time": is_time_ns},
+    "unbind": {"name": is_text, "pattern": optional(is_text)},
+    "id": {"id": is_text, "until": is_time_ns, "sequence": is_number},
+    "commit": {"producer": is_text, "number": is_number, "uid": is_number, "engine": is_time_ns},
+    "forget producers": {"producers": listed(is_text)},
+}
+_NEW_CONSUMER: dict[str, Shape] = {**_OWNED, "name": is_text, "over": is_text, "time": is_time_ns, "low": is_number}

@@ -385,19 +385,25 @@ class Consumer(Numbered):
 
     def wake(self, now_ns: int) -> None:
         """Leases that have run out, and delays that are over."""
-        timers = self._timers
-        while timers and timers[0][0] <= now_ns:
-            _, sequence = heapq.heappop(timers)
-            claim = self.claims.get(sequence)
-            entry = self.state.progress.open.get(sequence)
-            if claim is not None:
-                if claim.deadline_ns and claim.deadline_ns <= now_ns:
-                    self.fail(claim, "the lease ran out")
-            elif entry is not None and not entry.claimed and entry.due_ns <= now_ns:
-                self.free(sequence, entry)
-        if timers:
-            self.group.consumers.set_alarm(self, timers[0][0])
+        while self._timers and self._timers[0][0] <= now_ns:
+            timer = heapq.heappop(self._timers)
+            try:
+                self._end_timer(timer[1], now_ns)
+            except BaseException:
+                heapq.heappush(self._timers, timer)  # it is tried again
+                raise
+        if self._timers:
+            self.group.consumers.set_alarm(self, self._timers[0][0])
         self.serve()
+
+    def _end_timer(self, sequence: int, now_ns: int) -> None:
+        claim = self.claims.get(sequence)
+        entry = self.state.progress.open.get(sequence)
+        if claim is not None:
+            if claim.deadline_ns and claim.deadline_ns <= now_ns:
+                self.fail(claim, "the lease ran out")
+        elif entry is not None and not entry.claimed and entry.due_ns <= now_ns:
+            self.free(sequence, entry)
 
     # ------------------------------------------------------------ readers that wait
 

@@ -7,6 +7,7 @@ reader gets, the consumer decides.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
@@ -22,6 +23,8 @@ from mqfs.types import Kind, Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
+
+_AGAIN_NS = 10**9  # after a failure
 
 
 class Consumers(dict[str, Consumer]):
@@ -47,12 +50,15 @@ class Consumers(dict[str, Consumer]):
         for own in list(self.group.state.consumers.values()):
             stream = self.group.numbers.get(own.number)
             if own.name:
-                self[own.name].recover()
+                self._recover(self[own.name])
             elif stream is not None and own.progress.open:
-                stream.own_consumer().recover()
+                self._recover(stream.own_consumer())
         for consumer in list(self.values()):
             if consumer.state.transient:
                 self.remove(consumer)
+
+    def _recover(self, consumer: Consumer) -> None:
+        self.group.tree.faults.contain(self.group, f"starting consumer {consumer.name}", consumer.recover)
 
     def every(self) -> list[Consumer]:
         """The named ones, and the nameless ones that are in use."""
@@ -273,7 +279,9 @@ class Consumers(dict[str, Consumer]):
         for consumer, due in list(self._sleepers.items()):
             if due <= now_ns:
                 del self._sleepers[consumer]
-                consumer.wake(now_ns)
+                contain = self.group.tree.faults.contain
+                if not contain(self.group, "ending a lease or delay", partial(consumer.wake, now_ns)):
+                    self.set_alarm(consumer, now_ns + _AGAIN_NS)
         if self._sleepers:
             self.group.alarm(min(self._sleepers.values()))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import attrs
@@ -589,18 +590,22 @@ class Group:
     def wake(self, now_ns: int) -> None:
         """Delays and leases that are over."""
         self._alarm_ns = 0
+        contain = self.tree.faults.contain
+        contain(self, "expiring messages", self._wake_expiry)
+        contain(self, "appending what is due", partial(self.held.wake, now_ns))
+        contain(self, "ending leases and delays", partial(self.consumers.wake, now_ns))
+        contain(self, "dropping idle parts", partial(self.transactions.wake, now_ns))
+        contain(self, "letting writers go on", self.unblock)
+
+    def _wake_expiry(self) -> None:
         self.lapse()
-        self.held.wake(now_ns)
-        self.consumers.wake(now_ns)
-        self.transactions.wake(now_ns)
         if self.ranks.next_expiry_ns != NEVER:
             self.alarm(self.ranks.next_expiry_ns)
-        self.unblock()
 
     def start(self) -> None:
         """After the log was read: time goes on for what waits for it."""
-        self.held.start()
-        self.consumers.start()
+        self.tree.faults.contain(self, "finding delayed messages", self.held.start)
+        self.tree.faults.contain(self, "starting its consumers", self.consumers.start)
 
     def refuse(self, user: User, file: str, text: str) -> None:
         """Remember why a write was refused."""
