@@ -47,6 +47,7 @@ PRODUCERS = 16_384  # remembered in one group: about 100 B each in the state rec
 PRODUCER_KEPT_S = 7 * 24 * 3_600  # one that has not committed for so long may be forgotten where there are too many
 COMMAND_BYTES = MESSAGE_BYTES  # one write to `.txn/ctl`: it names every part
 HEADER_BYTES = 16_384  # headers of one message: what the dead letter adds must still fit a u16
+PART_DIGITS = 9  # of each number in the header `part`: a unit has far fewer messages, and a u32 holds it
 REASON_BYTES = 1_024  # of a message that is made a dead letter
 KEPT_COPY_BYTES = 4 << 20  # an open `.kept` file up to this size is a copy
 GROUP_BYTES = 16 << 30  # log of one group on disk; above it the group's `full` decides as at `depth`

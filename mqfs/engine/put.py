@@ -12,6 +12,7 @@ import attrs
 
 from mqfs import errors, headers, limits
 from mqfs import state as states
+from mqfs.engine import frames
 from mqfs.engine.control import Commands
 from mqfs.engine.ctl import parse_duration, print_duration
 from mqfs.engine.permission import W, require
@@ -127,6 +128,7 @@ def _headers(put: Put, what: Any) -> None:
             raise errors.BadCommand(f"the header {key!r} is set by the server")
         if text != "":
             _text(f"header {key!r}", text, limits.HEADER_BYTES)
+        frames.check_part(key, text)
     if sum(len(key.encode()) + len(text.encode()) + 3 for key, text in what.items()) > limits.HEADER_BYTES:
         raise errors.BadCommand(f"at most {limits.HEADER_BYTES} bytes of headers")
     put.headers = what

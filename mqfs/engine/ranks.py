@@ -22,6 +22,17 @@ ORDINARY = (-NORMAL,)  # less than the key of any message of normal priority, mo
 NEVER = 1 << 62
 
 
+_PRIORITIES = {str(priority): priority for priority in range(10)}
+
+
+def _duration(text: str) -> int:
+    """Nanoseconds; 0 where a header that did not come through `.put` is no duration."""
+    try:
+        return parse_duration(text) if len(text) <= 64 else 0
+    except errors.BadCommand:
+        return 0
+
+
 class Rank(NamedTuple):
     """What is special about a message. `expires_ns`: engine time; NEVER where it has no ttl of its own."""
 
@@ -67,9 +78,9 @@ class Ranks:
 
     def _rank(self, record: Record) -> Rank | None:
         texts = headers.decode(record.headers)
-        priority = int(texts.get(headers.PRIORITY, NORMAL))
-        ttl = texts.get(headers.TTL)
-        expires = self.group.times.written_ns(record) + parse_duration(ttl) if ttl else NEVER
+        priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
+        ttl = _duration(texts.get(headers.TTL, ""))
+        expires = self.group.times.written_ns(record) + ttl if ttl else NEVER
         single = headers.SINGLE in texts
         if priority == NORMAL and expires == NEVER and not single:
             return None

@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 
+from mqfs import bulk, headers
+from mqfs.client.bodies import Assembly
 from mqfs.engine.names import check_name
 from mqfs.engine.tree import Tree
-from mqfs.errors import BadStore, MqfsError
+from mqfs.errors import BadCommand, BadStore, MqfsError
 from mqfs.store.memory import MemoryStore
-from mqfs.types import Kind, Wait
+from mqfs.types import Kind, Message, Wait
 from tests.campaign import seed, size
 from tests.clocks import SECOND
 from tests.engine.conftest import ROOT, Hand
+from tests.units.hand import frame
 
 VALUES = [None, -1, 0, 7, 1 << 70, 1.5, True, "", "\ud800", "x/\0", [], [[]], [1], [[1, 2, 3]], {}, {"a": 1}]
 
@@ -154,3 +157,51 @@ def test_of_two_groups_of_one_name_both_have_a_legal_one(name: str) -> None:
         assert len(adopted.encode()) <= 255
         assert check_name(adopted) == adopted
     assert any(f".lost-{number}" in adopted for adopted in names for number in tree.groups)
+
+
+PARTS = ["1" * 5_000 + "/2", "1/" + "2" * 5_000, "\u00b2/2", "\u0662/\u0662", "2/1", "0/3", "3/", "/3", "1/2/3", ""]
+RANKS = [{"priority": "9" * 5_000}, {"priority": "high"}, {"ttl": "1" * 5_000 + "s"}, {"ttl": "soon"}, {"ttl": ""}]
+
+
+@pytest.mark.parametrize("texts", [*({"part": part} for part in PARTS), *RANKS], ids=lambda t: str(t)[:24])
+def test_headers_that_make_no_sense_stop_nobody(texts: dict[str, str]) -> None:
+    """They may stand in an older log, or come through a ring: then they are text like any other."""
+    hand = Hand("replay all", "consumer w", "consumer j", "consumer b backlog 1")
+    hand.group.bucket.append(Kind.MESSAGE, hand.stream().number, 0, b"odd", headers.encode(texts))
+    hand.write("s", b"plain")
+    tree = Tree(hand.tree.store, hand.clock, owner=ROOT)
+    for path in (".consumers/w", ".consumers/j", ".consumers/b", ".cursor"):
+        handle = tree.open(ROOT, tree.find(ROOT, f"g/{path}"), os.O_RDWR)
+        handle.write(b"format json\nseek first\n" if path.endswith("j") else b"seek first\n")
+        read = [handle.read(1 << 20), handle.read(1 << 20)]
+        assert [b"odd" in read[0], b"plain" in read[1]] == [True, True], path
+        if path.endswith("w"):
+            handle.write(b"dead 1\n")
+    tree.open(ROOT, tree.find(ROOT, "g/ctl"), os.O_WRONLY).write(b"redrive\n")
+    tree.open(ROOT, tree.find(ROOT, "g/.stats"), os.O_RDONLY).read(1 << 20)
+    tree.tick()
+    tree.close()
+    message = Message(1, "s", 0, b"odd", texts)
+    assert Assembly().take(message) == message
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: str(part)[:24])
+@pytest.mark.parametrize("into", [".put", ".batch"])
+@pytest.mark.parametrize("native", [True, False], ids=["c", "python"])
+def test_a_part_that_makes_no_sense_is_refused_where_it_is_written(
+    part: str, into: str, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(bulk, "MISSING", "left out")
+    hand = Hand("replay all")
+    hand.stream()
+    handle = hand.open(into, os.O_WRONLY)
+    for text, fits in ((part, False), ("3", True), ("1/2", True), ("17/17", True)):
+        data = json.dumps({"stream": "s", "headers": {"part": text}}).encode() + b" x"
+        data = data if into == ".put" else frame("s", b"x", part=text)
+        if fits:
+            assert handle.write(data) == len(data)
+        else:
+            with pytest.raises(BadCommand, match=r"bad header 'part': .* \(expected "):
+                handle.write(data)
+    assert hand.group.streams["s"].written == 3
