@@ -477,10 +477,9 @@ class Stream(Numbered):
                     step = post.total
                 elif verdict is Verdict.APPEND:
                     step = self.group.carry_out(self, post)
-            except errors.MqfsError as error:
+            except Exception as error:
                 self.blocked = blocked = rest
-                self.group.tree.parked -= 1
-                wait.fail(error)
+                self._refuse_blocked(wait, post, error)
                 continue
             if step is None:
                 self.blocked = {wait: post, **rest}
@@ -498,13 +497,18 @@ class Stream(Numbered):
         if self.nameless is not None:
             self.nameless.removed = True
             self.nameless.end()
-        for wait in list(self.blocked):
-            post = self.blocked.pop(wait)
-            if post.undo is not None:
-                post.undo()
-            self.group.tree.parked -= 1
-            wait.fail(errors.NotFound(f"{self.name} was removed"))
+        self.refuse_all_blocked(errors.NotFound(f"{self.name} was removed"))
         self.wake_watchers()
+
+    def refuse_all_blocked(self, error: errors.MqfsError) -> None:
+        for wait in list(self.blocked):
+            self._refuse_blocked(wait, self.blocked.pop(wait), error)
+
+    def _refuse_blocked(self, wait: Wait[int], post: Post, error: Exception) -> None:
+        if post.undo is not None:
+            post.undo()
+        self.group.tree.parked -= 1
+        wait.fail(error)
 
 
 Waiting = tuple[Wait[bytes], int, int]  # the wait, the read's count and offset

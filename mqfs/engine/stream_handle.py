@@ -7,10 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
+
 from mqfs import errors, limits
 from mqfs.engine.files import Open, Reader
 from mqfs.engine.stream import Parked, Post, Stream
 from mqfs.types import Kind, Record, Step, User
+
+
+@attrs.define
+class LinePost(Post):
+    """Whole lines of one handle, which may wait for room. `before` and `rest`: its unfinished line before and after."""
+
+    before: bytes = b""
+    rest: bytes = b""
+    follows: LinePost | None = None  # the handle's next one
+    refused: bool = False
+
+    def give_back(self) -> bool:
+        """It was refused: what follows begins with the unfinished line that was there before. False: nothing does."""
+        self.refused = True
+        behind = self.follows
+        while behind is not None and behind.refused:
+            behind = behind.follows
+        if behind is None:
+            return False
+        size = len(self.rest)
+        behind.before = self.before + behind.before[size:]
+        behind.bodies = [self.before + behind.bodies[0][size:], *behind.bodies[1:]]
+        return True
 
 
 class Writer(Open):
@@ -18,6 +43,7 @@ class Writer(Open):
 
     node: Stream
     partial = b""  # `data line`: an unfinished line
+    newest: LinePost | None = None
 
     def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -52,18 +78,22 @@ class Writer(Open):
         *lines, rest = (self.partial + data).split(b"\n")
         if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
             raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
-        step: Step[int] = len(data)
-        before = self.partial
-
-        def undo() -> None:
-            if self.partial == rest:
-                self.partial = before
-
-        if lines:
-            post = Post(Kind.MESSAGE, [line + b"\n" for line in lines], len(data), undo)
-            step = self.group.write(self.node, post)
+        step = self._post_lines(lines, rest, len(data)) if lines else len(data)
         self.partial = rest
         return step
+
+    def _post_lines(self, lines: list[bytes], rest: bytes, total: int) -> Step[int]:
+        post = LinePost(Kind.MESSAGE, [line + b"\n" for line in lines], total, before=self.partial, rest=rest)
+        post.undo = lambda: self._undo(post)
+        step = self.group.write(self.node, post)
+        if self.newest is not None:
+            self.newest.follows = post
+        self.newest = post
+        return step
+
+    def _undo(self, post: LinePost) -> None:
+        if not post.refused and not post.give_back():
+            self.partial = post.before + self.partial[len(post.rest) :]
 
     def _end(self) -> None:
         super()._end()

@@ -552,10 +552,7 @@ class Tree:
     def _close_streams(self, group: Group) -> None:
         for stream in group.numbers.values():
             end_parked(stream.parked, group)
-            blocked, stream.blocked = stream.blocked, {}
-            for wait in blocked:
-                self.parked -= 1
-                wait.fail(errors.Interrupted("the server stops"))
+            stream.refuse_all_blocked(errors.Interrupted("the server stops"))
 
 
 def read_state(bucket: Bucket) -> State:
