@@ -137,6 +137,10 @@ class Reader(Open):
         """The next record to give, the position moved behind it; raises FellBehind or Damaged."""
         raise NotImplementedError
 
+    def is_behind(self) -> bool:
+        """Whether messages it had not had were cut, and it was not told."""
+        raise NotImplementedError
+
     def wants(self, record: Record) -> bool:
         """Whether a new message where it waits is for it."""
         return True
@@ -184,7 +188,9 @@ class Reader(Open):
 
     def _read_on(self, rest: bytes, count: int, offset: int) -> bytes:
         """The rest of a message, and under `data coalesce` what is there behind it."""
-        if self.group.settings.data != "coalesce" or self.over or self.idle or self.last.given < len(self.last.body):
+        if self.group.settings.data != "coalesce" or self.last.given < len(self.last.body):
+            return rest
+        if self.over or self.idle or self.is_behind():  # which the next read tells
             return rest
         data = self._fill(count, offset, rest)
         self.group.loosened()

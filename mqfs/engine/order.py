@@ -71,6 +71,12 @@ class LogReader(Reader):
             if stream is not None and self.admits(stream, record) and stream.visible(record):
                 return record
 
+    def is_behind(self) -> bool:
+        group = self.group
+        if group.cuts == self.cuts_seen:
+            return False
+        return bool(overtaken(self.position, dict(self.cuts), filter(self.covers, group.numbers.values())))
+
     def _look_for_cuts(self) -> None:
         group = self.group
         self.cuts_seen = group.cuts

@@ -182,6 +182,9 @@ class StreamHandle(Reader, Writer):
             if stream.visible(record) and (not record.headers or self._may_take(record.sequence)):
                 return record
 
+    def is_behind(self) -> bool:
+        return self.position < self.node.cut
+
     def _fell_behind(self) -> None:
         stream, counts = self.node, self.group.counts
         lost = max(stream.gone - self.had, 0)
