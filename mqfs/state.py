@@ -71,8 +71,17 @@ class Commit(NamedTuple):
     """The highest unit that a producer has committed through `.txn/ctl`. `engine_ns`: when."""
 
     number: int
-    uid: int  # whose producer it is
     engine_ns: int
+
+
+class Known(NamedTuple):
+    """The message that was put under an id. `until_ns`: engine time."""
+
+    until_ns: int
+    sequence: int
+
+
+ANYONE = -1  # of an id in an older log, which does not say whose it is
 
 
 @attrs.define
@@ -91,8 +100,8 @@ class State(Attributes):
     anchors: list[tuple[int, Anchor]] = attrs.Factory(list)  # (first sequence it holds for, anchor), oldest first
     consumers: dict[int, ConsumerState] = attrs.Factory(dict)
     views: dict[str, ViewState] = attrs.Factory(dict)
-    ids: dict[str, tuple[int, int]] = attrs.Factory(dict)  # id -> (engine ns until which it is remembered, sequence)
-    producers: dict[str, Commit] = attrs.Factory(dict)  # by name; who committed last stands last
+    ids: dict[int, dict[str, Known]] = attrs.Factory(dict)  # by user and id, in the order in which they came
+    producers: dict[int, dict[str, Commit]] = attrs.Factory(dict)  # by user and name; who committed last stands last
 
     def encode(self) -> bytes:
         """The body of a STATE record."""
@@ -113,8 +122,13 @@ class State(Attributes):
                 "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
                 "consumers": [[*_consumer_row(c), *c.progress.encode()] for c in self.consumers.values()],
                 "views": [[v.number, v.name, v.made_ns, v.patterns] for v in self.views.values()],
-                "ids": [[id_, *kept] for id_, kept in self.ids.items()],
-                "producers": [[name, *commit] for name, commit in self.producers.items()],
+                "ids": [[id_, *known] for mine in self.ids.values() for id_, known in mine.items()],
+                "id_users": [uid for uid, mine in self.ids.items() for _ in mine],
+                "producers": [
+                    [name, commit.number, uid, commit.engine_ns]
+                    for uid, mine in self.producers.items()
+                    for name, commit in mine.items()
+                ],
             }
         )
 
@@ -143,8 +157,8 @@ class State(Attributes):
                 anchors=[(sequence, Anchor(*anchor)) for sequence, *anchor in d["clock"]],
                 consumers={c.number: c for c in consumers},
                 views={v.name: v for v in views},
-                ids={id_: (until, sequence) for id_, until, sequence in d.get("ids", ())},
-                producers={name: Commit(*commit) for name, *commit in d.get("producers", ())},
+                ids=_ids(d.get("ids", []), d.get("id_users", [])),
+                producers=_producers(d.get("producers", [])),
             )
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a state: {error}") from error
@@ -200,6 +214,22 @@ def _consumer(*row: Any) -> ConsumerState:
     )  # fmt: skip
 
 
+def _ids(rows: list[list[Any]], uids: list[int]) -> dict[int, dict[str, Known]]:
+    """`uids`: of each row; an older server knows none of them."""
+    owners = uids if len(uids) == len(rows) else [ANYONE] * len(rows)
+    found: dict[int, dict[str, Known]] = {}
+    for uid, (id_, *known) in zip(owners, rows, strict=True):
+        found.setdefault(uid, {})[id_] = Known(*known)
+    return found
+
+
+def _producers(rows: list[list[Any]]) -> dict[int, dict[str, Commit]]:
+    found: dict[int, dict[str, Commit]] = {}
+    for name, number, uid, engine_ns in rows:
+        found.setdefault(uid, {})[name] = Commit(number, engine_ns)
+    return found
+
+
 def encode_change(change: Change) -> bytes:
     return _dump(change)
 
@@ -210,7 +240,7 @@ def decode_change(body: bytes) -> Change:
         change: Change = json.loads(body)
         require(change, {}, {"do": _DO.__contains__})
         if "do" in change:
-            require(change, _CHANGES[change["do"]], _NEW_CONSUMER if change["do"] == "consumer" else None)
+            require(change, _CHANGES[change["do"]], _GIVEN.get(change["do"]))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a change: {error}: {body[:80]!r}") from error
     return change
@@ -309,18 +339,26 @@ def _unbind(state: State, c: Change) -> None:
 
 
 def _id(state: State, c: Change) -> None:
-    state.ids[c["id"]] = (c["until"], c["sequence"])
+    mine = state.ids.setdefault(c.get("uid", ANYONE), {})
+    mine.pop(c["id"], None)
+    mine[c["id"]] = Known(c["until"], c["sequence"])
 
 
 def _commit(state: State, c: Change) -> None:
     """A unit of that producer was appended, with this very record."""
-    state.producers.pop(c["producer"], None)
-    state.producers[c["producer"]] = Commit(c["number"], c["uid"], c["engine"])
+    mine = state.producers.setdefault(c["uid"], {})
+    mine.pop(c["producer"], None)
+    mine[c["producer"]] = Commit(c["number"], c["engine"])
 
 
 def _forget_producers(state: State, c: Change) -> None:
-    for producer in c["producers"]:
-        state.producers.pop(producer, None)
+    """`uids`: of each producer; without them, as an older server writes it, whoever has one of that name."""
+    for n, producer in enumerate(c["producers"]):
+        for uid in c["uids"][n : n + 1] if "uids" in c else list(state.producers):
+            mine = state.producers.get(uid, {})
+            mine.pop(producer, None)
+            if not mine:
+                state.producers.pop(uid, None)
 
 
 _DO = {
@@ -367,6 +405,7 @@ _STATE_GIVEN: dict[str, Shape] = {
     "consumers": listed(_CONSUMER),
     "views": listed(row(is_number, is_text, is_time_ns, listed(is_text))),
     "ids": listed(row(is_text, is_time_ns, is_number)),
+    "id_users": listed(is_time_ns),
     "producers": listed(row(is_text, is_number, is_number, is_time_ns)),
 }
 _CHANGES: dict[str, dict[str, Shape]] = {
@@ -386,4 +425,8 @@ _CHANGES: dict[str, dict[str, Shape]] = {
     "commit": {"producer": is_text, "number": is_number, "uid": is_number, "engine": is_time_ns},
     "forget producers": {"producers": listed(is_text)},
 }
-_NEW_CONSUMER: dict[str, Shape] = {**_OWNED, "name": is_text, "over": is_text, "time": is_time_ns, "low": is_number}
+_GIVEN: dict[str, dict[str, Shape]] = {
+    "consumer": {**_OWNED, "name": is_text, "over": is_text, "time": is_time_ns, "low": is_number},  # of a new one
+    "id": {"uid": is_number},
+    "forget producers": {"uids": listed(is_number)},
+}

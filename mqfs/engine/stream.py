@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mqfs.engine.consumer import Consumer
     from mqfs.engine.files import Reader
     from mqfs.engine.group import Group
+    from mqfs.engine.ids import PutId
     from mqfs.engine.stream_handle import StreamHandle
     from mqfs.engine.unit import Unit
 
@@ -37,7 +38,7 @@ class Post:
     total: int  # what the write returns
     undo: Callable[[], None] | None = None  # called where it is cancelled before it was appended
     headers: bytes = b""
-    id: str = ""  # of a `.put`
+    id: PutId | None = None  # of a `.put`
     told: Callable[[int], None] | None = None  # gets the sequence of the first message
     unit: Unit | None = None  # for this and perhaps other streams: it says itself what becomes of it
 
