@@ -132,11 +132,16 @@ class Consumers(dict[str, Consumer]):
             "backlog": backlog, "mode": mode & bits_for_writers(self.group.state.mode), "uid": user.uid,
             "gid": user.gid, "time": self.group.tree.clock.wall_ns(), "low": self._beginning(over),
         }  # fmt: skip
+        streams = filter(None, map(self.group.numbers.get, self.group.ranks.with_singles()))
+        untaken = [(stream, sequence) for stream in streams for sequence in stream.all_untaken()]
         self.group.change(change)
         consumer = Consumer(self.group, self.group.state.consumers[number])
         self._enter(consumer)
         self._bounded_known = False
         self.group.shape += 1  # it is in the list only now
+        for stream, sequence in untaken:  # written before it was made, and still for anyone
+            if consumer.covers(stream):
+                consumer.offer_again(sequence)
         return consumer
 
     def _beginning(self, over: str) -> int:

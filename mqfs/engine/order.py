@@ -31,7 +31,10 @@ class LogReader(Reader):
 
     def admits(self, stream: Stream, record: Record) -> bool:
         """Whether it is to be shown that one."""
-        return record.kind == Kind.MESSAGE
+        return record.kind == Kind.MESSAGE and not self.group.ranks.is_hidden(record)
+
+    def wants(self, record: Record) -> bool:
+        return not record.headers or not self.group.ranks.is_hidden(record)
 
     def look(self) -> Record | None:
         """The next message in the log that may be for it. Raises Damaged."""

@@ -97,9 +97,18 @@ class Ranks:
         self._all()
         return self._singles.setdefault(stream, []) if self._singles else []
 
+    def with_singles(self) -> list[int]:
+        """The streams that have, or had, messages for one taker."""
+        self._all()
+        return list(self._singles)
+
     def is_single(self, sequence: int) -> bool:
         rank = self._all().get(sequence)
         return rank is not None and rank.single
+
+    def is_hidden(self, record: Record) -> bool:
+        """Whether it is for one taker, so that nobody who merely reads is shown it."""
+        return bool(record.headers) and self.is_single(record.sequence)
 
     def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, Rank]]:
         """(sequence, rank) of all that belong to such streams."""

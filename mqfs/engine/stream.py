@@ -369,6 +369,11 @@ class Stream(Numbered):
             del singles[0]
         return singles[0] if singles else 0
 
+    def all_untaken(self) -> list[int]:
+        """The sequences of all of those."""
+        singles = self.group.ranks.singles(self.number) if self.untaken() else []
+        return [sequence for sequence in singles if not self.is_taken(sequence) and not self.is_gone(sequence)]
+
     def is_taken(self, sequence: int) -> bool:
         """Whether somebody has that message which is for one taker, for good or not."""
         consumer = self.own_consumer()

@@ -501,7 +501,8 @@ class ShowHandle(Open):
     def _next(self) -> Record | None:
         for record in self.consumer.waiting(self.position):
             self.position = record.sequence + 1
-            if allowed(self.user, self.group.numbers[record.stream].state, R):
+            hidden = self.group.ranks.is_hidden(record)
+            if not hidden and allowed(self.user, self.group.numbers[record.stream].state, R):
                 return record
         return None
 
