@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import attrs
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 MESSAGE = int(Kind.MESSAGE)
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see Group.shape
+_LOOKED_AT = 4_096  # messages looked up in the log at once: some ms
 RECORD_BYTES = 40  # of a message in the log, beside its body
 
 
@@ -153,6 +155,31 @@ class Group:
                 stream.lapse(sequence)
                 self.lapsed[sequence] = rank.stream
                 self._loose = True
+                self.tree.touched.add(self)
+
+    def forget_lapsed(self) -> None:
+        """Those at the beginning of their stream need not be remembered: it keeps nothing there."""
+        for number in set(self.lapsed.values()):
+            if (stream := self.numbers.get(number)) is not None:
+                stream.pass_absent()
+        self._forget_absent(self.lapsed)
+
+    def _forget_absent(self, absent: dict[int, int]) -> None:
+        """Of messages that are not to be seen: what is below its stream's floor."""
+        for sequence, number in list(absent.items()):
+            owner = self.numbers.get(number)
+            if owner is None or sequence < owner.state.floor:
+                del absent[sequence]
+                self.ranks.remove(sequence)
+
+    def _forget_removed(self) -> None:
+        """The log has given back room: messages in the middle may be gone from it, too."""
+        for absent in (self.state.dropped, self.lapsed):
+            for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
+                found = self.bucket.peek(number, sequence)
+                if found is None or found[0] != sequence:
+                    del absent[sequence]
+                    self.ranks.remove(sequence)
 
     def outlived(self, sequence: int) -> bool:
         """Whether a message has outlived its own ttl."""
@@ -198,9 +225,11 @@ class Group:
 
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
+        if self.lapsed:
+            self.forget_lapsed()
         size, expired = self.bucket.size, self.times.expired_before()
         grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
-        loose = self._loose and size > limits.TRIM_BYTES
+        loose = self._loose and (size > limits.TRIM_BYTES or bool(self.lapsed))
         if not (always or grown or loose or expired > self._trimmed_expired):
             return
         self._loose, self._trimmed_expired = False, expired
@@ -209,16 +238,15 @@ class Group:
             stream.advance()
             if self.bucket.peek(stream.number, stream.state.floor) is not None:
                 floors[stream.number] = stream.state.floor
-        for away in (self.state.dropped, self.lapsed):
-            for sequence, number in list(away.items()):
-                owner = self.numbers.get(number)
-                if owner is None or sequence < owner.state.floor:
-                    del away[sequence]
+        for absent in (self.state.dropped, self.lapsed):
+            self._forget_absent(absent)
         if self.held.floor:
             floors[state.PUT] = self.held.floor
         self.ranks.forget()
         self.ids.forget()
         self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
+        if self.bucket.size < max(size, self._trimmed_bytes):
+            self._forget_removed()
         self._trimmed_bytes = self.bucket.size
 
     def loosened(self) -> None:

@@ -140,6 +140,11 @@ class Ranks:
         """When the next own ttl ends, engine time; NEVER where none does."""
         return self._expiring[0][0] if self._expiring else NEVER
 
+    def remove(self, sequence: int) -> None:
+        """That message is not kept any more."""
+        if self._messages is not None:
+            self._messages.pop(sequence, None)
+
     def forget(self) -> None:
         """Leave out what is not kept any more."""
         numbers = self.group.numbers

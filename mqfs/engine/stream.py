@@ -144,6 +144,17 @@ class Stream(Numbered):
         if self.count < 0 or floor > self.state.floor:
             self._raise(floor)
 
+    def pass_absent(self) -> None:
+        """Raise the floor past messages that were dropped or outlived their ttl."""
+        group = self.group
+        self.advance()
+        found = group.bucket.peek(self.number, self.state.floor)
+        while found is not None and (found[0] in group.lapsed or found[0] in group.state.dropped):
+            found = group.bucket.peek(self.number, found[0] + 1)
+        first = found[0] if found is not None else group.bucket.next
+        if first > self.state.floor:
+            self._raise(first)
+
     def _raise(self, floor: int) -> None:
         old, before = self.state.floor, self.count
         self.state.floor = floor = max(floor, old)

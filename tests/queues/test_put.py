@@ -451,3 +451,39 @@ def test_no_user_takes_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     q.clock.forward(11)
     put_as(q, ANNA, "x", id="2")
     assert len(q.kept()) == 5
+
+
+# ------------------------------------------------------------------ what is remembered of messages with a ttl
+
+
+@pytest.mark.parametrize("disk", [True, False], ids=["disk", "memory"])
+@pytest.mark.parametrize(
+    "lines", [("replay all",), ("replay off", "consumer idle"), ("replay last", "consumer w"), ("deliver one",)]
+)
+def test_a_message_that_outlived_its_ttl_is_forgotten(tmp_path: Path, lines: tuple[str, ...], disk: bool) -> None:
+    """While one is remembered, bulk readers read one by one, and it takes memory."""
+    q = Queues(*lines, path=tmp_path / "store" if disk else None)
+    handle = q.at(".put", os.O_WRONLY)
+    for number in range(300):
+        handle.write(b'{"stream":"s","ttl":"%ds"} %d' % (1 + number % 3, number))
+    q.pass_time(5)
+    assert (len(q.group.lapsed), len(q.group.ranks)) == (0, 0)
+    q.write("s", b"alive")
+    q.put(b"too", ttl="1h")
+    assert json.loads(q.text(".stats"))["streams"]["s"]["messages"] == 2
+    if disk:
+        q.restart(clean=False)
+        assert json.loads(q.text(".stats"))["streams"]["s"]["messages"] == 2
+        q.pass_time(1)
+    assert len(q.group.lapsed) == 0
+
+
+def test_one_behind_a_message_that_stays_is_forgotten_when_the_log_has_given_it_back() -> None:
+    q = Queues("replay all")
+    q.write("s", b"stays")
+    for _ in range(300):
+        q.put(b"goes", ttl="1s")
+    q.pass_time(3)
+    assert (len(q.group.lapsed), len(q.group.ranks)) == (0, 0)
+    assert q.shows(".kept/s") == [b"stays"]
+    assert json.loads(q.text(".stats"))["plain"]
