@@ -99,6 +99,10 @@ class Consumers(dict[str, Consumer]):
         assert own is not None
         return Consumer(self.group, own, stream)
 
+    def untouched(self, stream: Stream) -> Consumer:
+        """One like it, of which the group knows nothing."""
+        return Consumer(self.group, ConsumerState(0, 0, 0, stream.number, "", "", 0), stream)
+
     def _enter(self, consumer: Consumer) -> None:
         self[consumer.name] = consumer
         if not consumer.state.over:

@@ -387,6 +387,8 @@ class Stream(Numbered):
 
     def is_taken(self, sequence: int) -> bool:
         """Whether somebody has that message which is for one taker, for good or not."""
+        if not self._has_consumer:
+            return False
         consumer = self.own_consumer()
         return consumer.has_had(sequence) or sequence in consumer.claims
 
@@ -412,6 +414,14 @@ class Stream(Numbered):
             self.nameless = self.group.consumers.nameless(self)
         return self.nameless
 
+    def shown_consumer(self) -> Consumer:
+        """The same, to be looked at: where nothing was ever taken, one that is not kept."""
+        return self.own_consumer() if self._has_consumer else self.group.consumers.untouched(self)
+
+    @property
+    def _has_consumer(self) -> bool:
+        return self.nameless is not None or self.number in self.group.state.consumers
+
     @property
     def shared(self) -> bool:
         """Whether consumers alone are to have its messages, so that one goes when the last of them acknowledged it."""
@@ -427,7 +437,7 @@ class Stream(Numbered):
         """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
         if self.group.settings.deliver == "all":
             return self.consumers()
-        if self.nameless is None and self.number not in self.group.state.consumers:
+        if not self._has_consumer:
             return (UNTOUCHED, *self.consumers())
         return (self.own_consumer(), *self.consumers())
 
