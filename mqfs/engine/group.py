@@ -255,7 +255,7 @@ class Group:
             self._loose = True
             self.tree.touched.add(self)
 
-    def _find_room(self, room: int) -> None:
+    def find_room(self, room: int) -> None:
         """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
         if self.bucket.size + room > self.bound_bytes():
             self._relieve(room)
@@ -288,7 +288,7 @@ class Group:
             return self.write(stream, Post(MESSAGE, (body,), size))
         self._room -= size + RECORD_BYTES
         if self._room < 0:
-            self._find_room(size + RECORD_BYTES)
+            self.find_room(size + RECORD_BYTES)
         self._append_one(stream, MESSAGE, body, self.times.next_ns())
         return self.promise(size)
 
@@ -317,7 +317,7 @@ class Group:
         """So many bytes are to be appended. Raises StreamFull where the log has reached its bound."""
         self._room -= size
         if self._room < 0:
-            self._find_room(size)
+            self.find_room(size)
 
     def verdict(self, stream: Stream, post: Post) -> Verdict:
         """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
@@ -337,7 +337,8 @@ class Group:
         self.tree.park()
 
         def cancel(wait: Wait[int]) -> bool:
-            if stream.blocked.pop(wait, None) is None:
+            place = stream if post.unit is None else post.unit.lacking
+            if place is None or place.blocked.pop(wait, None) is None:
                 return False
             self.tree.parked -= 1
             if post.undo is not None:

@@ -509,8 +509,14 @@ class Stream(Numbered):
                 self._refuse_blocked(wait, post, error)
                 continue
             if step is None:
-                self.blocked = {wait: post, **rest}
-                return
+                place = self if post.unit is None else post.unit.lacking
+                if place is None or place is self:
+                    self.blocked = {wait: post, **rest}
+                    return
+                self.blocked = blocked = rest  # there is room here: it waits where there is none
+                place.blocked[wait] = post
+                self.group.blocking.add(place)
+                continue
             self.blocked = blocked = rest
             self.group.tree.parked -= 1
             chain(step, wait)
