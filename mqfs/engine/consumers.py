@@ -6,7 +6,7 @@ reader gets, the consumer decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,9 @@ from mqfs.engine.lowest import Lowest
 from mqfs.engine.names import quote
 from mqfs.engine.nodes import bits_for_writers
 from mqfs.engine.ranks import Rank
-from mqfs.engine.stream import Stream, Verdict
+from mqfs.engine.stream import Steps, Stream, Verdict
 from mqfs.state import ConsumerState
-from mqfs.types import Kind, Record, User
+from mqfs.types import Draft, Kind, Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -145,7 +145,9 @@ class Consumers(dict[str, Consumer]):
         self.group.shape += 1  # it is in the list only now
         for stream, sequence in untaken:  # written before it was made, and still for anyone
             if consumer.covers(stream):
-                consumer.offer_again(sequence)
+                if (steps := consumer.offer_steps(sequence)) is not None:
+                    self.acknowledge_all([steps])
+                consumer.offered(sequence)
         return consumer
 
     def _beginning(self, over: str) -> int:
@@ -208,6 +210,16 @@ class Consumers(dict[str, Consumer]):
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
         self.progressed(own, steps)
+
+    def acknowledge_all(self, steps: Sequence[Steps]) -> None:
+        """As `acknowledge`, of several consumers: recorded together or not at all."""
+        group = self.group
+        if group.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        drafts = [Draft(Kind.ACK, own.number, body) for own, body in steps]
+        group.append_drafts(drafts, group.times.next_ns())
+        for own, body in steps:
+            self.progressed(own, body)
 
     def progressed(self, own: ConsumerState, steps: bytes) -> None:
         """Carry out steps that the log has."""

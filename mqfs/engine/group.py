@@ -8,7 +8,7 @@ work queue is the consumer's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -22,7 +22,7 @@ from mqfs.engine.held import Held
 from mqfs.engine.ids import Ids
 from mqfs.engine.nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.ranks import NEVER, Ranks
-from mqfs.engine.stream import Parked, Post, Stream, Verdict, end_parked, serve_parked
+from mqfs.engine.stream import Cut, Parked, Post, Stream, Verdict, end_parked, serve_parked
 from mqfs.engine.times import Times
 from mqfs.engine.transaction import Transactions
 from mqfs.engine.views import Views
@@ -270,13 +270,19 @@ class Group:
             raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
         oldest = self.bucket.first
         target = oldest + (self.bucket.next - oldest) // 16 + 1
-        for stream in self.numbers.values():
-            stream.advance()
-            while stream.count > 0 and stream.state.floor < target:
-                stream.cut_oldest()
-        self.note_floors(self.numbers.values())
+        cuts = {stream: self._cut_below(stream, target) for stream in self.numbers.values()}
+        self.note_floors({stream.number: cut.floor for stream, cut in cuts.items()})
+        for stream, cut in cuts.items():
+            stream.carry_out_cut(cut)
         self._trimmed_bytes = 0
         self.trim(always=True)
+
+    def _cut_below(self, stream: Stream, target: int) -> Cut:
+        stream.advance()
+        cut = stream.begin_cut()
+        while cut.count > 0 and cut.floor < target:
+            stream.extend_cut(cut)
+        return cut
 
     # ------------------------------------------------------------ the way of a write
 
@@ -520,11 +526,11 @@ class Group:
         self.epoch += 1
         self.tree.touched.add(self)
 
-    def note_floors(self, streams: Iterable[Stream]) -> None:
-        """Have the log say what these do not keep any more. Raises DiskFailed."""
+    def note_floors(self, floors: Mapping[int, int]) -> None:
+        """Have the log say what these streams will not keep any more. Raises DiskFailed."""
         if self.settings.keep == "ring":
             return
-        change: Change = {"do": "floor", "floors": [[stream.number, stream.state.floor] for stream in streams]}
+        change: Change = {"do": "floor", "floors": [[number, floor] for number, floor in floors.items()]}
         self.append_drafts([Draft(Kind.CHANGE, 0, state.encode_change(change))], self.times.next_ns())
 
     def settle_cuts(self) -> None:
