@@ -8,6 +8,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
+from mqfs import limits
+
 _VALUE_SIZE = struct.Struct("<H")
 
 SENDER, PRIORITY, TTL, ID, SINGLE, HELD = "sender", "priority", "ttl", "id", "single", "held"
@@ -41,3 +43,17 @@ def decode(data: bytes) -> dict[str, str]:
         headers[data[at + 1 : key_end].decode("utf-8", "replace")] = data[key_end + 2 : end].decode("utf-8", "replace")
         at = end
     return headers
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """The header `part`: which part of a body, and how many there are where it says so (else 0). (0, 0): malformed, or
+    there is none."""
+    number, slash, total = text.partition("/")
+    if not _is_count(number) or (slash and not _is_count(total)):
+        return 0, 0
+    place = int(number), int(total or 0)
+    return place if not slash or place[0] <= place[1] else (0, 0)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= limits.PART_DIGITS and text.strip("0") != ""

@@ -11,11 +11,13 @@ import enum
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import attrs
 
 _STEP = struct.Struct("<BxxxIQQq")
 _pack = _STEP.pack
+_MOST = 1 << 63  # sequences
 
 
 class Op(enum.IntEnum):
@@ -33,6 +35,15 @@ CLAIM, ACK, BACK, SEEK = (int(op) for op in Op)
 def step(op: int, first: int, last: int, failed: int = 0, due_ns: int = 0) -> bytes:
     """One step; the body of an ACK record is one or more. `failed`: failed deliveries; `due_ns`: engine time."""
     return _pack(op, failed, first, last, due_ns)
+
+
+def check(body: bytes) -> None:
+    """Raises ValueError where a body read from a log is not whole steps that `apply` knows."""
+    if len(body) % _STEP.size:
+        raise ValueError(f"not an acknowledgement: {len(body)} bytes (expected a multiple of {_STEP.size})")
+    for op, _, first, last, _ in _STEP.iter_unpack(body):
+        if not (CLAIM <= op <= SEEK and first <= last < _MOST):
+            raise ValueError(f"not an acknowledgement: step {op} of {first} to {last}")
 
 
 class Entry:
@@ -141,8 +152,12 @@ class Progress:
 
     @classmethod
     def decode(cls, low: int, runs: list[list[int]], entries: list[list[int]]) -> Progress:
+        """Raises ValueError where the runs are not ascending and disjoint."""
+        ends = [low, *(end for run in runs for end in run)]
+        if any(before > after for before, after in pairwise(ends)):
+            raise ValueError("runs of acknowledged messages are not in order")
         opened = {s: Entry(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
         return cls(low, Runs(runs), opened)
 
 
-__all__ = ["ACK", "BACK", "CLAIM", "SEEK", "Entry", "Op", "Progress", "Runs", "step"]
+__all__ = ["ACK", "BACK", "CLAIM", "SEEK", "Entry", "Op", "Progress", "Runs", "check", "step"]

@@ -302,8 +302,8 @@ class Server:
                     memory.give_back(tree.memory)
                 else:
                     tree.wake()
-            except (OSError, MqfsError) as error:
-                log.error("house-keeping: %s", error)
+            except Exception as error:
+                log.error("house-keeping: %r", error)
             sooner = trio.Event()
             wait_s = house_at - trio.current_time()
             if (due := tree.next_alarm_ns) is not None:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from mqfs import limits
+from mqfs import limits, progress
 from mqfs.progress import Progress
+from mqfs.shapes import Shape, is_flag, is_number, is_text, is_time_ns, listed, optional, require, row
 from mqfs.types import Anchor
 
 FIRST_STREAM = 16  # numbers below are the group's own files
@@ -70,8 +71,17 @@ class Commit(NamedTuple):
     """The highest unit that a producer has committed through `.txn/ctl`. `engine_ns`: when."""
 
     number: int
-    uid: int  # whose producer it is
     engine_ns: int
+
+
+class Known(NamedTuple):
+    """The message that was put under an id. `until_ns`: engine time."""
+
+    until_ns: int
+    sequence: int
+
+
+ANYONE = -1  # of an id in an older log, which does not say whose it is
 
 
 @attrs.define
@@ -90,8 +100,8 @@ class State(Attributes):
     anchors: list[tuple[int, Anchor]] = attrs.Factory(list)  # (first sequence it holds for, anchor), oldest first
     consumers: dict[int, ConsumerState] = attrs.Factory(dict)
     views: dict[str, ViewState] = attrs.Factory(dict)
-    ids: dict[str, tuple[int, int]] = attrs.Factory(dict)  # id -> (engine ns until which it is remembered, sequence)
-    producers: dict[str, Commit] = attrs.Factory(dict)  # by name; who committed last stands last
+    ids: dict[int, dict[str, Known]] = attrs.Factory(dict)  # by user and id, in the order in which they came
+    producers: dict[int, dict[str, Commit]] = attrs.Factory(dict)  # by user and name; who committed last stands last
 
     def encode(self) -> bytes:
         """The body of a STATE record."""
@@ -112,8 +122,13 @@ class State(Attributes):
                 "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
                 "consumers": [[*_consumer_row(c), *c.progress.encode()] for c in self.consumers.values()],
                 "views": [[v.number, v.name, v.made_ns, v.patterns] for v in self.views.values()],
-                "ids": [[id_, *kept] for id_, kept in self.ids.items()],
-                "producers": [[name, *commit] for name, commit in self.producers.items()],
+                "ids": [[id_, *known] for mine in self.ids.values() for id_, known in mine.items()],
+                "id_users": [uid for uid, mine in self.ids.items() for _ in mine],
+                "producers": [
+                    [name, commit.number, uid, commit.engine_ns]
+                    for uid, mine in self.producers.items()
+                    for name, commit in mine.items()
+                ],
             }
         )
 
@@ -122,6 +137,7 @@ class State(Attributes):
         """Raises ValueError where the body is not a state."""
         try:
             d = json.loads(body)
+            require(d, _STATE, _STATE_GIVEN)
             streams = (StreamState(*row) for row in d["streams"])
             consumers = (_consumer(*row) for row in d.get("consumers", ()))
             views = (ViewState(*row) for row in d.get("views", ()))
@@ -141,11 +157,11 @@ class State(Attributes):
                 anchors=[(sequence, Anchor(*anchor)) for sequence, *anchor in d["clock"]],
                 consumers={c.number: c for c in consumers},
                 views={v.name: v for v in views},
-                ids={id_: (until, sequence) for id_, until, sequence in d.get("ids", ())},
-                producers={name: Commit(*commit) for name, *commit in d.get("producers", ())},
+                ids=_ids(d.get("ids", []), d.get("id_users", [])),
+                producers=_producers(d.get("producers", [])),
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a state: {error!r}") from error
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"not a state: {error}") from error
 
     def apply(self, change: Change) -> None:
         """Carry out one change. One that names a file which is gone does nothing."""
@@ -154,7 +170,9 @@ class State(Attributes):
             _DO[do](self, change)
 
     def acknowledge(self, number: int, body: bytes) -> None:
-        """Carry out an ACK record of that consumer. One of a consumer that is gone does nothing."""
+        """Carry out an ACK record that was read from a log. One of a consumer that is gone does nothing. Raises
+        ValueError."""
+        progress.check(body)
         consumer = self.consumers.get(number) or self.nameless(number)
         if consumer is not None:
             consumer.progress.apply(body)
@@ -196,15 +214,35 @@ def _consumer(*row: Any) -> ConsumerState:
     )  # fmt: skip
 
 
+def _ids(rows: list[list[Any]], uids: list[int]) -> dict[int, dict[str, Known]]:
+    """`uids`: of each row; an older server knows none of them."""
+    owners = uids if len(uids) == len(rows) else [ANYONE] * len(rows)
+    found: dict[int, dict[str, Known]] = {}
+    for uid, (id_, *known) in zip(owners, rows, strict=True):
+        found.setdefault(uid, {})[id_] = Known(*known)
+    return found
+
+
+def _producers(rows: list[list[Any]]) -> dict[int, dict[str, Commit]]:
+    found: dict[int, dict[str, Commit]] = {}
+    for name, number, uid, engine_ns in rows:
+        found.setdefault(uid, {})[name] = Commit(number, engine_ns)
+    return found
+
+
 def encode_change(change: Change) -> bytes:
     return _dump(change)
 
 
 def decode_change(body: bytes) -> Change:
     """Raises ValueError where the body is not a change this version knows."""
-    change = json.loads(body)
-    if not isinstance(change, dict) or change.get("do", "make") not in _DO:
-        raise ValueError(f"not a change: {body[:80]!r}")
+    try:
+        change: Change = json.loads(body)
+        require(change, {}, {"do": _DO.__contains__})
+        if "do" in change:
+            require(change, _CHANGES[change["do"]], _GIVEN.get(change["do"]))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a change: {error}: {body[:80]!r}") from error
     return change
 
 
@@ -301,18 +339,26 @@ def _unbind(state: State, c: Change) -> None:
 
 
 def _id(state: State, c: Change) -> None:
-    state.ids[c["id"]] = (c["until"], c["sequence"])
+    mine = state.ids.setdefault(c.get("uid", ANYONE), {})
+    mine.pop(c["id"], None)
+    mine[c["id"]] = Known(c["until"], c["sequence"])
 
 
 def _commit(state: State, c: Change) -> None:
     """A unit of that producer was appended, with this very record."""
-    state.producers.pop(c["producer"], None)
-    state.producers[c["producer"]] = Commit(c["number"], c["uid"], c["engine"])
+    mine = state.producers.setdefault(c["uid"], {})
+    mine.pop(c["producer"], None)
+    mine[c["producer"]] = Commit(c["number"], c["engine"])
 
 
 def _forget_producers(state: State, c: Change) -> None:
-    for producer in c["producers"]:
-        state.producers.pop(producer, None)
+    """`uids`: of each producer; without them, as an older server writes it, whoever has one of that name."""
+    for n, producer in enumerate(c["producers"]):
+        for uid in c["uids"][n : n + 1] if "uids" in c else list(state.producers):
+            mine = state.producers.get(uid, {})
+            mine.pop(producer, None)
+            if not mine:
+                state.producers.pop(uid, None)
 
 
 _DO = {
@@ -331,4 +377,56 @@ _DO = {
     "id": _id,
     "commit": _commit,
     "forget producers": _forget_producers,
+}
+
+
+_OWNED = {"mode": is_number, "uid": is_number, "gid": is_number}
+_STREAM = row(is_number, is_number, is_number, is_number, is_text, is_time_ns, is_number, least=6)
+_ENTRY = row(is_number, is_number, is_number, is_time_ns, is_flag)
+_CONSUMER = row(
+    is_number, is_number, is_number, is_number, is_text, is_text, is_time_ns, is_flag, is_flag, is_number,
+    is_number, listed(row(is_number, is_number)), listed(_ENTRY),
+)  # fmt: skip
+_ANCHOR = (is_time_ns, is_time_ns, is_time_ns, is_text, is_time_ns)
+_STATE: dict[str, Shape] = {
+    **_OWNED,
+    "group": is_number,
+    "parent": is_number,
+    "name": is_text,
+    "made": is_time_ns,
+    "ctl": listed(is_text),
+    "streams": listed(_STREAM),
+    "next_stream": is_number,
+    "files": listed(row(is_number, is_number, is_number, is_number)),
+    "dropped": listed(row(is_number, is_number)),
+    "clock": listed(row(is_number, *_ANCHOR, least=3)),
+}
+_STATE_GIVEN: dict[str, Shape] = {
+    "consumers": listed(_CONSUMER),
+    "views": listed(row(is_number, is_text, is_time_ns, listed(is_text))),
+    "ids": listed(row(is_text, is_time_ns, is_number)),
+    "id_users": listed(is_time_ns),
+    "producers": listed(row(is_text, is_number, is_number, is_time_ns)),
+}
+_CHANGES: dict[str, dict[str, Shape]] = {
+    "make": {**_OWNED, "stream": is_number, "name": is_text, "time": is_time_ns},
+    "remove": {"stream": is_number},
+    "rename": {"stream": is_number, "name": is_text},
+    "attributes": {**_OWNED, "file": is_number},
+    "ctl": {"lines": listed(is_text)},
+    "floor": {"floors": listed(row(is_number, is_number))},
+    "drop": {"stream": is_number, "sequences": listed(is_number)},
+    "clock": {"sequence": is_number, "anchor": row(*_ANCHOR, least=2)},
+    "consumer": {"number": is_number, "transient": is_flag, "private": is_flag, "backlog": is_number},
+    "forget": {"number": is_number},
+    "bind": {"number": is_number, "name": is_text, "pattern": is_text, "time": is_time_ns},
+    "unbind": {"name": is_text, "pattern": optional(is_text)},
+    "id": {"id": is_text, "until": is_time_ns, "sequence": is_number},
+    "commit": {"producer": is_text, "number": is_number, "uid": is_number, "engine": is_time_ns},
+    "forget producers": {"producers": listed(is_text)},
+}
+_GIVEN: dict[str, dict[str, Shape]] = {
+    "consumer": {**_OWNED, "name": is_text, "over": is_text, "time": is_time_ns, "low": is_number},  # of a new one
+    "id": {"uid": is_number},
+    "forget producers": {"uids": listed(is_number)},
 }

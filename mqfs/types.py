@@ -312,6 +312,11 @@ class Bucket(Protocol):
         """The first write or sync that failed; the bucket is read-only from then on."""
         ...
 
+    def fail(self, error: OSError) -> None:
+        """Nothing more is to be written: the bucket is read-only from now on, and all who wait for a sync get the
+        error."""
+        ...
+
     @property
     def damaged(self) -> int:
         """Records met that failed their check."""

@@ -22,7 +22,7 @@ class Model:
         self.handles = {}  # key -> dict
         self.parked = []  # (key of the wait, handle key, count)
         self.blocked = []  # (key of the wait, stream id, bodies, result)
-        self.undo = {}  # key of a write of lines -> (handle, its unfinished line before, and after)
+        self.lines = {}  # key of a blocked write of lines -> dict: h, bodies, the unfinished line `before`, `after`
         self.answers = []  # (key of the wait, result)
 
     # -------------------------------------------------------- what is kept
@@ -133,9 +133,11 @@ class Model:
             return "NotFound"
         if body and self.set["data"] == "line":
             *lines, rest = (h["partial"] + body).split(b"\n")
-            result = self.append(wait, h["of"], [line + b"\n" for line in lines], len(body)) if lines else len(body)
+            bodies = [line + b"\n" for line in lines]
+            result = self.append(wait, h["of"], bodies, len(body)) if lines else len(body)
+            if result == WAIT:
+                self.lines[wait] = {"h": h, "bodies": bodies, "before": h["partial"], "after": rest}
             if result not in ("TooLong", "StreamFull"):
-                self.undo[wait] = (h, h["partial"], rest)
                 h["partial"] = rest
             return result
         return self.append(wait, h["of"], [body], len(body))
@@ -184,6 +186,9 @@ class Model:
                 got = self.append(wait, stream, bodies, result, again=True)
                 if got == WAIT:
                     break
+                if isinstance(got, str):
+                    self.undo(wait)
+                self.lines.pop(wait, None)
                 self.answer(wait, got)
 
     def answer(self, wait, result):
@@ -192,11 +197,21 @@ class Model:
         if wait > 0:
             self.answers.append((wait, result))
 
+    def undo(self, wait):
+        """A write of lines was refused: what follows it begins with the unfinished line that was there before."""
+        mine = self.lines.pop(wait, None)
+        if mine is None:
+            return
+        before, size = mine["before"], len(mine["after"])
+        behind = [w for key, w in self.lines.items() if key > wait and w["h"] is mine["h"]]
+        if behind:
+            behind[0]["before"] = before + behind[0]["before"][size:]
+            behind[0]["bodies"][0] = before + behind[0]["bodies"][0][size:]
+        else:
+            mine["h"]["partial"] = before + mine["h"]["partial"][size:]
+
     def cancel(self, wait):
-        if wait in self.undo:
-            h, before, after = self.undo[wait]
-            if h["partial"] == after:
-                h["partial"] = before
+        self.undo(wait)
         self.parked = [p for p in self.parked if p[0] != wait]
         self.blocked = [b for b in self.blocked if b[0] != wait]
         self.unblock()
@@ -254,7 +269,7 @@ class Model:
             return text
         if h["rest"]:
             data, h["rest"] = h["rest"][:count], h["rest"][count:]
-            return data
+            return data + self.take_more(h, count - len(data))
         if h["due"]:
             h["due"] = False
             return b""
@@ -301,6 +316,23 @@ class Model:
         h["rest"] = data[count:]
         h["due"] = h["format"] == "each" and h["of"] == "cursor"
         return data[:count]
+
+    def take_more(self, h, count):
+        """Where bytes are one stream: what is there behind the rest of a message."""
+        if not count or self.set["data"] != "coalesce" or h["of"] == "cursor" or self.over(h):
+            return b""
+        self.settle_kept()
+        told = set(h["told"])
+        was_at = h["pos"]
+        if self.behind(h):  # it is told by the next read
+            h["told"], h["pos"] = told, was_at
+            return b""
+        following = self.ahead(h)
+        if following is None or following["end"]:
+            return b""
+        data = self.take(h, count)
+        self.unblock()
+        return data
 
     def before_until(self, h):
         return max(h["pos"], self.next) < h["until"]

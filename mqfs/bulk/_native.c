@@ -18,6 +18,7 @@
 #define MORE 1u
 #define INNER 2
 #define FEW 64u    /* headers of a message that are compared with one another here */
+#define PART_DIGITS 9u /* of each number in the header `part`: limits.py */
 #define CACHE 256u /* names found a moment ago */
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
 
@@ -60,6 +61,24 @@ static int is_utf8(const uint8_t *p, size_t n)
 
 typedef struct { const uint8_t *text; size_t size; } Text;
 
+/* Whether a header is not `part`, or is a place in a body: as parse_part in mqfs/headers.py. */
+static int may_be_part(const uint8_t *key, size_t key_size, const uint8_t *p, size_t n)
+{
+    uint32_t values[2] = {0};
+    size_t digits = 0, which = 0;
+    if (key_size != 4 || memcmp(key, "part", 4)) return 1;
+    for (size_t i = 0; i < n; i++) {
+        if (p[i] == '/') {
+            if (which || !values[0]) return 0;
+            which = 1, digits = 0;
+        } else if (p[i] < '0' || p[i] > '9' || ++digits > PART_DIGITS)
+            return 0;
+        else
+            values[which] = values[which] * 10 + (p[i] - '0');
+    }
+    return values[0] && (!which || values[0] <= values[1]);
+}
+
 /* Whether a client may set these headers. 0 also where it is not known here. */
 static int may_be_set(const uint8_t *p, size_t n, const Text *reserved, size_t reserved_count)
 {
@@ -71,6 +90,7 @@ static int may_be_set(const uint8_t *p, size_t n, const Text *reserved, size_t r
         bytes = p[value] | (size_t)p[value + 1] << 8;
         stop = value + 2 + bytes;
         if (stop > n || !is_utf8(p + at + 1, key) || !is_utf8(p + value + 2, bytes)) return 0;
+        if (!may_be_part(p + at + 1, key, p + value + 2, bytes)) return 0;
         for (size_t i = 0; i < count; i++)
             if (keys[i].size == key && !memcmp(keys[i].text, p + at + 1, key)) return 0;
         for (size_t i = 0; i < reserved_count; i++)

@@ -31,10 +31,7 @@ _FRAME = struct.Struct("<IHH")  # bytes of the frame, of the name, of the header
 
 def place_of(message: Message) -> tuple[int, int]:
     """Which part of a body it is, and how many there are where it says so (else 0); (0, 0) if it is a whole one."""
-    number, _, total = (message.headers.get(headers.PART, "") if message.headers else "").partition("/")
-    if not number.isdigit() or (total and not total.isdigit()):
-        return 0, 0
-    return int(number), int(total or 0)
+    return headers.parse_part(message.headers.get(headers.PART, "")) if message.headers else (0, 0)
 
 
 class LongMessage(Message):

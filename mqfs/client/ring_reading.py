@@ -348,18 +348,10 @@ class RingReading(Reading):
             ttl_ns = parse_duration(more[headers.TTL]) if headers.TTL in more else self._at.ttl_ns
             if ttl_ns and time_ns + ttl_ns <= time.time_ns():
                 continue
-            if headers.SINGLE in more:
-                messages += self._from_log(sequence)
-            else:
+            if headers.SINGLE not in more:  # that is for one who takes
                 messages.append(Message(sequence, name, time_ns, body, more))
         return messages
 
-    def _from_log(self, sequence: int) -> list[Message]:
-        """That message, if it is to be seen: for one reader only, and which, the server knows."""
-        self._group.wait_committed(self._at, sequence)
-        only = str(sequence)
-        with Reading(self._link, self._path, self._names, start=only, until=only, singly=True) as reading:
-            return list(reading)
 
     def _look(self) -> None:
         """Whether the server is there; the ring goes on without it for a time."""

@@ -23,10 +23,8 @@ def place(head: bytes) -> tuple[int, int]:
     """Which part it is and of how many, where the headers say both; else (0, 0)."""
     if _KEY not in head:
         return 0, 0
-    number, _, total = headers.decode(head).get(headers.PART, "").partition("/")
-    if not (number.isascii() and number.isdigit() and total.isascii() and total.isdigit()) or len(total) > 9:
-        return 0, 0
-    return int(number), int(total)
+    number, total = headers.parse_part(headers.decode(head).get(headers.PART, ""))
+    return (number, total) if total else (0, 0)
 
 
 def is_last(record: Record) -> bool:
@@ -39,8 +37,8 @@ def goes_on(record: Record) -> bool:
     """Whether it says that it is a part of a body and not the last one."""
     if not record.headers or _KEY not in record.headers:
         return False
-    number, total = headers.decode(record.headers).get(headers.PART, "").partition("/")[::2]
-    return number.isdigit() and number != total
+    number, total = headers.parse_part(headers.decode(record.headers).get(headers.PART, ""))
+    return number != total
 
 
 def first_of(group: Group, record: Record) -> int:

@@ -25,7 +25,7 @@ from mqfs.types import Kind, Record, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
+    from mqfs.engine.stream import Steps, Stream
     from mqfs.engine.taking import Taker
 
 MESSAGE = int(Kind.MESSAGE)
@@ -180,10 +180,15 @@ class Consumer(Numbered):
             return None
         record, entry = picked
         sequence = record.sequence
-        if self.stream is None and record.headers and self.group.ranks.is_single(sequence):
-            self._take_single(record)
         op = ACK if taker.acks_at_once else CLAIM
-        self._log(before + step(op, entry.first, sequence, entry.failed))
+        steps = before + step(op, entry.first, sequence, entry.failed)
+        if self.picker.gaps:
+            steps = self.picker.gaps + steps
+        if self.stream is None and record.headers and self.group.ranks.is_single(sequence):
+            self._take_single(record, steps)
+        else:
+            self._log(steps)
+        self.picker.gaps = b""
         self.picker.picked(sequence, entry)
         self.counts.delivered += 1
         self.group.counts.read += 1
@@ -197,30 +202,37 @@ class Consumer(Numbered):
             self._claimed(taker, record)
         return record
 
-    def _take_single(self, record: Record) -> None:
-        if record.sequence not in self._singles:
-            self.group.numbers[record.stream].take_single(record.sequence)
-            self._singles.add(record.sequence)
+    def _take_single(self, record: Record, steps: bytes) -> None:
+        if record.sequence in self._singles:
+            self._log(steps)
+            return
+        self.group.numbers[record.stream].take_single(record.sequence, (self.state, steps))
+        self._singles.add(record.sequence)
 
     def give_singles_back(self) -> None:
         """It is removed: messages for one taker that it took and did not deal with are for others again."""
         for sequence in list(self._singles):
-            self._give_single_back(sequence)
+            if (record := self.record(sequence)) is not None:
+                self._give_single_back(self.group.numbers[record.stream], sequence)
+            self._singles.discard(sequence)
 
-    def _give_single_back(self, sequence: int) -> None:
-        self._singles.discard(sequence)
-        record = self.record(sequence)
-        if record is not None:
-            stream = self.group.numbers[record.stream]
-            stream.give_single_back(sequence)
-            for other in stream.consumers():
-                if other is not self:
-                    other.offer_again(sequence)
+    def _give_single_back(self, stream: Stream, sequence: int, *also: Steps) -> None:
+        others = [other for other in stream.consumers() if other is not self]
+        offers = [steps for other in others if (steps := other.offer_steps(sequence)) is not None]
+        stream.give_single_back(sequence, *also, *offers)
+        for other in others:
+            other.offered(sequence)
 
-    def offer_again(self, sequence: int) -> None:
-        """A message for one taker, which another had, is to be had again."""
-        if self.has_had(sequence):
-            self._log(step(BACK, sequence, sequence))
+    def offer_steps(self, sequence: int) -> Steps | None:
+        """What is to be recorded so that a message for one taker, which another had, is to be had again."""
+        self.picker.reopen(sequence)
+        if not self.picker.gaps and sequence in self.state.progress.open:
+            return None
+        return self.state, self.picker.gaps + step(BACK, sequence, sequence)
+
+    def offered(self, sequence: int) -> None:
+        """That was recorded."""
+        self.picker.gaps = b""
         if (entry := self.state.progress.open.get(sequence)) is not None:
             self.free(sequence, entry)
         self.serve()
@@ -277,10 +289,19 @@ class Consumer(Numbered):
         self.group.loosened()
 
     def release(self, claim: Claim) -> None:
-        """Back at once, not counted."""
-        self._give_back(claim, claim.entry.failed, 0)
-        if claim.sequence in self._singles and not claim.entry.failed:
-            self._give_single_back(claim.sequence)  # for anyone, as if it had never been taken
+        """Back at once, not counted; what is for one taker is for anyone, as if it had never been taken."""
+        stream = self.group.numbers.get(claim.stream)
+        if stream is None or claim.entry.failed or claim.sequence not in self._singles:
+            self._give_back(claim, claim.entry.failed, 0)
+            return
+        self._singles.discard(claim.sequence)
+        try:
+            back = self.state, step(BACK, claim.entry.first, claim.sequence)
+            self._give_single_back(stream, claim.sequence, back)
+        except BaseException:
+            self._singles.add(claim.sequence)
+            raise
+        self._gave_back(claim, 0)
 
     def fail(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
         """A delivery failed: back after that time (None: as `backoff` says), or to the dead letters."""
@@ -294,6 +315,9 @@ class Consumer(Numbered):
     def _give_back(self, claim: Claim, failed: int, delay_ns: int) -> None:
         due = self.group.tree.clock.engine_ns() + delay_ns if delay_ns else 0
         self._log(step(BACK, claim.entry.first, claim.sequence, failed, due))
+        self._gave_back(claim, due)
+
+    def _gave_back(self, claim: Claim, due: int) -> None:
         self._end_claim(claim)
         self.free(claim.sequence, self.state.progress.open[claim.sequence])
         if not due:
@@ -385,19 +409,25 @@ class Consumer(Numbered):
 
     def wake(self, now_ns: int) -> None:
         """Leases that have run out, and delays that are over."""
-        timers = self._timers
-        while timers and timers[0][0] <= now_ns:
-            _, sequence = heapq.heappop(timers)
-            claim = self.claims.get(sequence)
-            entry = self.state.progress.open.get(sequence)
-            if claim is not None:
-                if claim.deadline_ns and claim.deadline_ns <= now_ns:
-                    self.fail(claim, "the lease ran out")
-            elif entry is not None and not entry.claimed and entry.due_ns <= now_ns:
-                self.free(sequence, entry)
-        if timers:
-            self.group.consumers.set_alarm(self, timers[0][0])
+        while self._timers and self._timers[0][0] <= now_ns:
+            timer = heapq.heappop(self._timers)
+            try:
+                self._end_timer(timer[1], now_ns)
+            except BaseException:
+                heapq.heappush(self._timers, timer)  # it is tried again
+                raise
+        if self._timers:
+            self.group.consumers.set_alarm(self, self._timers[0][0])
         self.serve()
+
+    def _end_timer(self, sequence: int, now_ns: int) -> None:
+        claim = self.claims.get(sequence)
+        entry = self.state.progress.open.get(sequence)
+        if claim is not None:
+            if claim.deadline_ns and claim.deadline_ns <= now_ns:
+                self.fail(claim, "the lease ran out")
+        elif entry is not None and not entry.claimed and entry.due_ns <= now_ns:
+            self.free(sequence, entry)
 
     # ------------------------------------------------------------ readers that wait
 

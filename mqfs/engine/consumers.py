@@ -6,7 +6,8 @@ reader gets, the consumer decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
@@ -16,12 +17,14 @@ from mqfs.engine.lowest import Lowest
 from mqfs.engine.names import quote
 from mqfs.engine.nodes import bits_for_writers
 from mqfs.engine.ranks import Rank
-from mqfs.engine.stream import Stream, Verdict
+from mqfs.engine.stream import Steps, Stream, Verdict
 from mqfs.state import ConsumerState
-from mqfs.types import Kind, Record, User
+from mqfs.types import Draft, Kind, Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
+
+_AGAIN_NS = 10**9  # after a failure
 
 
 class Consumers(dict[str, Consumer]):
@@ -47,12 +50,15 @@ class Consumers(dict[str, Consumer]):
         for own in list(self.group.state.consumers.values()):
             stream = self.group.numbers.get(own.number)
             if own.name:
-                self[own.name].recover()
+                self._recover(self[own.name])
             elif stream is not None and own.progress.open:
-                stream.own_consumer().recover()
+                self._recover(stream.own_consumer())
         for consumer in list(self.values()):
             if consumer.state.transient:
                 self.remove(consumer)
+
+    def _recover(self, consumer: Consumer) -> None:
+        self.group.tree.faults.contain(self.group, f"starting consumer {consumer.name}", consumer.recover)
 
     def every(self) -> list[Consumer]:
         """The named ones, and the nameless ones that are in use."""
@@ -93,6 +99,10 @@ class Consumers(dict[str, Consumer]):
         assert own is not None
         return Consumer(self.group, own, stream)
 
+    def untouched(self, stream: Stream) -> Consumer:
+        """One like it, of which the group knows nothing."""
+        return Consumer(self.group, ConsumerState(0, 0, 0, stream.number, "", "", 0), stream)
+
     def _enter(self, consumer: Consumer) -> None:
         self[consumer.name] = consumer
         if not consumer.state.over:
@@ -126,11 +136,18 @@ class Consumers(dict[str, Consumer]):
             "backlog": backlog, "mode": mode & bits_for_writers(self.group.state.mode), "uid": user.uid,
             "gid": user.gid, "time": self.group.tree.clock.wall_ns(), "low": self._beginning(over),
         }  # fmt: skip
+        streams = filter(None, map(self.group.numbers.get, self.group.ranks.with_singles()))
+        untaken = [(stream, sequence) for stream in streams for sequence in stream.all_untaken()]
         self.group.change(change)
         consumer = Consumer(self.group, self.group.state.consumers[number])
         self._enter(consumer)
         self._bounded_known = False
         self.group.shape += 1  # it is in the list only now
+        for stream, sequence in untaken:  # written before it was made, and still for anyone
+            if consumer.covers(stream):
+                if (steps := consumer.offer_steps(sequence)) is not None:
+                    self.acknowledge_all([steps])
+                consumer.offered(sequence)
         return consumer
 
     def _beginning(self, over: str) -> int:
@@ -193,6 +210,16 @@ class Consumers(dict[str, Consumer]):
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
         self.progressed(own, steps)
+
+    def acknowledge_all(self, steps: Sequence[Steps]) -> None:
+        """As `acknowledge`, of several consumers: recorded together or not at all."""
+        group = self.group
+        if group.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        drafts = [Draft(Kind.ACK, own.number, body) for own, body in steps]
+        group.append_drafts(drafts, group.times.next_ns())
+        for own, body in steps:
+            self.progressed(own, body)
 
     def progressed(self, own: ConsumerState, steps: bytes) -> None:
         """Carry out steps that the log has."""
@@ -273,7 +300,9 @@ class Consumers(dict[str, Consumer]):
         for consumer, due in list(self._sleepers.items()):
             if due <= now_ns:
                 del self._sleepers[consumer]
-                consumer.wake(now_ns)
+                contain = self.group.tree.faults.contain
+                if not contain(self.group, "ending a lease or delay", partial(consumer.wake, now_ns)):
+                    self.set_alarm(consumer, now_ns + _AGAIN_NS)
         if self._sleepers:
             self.group.alarm(min(self._sleepers.values()))
 

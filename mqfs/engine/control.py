@@ -311,9 +311,12 @@ def perform(group: Group, user: User, action: Action) -> None:
 
 
 def _clear(group: Group, streams: list[Stream]) -> None:
-    floors = [[stream.number, floor] for stream in streams if (floor := stream.clear())]
+    clearings = [stream.plan_clear() for stream in streams]
+    floors = [[stream.number, floor] for stream, floor, _ in clearings if floor]
     if floors:
         group.change({"do": "floor", "floors": floors})
+    for clearing in clearings:
+        clearing.stream.cleared(clearing)
 
 
 def _drop(group: Group, stream: Stream, sequences: Sequence[int]) -> None:

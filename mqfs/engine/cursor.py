@@ -249,6 +249,8 @@ class Cursor(Commands):
         """Whether it is one for this cursor, kept or not."""
         if record.kind != Kind.MESSAGE and self.format != "record":
             return False
+        if self.group.ranks.is_hidden(record):
+            return False
         stream = self.group.numbers.get(record.stream)
         return stream is not None and self.selection.selects(stream, record) and allowed(self.user, stream.state, R)
 

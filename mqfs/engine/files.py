@@ -157,6 +157,10 @@ class Reader(Open):
         """The next record to give, the position moved behind it; raises FellBehind or Damaged."""
         raise NotImplementedError
 
+    def is_behind(self) -> bool:
+        """Whether messages it had not had were cut, and it was not told."""
+        raise NotImplementedError
+
     def wants(self, record: Record) -> bool:
         """Whether a new message where it waits is for it."""
         return True
@@ -177,7 +181,7 @@ class Reader(Open):
         if last.again or last.body:
             rest = last.rest(count, offset, self.sequential)
             if rest is not None:
-                return rest
+                return rest if len(rest) == count else self._read_on(rest, count, offset)
         if self.over:
             return b""
         if count <= 0:
@@ -202,10 +206,21 @@ class Reader(Open):
         """What a read gets where there is nothing to be found; None: it waits."""
         return None
 
-    def _fill(self, count: int, offset: int) -> bytes | None:
+    def _read_on(self, rest: bytes, count: int, offset: int) -> bytes:
+        """The rest of a message, and under `data coalesce` what is there behind it."""
+        if self.group.settings.data != "coalesce" or self.last.given < len(self.last.body):
+            return rest
+        if self.over or self.idle or self.is_behind():  # which the next read tells
+            return rest
+        data = self._fill(count, offset, rest)
+        self.group.loosened()
+        self.group.unblock()
+        return rest if data is None else data
+
+    def _fill(self, count: int, offset: int, rest: bytes = b"") -> bytes | None:
         """`data coalesce`: as much as fits; an end mark ends what stands before it."""
-        pieces: list[bytes] = []
-        size = 0
+        pieces: list[bytes] = [rest] if rest else []
+        size = len(rest)
         while size < count:
             before = self.position
             try:

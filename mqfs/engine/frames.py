@@ -95,7 +95,7 @@ def check_headers(data: bytes) -> None:
         if value + 2 > end or (stop := value + 2 + _TEXT_BYTES.unpack_from(data, value)[0]) > end:
             raise errors.BadCommand("headers are u8 key bytes, key, u16 value bytes, value; the last one is not whole")
         key = data[at + 1 : value].decode()
-        data[value + 2 : stop].decode()
+        check_part(key, data[value + 2 : stop].decode())
         if not key or key in seen:
             raise errors.BadCommand(f"the header {key!r} comes twice" if key else "a header has a name")
         if key in headers.RESERVED:
@@ -104,4 +104,10 @@ def check_headers(data: bytes) -> None:
         at = stop
 
 
-__all__ = ["HEAD", "Frame", "packed", "parse"]
+def check_part(key: str, text: str) -> None:
+    """Raises BadCommand where a header is `part` and no place in a body."""
+    if key == headers.PART and headers.parse_part(text) == (0, 0):
+        raise errors.BadCommand(f"bad header 'part': {text[:40]!r} (expected a place, such as 3 or 17/17)")
+
+
+__all__ = ["HEAD", "Frame", "check_part", "packed", "parse"]

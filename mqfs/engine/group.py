@@ -8,7 +8,9 @@ work queue is the consumer's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import attrs
@@ -20,7 +22,7 @@ from mqfs.engine.held import Held
 from mqfs.engine.ids import Ids
 from mqfs.engine.nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.ranks import NEVER, Ranks
-from mqfs.engine.stream import Parked, Post, Stream, Verdict, end_parked, serve_parked
+from mqfs.engine.stream import Cut, Parked, Post, Stream, Verdict, end_parked, serve_parked
 from mqfs.engine.times import Times
 from mqfs.engine.transaction import Transactions
 from mqfs.engine.views import Views
@@ -36,6 +38,7 @@ T = TypeVar("T")
 
 MESSAGE = int(Kind.MESSAGE)
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see Group.shape
+_LOOKED_AT = 4_096  # messages looked up in the log at once: some ms
 RECORD_BYTES = 40  # of a message in the log, beside its body
 
 
@@ -153,6 +156,31 @@ class Group:
                 stream.lapse(sequence)
                 self.lapsed[sequence] = rank.stream
                 self._loose = True
+                self.tree.touched.add(self)
+
+    def forget_lapsed(self) -> None:
+        """Those at the beginning of their stream need not be remembered: it keeps nothing there."""
+        for number in set(self.lapsed.values()):
+            if (stream := self.numbers.get(number)) is not None:
+                stream.pass_absent()
+        self._forget_absent(self.lapsed)
+
+    def _forget_absent(self, absent: dict[int, int]) -> None:
+        """Of messages that are not to be seen: what is below its stream's floor."""
+        for sequence, number in list(absent.items()):
+            owner = self.numbers.get(number)
+            if owner is None or sequence < owner.state.floor:
+                del absent[sequence]
+                self.ranks.remove(sequence)
+
+    def _forget_removed(self) -> None:
+        """The log has given back room: messages in the middle may be gone from it, too."""
+        for absent in (self.state.dropped, self.lapsed):
+            for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
+                found = self.bucket.peek(number, sequence)
+                if found is None or found[0] != sequence:
+                    del absent[sequence]
+                    self.ranks.remove(sequence)
 
     def outlived(self, sequence: int) -> bool:
         """Whether a message has outlived its own ttl."""
@@ -200,9 +228,11 @@ class Group:
 
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
+        if self.lapsed:
+            self.forget_lapsed()
         size, expired = self.bucket.size, self.times.expired_before()
         grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
-        loose = self._loose and size > limits.TRIM_BYTES
+        loose = self._loose and (size > limits.TRIM_BYTES or bool(self.lapsed))
         if not (always or grown or loose or expired > self._trimmed_expired):
             return
         self._loose, self._trimmed_expired = False, expired
@@ -211,16 +241,15 @@ class Group:
             stream.advance()
             if self.bucket.peek(stream.number, stream.state.floor) is not None:
                 floors[stream.number] = stream.state.floor
-        for away in (self.state.dropped, self.lapsed):
-            for sequence, number in list(away.items()):
-                owner = self.numbers.get(number)
-                if owner is None or sequence < owner.state.floor:
-                    del away[sequence]
+        for absent in (self.state.dropped, self.lapsed):
+            self._forget_absent(absent)
         if self.held.floor:
             floors[state.PUT] = self.held.floor
         self.ranks.forget()
         self.ids.forget()
         self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
+        if self.bucket.size < max(size, self._trimmed_bytes):
+            self._forget_removed()
         self._trimmed_bytes = self.bucket.size
 
     def loosened(self) -> None:
@@ -229,7 +258,7 @@ class Group:
             self._loose = True
             self.tree.touched.add(self)
 
-    def _find_room(self, room: int) -> None:
+    def find_room(self, room: int) -> None:
         """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
         if self.bucket.size + room > self.bound_bytes():
             self._relieve(room)
@@ -244,13 +273,19 @@ class Group:
             raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
         oldest = self.bucket.first
         target = oldest + (self.bucket.next - oldest) // 16 + 1
-        for stream in self.numbers.values():
-            stream.advance()
-            while stream.count > 0 and stream.state.floor < target:
-                stream.cut_oldest()
-        self.note_floors(self.numbers.values())
+        cuts = {stream: self._cut_below(stream, target) for stream in self.numbers.values()}
+        self.note_floors({stream.number: cut.floor for stream, cut in cuts.items()})
+        for stream, cut in cuts.items():
+            stream.carry_out_cut(cut)
         self._trimmed_bytes = 0
         self.trim(always=True)
+
+    def _cut_below(self, stream: Stream, target: int) -> Cut:
+        stream.advance()
+        cut = stream.begin_cut()
+        while cut.count > 0 and cut.floor < target:
+            stream.extend_cut(cut)
+        return cut
 
     # ------------------------------------------------------------ the way of a write
 
@@ -262,7 +297,7 @@ class Group:
             return self.write(stream, Post(MESSAGE, (body,), size))
         self._room -= size + RECORD_BYTES
         if self._room < 0:
-            self._find_room(size + RECORD_BYTES)
+            self.find_room(size + RECORD_BYTES)
         self._append_one(stream, MESSAGE, body, self.times.next_ns())
         return self.promise(size)
 
@@ -291,7 +326,7 @@ class Group:
         """So many bytes are to be appended. Raises StreamFull where the log has reached its bound."""
         self._room -= size
         if self._room < 0:
-            self._find_room(size)
+            self.find_room(size)
 
     def verdict(self, stream: Stream, post: Post) -> Verdict:
         """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
@@ -311,8 +346,9 @@ class Group:
         self.tree.park()
 
         def cancel(wait: Wait[int]) -> bool:
-            first = next(iter(stream.blocked), None) is wait
-            if stream.blocked.pop(wait, None) is None:
+            place = stream if post.unit is None else post.unit.lacking
+            first = place is not None and next(iter(place.blocked), None) is wait
+            if place is None or place.blocked.pop(wait, None) is None:
                 return False
             self.tree.parked -= 1
             if post.undo is not None:
@@ -495,11 +531,11 @@ class Group:
         self.epoch += 1
         self.tree.touched.add(self)
 
-    def note_floors(self, streams: Iterable[Stream]) -> None:
-        """Have the log say what these do not keep any more. Raises DiskFailed."""
+    def note_floors(self, floors: Mapping[int, int]) -> None:
+        """Have the log say what these streams will not keep any more. Raises DiskFailed."""
         if self.settings.keep == "ring":
             return
-        change: Change = {"do": "floor", "floors": [[stream.number, stream.state.floor] for stream in streams]}
+        change: Change = {"do": "floor", "floors": [[number, floor] for number, floor in floors.items()]}
         self.append_drafts([Draft(Kind.CHANGE, 0, state.encode_change(change))], self.times.next_ns())
 
     def settle_cuts(self) -> None:
@@ -594,18 +630,22 @@ class Group:
     def wake(self, now_ns: int) -> None:
         """Delays and leases that are over."""
         self._alarm_ns = 0
+        contain = self.tree.faults.contain
+        contain(self, "expiring messages", self._wake_expiry)
+        contain(self, "appending what is due", partial(self.held.wake, now_ns))
+        contain(self, "ending leases and delays", partial(self.consumers.wake, now_ns))
+        contain(self, "dropping idle parts", partial(self.transactions.wake, now_ns))
+        contain(self, "letting writers go on", self.unblock)
+
+    def _wake_expiry(self) -> None:
         self.lapse()
-        self.held.wake(now_ns)
-        self.consumers.wake(now_ns)
-        self.transactions.wake(now_ns)
         if self.ranks.next_expiry_ns != NEVER:
             self.alarm(self.ranks.next_expiry_ns)
-        self.unblock()
 
     def start(self) -> None:
         """After the log was read: time goes on for what waits for it."""
-        self.held.start()
-        self.consumers.start()
+        self.tree.faults.contain(self, "finding delayed messages", self.held.start)
+        self.tree.faults.contain(self, "starting its consumers", self.consumers.start)
 
     def refuse(self, user: User, file: str, text: str) -> None:
         """Remember why a write was refused."""

@@ -1,17 +1,24 @@
-"""Ids of `.put`: the same id within `dedup` is accepted and not appended again.
+"""Ids of `.put`: the same id of the same user within `dedup` is accepted and not appended again.
 
 Owns how long and how many are remembered; they are in the group's state.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, limits
-from mqfs.state import Change
+from mqfs.state import ANYONE, Change, Known
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
+
+
+class PutId(NamedTuple):
+    """Whose id it is, and its text."""
+
+    uid: int
+    text: str
 
 
 class Ids:
@@ -20,23 +27,46 @@ class Ids:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def known(self, id_: str) -> int:
+    def known(self, put_id: PutId) -> int:
         """The sequence of the message that was put under that id not long ago; 0 if none was."""
-        until, sequence = self.group.state.ids.get(id_, (0, 0))
-        return sequence if until > self.group.tree.clock.engine_ns() else 0
+        ids, now = self.group.state.ids, self.group.tree.clock.engine_ns()
+        for uid in (put_id.uid, ANYONE):
+            known = ids.get(uid, {}).get(put_id.text)
+            if known is not None and known.until_ns > now:
+                return known.sequence
+        return 0
 
-    def note(self, id_: str, sequence: int) -> Change:
+    def note(self, put_id: PutId, sequence: int) -> Change:
         """The change by which an id is remembered. Raises OverLimit."""
-        if len(self.group.state.ids) >= limits.DEDUP_IDS:
-            self.forget()
-        if len(self.group.state.ids) >= limits.DEDUP_IDS:
-            raise errors.OverLimit(f"at most {limits.DEDUP_IDS} ids are remembered; make 'dedup' shorter")
+        self._require_room(put_id.uid)
         until = self.group.tree.clock.engine_ns() + self.group.settings.dedup
-        return {"do": "id", "id": id_, "until": until, "sequence": sequence}
+        return {"do": "id", "id": put_id.text, "uid": put_id.uid, "until": until, "sequence": sequence}
+
+    def _require_room(self, uid: int) -> None:
+        if self._has_room(uid):
+            return
+        self.forget()
+        if not self._has_room(uid):
+            most = f"{limits.DEDUP_IDS_PER_USER} ids of a user, {limits.DEDUP_IDS} in all"
+            raise errors.OverLimit(f"at most {most} are remembered; make 'dedup' shorter")
+
+    def _has_room(self, uid: int) -> bool:
+        ids = self.group.state.ids
+        return len(ids.get(uid, ())) < limits.DEDUP_IDS_PER_USER and sum(map(len, ids.values())) < limits.DEDUP_IDS
 
     def forget(self) -> None:
         """Those whose time is over."""
         now = self.group.tree.clock.engine_ns()
         ids = self.group.state.ids
-        while ids and (first := next(iter(ids)), ids[first][0])[1] <= now:
-            del ids[first]
+        for uid, mine in list(ids.items()):
+            _forget_old(mine, now)
+            if not mine:
+                del ids[uid]
+
+
+def _forget_old(mine: dict[str, Known], now: int) -> None:
+    while mine and (first := next(iter(mine)), mine[first].until_ns)[1] <= now:
+        del mine[first]
+
+
+__all__ = ["Ids", "PutId"]

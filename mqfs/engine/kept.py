@@ -36,7 +36,7 @@ class KeptHandle(Open):
         size, position = 0, stream.state.floor
         while (record := self._find(position)) is not None:
             position = record.sequence + 1
-            if record.kind != Kind.MESSAGE or not stream.visible(record):
+            if record.kind != Kind.MESSAGE or self.group.ranks.is_hidden(record) or not stream.visible(record):
                 continue
             size += len(record.body)
             self._sequences.append(record.sequence)

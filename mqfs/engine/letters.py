@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors, headers, limits, state
 from mqfs.engine import bodies
 from mqfs.record import HEAD_BYTES, padded
-from mqfs.state import Change, ConsumerState
+from mqfs.state import Attributes, Change, ConsumerState
 from mqfs.types import Draft, Kind, Many, Record, User
 
 if TYPE_CHECKING:
@@ -27,17 +27,13 @@ def bury(
 ) -> None:
     """Append a dead letter, and that its message was dealt with, as one unit. `slot`: where that begins; with it go the
     parts of its body."""
-    settings = group.settings
-    stream = group.streams.get(settings.dead)
-    if stream is None:
-        owner = User(group.state.uid, group.state.gid)
-        stream = group.make_stream(settings.dead, 0o664, owner)
+    origin = group.numbers[record.stream]
+    stream = _stream_for(group, origin)
     texts = headers.decode(record.headers)
     texts.pop(headers.TTL, None)  # it is over, or would end what is to be looked at
-    origin = group.numbers.get(record.stream)
     texts.update(
         {
-            headers.STREAM: origin.name if origin is not None else "",
+            headers.STREAM: origin.name,
             headers.SEQUENCE: str(record.sequence),
             headers.DELIVERIES: str(deliveries),
             headers.REASON: reason,
@@ -57,6 +53,30 @@ def bury(
     sequence = group.append_message(stream, record.body, head, [Draft(Kind.ACK, own.number, steps)])
     group.consumers.progressed(own, steps)
     group.announce(stream, sequence, record.body, head)
+
+
+def _stream_for(group: Group, origin: Stream) -> Stream:
+    """The dead-letter stream, open to nobody to whom the origin is not."""
+    name, own = group.settings.dead, origin.state
+    stream = group.streams.get(name)
+    if stream is None:
+        return group.make_stream(name, own.mode & 0o666, User(own.uid, own.gid))
+    narrow = stream.state.mode & _open_to(own, stream.state)
+    if narrow != stream.state.mode:
+        now = stream.state
+        group.change({"do": "attributes", "file": stream.number, "mode": narrow, "uid": now.uid, "gid": now.gid})
+    return stream
+
+
+def _open_to(origin: Attributes, letters: Attributes) -> int:
+    """The mode in which the letters' stream is open to nobody to whom the origin is not. Where owner or group differ,
+    whoever is of one class here may be of several there."""
+    user, group, other = origin.mode >> 6 & 7, origin.mode >> 3 & 7, origin.mode & 7
+    if letters.gid != origin.gid:
+        group = other = group & other
+    if letters.uid != origin.uid:
+        user, group, other = group & other, group & user, other & user
+    return user << 6 | group << 3 | other
 
 
 class _Copies(Many):

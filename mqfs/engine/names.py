@@ -28,6 +28,12 @@ def check_name(name: str) -> str:
     return name
 
 
+def with_suffix(name: str, suffix: str) -> str:
+    """The name and a suffix, the name cut at a character where both have too many bytes."""
+    kept = name.encode()[: limits.NAME_BYTES - len(suffix.encode())]
+    return kept.decode(errors="ignore") + suffix
+
+
 def split(line: str) -> list[str]:
     """The words of a line, quoted as in rc(1): 'it''s'. From an unquoted # on it is a comment, but for one with a dot
     behind it, which begins a pattern. Raises BadCommand."""

@@ -31,7 +31,10 @@ class LogReader(Reader):
 
     def admits(self, stream: Stream, record: Record) -> bool:
         """Whether it is to be shown that one."""
-        return record.kind == Kind.MESSAGE
+        return record.kind == Kind.MESSAGE and not self.group.ranks.is_hidden(record)
+
+    def wants(self, record: Record) -> bool:
+        return not record.headers or not self.group.ranks.is_hidden(record)
 
     def look(self) -> Record | None:
         """The next message in the log that may be for it. Raises Damaged."""
@@ -70,6 +73,12 @@ class LogReader(Reader):
             stream = group.numbers.get(record.stream)
             if stream is not None and self.admits(stream, record) and stream.visible(record):
                 return record
+
+    def is_behind(self) -> bool:
+        group = self.group
+        if group.cuts == self.cuts_seen:
+            return False
+        return bool(overtaken(self.position, dict(self.cuts), filter(self.covers, group.numbers.values())))
 
     def _look_for_cuts(self) -> None:
         group = self.group

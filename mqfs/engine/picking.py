@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors
 from mqfs.engine import bodies
 from mqfs.engine.ranks import NEVER, NORMAL, ORDINARY, Rank
-from mqfs.progress import Entry, Progress
+from mqfs.progress import ACK, Entry, Progress, step
 from mqfs.types import Kind, Record
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Picker:
     def __init__(self, consumer: Consumer) -> None:
         self.consumer, self.group = consumer, consumer.group
         self._scan = self._first = self.progress.low  # where to look next; where the slot of what is found begins
+        self.gaps = b""  # steps that say what holds nothing for it: recorded with the next claim
         self._ready: list[Key] | None = None  # known and free, perhaps; None: not looked up since nobody takes
 
     @property
@@ -40,7 +41,14 @@ class Picker:
     def move(self, position: int) -> None:
         """Everything below is dealt with, nothing above."""
         self._scan = self._first = position
-        self._ready = None
+        self._ready, self.gaps = None, b""
+
+    def reopen(self, sequence: int) -> None:
+        """It is to be had again: no slot may run over it."""
+        if self._first <= sequence < self._scan:
+            if self._first < sequence:
+                self.gaps += step(ACK, self._first, sequence - 1)
+            self._first = sequence + 1
 
     def forget(self) -> None:
         """What is served first has changed, or nobody takes: it is looked up again when somebody does."""
@@ -121,7 +129,7 @@ class Picker:
                 return None
             sequence = key[2]
             record = self.consumer.record(sequence)
-            entry = self.progress.open.get(sequence) or Entry(sequence)
+            entry = self.progress.open.get(sequence) or self._untouched(sequence, record)
             if record is not None and self.consumer.is_mine(self.group.numbers[record.stream], record):
                 return key, (record, entry), key
             self._vanished(sequence, entry)
@@ -139,8 +147,11 @@ class Picker:
 
     def _vanished(self, sequence: int, entry: Entry) -> None:
         """It expired, was cut or dropped: nobody can have it any more."""
-        self.progress.open.pop(sequence, None)
-        self.progress.had(entry.first, sequence)
+        self.gaps += step(ACK, entry.first, sequence)
+
+    def _untouched(self, sequence: int, record: Record | None) -> Entry:
+        """The entry of an urgent message that was not claimed yet."""
+        return Entry(sequence if record is None else bodies.first_of(self.group, record))
 
     def _look(self, taker: Taker) -> tuple[Record, Entry] | None:
         """The first message in the log that nobody was given and this handle may have."""
@@ -164,7 +175,7 @@ class Picker:
             if record.headers and (last := bodies.last_of(self.group, record)) is not None:
                 record = last  # a body in parts: all of it, or nothing
             position = record.sequence + 1
-            what = self._judge(record, first)
+            what = self._judge(record)
             if what is _TAKE:
                 stream = self.group.numbers[record.stream]
                 if taker.admits(stream, record.sequence):
@@ -184,8 +195,8 @@ class Picker:
             return fresh
         return selection.find(position)
 
-    def _judge(self, record: Record, first: int) -> int:
-        """What to do with a message that the scan meets. `first`: where its body begins."""
+    def _judge(self, record: Record) -> int:
+        """What to do with a message that the scan meets."""
         sequence, progress = record.sequence, self.progress
         if sequence in progress.open or progress.has_had(sequence):
             return _LOOKED_AT
@@ -196,15 +207,14 @@ class Picker:
             stream.advance()  # before its slot is acknowledged with the next one's: it is counted as gone now
             return _SKIP
         if record.headers and self.group.ranks.get(sequence) is not None:
-            progress.open[sequence] = Entry(first)  # it is served by its rank
-            return _LOOKED_AT
+            return _LOOKED_AT  # it is served by its rank
         return _TAKE
 
     def _pass(self, sequence: int, first: int) -> int:
         """The scan goes past a message with an Entry, or past a run; returns where to go on."""
         progress = self.progress
         if self._first < first:
-            progress.had(self._first, first - 1)  # nothing of ours is in between
+            self.gaps += step(ACK, self._first, first - 1)  # nothing of ours is in between
         end = max(sequence, progress.runs.end_of(sequence), progress.low - 1)
         self._first = self._scan = end + 1
         return self._scan

@@ -12,8 +12,10 @@ import attrs
 
 from mqfs import errors, headers, limits
 from mqfs import state as states
+from mqfs.engine import frames
 from mqfs.engine.control import Commands
 from mqfs.engine.ctl import parse_duration, print_duration
+from mqfs.engine.ids import PutId
 from mqfs.engine.permission import W, require
 from mqfs.engine.ranks import NORMAL
 from mqfs.engine.stream import Post, Stream
@@ -127,6 +129,7 @@ def _headers(put: Put, what: Any) -> None:
             raise errors.BadCommand(f"the header {key!r} is set by the server")
         if text != "":
             _text(f"header {key!r}", text, limits.HEADER_BYTES)
+        frames.check_part(key, text)
     if sum(len(key.encode()) + len(text.encode()) + 3 for key, text in what.items()) > limits.HEADER_BYTES:
         raise errors.BadCommand(f"at most {limits.HEADER_BYTES} bytes of headers")
     put.headers = what
@@ -200,16 +203,20 @@ class PutHandle(Commands):
 
     def _post(self, stream: Stream, put: Put, body: bytes, total: int) -> Step[int]:
         head = headers.encode(self._texts(put))
-        return self.group.write(stream, Post(Kind.MESSAGE, (body,), total, None, head, put.id, self._tell))
+        return self.group.write(stream, Post(Kind.MESSAGE, (body,), total, None, head, self._id(put), self._tell))
+
+    def _id(self, put: Put) -> PutId | None:
+        return PutId(self.user.uid, put.id) if put.id else None
 
     def _hold(self, stream: Stream, put: Put, body: bytes, due_ns: int, total: int) -> Step[int]:
         group = self.group
         if group.bucket.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
-        known = group.ids.known(put.id) if put.id else 0
+        put_id = self._id(put)
+        known = group.ids.known(put_id) if put_id else 0
         if not known:
             also: list[Draft] = []
-            change = group.ids.note(put.id, group.bucket.next) if put.id else None
+            change = group.ids.note(put_id, group.bucket.next) if put_id else None
             if change is not None:
                 also.append(Draft(Kind.CHANGE, 0, states.encode_change(change)))
             known = group.held.put(stream, body, self._texts(put), due_ns, also)

@@ -22,6 +22,17 @@ ORDINARY = (-NORMAL,)  # less than the key of any message of normal priority, mo
 NEVER = 1 << 62
 
 
+_PRIORITIES = {str(priority): priority for priority in range(10)}
+
+
+def _duration(text: str) -> int:
+    """Nanoseconds; 0 where a header that did not come through `.put` is no duration."""
+    try:
+        return parse_duration(text) if len(text) <= 64 else 0
+    except errors.BadCommand:
+        return 0
+
+
 class Rank(NamedTuple):
     """What is special about a message. `expires_ns`: engine time; NEVER where it has no ttl of its own."""
 
@@ -67,9 +78,9 @@ class Ranks:
 
     def _rank(self, record: Record) -> Rank | None:
         texts = headers.decode(record.headers)
-        priority = int(texts.get(headers.PRIORITY, NORMAL))
-        ttl = texts.get(headers.TTL)
-        expires = self.group.times.written_ns(record) + parse_duration(ttl) if ttl else NEVER
+        priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
+        ttl = _duration(texts.get(headers.TTL, ""))
+        expires = self.group.times.written_ns(record) + ttl if ttl else NEVER
         single = headers.SINGLE in texts
         if priority == NORMAL and expires == NEVER and not single:
             return None
@@ -86,9 +97,18 @@ class Ranks:
         self._all()
         return self._singles.setdefault(stream, []) if self._singles else []
 
+    def with_singles(self) -> list[int]:
+        """The streams that have, or had, messages for one taker."""
+        self._all()
+        return list(self._singles)
+
     def is_single(self, sequence: int) -> bool:
         rank = self._all().get(sequence)
         return rank is not None and rank.single
+
+    def is_hidden(self, record: Record) -> bool:
+        """Whether it is for one taker, so that nobody who merely reads is shown it."""
+        return bool(record.headers) and self.is_single(record.sequence)
 
     def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, Rank]]:
         """(sequence, rank) of all that belong to such streams."""
@@ -119,6 +139,11 @@ class Ranks:
     def next_expiry_ns(self) -> int:
         """When the next own ttl ends, engine time; NEVER where none does."""
         return self._expiring[0][0] if self._expiring else NEVER
+
+    def remove(self, sequence: int) -> None:
+        """That message is not kept any more."""
+        if self._messages is not None:
+            self._messages.pop(sequence, None)
 
     def forget(self) -> None:
         """Leave out what is not kept any more."""

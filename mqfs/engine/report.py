@@ -84,7 +84,7 @@ def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
         "blocked": len(stream.blocked),
     }
     if stream.group.settings.deliver == "one":
-        row["consumer"] = _consumer(stream.own_consumer(), counts)
+        row["consumer"] = _consumer(stream.shown_consumer(), counts)
     return row
 
 

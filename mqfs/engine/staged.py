@@ -22,7 +22,7 @@ class TxnCtlHandle(PrintedCommands):
     """`.txn/ctl`. One write is one command, with or without its newline: its answer says what became of it."""
 
     def print(self) -> str:
-        return self.group.transactions.text()
+        return self.group.transactions.text(self.user)
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)

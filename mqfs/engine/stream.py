@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
@@ -17,13 +17,14 @@ from mqfs import errors
 from mqfs.engine.consumer import UNTOUCHED, Untouched
 from mqfs.engine.nodes import Numbered
 from mqfs.progress import ACK, BACK, step
-from mqfs.state import StreamState
+from mqfs.state import ConsumerState, StreamState
 from mqfs.types import Kind, Record, Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.consumer import Consumer
     from mqfs.engine.files import Reader
     from mqfs.engine.group import Group
+    from mqfs.engine.ids import PutId
     from mqfs.engine.stream_handle import StreamHandle
     from mqfs.engine.unit import Unit
 
@@ -37,7 +38,7 @@ class Post:
     total: int  # what the write returns
     undo: Callable[[], None] | None = None  # called where it is cancelled before it was appended
     headers: bytes = b""
-    id: str = ""  # of a `.put`
+    id: PutId | None = None  # of a `.put`
     told: Callable[[int], None] | None = None  # gets the sequence of the first message
     unit: Unit | None = None  # for this and perhaps other streams: it says itself what becomes of it
 
@@ -46,6 +47,7 @@ class Post:
         return sum(map(len, self.bodies))
 
 
+Steps = tuple[ConsumerState, bytes]  # what is recorded of a consumer
 UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, and to be counted again
 
 
@@ -55,6 +57,26 @@ class Verdict(enum.Enum):
     APPEND = enum.auto()
     DISCARD = enum.auto()
     WAIT = enum.auto()
+
+
+@attrs.define
+class Cut:
+    """What is to be taken from the beginning of a stream: its floor and what it keeps behind that."""
+
+    floor: int
+    count: int
+    size: int
+    gone: int = 0
+    lost: int = 0  # messages among them
+    last_lost: int = 0
+
+
+class Clearing(NamedTuple):
+    """A stream of which all is to go."""
+
+    stream: Stream
+    floor: int
+    newest: int  # message that goes; 0: none
 
 
 class Stream(Numbered):
@@ -142,6 +164,17 @@ class Stream(Numbered):
         floor = self.kept_from()
         if self.count < 0 or floor > self.state.floor:
             self._raise(floor)
+
+    def pass_absent(self) -> None:
+        """Raise the floor past messages that were dropped or outlived their ttl."""
+        group = self.group
+        self.advance()
+        found = group.bucket.peek(self.number, self.state.floor)
+        while found is not None and (found[0] in group.lapsed or found[0] in group.state.dropped):
+            found = group.bucket.peek(self.number, found[0] + 1)
+        first = found[0] if found is not None else group.bucket.next
+        if first > self.state.floor:
+            self._raise(first)
 
     def _raise(self, floor: int) -> None:
         old, before = self.state.floor, self.count
@@ -292,30 +325,31 @@ class Stream(Numbered):
         """Whether so much more fits below `depth`, nothing being taken away. Raises TooLong for what never would."""
         if self.group.settings.full != "drop-old" or self.group.settings.depth.size:
             self._require_fit(messages, size)
-        if not self._fits(messages, size):
+        if not self._fits(self, messages, size):
             self.advance()
-        return self._fits(messages, size)
+        return self._fits(self, messages, size)
 
     def _require_fit(self, messages: int, size: int) -> None:
         depth = self.group.settings.depth
         if (depth.size and size > depth.size) or (depth.messages and messages > depth.messages):
             raise errors.TooLong("it alone is more than the depth of the stream")
 
-    def _fits(self, messages: int, size: int) -> bool:
+    def _fits(self, kept: Stream | Cut, messages: int, size: int) -> bool:
         depth = self.group.settings.depth
-        if self.count < 0:
+        if kept.count < 0:
             return False
-        if depth.messages and self.count + messages > depth.messages:
+        if depth.messages and kept.count + messages > depth.messages:
             return False
-        return not (depth.size and self.size + size > depth.size)
+        return not (depth.size and kept.size + size > depth.size)
 
     def cut_to_depth(self, messages: int = 0, size: int = 0) -> None:
         """Take away the oldest until the rest fits, and so much more."""
-        before = self.state.floor
-        while self.count > 0 and not self._fits(messages, size):
-            self.cut_oldest()
-        if self.state.floor != before and self._outlasts_readers:
-            self.group.note_floors([self])
+        cut = self.begin_cut()
+        while cut.count > 0 and not self._fits(cut, messages, size):
+            self.extend_cut(cut)
+        if cut.floor != self.state.floor and self._outlasts_readers:
+            self.group.note_floors({self.number: cut.floor})
+        self.carry_out_cut(cut)
 
     @property
     def _outlasts_readers(self) -> bool:
@@ -323,36 +357,49 @@ class Stream(Numbered):
         settings = self.group.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
-    def cut_oldest(self) -> None:
-        """Take away the oldest kept message; readers behind it are told."""
-        found = self.group.bucket.peek(self.number, self.state.floor)
+    def begin_cut(self) -> Cut:
+        """Nothing of it yet."""
+        return Cut(self.state.floor, self.count, self.size)
+
+    def extend_cut(self, cut: Cut) -> None:
+        """By the oldest message that would be left."""
+        found = self.group.bucket.peek(self.number, cut.floor)
         if found is None:
-            self.count = self.size = 0
+            cut.count = cut.size = 0
             return
         sequence, size = found
-        self.state.floor = sequence + 1
+        cut.floor = sequence + 1
         if not self.is_gone(sequence):
-            self.count -= 1
-            self.size -= size
-            self.gone += 1
-            if size:  # an end mark is no loss to anyone
-                self.cut = sequence + 1
-                self.group.counts.cut += 1
-                self.group.cuts += 1
+            cut.count -= 1
+            cut.size -= size
+            cut.gone += 1
+            cut.lost += bool(size)  # an end mark is no loss to anyone
+            cut.last_lost = sequence if size else cut.last_lost
 
-    def clear(self) -> int:
-        """Take away all that is kept. Returns the new floor."""
+    def carry_out_cut(self, cut: Cut) -> None:
+        """Readers behind it are told. What has to be in the log is there."""
+        self.state.floor, self.count, self.size = max(cut.floor, self.state.floor), cut.count, cut.size
+        self.gone += cut.gone
+        if cut.lost:
+            self.cut = cut.last_lost + 1
+            self.group.counts.cut += cut.lost
+            self.group.cuts += cut.lost
+
+    def plan_clear(self) -> Clearing:
+        """What it takes to take away all that is kept."""
         self.advance()
         bucket = self.group.bucket
-        newest, last = self.newest_kept(), bucket.before(bucket.next, self.number)
-        if newest:
-            self.cut = newest + 1
+        last = bucket.before(bucket.next, self.number)
+        floor = self.state.floor if last is None else max(self.state.floor, last + 1)
+        return Clearing(self, floor, self.newest_kept())
+
+    def cleared(self, clearing: Clearing) -> None:
+        """The log and the state say so."""
+        if clearing.newest:
+            self.cut = clearing.newest + 1
             self.group.cuts += 1
-        if last is not None:
-            self.state.floor = max(self.state.floor, last + 1)
         self.gone += max(self.count, 0)
         self.count = self.size = 0
-        return self.state.floor
 
     # ------------------------------------------------------------ messages for one taker (`single`)
 
@@ -368,21 +415,26 @@ class Stream(Numbered):
             del singles[0]
         return singles[0] if singles else 0
 
+    def all_untaken(self) -> list[int]:
+        """The sequences of all of those."""
+        singles = self.group.ranks.singles(self.number) if self.untaken() else []
+        return [sequence for sequence in singles if not self.is_taken(sequence) and not self.is_gone(sequence)]
+
     def is_taken(self, sequence: int) -> bool:
         """Whether somebody has that message which is for one taker, for good or not."""
+        if not self._has_consumer:
+            return False
         consumer = self.own_consumer()
         return consumer.has_had(sequence) or sequence in consumer.claims
 
-    def take_single(self, sequence: int) -> None:
+    def take_single(self, sequence: int, *also: Steps) -> None:
         """Somebody takes it: nobody else gets it. Raises DiskFailed, ReadOnly."""
-        self.group.consumers.acknowledge(self.own_consumer().state, step(ACK, sequence, sequence))
+        self.group.consumers.acknowledge_all([(self.own_consumer().state, step(ACK, sequence, sequence)), *also])
         self.group.loosened()
 
-    def give_single_back(self, sequence: int) -> None:
-        """Who took it could not keep it."""
-        own = self.own_consumer().state
-        self.group.consumers.acknowledge(own, step(BACK, sequence, sequence))
-        del own.progress.open[sequence]
+    def give_single_back(self, sequence: int, *also: Steps) -> None:
+        """Who took it could not keep it. Raises DiskFailed, ReadOnly."""
+        self.group.consumers.acknowledge_all([*also, (self.own_consumer().state, step(BACK, sequence, sequence))])
         singles = self.group.ranks.singles(self.number)
         if sequence not in singles:
             bisect.insort(singles, sequence)
@@ -394,6 +446,14 @@ class Stream(Numbered):
         if self.nameless is None:
             self.nameless = self.group.consumers.nameless(self)
         return self.nameless
+
+    def shown_consumer(self) -> Consumer:
+        """The same, to be looked at: where nothing was ever taken, one that is not kept."""
+        return self.own_consumer() if self._has_consumer else self.group.consumers.untouched(self)
+
+    @property
+    def _has_consumer(self) -> bool:
+        return self.nameless is not None or self.number in self.group.state.consumers
 
     @property
     def shared(self) -> bool:
@@ -410,7 +470,7 @@ class Stream(Numbered):
         """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
         if self.group.settings.deliver == "all":
             return self.consumers()
-        if self.nameless is None and self.number not in self.group.state.consumers:
+        if not self._has_consumer:
             return (UNTOUCHED, *self.consumers())
         return (self.own_consumer(), *self.consumers())
 
@@ -477,14 +537,19 @@ class Stream(Numbered):
                     step = post.total
                 elif verdict is Verdict.APPEND:
                     step = self.group.carry_out(self, post)
-            except errors.MqfsError as error:
+            except Exception as error:
                 self.blocked = blocked = rest
-                self.group.tree.parked -= 1
-                wait.fail(error)
+                self._refuse_blocked(wait, post, error)
                 continue
             if step is None:
-                self.blocked = {wait: post, **rest}
-                return
+                place = self if post.unit is None else post.unit.lacking
+                if place is None or place is self:
+                    self.blocked = {wait: post, **rest}
+                    return
+                self.blocked = blocked = rest  # there is room here: it waits where there is none
+                place.blocked[wait] = post
+                self.group.blocking.add(place)
+                continue
             self.blocked = blocked = rest
             self.group.tree.parked -= 1
             chain(step, wait)
@@ -498,13 +563,18 @@ class Stream(Numbered):
         if self.nameless is not None:
             self.nameless.removed = True
             self.nameless.end()
-        for wait in list(self.blocked):
-            post = self.blocked.pop(wait)
-            if post.undo is not None:
-                post.undo()
-            self.group.tree.parked -= 1
-            wait.fail(errors.NotFound(f"{self.name} was removed"))
+        self.refuse_all_blocked(errors.NotFound(f"{self.name} was removed"))
         self.wake_watchers()
+
+    def refuse_all_blocked(self, error: errors.MqfsError) -> None:
+        for wait in list(self.blocked):
+            self._refuse_blocked(wait, self.blocked.pop(wait), error)
+
+    def _refuse_blocked(self, wait: Wait[int], post: Post, error: Exception) -> None:
+        if post.undo is not None:
+            post.undo()
+        self.group.tree.parked -= 1
+        wait.fail(error)
 
 
 Parked = dict["Reader", dict[Wait[bytes], tuple[int, int]]]  # each wait with its read's count and offset

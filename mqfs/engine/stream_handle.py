@@ -7,16 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
+
 from mqfs import errors, limits
 from mqfs.engine.files import Open, Reader
 from mqfs.engine.stream import Parked, Post, Stream
 from mqfs.types import Kind, Record, Step, User
 
 
+@attrs.define
+class LinePost(Post):
+    """Whole lines of one handle, which may wait for room. `before` and `rest`: its unfinished line before and after."""
+
+    before: bytes = b""
+    rest: bytes = b""
+    follows: LinePost | None = None  # the handle's next one
+    refused: bool = False
+
+    def give_back(self) -> bool:
+        """It was refused: what follows begins with the unfinished line that was there before. False: nothing does."""
+        self.refused = True
+        behind = self.follows
+        while behind is not None and behind.refused:
+            behind = behind.follows
+        if behind is None:
+            return False
+        size = len(self.rest)
+        behind.before = self.before + behind.before[size:]
+        behind.bodies = [self.before + behind.bodies[0][size:], *behind.bodies[1:]]
+        return True
+
+
 class Writer(Open):
     """A stream, open to be written: what writing is, whatever else the handle does."""
 
     node: Stream
+    newest: LinePost | None = None
 
     def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -51,23 +77,29 @@ class Writer(Open):
         *lines, rest = (self.partial + data).split(b"\n")
         if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
             raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
-        step: Step[int] = len(data)
         before = self.partial
-
-        def undo() -> None:
-            if self.partial == rest and not self.closed:
-                self.keep(before, refuse=False)
-
         if rest or before:
             self.keep(rest)
-        if lines:
-            post = Post(Kind.MESSAGE, [line + b"\n" for line in lines], len(data), undo)
-            try:
-                step = self.group.write(self.node, post)
-            except errors.MqfsError:
-                undo()
-                raise
+        if not lines:
+            return len(data)
+        try:
+            whole = [line + b"\n" for line in lines]
+            return self._post_lines(LinePost(Kind.MESSAGE, whole, len(data), before=before, rest=rest))
+        except errors.MqfsError:
+            self.keep(before, refuse=False)
+            raise
+
+    def _post_lines(self, post: LinePost) -> Step[int]:
+        post.undo = lambda: self._undo(post)
+        step = self.group.write(self.node, post)
+        if self.newest is not None:
+            self.newest.follows = post
+        self.newest = post
         return step
+
+    def _undo(self, post: LinePost) -> None:
+        if not post.refused and not post.give_back() and not self.closed:
+            self.keep(post.before + self.partial[len(post.rest) :], refuse=False)
 
     def _end(self) -> None:
         super()._end()
@@ -155,6 +187,9 @@ class StreamHandle(Reader, Writer):
             self.had += 1
             if stream.visible(record) and (not record.headers or self._may_take(record.sequence)):
                 return record
+
+    def is_behind(self) -> bool:
+        return self.position < self.node.cut
 
     def _fell_behind(self) -> None:
         stream, counts = self.node, self.group.counts

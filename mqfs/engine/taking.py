@@ -480,20 +480,24 @@ _USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1}
 class ShowHandle(Open):
     """What waits for a consumer, opened for reading only: oldest first, then end-of-file. Takes nothing."""
 
-    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+    def __init__(self, node: Consumer | Stream, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.consumer: Consumer = node if isinstance(node, Consumer) else node.own_consumer()
         self.last = Given()
         self.position = 0
-        self.consumer.opens += 1
+        self.opened = self.consumer
+        self.opened.opens += 1
         self.group.settle_cuts()
+
+    @property
+    def consumer(self) -> Consumer:
+        return self.node if isinstance(self.node, Consumer) else self.node.shown_consumer()
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
         rest = self.last.rest(count, offset, sequential=False)
         if rest is not None:
             return rest
-        if count <= 0 or self.consumer.removed:
+        if count <= 0 or self.node.removed:
             return b""
         record = self._next()
         return b"" if record is None else self.last.first(record.body, count, offset)
@@ -501,7 +505,8 @@ class ShowHandle(Open):
     def _next(self) -> Record | None:
         for record in self.consumer.waiting(self.position):
             self.position = record.sequence + 1
-            if allowed(self.user, self.group.numbers[record.stream].state, R):
+            hidden = self.group.ranks.is_hidden(record)
+            if not hidden and allowed(self.user, self.group.numbers[record.stream].state, R):
                 return record
         return None
 
@@ -509,8 +514,8 @@ class ShowHandle(Open):
         self.last.back(data)
 
     def _end(self) -> None:
-        self.consumer.opens -= 1
-        self.consumer.left()
+        self.opened.opens -= 1
+        self.opened.left()
         super()._end()
 
 

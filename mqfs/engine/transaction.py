@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mqfs import bulk, errors, limits, state
 from mqfs.engine.names import check_name
 from mqfs.engine.nodes import Folder, Meta, bits_for_writers
-from mqfs.engine.permission import W, X, require, require_owner
+from mqfs.engine.permission import W, X, allowed, require, require_owner
 from mqfs.engine.unit import Source, Tally, Unit, require_fit
 from mqfs.shares import Shares
 from mqfs.state import Attributes, Change
@@ -313,9 +313,11 @@ class Transactions:
         self.folder = TxnFolder(group, ".txn")
         self.ctl = TxnCtl(group)
 
-    def text(self) -> str:
-        """What `.txn/ctl` shows."""
-        lines = [f"committed {name}.{commit.number}" for name, commit in self.group.state.producers.items()]
+    def text(self, user: User) -> str:
+        """What `.txn/ctl` shows a user: of the producers its own, or to the owner all."""
+        every = user.uid in (0, self.group.state.uid)
+        known = {uid: mine for uid, mine in self.group.state.producers.items() if every or uid == user.uid}
+        lines = [f"committed {name}.{commit.number}" for mine in known.values() for name, commit in mine.items()]
         lines += [f"part {p.name} {p.attributes.uid} {p.messages} {p.staged.size}" for p in self.parts.values()]
         return "".join(f"{line}\n" for line in lines)
 
@@ -390,9 +392,9 @@ class Transactions:
     def commit(self, user: User, word: str, names: Sequence[str], value: int) -> Step[int]:
         """Append those parts, in that order, as one unit; or nothing, where that ID was committed before."""
         producer, number = parse_id(word)
-        known = self.group.state.producers.get(producer)
-        if known is not None and user.uid not in (0, known.uid):
-            raise errors.NotPermitted(f"producer {producer} is another user's; take a name of your own")
+        if not names:
+            self._require_writer(user)
+        known = self.group.state.producers.get(user.uid, {}).get(producer)
         if known is not None and number <= known.number:
             for part in [self._mine(user, name) for name in dict.fromkeys(names) if name in self.parts]:
                 self.drop(part)
@@ -406,14 +408,31 @@ class Transactions:
         """What is recorded with the unit. Raises OverLimit where no more producers are remembered."""
         now = self.group.tree.clock.engine_ns()
         commit: Change = {"do": "commit", "producer": producer, "number": number, "uid": user.uid, "engine": now}
-        producers = self.group.state.producers
-        if producer in producers or len(producers) < limits.PRODUCERS:
+        if producer in self.group.state.producers.get(user.uid, {}) or self._has_room(user.uid):
             return [commit]
-        before = now - limits.PRODUCER_KEPT_S * _SECOND_NS
-        old = [name for name, last in producers.items() if last.engine_ns <= before]
-        if not old:
-            raise errors.OverLimit(f"at most {limits.PRODUCERS} producers are remembered; 'forget PRODUCER' makes room")
-        return [{"do": "forget producers", "producers": old}, commit]
+        old = self._unused_producers(now - limits.PRODUCER_KEPT_S * _SECOND_NS)
+        if not self._has_room(user.uid, old):
+            most = f"{limits.PRODUCERS_PER_USER} producers of a user, {limits.PRODUCERS} in all"
+            raise errors.OverLimit(f"at most {most} are remembered; 'forget PRODUCER' makes room")
+        return [_forget(old), commit]
+
+    def _unused_producers(self, before_ns: int) -> list[tuple[int, str]]:
+        """Those that committed last before that engine time: user and name."""
+        users = self.group.state.producers.items()
+        return [(uid, name) for uid, mine in users for name, last in mine.items() if last.engine_ns <= before_ns]
+
+    def _has_room(self, uid: int, without: Sequence[tuple[int, str]] = ()) -> bool:
+        producers = self.group.state.producers
+        mine = len(producers.get(uid, ())) - sum(owner == uid for owner, _ in without)
+        every = sum(map(len, producers.values())) - len(without)
+        return mine < limits.PRODUCERS_PER_USER and every < limits.PRODUCERS
+
+    def _require_writer(self, user: User) -> None:
+        """Raises Denied where the user does not own the group and may write to no stream of it."""
+        if user.uid in (0, self.group.state.uid):
+            return
+        if not any(allowed(user, stream.state, W) for stream in self.group.streams.values()):
+            raise errors.Denied("commit: no part of yours, and no stream here that you may write to")
 
     def _unit(self, user: User, parts: Sequence[Part], changes: Sequence[Change], value: int) -> Unit:
         """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
@@ -447,15 +466,25 @@ class Transactions:
         for part in parts:
             self.drop(part)
 
-    def forget(self, user: User, producers: Sequence[str]) -> None:
-        """Remember these no more: they will not commit again. Raises NotFound, NotPermitted."""
-        known = self.group.state.producers
-        for name in producers:
-            if name not in known:
-                raise errors.NotFound(f"no producer {name!r} has committed here")
-            if user.uid not in (0, self.group.state.uid, known[name].uid):
-                raise errors.NotPermitted(f"producer {name} is another user's")
-        self.group.change({"do": "forget producers", "producers": list(producers)})
+    def forget(self, user: User, names: Sequence[str]) -> None:
+        """Remember these producers no more: they will not commit again. They are the user's own; for the owner of the
+        group also another's, where it has none of that name. Raises NotFound, NotPermitted."""
+        self.group.change(_forget([found for name in names for found in self._to_forget(user, name)]))
+
+    def _to_forget(self, user: User, name: str) -> list[tuple[int, str]]:
+        owners = [uid for uid, mine in self.group.state.producers.items() if name in mine]
+        if not owners:
+            raise errors.NotFound(f"no producer {name!r} has committed here")
+        if user.uid in owners:
+            return [(user.uid, name)]
+        if user.uid not in (0, self.group.state.uid):
+            raise errors.NotPermitted(f"producer {name} is another user's")
+        return [(uid, name) for uid in owners]
+
+
+def _forget(producers: Sequence[tuple[int, str]]) -> Change:
+    names, uids = [name for _, name in producers], [uid for uid, _ in producers]
+    return {"do": "forget producers", "producers": names, "uids": uids}
 
 
 def parse_id(word: str) -> tuple[str, int]:

@@ -7,10 +7,10 @@ and house-keeping. Performs nothing on a log itself: that is the group's.
 from __future__ import annotations
 
 import heapq
-import logging
 import os
 import stat as modes
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from mqfs import errors, limits
@@ -20,10 +20,11 @@ from mqfs.engine.consumer import Consumer
 from mqfs.engine.control import CtlHandle
 from mqfs.engine.ctl import parse_settings
 from mqfs.engine.cursor import Cursor
+from mqfs.engine.faults import Faults, report_unserved
 from mqfs.engine.files import Open
 from mqfs.engine.group import Group
 from mqfs.engine.kept import KeptHandle
-from mqfs.engine.names import check_name
+from mqfs.engine.names import check_name, with_suffix
 from mqfs.engine.nodes import Folder, KeptFile, Meta
 from mqfs.engine.order import OrderHandle
 from mqfs.engine.permission import R, W, X, require, require_owner
@@ -38,8 +39,6 @@ from mqfs.locks import Locks
 from mqfs.shares import Shares
 from mqfs.state import Attributes, State, decode_change
 from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
-
-log = logging.getLogger("mqfs.engine")
 
 T = TypeVar("T")
 Node = Group | Stream | View | Consumer | Meta | Folder | KeptFile | PartFile
@@ -66,6 +65,7 @@ class Tree:
         prepare: Callable[[Group], None] | None = None,
     ) -> None:
         self.store, self.clock = store, clock
+        self.faults = Faults(clock)
         self.defaults = parse_settings(defaults).lines(given=True)
         self.locks = Locks()
         self.parked = 0  # reads and writes that wait
@@ -86,10 +86,11 @@ class Tree:
     # ------------------------------------------------------------ loading
 
     def _load(self, owner: User, umask: int) -> None:
-        states = self._read_states()
+        without: set[int] = set()  # groups that are not served
+        states = self._read_states(without)
         self.clock.resume([(s.anchors[-1][1], bucket.last_ns) for bucket, s in states if s.anchors])
         for bucket, state in states:
-            self.groups[state.group] = Group(self, bucket, state)
+            self._build(bucket, state, without)
         if ROOT not in self.groups:
             self._make_root(owner, umask)
         self.root = self.groups[ROOT]
@@ -98,34 +99,36 @@ class Tree:
             self._adopt(self.groups[number])
         for group in self.groups.values():
             if self._prepare is not None:
-                self._prepare(group)
-            self._start(group)
+                self.faults.contain(group, "going on with its ring", partial(self._prepare, group))
+            group.start()
         self.touched.update(self.groups.values())
 
-    def _start(self, group: Group) -> None:
-        try:
-            group.start()
-        except (errors.MqfsError, OSError) as error:
-            log.error("group %d: %s", group.number, error)
-
-    def _read_states(self) -> list[tuple[Bucket, State]]:
-        """Every group that can be read. One that cannot is left alone, and all inside it: it can still be repaired."""
-        read: dict[int, tuple[Bucket, State]] = {}
-        unreadable: set[int] = set()
-        for number in self.store.groups():
+    def _read_states(self, without: set[int]) -> list[tuple[Bucket, State]]:
+        """Every group that can be read, by number: a group is younger than its parent."""
+        read: list[tuple[Bucket, State]] = []
+        for number in sorted(self.store.groups()):
             try:
                 bucket = self.store.open(number)
-                read[number] = bucket, read_state(bucket)
-            except (errors.DiskFailed, errors.BadStore) as error:
-                if number == ROOT:
-                    raise errors.BadStore(f"the root group: {error}; run mqfs check --fix") from error
-                log.error("group %d is not served: %s; run mqfs check --fix on the stopped store", number, error)
-                unreadable.add(number)
-        for number in sorted(read):  # a group is younger than the one it is in
-            if read[number][1].parent in unreadable:
-                log.error("group %d is not served: it is in group %d", number, read[number][1].parent)
-                unreadable.add(number)
-        return [pair for number, pair in read.items() if number not in unreadable]
+                read.append((bucket, read_state(bucket)))
+            except Exception as error:
+                self._leave(number, error, without)
+        return read
+
+    def _build(self, bucket: Bucket, state: State, without: set[int]) -> None:
+        """Serve a group, if its settings and names make sense and its parent is served."""
+        try:
+            if state.parent in without:
+                raise errors.BadStore(f"it is in group {state.parent}")
+            self.groups[bucket.id] = Group(self, bucket, state)
+        except Exception as error:
+            self._leave(bucket.id, error, without)
+
+    def _leave(self, number: int, error: Exception, without: set[int]) -> None:
+        """Do not serve a group, nor any inside it: it can still be repaired."""
+        if number == ROOT:
+            raise errors.BadStore(f"the root group: {error}; run mqfs check --fix") from error
+        without.add(number)
+        report_unserved(number, error)
 
     def _make_root(self, owner: User, umask: int) -> None:
         state = self._new_state(ROOT, ROOT, "/", 0o775 & ~umask, owner)
@@ -153,7 +156,7 @@ class Tree:
         taken = parent.groups.keys() | parent.streams.keys()
         if group.name in taken or parent.number != group.state.parent:
             # Two renames of which only one reached the disk, or a parent that was lost: keep both, seen.
-            group.state.name = f"{group.name[:200]}.lost-{group.number}"
+            group.state.name = with_suffix(group.name, f".lost-{group.number}")
             group.state.parent = parent.number
         group.parent = parent
         parent.groups[group.name] = group
@@ -474,17 +477,19 @@ class Tree:
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
         self.wake()
-        self._look_at_clocks()
+        self.faults.contain(self.root, "noting a step of the clock", self._look_at_clocks)
         for group in list(self.touched):
-            settings = group.settings
-            if settings.ttl:
-                group.unblock()
-            if settings.idle:
-                self._remove_idle(group)
-            group.trim()
-            if not (settings.ttl or settings.idle):
+            if not group.settings.ttl and not group.settings.idle:
                 self.touched.discard(group)
+            self.faults.contain(group, "maintenance", partial(self._maintain, group))
         self.store.tick()
+
+    def _maintain(self, group: Group) -> None:
+        if group.settings.ttl:
+            group.unblock()
+        if group.settings.idle:
+            self._remove_idle(group)
+        group.trim()
 
     def _look_at_clocks(self) -> None:
         """A step of the wall clock is noted in one log: the one that was written last says how time goes on."""
@@ -529,15 +534,15 @@ class Tree:
         """Answer everyone who waits: reads with end-of-file, writers without room with an error. Claims go back."""
         self.closing = True
         for group in self.groups.values():
-            for stream in group.numbers.values():
-                end_parked(stream.parked, group)
-                blocked, stream.blocked = stream.blocked, {}
-                for wait in blocked:
-                    self.parked -= 1
-                    wait.fail(errors.Interrupted("the server stops"))
-            group.end()
+            self.faults.contain(group, "answering its readers", partial(self._close_streams, group))
+            self.faults.contain(group, "stopping", group.end)
         for handle in list(self._handles):
-            handle.close()
+            self.faults.contain(handle.group, f"closing {handle.node.name}", handle.close)
+
+    def _close_streams(self, group: Group) -> None:
+        for stream in group.numbers.values():
+            end_parked(stream.parked, group)
+            stream.refuse_all_blocked(errors.Interrupted("the server stops"))
 
 
 def read_state(bucket: Bucket) -> State:
@@ -550,8 +555,10 @@ def read_state(bucket: Bucket) -> State:
                 state.apply(decode_change(record.body))
             elif record.kind == Kind.ACK:
                 state.acknowledge(record.stream, record.body)
-    except ValueError as error:
+    except (ValueError, LookupError) as error:
         raise errors.BadStore(f"group {bucket.id}: {error}; run mqfs check") from error
+    if state.group != bucket.id:
+        raise errors.BadStore(f"group {bucket.id}: its state is that of group {state.group}; run mqfs check")
     return state
 
 

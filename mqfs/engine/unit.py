@@ -90,6 +90,7 @@ class Unit:
     undo: Callable[[], None] | None = None  # called when it will not be
     first: int = 0  # sequence of its first message, once it is appended
     discarded: bool = False
+    lacking: Stream | None = None  # in which it waits for room
     size: int = attrs.field(init=False)  # bytes of the messages in the log
     messages: int = attrs.field(init=False)
     _waited: bool = False
@@ -102,15 +103,16 @@ class Unit:
 
     def write(self) -> Step[int]:
         """Append it as one unit, or do with it what `full` says; see Group.write."""
-        lacking = self._guarded(self._look)
-        if lacking is None:
+        self.lacking = self._guarded(self._look)
+        if self.lacking is None:
             return self._guarded(self._append)
         self._waited = True
-        return self.group.block(lacking, Post(MESSAGE, (), self.value, self.undo, unit=self))
+        return self.group.block(self.lacking, Post(MESSAGE, (), self.value, self.undo, unit=self))
 
     def verdict(self) -> Verdict:
         """Whether it can go on, having waited. Raises what refuses it now."""
-        return Verdict.APPEND if self._guarded(self._look) is None else Verdict.WAIT
+        self.lacking = self._guarded(self._look)
+        return Verdict.APPEND if self.lacking is None else Verdict.WAIT
 
     def carry_out(self) -> Step[int]:
         return self._guarded(self._append)
@@ -166,7 +168,7 @@ class Unit:
         for _ in range(_ROUNDS):
             if group.settings.full != "drop-old" or group.bucket.size + self.size <= group.bound_bytes():
                 return
-            group.reserve_room(self.size)
+            group.find_room(self.size)
 
     # ------------------------------------------------------------ appending
 

@@ -17,7 +17,7 @@ from mqfs.engine.program import Program
 from mqfs.engine.selection import Selection
 from mqfs.engine.stream import Parked, Stream
 from mqfs.state import Attributes, ViewState
-from mqfs.types import Kind, Record, User
+from mqfs.types import Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -98,9 +98,7 @@ class ViewHandle(LogReader):
         return self.selection.covers(stream) and allowed(self.user, stream.state, R)
 
     def admits(self, stream: Stream, record: Record) -> bool:
-        if record.headers and self.group.ranks.is_single(record.sequence):
-            return False  # it is for one taker; here is nobody who takes
-        return record.kind == Kind.MESSAGE and self.covers(stream) and self.node.selects(stream, record)
+        return super().admits(stream, record) and self.covers(stream) and self.node.selects(stream, record)
 
     def wants(self, record: Record) -> bool:
         return self.admits(self.group.numbers[record.stream], record)

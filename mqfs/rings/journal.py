@@ -140,6 +140,9 @@ class Journal:
     def failed(self) -> OSError | None:
         return self.inner.failed
 
+    def fail(self, error: OSError) -> None:
+        self.inner.fail(error)
+
     @property
     def damaged(self) -> int:
         return self.inner.damaged

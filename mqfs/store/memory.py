@@ -44,6 +44,9 @@ class MemoryBucket:
     def first(self) -> int:
         return self._sequences[0] if self._sequences else self.next
 
+    def fail(self, error: OSError) -> None:
+        self.failed = self.failed or error
+
     def history(self) -> tuple[bytes, Iterable[Record]]:
         return self._state, list(self._changes)
 
@@ -51,6 +54,8 @@ class MemoryBucket:
         return self._add(kind, stream, time_ns, body, headers, 0)
 
     def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        if self.failed is not None:
+            raise errors.ReadOnly(str(self.failed))
         messages = [draft for draft in drafts if draft.kind <= Kind.END]
         self._check_room(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in messages))
         sequences = [

@@ -140,6 +140,9 @@ class Syncing(Reading):
             self._break(error)
             raise errors.DiskFailed(str(error)) from error
 
+    def fail(self, error: OSError) -> None:
+        self._break(error)
+
     def _break(self, error: OSError) -> None:
         """The log failed to reach the disk: read-only from now on, and all who wait are told."""
         if self.failed is None:

@@ -56,6 +56,9 @@ class Volatile:
     def failed(self) -> OSError | None:
         return self.kept.failed
 
+    def fail(self, error: OSError) -> None:
+        self.kept.fail(error)
+
     @property
     def damaged(self) -> int:
         return self.kept.damaged

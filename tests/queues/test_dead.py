@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.types import Wait
+from mqfs.engine.permission import R, W, allowed
+from mqfs.types import User, Wait
 from tests.engine.conftest import ROOT
 from tests.queues.hand import BIG, Queues, drain, read, refusal, say, told, waits
 
@@ -103,7 +104,36 @@ def test_a_stream_of_another_name_which_is_made() -> None:
     say(worker, "nack")
     assert [row["body"] for row in q.kept("'bad ones'")] == ["one"]
     made = q.tree.stat(q.group.streams["bad ones"])
-    assert (made.mode & 0o777, made.uid) == (0o664, 0)
+    assert (made.mode & 0o777, made.uid) == (0o666, 0), "as its origin"
+
+
+MODES = [0o600, 0o640, 0o644, 0o664, 0o666, 0o606, 0o444, 0o060]
+PEOPLE = [User(uid, gid) for uid in (1001, 1002, 1003) for gid in (1001, 1002, 1003)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=oct)
+@pytest.mark.parametrize("owner", [(1001, 1001), (1002, 1001), (1002, 1002)], ids=str)
+@pytest.mark.parametrize("there", [None, (0o664, 1001, 1001), (0o666, 0, 0)], ids=str)
+def test_who_may_not_read_a_message_may_not_read_it_dead(
+    mode: int, owner: tuple[int, int], there: tuple[int, int, int] | None
+) -> None:
+    q = Queues("retries 1", "replay all")
+    q.tree.setattr(ROOT, q.group.streams["s"], mode=mode, uid=owner[0], gid=owner[1])
+    if there is not None:
+        q.stream("dead")
+        q.tree.setattr(ROOT, q.group.streams["dead"], mode=there[0], uid=there[1], gid=there[2])
+    q.consumer()
+    q.write("s", b"secret")
+    worker = q.worker("w", "select s")
+    read(worker)
+    say(worker, "dead")
+    assert q.shows(".kept/dead") == [b"secret"]
+    origin, dead = q.group.streams["s"].state, q.group.streams["dead"].state
+    for user in PEOPLE:
+        for mask in (R, W):
+            assert allowed(user, origin, mask) or not allowed(user, dead, mask), (user, mask, oct(dead.mode))
+    if there is None and mode & 0o600 == 0o600:
+        assert allowed(User(*owner), dead, R | W)
 
 
 def test_a_dead_letter_never_becomes_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -521,3 +522,27 @@ def test_depth_after_a_restart(tmp_path: Path) -> None:
     with pytest.raises(errors.StreamFull):
         q.write("s", b"four")
     assert take(q.taker()) == [b"two", b"three"]
+
+
+def consumers(q: Queues) -> Any:
+    return json.loads(q.group.encode_state())["consumers"]
+
+
+@pytest.mark.parametrize("lines", [(ONE,), (ONE, NEXT), ("replay off", "consumer w"), ("replay all",)], ids=str)
+def test_looking_changes_nothing(lines: tuple[str, ...]) -> None:
+    q = Queues(*lines)
+    q.stream("t")
+    q.write("s", b"one", b"two")
+    q.put(b"only", single=True)
+    before = consumers(q)
+    node: Any
+    for folder in ("g", "g/.consumers", "g/.kept"):
+        for node in q.tree.entries(ROOT, q.tree.find(ROOT, folder)):  # type: ignore[arg-type]
+            q.tree.stat(node)
+            if not node.directory and node.name not in (".cursor", ".put", ".batch"):
+                handle = q.tree.open(ROOT, node, os.O_RDONLY)
+                step = handle.read(64)
+                if isinstance(step, Wait):
+                    step.cancel()
+                handle.close()
+    assert consumers(q) == before

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mqfs import errors
-from mqfs.types import Wait
-from tests.engine.conftest import ANNA, ROOT
+from mqfs import errors, limits
+from mqfs.engine.tree import Tree
+from mqfs.state import State
+from mqfs.types import Kind, User, Wait
+from tests.clocks import SECOND
+from tests.engine.conftest import ANNA, BERT, ROOT
 from tests.queues.hand import BIG, Queues, drain, read, waits
 
 
@@ -396,3 +399,91 @@ def test_a_message_that_outlived_its_ttl_makes_room_for_a_writer_that_waits() ->
     q.pass_time(1)
     assert wait.settled
     assert q.shows("s") == [b"next"]
+
+
+# ------------------------------------------------------------------ whose an id is
+
+
+def put_as(q: Queues, user: User, body: str, **keys: object) -> int:
+    handle = q.at(".put", os.O_RDWR, user)
+    handle.write(f"{json.dumps({'stream': 's', **keys})} {body}".encode())
+    return int(handle.read(64))
+
+
+@pytest.mark.parametrize("keys", [{}, {"delay": "1s"}])
+def test_an_id_is_its_users(tmp_path: Path, keys: dict[str, object]) -> None:
+    """Who may write another stream, or the same, makes nobody's message a repeat."""
+    q = Queues("replay all", path=tmp_path / "store")
+    q.tree.setattr(ROOT, q.group.streams["s"], mode=0o666)
+    first = [put_as(q, user, f"{user.uid}", id="order-17", **keys) for user in (ANNA, BERT, ROOT)]
+    q.restart(clean=False)
+    assert [put_as(q, user, "again", id="order-17") for user in (ANNA, BERT, ROOT)] == first
+    q.pass_time(2)
+    assert sorted(row["body"] for row in q.kept()) == ["0", "1001", "1002"]
+
+
+def test_an_id_of_an_older_log_is_anybodys() -> None:
+    q = Queues("replay all")
+    until = q.clock.engine_ns() + 10 * SECOND
+    state = State.decode(q.group.encode_state())
+    state.apply({"do": "id", "id": "b", "until": until, "sequence": 4})
+    older = json.loads(state.encode())
+    del older["id_users"]
+    q.group.bucket.append(Kind.STATE, 0, 0, json.dumps(older).encode())
+    q.tree = Tree(q.store, q.clock, owner=ROOT)
+    q.group = q.tree.root.groups["g"]
+    q.tree.setattr(ROOT, q.group.streams["s"], mode=0o666)
+    assert [put_as(q, user, "x", id="b") for user in (ANNA, BERT)] == [4, 4]
+    q.clock.forward(11)
+    assert put_as(q, ANNA, "x", id="b") != 4
+
+
+def test_no_user_takes_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DEDUP_IDS_PER_USER", 2)
+    q = Queues("replay all", "dedup 10s")
+    q.tree.setattr(ROOT, q.group.streams["s"], mode=0o666)
+    for number in range(2):
+        put_as(q, ANNA, "x", id=str(number))
+    with pytest.raises(errors.OverLimit, match="2 ids of a user"):
+        put_as(q, ANNA, "x", id="2")
+    put_as(q, BERT, "x", id="2")
+    put_as(q, ANNA, "x")
+    q.clock.forward(11)
+    put_as(q, ANNA, "x", id="2")
+    assert len(q.kept()) == 5
+
+
+# ------------------------------------------------------------------ what is remembered of messages with a ttl
+
+
+@pytest.mark.parametrize("disk", [True, False], ids=["disk", "memory"])
+@pytest.mark.parametrize(
+    "lines", [("replay all",), ("replay off", "consumer idle"), ("replay last", "consumer w"), ("deliver one",)]
+)
+def test_a_message_that_outlived_its_ttl_is_forgotten(tmp_path: Path, lines: tuple[str, ...], disk: bool) -> None:
+    """While one is remembered, bulk readers read one by one, and it takes memory."""
+    q = Queues(*lines, path=tmp_path / "store" if disk else None)
+    handle = q.at(".put", os.O_WRONLY)
+    for number in range(300):
+        handle.write(b'{"stream":"s","ttl":"%ds"} %d' % (1 + number % 3, number))
+    q.pass_time(5)
+    assert (len(q.group.lapsed), len(q.group.ranks)) == (0, 0)
+    q.write("s", b"alive")
+    q.put(b"too", ttl="1h")
+    assert json.loads(q.text(".stats"))["streams"]["s"]["messages"] == 2
+    if disk:
+        q.restart(clean=False)
+        assert json.loads(q.text(".stats"))["streams"]["s"]["messages"] == 2
+        q.pass_time(1)
+    assert len(q.group.lapsed) == 0
+
+
+def test_one_behind_a_message_that_stays_is_forgotten_when_the_log_has_given_it_back() -> None:
+    q = Queues("replay all")
+    q.write("s", b"stays")
+    for _ in range(300):
+        q.put(b"goes", ttl="1s")
+    q.pass_time(3)
+    assert (len(q.group.lapsed), len(q.group.ranks)) == (0, 0)
+    assert q.shows(".kept/s") == [b"stays"]
+    assert json.loads(q.text(".stats"))["plain"]

@@ -62,6 +62,10 @@ class Units(Queues):
         folder: Any = self.tree.find(ROOT, "g/.txn")
         return [node.name for node in self.tree.entries(ROOT, folder) if node.directory]
 
+    def committed(self, user: User = ROOT) -> dict[str, int]:
+        """What the producers of a user have committed."""
+        return {name: commit.number for name, commit in self.group.state.producers.get(user.uid, {}).items()}
+
     def log(self) -> list[tuple[str, str]]:
         """(stream, body) of everything that is kept, in order."""
         rows: list[dict[str, Any]] = []

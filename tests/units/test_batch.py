@@ -311,3 +311,44 @@ def test_a_unit_stands_behind_writers_that_wait(made: Any) -> None:
     assert isinstance(unit, Wait)
     u.ctl("clear s")
     assert u.log() == [("s", "large"), ("s", "x")]
+
+
+def test_a_batch_waits_where_the_room_lacks(made: Any) -> None:
+    """And holds up nobody who writes where there is room."""
+    u = made("depth 1", "full block")
+    u.write("s", b"s1")
+    u.write("t", b"t1")
+    batch = u.batch(frame("s", b"s3"), frame("t", b"t3"))
+    assert isinstance(batch, Wait)
+    u.ctl("clear s")
+    u.write("s", b"s2")
+    late = u.at("t", os.O_WRONLY).write(b"t2")
+    u.ctl("clear t")
+    assert [isinstance(late, Wait) and late.settled, batch.settled] == [True, False]
+    u.ctl("clear s")
+    u.ctl("clear t")
+    assert batch.settled
+    assert u.log() == [("s", "s3"), ("t", "t3")]
+
+
+@pytest.mark.parametrize("end", ["cancel", "remove", "reject"])
+def test_a_batch_that_has_moved_can_be_ended(made: Any, end: str) -> None:
+    u = made("depth 1", "full block")
+    u.write("s", b"s1")
+    u.write("t", b"t1")
+    batch = u.batch(frame("s", b"s3"), frame("t", b"t3"))
+    u.ctl("clear s")
+    if end == "cancel":
+        assert batch.cancel()
+    elif end == "remove":
+        u.tree.unlink(ROOT, u.group, "t")
+        with pytest.raises(errors.NotFound):
+            batch.result()
+    else:
+        u.ctl("full reject")
+        with pytest.raises(errors.StreamFull):
+            batch.result()
+    assert u.tree.parked == 0
+    u.write("s", b"s2")
+    u.ctl("clear")
+    assert u.log() == []

@@ -242,9 +242,7 @@ BROKEN = {
     "another in the place of the first": lambda: [frame("s", b"x"), *body()[1:]],
     "another message in between": lambda: [body()[0], frame("t", b"x"), *body()[1:]],
     "other numbers": lambda: [body()[0], frame("s", b"x"), frame("s", b"y")],
-    "nonsense": lambda: [
-        frame("s", b"x", part=p) for p in ("", "0/0", "1/1", "1/0", "x/y", "1/99999999999", "\u0661/2")
-    ],
+    "places of no body": lambda: [frame("s", b"x", part=p) for p in ("1/1", "7", "01/01", "1/999999999")],
     "more than there is": lambda: [frame("s", b"x", part="9/9"), frame("s", b"y", part="1/9")],
 }
 

@@ -57,7 +57,7 @@ def bodies(number: int, luck: random.Random) -> list[tuple[str, bytes]]:
 def produce(u: Lying, luck: random.Random, done: list[int]) -> None:
     """Commits, each repeated until it is answered: as a producer does. Notes what was acknowledged."""
     u.prepare()
-    first = u.group.state.producers["x"].number + 1 if "x" in u.group.state.producers else 0
+    first = u.committed().get("x", -1) + 1
     for number in range(first, COMMITS):
         messages = bodies(number, random.Random(number))
         split = luck.randint(0, len(messages))
@@ -83,8 +83,7 @@ def check(u: Lying, done: list[int]) -> int:
         wanted = bodies(number, random.Random(number))
         assert messages == [(stream, body.decode()) for stream, body in wanted], "a part of a unit, or twice"
     assert list(found) == list(range(len(found)))
-    committed = u.group.state.producers
-    assert (committed["x"].number if "x" in committed else -1) == len(found) - 1, "the commit is part of the unit"
+    assert u.committed().get("x", -1) == len(found) - 1, "the commit is part of the unit"
     assert not done or max(done) < len(found), "an acknowledged commit is lost"
     assert u.parts() == []
     return len(found)
@@ -164,4 +163,4 @@ def test_a_commit_is_on_disk_where_messages_need_not_be() -> None:
     u.part("p")
     u.stage("p", "s", b"x")
     u.say("commit x.7 p")
-    assert Lying(disk.after_power_loss(None)).group.state.producers["x"].number == 7
+    assert Lying(disk.after_power_loss(None)).committed()["x"] == 7

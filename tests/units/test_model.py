@@ -140,7 +140,7 @@ class Machine(RuleBasedStateMachine):
     def what_is_kept(self) -> None:
         assert self.units.log() == self.model.log
         assert sorted(self.units.parts()) == sorted(self.model.parts)
-        assert {n: c.number for n, c in self.units.group.state.producers.items()} == self.model.committed
+        assert self.units.committed() == self.model.committed
 
     def teardown(self) -> None:
         self.units.tree.close()

@@ -253,17 +253,52 @@ def test_a_commit_needs_permission_for_every_stream(made: Any) -> None:
         u.at(".txn/p/b", os.O_WRONLY, ANNA)
 
 
-def test_a_producer_is_of_the_user_who_committed_first(made: Any) -> None:
-    u = made()
+def test_each_user_has_producers_of_its_own(tmp_path: Path) -> None:
+    u = Units(path=tmp_path / "store")
     u.stream("open", mode=0o666)
-    u.stage("a", "open", b"1", user=ANNA)
-    u.say("commit x.1 a", ANNA)
-    u.stage("b", "open", b"2", user=BERT)
-    refused(errors.NotPermitted, "another user's", u, "commit x.9 b", BERT)
+    for user, name, word in ((ANNA, "a", "x.9223372036854775807"), (BERT, "b", "x.1"), (ROOT, "r", "x.3")):
+        u.stage(name, "open", name.encode(), user=user)
+        u.say(f"commit {word} {name}", user)
+    assert [body for _, body in u.log()] == ["a", "b", "r"], "no commit of another makes one's own done"
+    for _ in range(2):
+        assert [u.committed(user) for user in (ANNA, BERT, ROOT)] == [{"x": (1 << 63) - 1}, {"x": 1}, {"x": 3}]
+        u.restart(clean=False)
+    assert u.at(".txn/ctl", user=BERT).read(999) == b"committed x.1\n"
+    assert u.at(".txn/ctl").read(999).count(b"committed x.") == 3
+    u.say("forget x", BERT)
+    assert [u.committed(user) for user in (ANNA, BERT)] == [{"x": (1 << 63) - 1}, {}]
     refused(errors.NotPermitted, "another user's", u, "forget x", BERT)
-    u.say("forget x", ANNA)
-    u.say("commit x.1 b", BERT)
-    assert u.log() == [("open", "1"), ("open", "2")]
+    u.say("forget x")
+    u.say("forget x")
+    u.restart(clean=False)
+    assert u.group.state.producers == {}, "who owns the group forgets its own first, then anybody's"
+
+
+def test_who_may_write_nothing_commits_nothing(made: Any) -> None:
+    """A commit without parts takes a producer's name, too."""
+    u = made()
+    u.tree.setattr(ROOT, u.group.streams["s"], mode=0o644)
+    u.tree.setattr(ROOT, u.group.streams["t"], mode=0o644)
+    refused(errors.Denied, "no stream here that you may write to", u, "commit x.1", ANNA)
+    u.part("p", ANNA)
+    u.say("commit x.1 p", ANNA)
+    u.tree.setattr(ROOT, u.group.streams["t"], mode=0o646)
+    u.say("commit x.2", ANNA)
+    assert u.committed(ANNA) == {"x": 2}
+
+
+def test_no_user_takes_all_producers(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PRODUCERS_PER_USER", 2)
+    u = made()
+    for name in ("a", "b"):
+        u.say(f"commit {name}.1", ANNA)
+    refused(errors.OverLimit, "2 producers of a user", u, "commit c.1", ANNA)
+    u.say("commit c.1", BERT)
+    u.say("commit a.2", ANNA)
+    monkeypatch.setattr(limits, "PRODUCER_KEPT_S", 5)
+    u.pass_time(6)
+    u.say("commit c.1", ANNA)
+    assert [u.committed(user) for user in (ANNA, BERT)] == [{"c": 1}, {}]
 
 
 def test_who_may_not_enter_the_group_opens_no_part(made: Any) -> None:
@@ -402,14 +437,14 @@ def test_producers_are_bounded(made: Any, monkeypatch: pytest.MonkeyPatch) -> No
     u.say("commit a.1")
     u.pass_time(10)
     u.say("commit b.1")
-    refused(errors.OverLimit, "at most 2 producers are remembered", u, "commit c.1")
+    refused(errors.OverLimit, "2 in all are remembered", u, "commit c.1")
     u.say("commit a.2")
     monkeypatch.setattr(limits, "PRODUCER_KEPT_S", 5)
     u.pass_time(3)
     u.say("commit b.2")
     u.pass_time(3)
     u.say("commit c.1")
-    assert list(u.group.state.producers) == ["b", "c"], "the one that committed longest ago is forgotten"
+    assert list(u.committed()) == ["b", "c"], "the one that committed longest ago is forgotten"
 
 
 def test_idle_parts_are_dropped(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,7 +522,7 @@ def test_producers_are_in_a_new_segments_state(tmp_path: Path, monkeypatch: pyte
         u.write("s", b"x" * 5_000)
     u.group.trim(always=True)
     u.restart(clean=False)
-    assert u.group.state.producers["x"].number == 5
+    assert u.committed()["x"] == 5
 
 
 def test_a_unit_larger_than_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +544,7 @@ def test_a_discarded_commit_is_remembered_after_a_restart(tmp_path: Path) -> Non
     u.stage("p", "s", b"1")
     u.say("commit x.1 p")
     u.restart(clean=False)
-    assert u.group.state.producers["x"].number == 1
+    assert u.committed()["x"] == 1
 
 
 # ---------------------------------------------------------------- what is counted
@@ -529,7 +564,7 @@ def test_who_committed_last_stands_last(made: Any) -> None:
     u = made()
     for word in ("a.1", "b.1", "a.2"):
         u.say(f"commit {word}")
-    assert list(u.group.state.producers) == ["b", "a"]
+    assert list(u.committed()) == ["b", "a"]
 
 
 def test_parts_that_are_gone_count_no_more(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:

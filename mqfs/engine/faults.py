@@ -1,0 +1,56 @@
+"""Faults of single groups: what one of them raises where nobody asked for it is logged, and stays its own.
+
+Owns that boundary around start, periodic maintenance and stop. Requests of clients are answered by their front end.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.types import Clock
+
+log = logging.getLogger("mqfs.engine")
+
+
+class Faults:
+    """Of one tree."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._silent_until: dict[int, int] = {}  # group number -> engine ns
+
+    def contain(self, group: Group, what: str, call: Callable[[], object]) -> bool:
+        """Whether `call` succeeded. After a bug the group is read-only: what is in memory may be half changed."""
+        try:
+            call()
+        except (errors.MqfsError, OSError) as error:
+            self._report(group.number, f"{what} failed: {error}")
+        except Exception as error:
+            text = f"{what} failed: {error!r}"
+            log.debug("group %d: %s", group.number, text, exc_info=True)
+            self._report(group.number, f"{text}; the group is read-only until the next start")
+            group.bucket.fail(OSError(errno.EIO, text))
+        else:
+            return True
+        return False
+
+    def _report(self, number: int, text: str) -> None:
+        now = self._clock.engine_ns()
+        if now >= self._silent_until.get(number, now):
+            self._silent_until[number] = now + limits.LOG_AGAIN_S * 10**9
+            log.error("group %d: %s", number, text)
+
+
+def report_unserved(number: int, why: object) -> None:
+    """Log that a group is left alone."""
+    log.error("group %d is not served: %s; run mqfs check --fix on the stopped store", number, why)
+
+
+__all__ = ["Faults", "report_unserved"]
