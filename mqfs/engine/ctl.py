@@ -15,9 +15,9 @@ from mqfs.engine import program
 from mqfs.engine.names import check_name, quote, split
 from mqfs.errors import BadCommand, BadName
 
-_DURATION = re.compile(r"(\d+)(ms|s|m|h|d)\Z")
+_DURATION = re.compile(r"([0-9]{1,19})(ms|s|m|h|d)\Z")
 _UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
-_SIZE = re.compile(r"(\d+)([BKMG])\Z")
+_SIZE = re.compile(r"([0-9]{1,19})([BKMG])\Z")
 _SIZES = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST = 1 << 62
 
@@ -161,7 +161,7 @@ def print_duration(ns: int) -> str:
 
 
 def parse_number(word: str) -> int:
-    if not word.isascii() or not word.isdigit() or (value := int(word)) > _MOST:
+    if len(word) > 19 or not word.isascii() or not word.isdigit() or (value := int(word)) > _MOST:
         raise BadCommand(f"{word!r} is no number")
     return value
 

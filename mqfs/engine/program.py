@@ -65,13 +65,15 @@ _EXPECTED = {
 }  # fmt: skip
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
-_STRING_OR_PARENTHESIS = re.compile(rf"{_STRING}|[()]", re.DOTALL)
+# Where a string is not closed none behind it is: looked for again at each quote, a text of quotes took its square.
+_STRING_OR_PARENTHESIS = re.compile(rf'{_STRING}|[()]|".*', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _ESCAPES = {"\\": "\\", '"': '"', "0": "\0", "n": "\n", "r": "\r", "t": "\t"}
 _ESCAPES_SAID = r"\\ \" \0 \n \r \t \xHH"
 _WORD = r"(?:[^\s'#]|'(?:[^']|'')*+')(?:[^\s']|'(?:[^']|'')*+')*+"  # as names.split reads it
 _VERB_AND_NAME = re.compile(rf"\s*+{_WORD}\s++{_WORD}\s*+")
-_WITHOUT_COMMENT = re.compile(rf"(?:{_STRING}|(?<=\S)#|[^#])*", re.DOTALL)
+_SHARP = re.compile("#")
+_STRING_OR_SHARP = re.compile(rf'{_STRING}|"|#', re.DOTALL)
 
 
 @attrs.frozen
@@ -132,13 +134,24 @@ def binding(line: str) -> tuple[str, str]:
     """
     match = _VERB_AND_NAME.match(line)
     if match and is_program(line[match.end() :]):
-        shown = _WITHOUT_COMMENT.match(line, match.end())
-        assert shown is not None  # it matches nothing at least
-        return split(match.group())[1], shown.group().rstrip()
+        return split(match.group())[1], _without_comment(line[match.end() :]).rstrip()
     words = split(line)
     if not 2 <= len(words) <= 3:
         raise BadCommand(f"usage: {words[0] if words else 'bind'} NAME PATTERN, or a program: exact:... or prefix:...")
     return words[1], words[2] if len(words) == 3 else ""
+
+
+def _without_comment(text: str) -> str:
+    """Up to a # that stands behind a blank and in no string."""
+    marks = _STRING_OR_SHARP
+    at = 0
+    while mark := marks.search(text, at):
+        at = mark.end()
+        if mark.group() == '"':
+            marks = _SHARP
+        elif mark.group() == "#" and text[at - 2 : at - 1].isspace():
+            return text[: at - 1]
+    return text
 
 
 def parse(text: str) -> Program:
