@@ -18,7 +18,7 @@ from mqfs.types import Draft, Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
+    from mqfs.engine.stream import Steps, Stream
 
 log = logging.getLogger("mqfs.engine")
 
@@ -138,11 +138,19 @@ class Held:
 
     def drop(self, sequences: list[int]) -> None:
         """These are not wanted any more."""
+        if sequences:
+            self.group.change(steps=self.drop_steps(sequences))
+            self.dropped(sequences)
+
+    def drop_steps(self, sequences: list[int]) -> list[Steps]:
+        """What is to be recorded so that these are not wanted any more."""
         own = self.group.state.nameless(PUT)
         assert own is not None
+        return [(own, self._step(sequence)) for sequence in sequences]
+
+    def dropped(self, sequences: list[int]) -> None:
+        """That was recorded."""
         for sequence in sequences:
-            steps = self._step(sequence)
-            self.group.consumers.acknowledge(own, steps)
             del self._streams[sequence]
 
 
