@@ -14,6 +14,7 @@ from mqfs.engine.ctl import USAGE, Action, Settings, parse, parse_number
 from mqfs.engine.files import Open
 from mqfs.engine.names import check_name
 from mqfs.engine.stream import Post, Stream
+from mqfs.errors import shortened
 from mqfs.types import Kind, Step
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Commands(Open):
 
     def refused(self, error: errors.MqfsError) -> None:
         self.partial = b""
-        self.refusal = f"{error}\n".encode()
+        self.refusal = f"{shortened(str(error))}\n".encode()
         self.group.refuse(self.user, self.node.name, str(error))
 
     def told(self, count: int) -> bytes | None:

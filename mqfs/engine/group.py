@@ -7,7 +7,6 @@ work queue is the consumer's.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -22,6 +21,7 @@ from mqfs.engine.held import Held
 from mqfs.engine.ids import Ids
 from mqfs.engine.nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.ranks import NEVER, Ranks
+from mqfs.engine.refusals import Refusals, Refused
 from mqfs.engine.stream import Cut, Parked, Post, Steps, Stream, Verdict, end_parked, serve_parked
 from mqfs.engine.times import Times
 from mqfs.engine.transaction import Transactions
@@ -54,16 +54,6 @@ class Counts:
     fell_behind: int = 0  # times a reader was told so
     lost: int = 0  # messages they had not had
     refused: int = 0  # writes
-
-
-class Refused(NamedTuple):
-    """One line of `.errors`."""
-
-    time_ns: int
-    uid: int
-    pid: int
-    file: str
-    text: str
 
 
 class Resetting(NamedTuple):
@@ -99,7 +89,7 @@ class Group:
         self.fresh: Record | None = None  # the newest message, while it is offered
         self.ring: Shared | None = None  # shared memory in which other processes publish and follow this log
         self.blocking: set[Stream] = set()  # streams on which writers wait for room
-        self.refusals: deque[Refused] = deque(maxlen=limits.ERRORS)
+        self.refusals = Refusals()
         self.counts = Counts()
         self.cuts = 0  # grows with every cut, so that cursors look only then
         self.epoch = 0  # grows with every change of names and permissions
@@ -657,7 +647,7 @@ class Group:
     def refuse(self, user: User, file: str, text: str) -> None:
         """Remember why a write was refused."""
         self.counts.refused += 1
-        self.refusals.append(Refused(self.tree.clock.wall_ns(), user.uid, user.pid, file, text))
+        self.refusals.add(Refused(self.tree.clock.wall_ns(), user.uid, user.pid, file, text))
 
     def unblock(self) -> None:
         """Something may have made room: let blocked writers go on."""
