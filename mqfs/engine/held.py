@@ -8,7 +8,6 @@ and in its stream it stands where it could first be read.
 from __future__ import annotations
 
 import heapq
-import logging
 from typing import TYPE_CHECKING
 
 from mqfs import errors, headers, limits
@@ -19,8 +18,6 @@ from mqfs.types import Draft, Kind, Record
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Steps, Stream
-
-log = logging.getLogger("mqfs.engine")
 
 
 class Held:
@@ -110,9 +107,8 @@ class Held:
             self.group.reserve_room(len(record.body) + len(head) + 40)
             made = self.group.append_message(stream, record.body, head, [Draft(Kind.ACK, PUT, steps)])
         except (errors.MqfsError, OSError) as error:
-            log.warning(
-                "group %d: message %d, which is due, cannot be appended: %s", self.group.number, sequence, error
-            )
+            text = f"message {sequence}, which is due, cannot be appended: {error}"
+            self.group.tree.faults.report(self.group.number, text)
             return False
         self._done(sequence, steps)
         self.group.announce(stream, made, record.body, head)
