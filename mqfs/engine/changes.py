@@ -28,6 +28,7 @@ class Changes:
         self._changes: list[Change] = []
         self._steps: list[Steps] = []
         self._after: list[Callable[[], None]] = []
+        self._thinned = False  # messages go that a new `depth` need not cut any more
         self._next = group.state.next_stream  # the number of the next file
         self._bound: dict[str, list[str]] = {}  # patterns and programs of views, bound here
         self._numbers: dict[str, int | None] = {}  # of the consumers that are made here; None: removed
@@ -36,6 +37,7 @@ class Changes:
         self._settings = settings
 
     def clear(self, streams: list[Stream]) -> None:
+        self._thinned = True
         clearings = [stream.plan_clear() for stream in streams]
         floors = [[stream.number, floor] for stream, floor, _ in clearings if floor]
         if floors:
@@ -44,6 +46,7 @@ class Changes:
 
     def drop(self, stream: Stream, sequences: list[int]) -> None:
         held, group = self._group.held, self._group
+        self._thinned = True
         waiting = [sequence for sequence in sequences if held.is_for(stream, sequence)]
         stream.advance()
         new = [s for s in sequences if s not in group.state.dropped and s not in waiting]
@@ -110,7 +113,7 @@ class Changes:
     def commit(self) -> None:
         """Record them, and put them in force. Raises DiskFailed, DiskFull, ReadOnly; then nothing of them holds."""
         group, settings = self._group, self._settings
-        change = group.plan_settings(settings) if settings != group.settings else None
+        change = group.plan_settings(settings, cut=not self._thinned) if settings != group.settings else None
         if change is not None:
             self._changes[:0] = change.changes
         if self._changes or self._steps:
@@ -119,6 +122,9 @@ class Changes:
             group.put_in_force(settings, change.cuts)
         for then in self._after:
             then()
+        if change is not None and self._thinned:
+            for stream in self._group.numbers.values():
+                group.bound_depth(stream)
 
 
 __all__ = ["Changes"]

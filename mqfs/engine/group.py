@@ -586,8 +586,8 @@ class Group:
         self.streams[name] = stream
         self.consumers.reshaped()
 
-    def plan_settings(self, settings: Settings) -> Resetting:
-        """What the log has to say, and what is cut, when settings are put in force."""
+    def plan_settings(self, settings: Settings, *, cut: bool) -> Resetting:
+        """What the log has to say, and, with `cut`, what a new `depth` cuts, when settings are put in force."""
         now, floors = self.settings, dict[int, int]()
         if (settings.replay, settings.ttl, settings.depth, settings.full) != (now.replay, now.ttl, now.depth, now.full):
             # What the old settings did not keep any more must not come back under the new ones.
@@ -595,7 +595,7 @@ class Group:
                 stream.advance()
                 floors[stream.number] = stream.state.floor
         cuts: dict[Stream, Cut] = {}
-        if (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old":
+        if cut and (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old":
             mine = [stream for stream in self.numbers.values() if stream.name != settings.dead]
             cuts = {stream: stream.plan_cut(settings.depth) for stream in mine}
             floors.update({stream.number: cut.floor for stream, cut in cuts.items()})
