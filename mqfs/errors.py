@@ -9,6 +9,15 @@ from __future__ import annotations
 import errno as _errno
 from typing import ClassVar
 
+from mqfs import limits
+
+
+def shortened(text: str) -> str:
+    """The text, cut at a character where it is longer than a refusal may be; "..." then ends it."""
+    if len(text) * 4 <= limits.ERROR_BYTES or len(data := text.encode(errors="replace")) <= limits.ERROR_BYTES:
+        return text
+    return data[: limits.ERROR_BYTES - 3].decode(errors="ignore") + "..."
+
 
 class MqfsError(Exception):
     """Base of all conditions. `errno` for FUSE, .L and .u; `str()` for 9P2000 and logs; `http` for web faces."""
@@ -16,10 +25,11 @@ class MqfsError(Exception):
     errno: ClassVar[int] = _errno.EIO
     text: ClassVar[str] = "input/output error"
     http: ClassVar[int] = 500
+    whole: ClassVar[bool] = False  # its detail is the operator's own, and told once: paths are long
 
     def __init__(self, detail: str = "") -> None:
-        super().__init__(detail)
-        self.detail = detail
+        self.detail = detail if self.whole else shortened(detail)
+        super().__init__(self.detail)
 
     def __str__(self) -> str:
         return f"{self.text}: {self.detail}" if self.detail else self.text
@@ -152,6 +162,7 @@ class BadStore(MqfsError):
     """A store that cannot be opened: not one, of another version, locked, or beyond repair without `mqfs check`."""
 
     errno, text, http = _errno.EINVAL, "bad store", 500
+    whole = True
 
 
 class BadRing(MqfsError):
@@ -176,18 +187,21 @@ class BadAddress(MqfsError):
     """A dial string or a listening address that cannot be used."""
 
     errno, text, http = _errno.EINVAL, "bad address", 400
+    whole = True
 
 
 class BadConfig(MqfsError):
     """A configuration file that cannot be read or means nothing; the detail names the file and the key."""
 
     errno, text, http = _errno.EINVAL, "bad configuration", 400
+    whole = True
 
 
 class MountError(MqfsError):
     """A mount point that cannot be used, or FUSE that is not there; the detail says what would be right."""
 
     errno, text, http = _errno.EINVAL, "cannot mount", 400
+    whole = True
 
 
 class NoAttribute(MqfsError):
@@ -206,6 +220,7 @@ class RemoteError(MqfsError):
     """What a server refused with and this table does not know, in the server's own words."""
 
     errno, text, http = _errno.EIO, "the server refused", 502
+    whole = True
 
     def __str__(self) -> str:
         return self.detail or self.text

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from mqfs import limits, progress
-from mqfs.progress import Progress
+from mqfs.progress import BACK, Progress, step
 from mqfs.shapes import Shape, is_flag, is_number, is_text, is_time_ns, listed, optional, require, row
 from mqfs.types import Anchor
 
@@ -313,6 +313,8 @@ def _consume(state: State, c: Change) -> None:
         c["mode"], c["uid"], c["gid"], number, c["name"], c["over"], c["time"], c["transient"], c["private"], backlog,
         Progress(c["low"]),
     )  # fmt: skip
+    for sequence in c.get("open", ()):
+        state.consumers[number].progress.apply(step(BACK, sequence, sequence))
     state.next_stream = max(state.next_stream, number + 1)
 
 
@@ -426,7 +428,14 @@ _CHANGES: dict[str, dict[str, Shape]] = {
     "forget producers": {"producers": listed(is_text)},
 }
 _GIVEN: dict[str, dict[str, Shape]] = {
-    "consumer": {**_OWNED, "name": is_text, "over": is_text, "time": is_time_ns, "low": is_number},  # of a new one
+    "consumer": {
+        **_OWNED,
+        "name": is_text,
+        "over": is_text,
+        "time": is_time_ns,
+        "low": is_number,
+        "open": listed(is_number),
+    },
     "id": {"uid": is_number},
     "forget producers": {"uids": listed(is_number)},
 }

@@ -6,7 +6,7 @@ reader gets, the consumer decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from mqfs.engine.names import quote
 from mqfs.engine.nodes import bits_for_writers
 from mqfs.engine.ranks import Rank
 from mqfs.engine.stream import Steps, Stream, Verdict
-from mqfs.state import ConsumerState
+from mqfs.state import Change, ConsumerState
 from mqfs.types import Draft, Kind, Record, User
 
 if TYPE_CHECKING:
@@ -116,80 +116,80 @@ class Consumers(dict[str, Consumer]):
             self._bounded_known = True
         return self._bounded
 
-    def make(
-        self,
-        name: str,
-        over: str,
-        user: User,
-        mode: int,
-        *,
-        transient: bool = False,
-        private: bool = False,
-        backlog: int = 0,
-    ) -> Consumer:
-        """A new consumer, at the place where `replay` lets readers begin."""
+    def make(self, name: str, user: User, mode: int) -> Consumer:
+        """A new consumer of the whole group, at the place where `replay` lets readers begin."""
+        number = self.group.state.next_stream
+        change = self.plan(number, name, "", user, mode, self.group.settings.replay, self.streams_of(""))
+        self.group.change(change)
+        self.refresh(name, number)
+        return self[name]
+
+    def plan(
+        self, number: int, name: str, over: str, user: User, mode: int, replay: str, streams: Sequence[Stream]
+    ) -> Change:
+        """The change that makes one; `streams`: which it will be over. Raises OverLimit."""
         if len(self) >= limits.CONSUMERS:
             raise errors.OverLimit(f"a group has at most {limits.CONSUMERS} consumers")
-        number = self.group.state.next_stream
-        change = {
-            "do": "consumer", "number": number, "name": name, "over": over, "transient": transient, "private": private,
-            "backlog": backlog, "mode": mode & bits_for_writers(self.group.state.mode), "uid": user.uid,
-            "gid": user.gid, "time": self.group.tree.clock.wall_ns(), "low": self._beginning(over),
+        return {
+            "do": "consumer", "number": number, "name": name, "over": over, "transient": False, "private": False,
+            "backlog": 0, "mode": mode & bits_for_writers(self.group.state.mode), "uid": user.uid, "gid": user.gid,
+            "time": self.group.tree.clock.wall_ns(), "low": self._beginning(replay, streams),
+            "open": self._untaken(streams),
         }  # fmt: skip
-        streams = filter(None, map(self.group.numbers.get, self.group.ranks.with_singles()))
-        untaken = [(stream, sequence) for stream in streams for sequence in stream.all_untaken()]
-        self.group.change(change)
-        consumer = Consumer(self.group, self.group.state.consumers[number])
-        self._enter(consumer)
-        self._bounded_known = False
-        self.group.shape += 1  # it is in the list only now
-        for stream, sequence in untaken:  # written before it was made, and still for anyone
-            if consumer.covers(stream):
-                if (steps := consumer.offer_steps(sequence)) is not None:
-                    self.acknowledge_all([steps])
-                consumer.offered(sequence)
-        return consumer
 
-    def _beginning(self, over: str) -> int:
+    def _untaken(self, streams: Iterable[Stream]) -> list[int]:
+        """Messages for one taker that nobody took: they are for a new consumer, too, wherever it begins."""
+        numbers = self.group.ranks.with_singles()
+        mine = [stream for stream in streams if stream.number in numbers] if numbers else []
+        return sorted(sequence for stream in mine for sequence in stream.all_untaken())
+
+    def streams_of(self, over: str) -> list[Stream]:
+        """Those that a consumer over a stream, a view or the whole group ("") is over."""
+        group = self.group
+        if over in group.streams:
+            return [group.streams[over]]
+        streams = [stream for stream in group.streams.values() if stream.name != group.settings.dead]
+        if over in group.views:
+            streams = [stream for stream in streams if over in group.views.of(stream)]
+        return streams
+
+    def refresh(self, name: str, number: int) -> None:
+        """What the state says of that consumer has changed."""
+        self._bounded_known = False
+        own = self.group.state.consumers.get(number)
+        if own is None or (name in self and self[name].number == number):
+            return
+        consumer = Consumer(self.group, own)
+        self._enter(consumer)
+        self.group.shape += 1  # it is in the list only now
+
+    def _beginning(self, replay: str, streams: Iterable[Stream]) -> int:
         """Where a new consumer starts: as `replay` lets a reader begin."""
         group = self.group
-        replay, end = group.settings.replay, group.bucket.next
+        end = group.bucket.next
         if replay == "off":
             return end
         for stream in group.streams.values():  # what was not kept any more stays gone
             stream.advance()
         if replay == "all":
             return group.bucket.first
-        if over in group.streams:
-            streams = [group.streams[over]]
-        else:
-            streams = [stream for stream in group.streams.values() if stream.name != group.settings.dead]
-        if over in group.views:
-            streams = [stream for stream in streams if over in group.views.of(stream)]
         return max((stream.newest_kept() for stream in streams), default=0) or end
-
-    def set(self, consumer: Consumer, transient: bool, private: bool, backlog: int) -> None:
-        """Change a consumer's options."""
-        own = consumer.state
-        if (own.transient, own.private, own.backlog) != (transient, private, backlog):
-            self.group.change(
-                {
-                    "do": "consumer",
-                    "number": own.number,
-                    "transient": transient,
-                    "private": private,
-                    "backlog": backlog,
-                }
-            )
-        self._bounded_known = False
 
     def remove(self, consumer: Consumer) -> None:
         """Raises Busy while it holds claims."""
         if consumer.claims:
             raise errors.Busy(f"consumer {consumer.name} holds {len(consumer.claims)} claims")
-        consumer.give_singles_back()
-        covered = [stream for stream in self.group.numbers.values() if consumer.covers(stream)]
+        covered = self.before_removal(consumer)
         self.group.change({"do": "forget", "number": consumer.number})
+        self.removed(consumer, covered)
+
+    def before_removal(self, consumer: Consumer) -> list[Stream]:
+        """What it took for itself is for others again. Returns the streams that it covers."""
+        consumer.give_singles_back()
+        return [stream for stream in self.group.numbers.values() if consumer.covers(stream)]
+
+    def removed(self, consumer: Consumer, covered: Iterable[Stream]) -> None:
+        """The log says so."""
         del self[consumer.name]
         self._lowest.remove(consumer.number)
         self._sleepers.pop(consumer, None)

@@ -6,15 +6,16 @@ Owns the carrying out of actions, all or nothing; the language itself is in ctl.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
 from mqfs.engine import letters, program, topics
+from mqfs.engine.changes import Changes
 from mqfs.engine.ctl import USAGE, Action, Settings, parse, parse_number
 from mqfs.engine.files import Open
 from mqfs.engine.names import check_name
 from mqfs.engine.stream import Post, Stream
+from mqfs.errors import shortened
 from mqfs.types import Kind, Step, User
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Commands(Open):
     def refused(self, error: errors.MqfsError) -> None:
         if self.partial:
             self.keep(b"")
-        self.refusal = f"{error}\n".encode()
+        self.refusal = f"{shortened(str(error))}\n".encode()
         self.group.refuse(self.user, self.node.name, str(error))
 
     def flush(self) -> Step[int]:
@@ -114,11 +115,16 @@ class CtlHandle(PrintedCommands):
         for settings, action in steps:
             if action is not None:
                 plan.check(settings, action)
+        changes = Changes(self.group, self.user)
         for settings, action in steps:
-            if settings != self.group.settings:
-                self.group.set(settings)
-            if action is not None:
-                perform(self.group, self.user, action)
+            changes.set(settings)
+            if action is not None and action.verb in _MESSAGES:  # no change: messages are written
+                changes.commit()
+                write_messages(self.group, action)
+                changes = Changes(self.group, self.user)
+            elif action is not None:
+                add(changes, self.group, action)
+        changes.commit()
         self.group.unblock()
         return self.group.promised(value)
 
@@ -284,47 +290,30 @@ def consumer_options(action: Action) -> tuple[str, bool, bool, int]:
     return over, transient, private, backlog
 
 
-def perform(group: Group, user: User, action: Action) -> None:
-    """Carry out an action that was checked."""
-    verb, name = action.verb, action.stream
-    if verb == "eof":
+_MESSAGES = frozenset({"eof", "redrive"})
+
+
+def write_messages(group: Group, action: Action) -> None:
+    """Carry out an action that was checked, and is no change of the group."""
+    name = action.stream
+    if action.verb == "eof":
         group.write(group.streams[name or ""], Post(Kind.END, (b"",), 0))
-    elif verb == "clear":
-        _clear(group, [group.streams[name]] if name else list(group.streams.values()))
-    elif verb == "drop":
-        _drop(group, group.streams[name or ""], action.sequences)
-    elif verb == "redrive":
-        letters.redrive(group, name, action.sequences[0] if action.sequences else None)
-    elif verb == "consumer":
-        over, transient, private, backlog = consumer_options(action)
-        consumer = group.consumers.get(name or "")
-        if consumer is None:
-            group.consumers.make(name or "", over, user, 0o666, transient=transient, private=private, backlog=backlog)
-        else:
-            group.consumers.set(consumer, transient, private, backlog)
-    elif verb == "remove":
-        group.consumers.remove(group.consumers[name or ""])
-    elif verb == "bind":
-        group.views.bind(name or "", action.words[0])
     else:
-        group.views.unbind(name or "", action.words[0] if action.words else None)
+        letters.redrive(group, name, action.sequences[0] if action.sequences else None)
 
 
-def _clear(group: Group, streams: list[Stream]) -> None:
-    clearings = [stream.plan_clear() for stream in streams]
-    floors = [[stream.number, floor] for stream, floor, _ in clearings if floor]
-    if floors:
-        group.change({"do": "floor", "floors": floors})
-    for clearing in clearings:
-        clearing.stream.cleared(clearing)
-
-
-def _drop(group: Group, stream: Stream, sequences: Sequence[int]) -> None:
-    held = [s for s in dict.fromkeys(sequences) if group.held.is_for(stream, s)]
-    group.held.drop(held)
-    stream.advance()
-    new = [s for s in dict.fromkeys(sequences) if s not in group.state.dropped and s not in held]
-    if new:
-        group.change({"do": "drop", "stream": stream.number, "sequences": new})
-        stream.recount()
-        stream.advance()
+def add(changes: Changes, group: Group, action: Action) -> None:
+    """An action that was checked, to be carried out with others."""
+    verb, name = action.verb, action.stream or ""
+    if verb == "clear":
+        changes.clear([group.streams[name]] if name else list(group.streams.values()))
+    elif verb == "drop":
+        changes.drop(group.streams[name], list(dict.fromkeys(action.sequences)))
+    elif verb == "consumer":
+        changes.consumer(name, *consumer_options(action))
+    elif verb == "remove":
+        changes.remove(name)
+    elif verb == "bind":
+        changes.bind(name, action.words[0])
+    else:
+        changes.unbind(name, action.words[0] if action.words else None)

@@ -31,17 +31,18 @@ class Faults:
         try:
             call()
         except (errors.MqfsError, OSError) as error:
-            self._report(group.number, f"{what} failed: {error}")
+            self.report(group.number, f"{what} failed: {error}")
         except Exception as error:
             text = f"{what} failed: {error!r}"
             log.debug("group %d: %s", group.number, text, exc_info=True)
-            self._report(group.number, f"{text}; the group is read-only until the next start")
+            self.report(group.number, f"{text}; the group is read-only until the next start")
             group.bucket.fail(OSError(errno.EIO, text))
         else:
             return True
         return False
 
-    def _report(self, number: int, text: str) -> None:
+    def report(self, number: int, text: str) -> None:
+        """Log a line about a group, unless there was one a moment ago."""
         now = self._clock.engine_ns()
         if now >= self._silent_until.get(number, now):
             self._silent_until[number] = now + limits.LOG_AGAIN_S * 10**9

@@ -7,7 +7,6 @@ work queue is the consumer's.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -22,7 +21,8 @@ from mqfs.engine.held import Held
 from mqfs.engine.ids import Ids
 from mqfs.engine.nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.ranks import NEVER, Ranks
-from mqfs.engine.stream import Cut, Parked, Post, Stream, Verdict, end_parked, serve_parked
+from mqfs.engine.refusals import Refusals, Refused
+from mqfs.engine.stream import Cut, Parked, Post, Steps, Stream, Verdict, end_parked, serve_parked
 from mqfs.engine.times import Times
 from mqfs.engine.transaction import Transactions
 from mqfs.engine.views import Views
@@ -56,14 +56,11 @@ class Counts:
     refused: int = 0  # writes
 
 
-class Refused(NamedTuple):
-    """One line of `.errors`."""
+class Resetting(NamedTuple):
+    """What new settings come to."""
 
-    time_ns: int
-    uid: int
-    pid: int
-    file: str
-    text: str
+    changes: list[Change]
+    cuts: dict[Stream, Cut]
 
 
 class Group:
@@ -93,7 +90,7 @@ class Group:
         self.ring: Shared | None = None  # shared memory in which other processes publish and follow this log
         self.past_rings: set[Shared] = set()  # that ended, and whose followers have not changed over yet
         self.blocking: set[Stream] = set()  # streams on which writers wait for room
-        self.refusals: deque[Refused] = deque(maxlen=limits.ERRORS)
+        self.refusals = Refusals()
         self.counts = Counts()
         self.cuts = 0  # grows with every cut, so that cursors look only then
         self.epoch = 0  # grows with every change of names and permissions
@@ -515,17 +512,20 @@ class Group:
 
     # ------------------------------------------------------------ changes
 
-    def change(self, *changes: Change) -> None:
-        """Write changes to the log as one unit and carry them out."""
+    def change(self, *changes: Change, steps: Sequence[Steps] = ()) -> None:
+        """Write changes, and steps of consumers, to the log as one unit and carry them out."""
         if self.bucket.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
         time_ns = self.times.next_ns()
         drafts = [Draft(Kind.CHANGE, c.get("stream", 0), state.encode_change(c)) for c in changes]
+        drafts += [Draft(Kind.ACK, own.number, body) for own, body in steps]
         self.append_drafts(drafts, time_ns)
         for c in changes:
             self.state.apply(c)
             self._loose = self._loose or c["do"] in ("remove", "floor", "drop", "ctl", "forget")
             self.shape += c["do"] in _RESHAPE
+        for own, body in steps:
+            self.consumers.progressed(own, body)
         if self.ring is not None:
             self.ring.changed(changes)
         self.epoch += 1
@@ -591,28 +591,30 @@ class Group:
         self.streams[name] = stream
         self.consumers.reshaped()
 
-    def set(self, settings: Settings) -> None:
-        """Put settings in force."""
-        floors = []
-        now = self.settings
+    def plan_settings(self, settings: Settings, *, cut: bool) -> Resetting:
+        """What the log has to say, and, with `cut`, what a new `depth` cuts, when settings are put in force."""
+        now, floors = self.settings, dict[int, int]()
         if (settings.replay, settings.ttl, settings.depth, settings.full) != (now.replay, now.ttl, now.depth, now.full):
             # What the old settings did not keep any more must not come back under the new ones.
             for stream in self.numbers.values():
                 stream.advance()
-                if stream.state.floor:
-                    floors.append([stream.number, stream.state.floor])
-        changes: list[Change] = []
-        if floors:
-            changes.append({"do": "floor", "floors": floors})
-        if settings != self.settings:
-            changes.append({"do": "ctl", "lines": settings.lines(given=True)})
-        if changes:
-            self.change(*changes)
+                floors[stream.number] = stream.state.floor
+        cuts: dict[Stream, Cut] = {}
+        if cut and (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old":
+            mine = [stream for stream in self.numbers.values() if stream.name != settings.dead]
+            cuts = {stream: stream.plan_cut(settings.depth) for stream in mine}
+            floors.update({stream.number: cut.floor for stream, cut in cuts.items()})
+        changes: list[Change] = [{"do": "ctl", "lines": settings.lines(given=True)}]
+        if kept_from := [[number, floor] for number, floor in floors.items() if floor]:
+            changes.insert(0, {"do": "floor", "floors": kept_from})
+        return Resetting(changes, cuts)
+
+    def put_in_force(self, settings: Settings, cuts: Mapping[Stream, Cut]) -> None:
+        """The log says so."""
         self.settings = settings
         self._keep_as_told()
-        if (settings.depth, settings.full) != (now.depth, now.full):
-            for stream in self.numbers.values():
-                self.bound_depth(stream)
+        for stream, cut in cuts.items():
+            stream.carry_out_cut(cut)
         self.consumers.rank_anew()
 
     def lines(self) -> list[str]:
@@ -650,7 +652,7 @@ class Group:
     def refuse(self, user: User, file: str, text: str) -> None:
         """Remember why a write was refused."""
         self.counts.refused += 1
-        self.refusals.append(Refused(self.tree.clock.wall_ns(), user.uid, user.pid, file, text))
+        self.refusals.add(Refused(self.tree.clock.wall_ns(), user.uid, user.pid, file, text))
 
     def unblock(self) -> None:
         """Something may have made room: let blocked writers go on."""

@@ -8,7 +8,6 @@ and in its stream it stands where it could first be read.
 from __future__ import annotations
 
 import heapq
-import logging
 from typing import TYPE_CHECKING
 
 from mqfs import errors, headers, limits
@@ -18,9 +17,7 @@ from mqfs.types import Draft, Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
-
-log = logging.getLogger("mqfs.engine")
+    from mqfs.engine.stream import Steps, Stream
 
 
 class Held:
@@ -110,9 +107,8 @@ class Held:
             self.group.reserve_room(len(record.body) + len(head) + 40)
             made = self.group.append_message(stream, record.body, head, [Draft(Kind.ACK, PUT, steps)])
         except (errors.MqfsError, OSError) as error:
-            log.warning(
-                "group %d: message %d, which is due, cannot be appended: %s", self.group.number, sequence, error
-            )
+            text = f"message {sequence}, which is due, cannot be appended: {error}"
+            self.group.tree.faults.report(self.group.number, text)
             return False
         self._done(sequence, steps)
         self.group.announce(stream, made, record.body, head)
@@ -138,11 +134,19 @@ class Held:
 
     def drop(self, sequences: list[int]) -> None:
         """These are not wanted any more."""
+        if sequences:
+            self.group.change(steps=self.drop_steps(sequences))
+            self.dropped(sequences)
+
+    def drop_steps(self, sequences: list[int]) -> list[Steps]:
+        """What is to be recorded so that these are not wanted any more."""
         own = self.group.state.nameless(PUT)
         assert own is not None
+        return [(own, self._step(sequence)) for sequence in sequences]
+
+    def dropped(self, sequences: list[int]) -> None:
+        """That was recorded."""
         for sequence in sequences:
-            steps = self._step(sequence)
-            self.group.consumers.acknowledge(own, steps)
             del self._streams[sequence]
 
 

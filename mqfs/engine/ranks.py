@@ -6,7 +6,7 @@ Owns that list, in memory: about 200 B for each such message that is kept. All o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, headers
@@ -97,10 +97,10 @@ class Ranks:
         self._all()
         return self._singles.setdefault(stream, []) if self._singles else []
 
-    def with_singles(self) -> list[int]:
+    def with_singles(self) -> Collection[int]:
         """The streams that have, or had, messages for one taker."""
         self._all()
-        return list(self._singles)
+        return self._singles.keys()
 
     def is_single(self, sequence: int) -> bool:
         rank = self._all().get(sequence)

@@ -125,9 +125,6 @@ def who(group: Group, user: User) -> str:
 def refusals(group: Group, user: User) -> str:
     """One JSON object a line for each refused write: the user's own, or all for the owner."""
     everything = user.uid in (0, group.state.uid)
-    rows = (
-        {"time": r.time_ns / 1e9, "uid": r.uid, "pid": r.pid, "file": r.file, "text": r.text}
-        for r in group.refusals
-        if everything or r.uid == user.uid
-    )
+    known = group.refusals.all() if everything else group.refusals.of(user.uid)
+    rows = ({"time": r.time_ns / 1e9, "uid": r.uid, "pid": r.pid, "file": r.file, "text": r.text} for r in known)
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

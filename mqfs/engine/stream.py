@@ -22,6 +22,7 @@ from mqfs.types import Kind, Record, Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.consumer import Consumer
+    from mqfs.engine.ctl import Depth
     from mqfs.engine.files import Reader
     from mqfs.engine.group import Group
     from mqfs.engine.ids import PutId
@@ -325,28 +326,19 @@ class Stream(Numbered):
         """Whether so much more fits below `depth`, nothing being taken away. Raises TooLong for what never would."""
         if self.group.settings.full != "drop-old" or self.group.settings.depth.size:
             self._require_fit(messages, size)
-        if not self._fits(self, messages, size):
+        depth = self.group.settings.depth
+        if not _fits(depth, self, messages, size):
             self.advance()
-        return self._fits(self, messages, size)
+        return _fits(depth, self, messages, size)
 
     def _require_fit(self, messages: int, size: int) -> None:
         depth = self.group.settings.depth
         if (depth.size and size > depth.size) or (depth.messages and messages > depth.messages):
             raise errors.TooLong("it alone is more than the depth of the stream")
 
-    def _fits(self, kept: Stream | Cut, messages: int, size: int) -> bool:
-        depth = self.group.settings.depth
-        if kept.count < 0:
-            return False
-        if depth.messages and kept.count + messages > depth.messages:
-            return False
-        return not (depth.size and kept.size + size > depth.size)
-
     def cut_to_depth(self, messages: int = 0, size: int = 0) -> None:
         """Take away the oldest until the rest fits, and so much more."""
-        cut = self.begin_cut()
-        while cut.count > 0 and not self._fits(cut, messages, size):
-            self.extend_cut(cut)
+        cut = self.plan_cut(self.group.settings.depth, messages, size)
         if cut.floor != self.state.floor and self._outlasts_readers:
             self.group.note_floors({self.number: cut.floor})
         self.carry_out_cut(cut)
@@ -356,6 +348,12 @@ class Stream(Numbered):
         """Whether what it keeps after a start is told by what consumers have acknowledged, and not by `depth`."""
         settings = self.group.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
+
+    def plan_cut(self, depth: Depth, messages: int = 0, size: int = 0) -> Cut:
+        cut = self.begin_cut()
+        while cut.count > 0 and not _fits(depth, cut, messages, size):
+            self.extend_cut(cut)
+        return cut
 
     def begin_cut(self) -> Cut:
         """Nothing of it yet."""
@@ -575,6 +573,15 @@ class Stream(Numbered):
             post.undo()
         self.group.tree.parked -= 1
         wait.fail(error)
+
+
+def _fits(depth: Depth, kept: Stream | Cut, messages: int, size: int) -> bool:
+    """Whether so much more fits below `depth`; not where it was not counted."""
+    if kept.count < 0:
+        return False
+    if depth.messages and kept.count + messages > depth.messages:
+        return False
+    return not (depth.size and kept.size + size > depth.size)
 
 
 Parked = dict["Reader", dict[Wait[bytes], tuple[int, int]]]  # each wait with its read's count and offset

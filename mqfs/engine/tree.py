@@ -330,7 +330,7 @@ class Tree:
         if name in group.consumers:
             raise errors.Exists(name)
         check_name(name)
-        made = group.consumers.make(name, "", user, mode)
+        made = group.consumers.make(name, user, mode)
         return group.promised(made)
 
     def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
@@ -386,7 +386,7 @@ class Tree:
         elif isinstance(node, Consumer):
             group.consumers.remove(node)
         else:
-            group.views.unbind(name, None)
+            group.views.unbind(name)
         return group.promised(None)
 
     def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:

@@ -41,6 +41,7 @@ class View(Numbered):
         """Its patterns have changed."""
         self.programs = [p for text in self.state.patterns if program.is_program(text) and (p := self._parse(text))]
         self.patterns = [text for text in self.state.patterns if not program.is_program(text)]
+        self.bound = len(self.state.patterns)
 
     def _parse(self, text: str) -> Program | None:
         """None where a function of it is not installed any more: it selects nothing, and the start goes on."""

@@ -38,7 +38,7 @@ class Views(dict[str, View]):
 
     def _enter(self, view: View) -> None:
         self[view.name] = view
-        self.bound += len(view.state.patterns)
+        self.bound += view.bound
         for pattern in view.patterns:
             self._patterns.add(pattern, view.name)
         self._note_programs(view)
@@ -49,41 +49,38 @@ class Views(dict[str, View]):
         else:
             self._routing.pop(view.name, None)
 
-    def bind(self, name: str, pattern: str) -> None:
-        """A pattern or program more for a view, which is made if it is not there. Both were checked."""
-        view = self.get(name)
-        if view is not None and pattern in view.state.patterns:
-            return
-        number = self.group.state.next_stream
-        now = self.group.tree.clock.wall_ns()
-        self.group.change({"do": "bind", "number": number, "name": name, "pattern": pattern, "time": now})
-        if view is None:
-            self._enter(View(self.group, self.group.state.views[name]))
-        else:
-            self.bound += 1
-            view.refresh()
-            if pattern in view.patterns:
-                self._patterns.add(pattern, name)
-            self._note_programs(view)
-        self.group.consumers.rank_anew()
+    def unbind(self, name: str) -> None:
+        """All patterns and programs of a view."""
+        self.group.change({"do": "unbind", "name": name, "pattern": None})
+        self.refresh(name)
 
-    def unbind(self, name: str, pattern: str | None) -> None:
-        """One pattern or program of a view less, or all of them; without any it is gone."""
-        view = self[name]
-        before, bound = view.patterns, len(view.state.patterns)
-        self.group.change({"do": "unbind", "name": name, "pattern": pattern})
-        self.bound -= bound - len(view.state.patterns)
-        view.refresh()
-        self._note_programs(view)
-        for text in before:
-            if text not in view.patterns:
-                self._patterns.remove(text, name)
-        if not view.state.patterns:
-            del self[name]
-            view.removed = True
-            end_parked(view.parked, self.group)
+    def refresh(self, name: str) -> None:
+        """What the state says of that view has changed."""
+        view, own = self.get(name), self.group.state.views.get(name)
+        if view is not None:
+            self._leave(view)
+        if view is not None and view.state is own:
+            view.refresh()
+            self._enter(view)
+        else:
+            if view is not None:
+                self._end(view)
+            if own is not None:
+                self._enter(View(self.group, own))
         self.group.consumers.reshaped()
         self.group.consumers.rank_anew()
+
+    def _leave(self, view: View) -> None:
+        """Forget what it is bound to."""
+        self._routing.pop(view.name, None)
+        for pattern in view.patterns:
+            self._patterns.remove(pattern, view.name)
+        self.bound -= view.bound
+
+    def _end(self, view: View) -> None:
+        del self[view.name]
+        view.removed = True
+        end_parked(view.parked, self.group)
 
     def _look_up_views(self, stream: Stream) -> tuple[frozenset[str], frozenset[str]]:
         found = stream.views

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mqfs.engine.ctl import Depth, Settings, parse, parse_duration, parse_settings, print_duration
 from mqfs.engine.names import quote, split
 from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted
-from tests.engine.conftest import ANNA, Hand
+from tests.engine.conftest import ANNA, ROOT, Hand
 
 SETTINGS = st.builds(
     Settings,
@@ -136,3 +136,16 @@ def test_who_may_attach_to_the_ring_is_printed_and_kept(hand: Hand) -> None:
 def test_parse_tells_the_settings_in_force_at_each_line() -> None:
     steps = parse("protect on\nclear\nprotect off\nclear\n", Settings())
     assert [settings.protect for settings, _ in steps] == [True, True, False, False]
+
+
+THINNED = [("drop s 2 4", "depth 3"), ("depth 3", "drop s 2 4"), ("clear t", "depth 3")]
+
+
+@pytest.mark.parametrize("lines", THINNED, ids=str)
+def test_a_depth_cuts_no_more_than_it_has_to(hand: Hand, lines: tuple[str, ...]) -> None:
+    for name in ("s", "t"):
+        hand.stream(name)
+    hand.write("s", *(b"%d" % number for number in range(5)))
+    hand.ctl(*lines)
+    handle = hand.tree.open(ROOT, hand.tree.find(ROOT, "g/.kept/s"), os.O_RDONLY)
+    assert len(bytes(handle.read(64))) == 3  # type: ignore[arg-type]

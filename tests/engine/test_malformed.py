@@ -17,7 +17,8 @@ from mqfs import bulk, headers
 from mqfs.client.bodies import Assembly
 from mqfs.engine.names import check_name
 from mqfs.engine.tree import Tree
-from mqfs.errors import BadCommand, BadStore, MqfsError
+from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
+from mqfs.state import PUT
 from mqfs.store.memory import MemoryStore
 from mqfs.types import Kind, Message, Wait
 from tests.campaign import seed, size
@@ -205,3 +206,30 @@ def test_a_part_that_makes_no_sense_is_refused_where_it_is_written(
             with pytest.raises(BadCommand, match=r"bad header 'part': .* \(expected "):
                 handle.write(data)
     assert hand.group.streams["s"].written == 3
+
+
+@pytest.mark.parametrize(
+    "texts", [{}, {"to": "16"}, {"to": "x", "due": "1"}, {"to": "16", "due": "9" * 5_000}], ids=lambda t: str(t)[:24]
+)
+def test_a_group_that_cannot_be_started_is_read_only_and_the_log_has_a_line(
+    texts: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a message that waits for its time it does not say for which stream, or until when."""
+    logging.getLogger("mqfs.engine").setLevel(logging.NOTSET)
+    hand = busy()
+    hand.group.bucket.append(Kind.MESSAGE, PUT, 0, b"odd", headers.encode(texts))
+    tree = Tree(hand.tree.store, hand.clock, owner=ROOT)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"group {hand.group.number}: finding delayed messages failed: ")
+    stats = json.loads(tree.open(ROOT, tree.find(ROOT, "g/.stats"), os.O_RDONLY).read(1 << 20))  # type: ignore[arg-type]
+    assert stats["read_only"]
+    with pytest.raises(ReadOnly):
+        tree.open(ROOT, tree.find(ROOT, "g/s"), os.O_WRONLY).write(b"no")
+    assert tree.open(ROOT, tree.find(ROOT, "g/.kept/s"), os.O_RDONLY).read(3) == b"one"
+    assert tree.open(ROOT, tree.find(ROOT, "other/s"), os.O_WRONLY).write(b"yes") == 3
+    for _ in range(180):
+        hand.clock.forward(1)
+        tree.tick()
+    tree.close()
+    assert len(caplog.records) <= 4, "at most one a minute"

@@ -221,7 +221,7 @@ def test_errors_shows_ones_own_or_all_to_the_owner(hand: Hand) -> None:
     for _ in range(100):
         with pytest.raises(errors.BadCommand):
             hand.ctl("nonsense")
-    assert len(hand.text(".errors").splitlines()) == limits.ERRORS
+    assert len(hand.text(".errors").splitlines()) == limits.ERRORS + 2, "and one of each of the others"
 
 
 def test_idle_streams_are_removed(hand: Hand) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from mqfs import errors
-from tests.crash.liar import LyingDisk
+from tests.campaign import seed
+from tests.crash.liar import LyingDisk, Stopped
 from tests.engine.conftest import ROOT
 from tests.store.small import SMALL, lowered
 from tests.units.test_crash import Lying
@@ -72,7 +74,11 @@ DEEDS: dict[str, Deed] = {
     "clear all": lambda u: u.ctl("clear"),
     "drop": lambda u: u.ctl("drop s 2 4"),
     "drop delayed": lambda u: u.ctl("drop s 10"),
+    "depth by count": lambda u: u.ctl("depth 3"),
+    "settings": lambda u: u.ctl("ttl 1h", "depth 9", "replay last", "lease 5s", "full reject"),
+    "settings and names": lambda u: u.ctl("ttl 1h", "consumer x", "bind more t", "unbind view", "remove v", "clear t"),
     "redrive": lambda u: u.ctl("redrive"),
+    "consumer": lambda u: u.ctl("consumer new s"),
     "remove consumer": lambda u: u.ctl("remove back"),
     "remove stream": lambda u: u.tree.unlink(ROOT, u.group, "s"),
     "rename": lambda u: u.tree.rename(ROOT, u.group, "s", u.group, "z"),
@@ -137,3 +143,34 @@ def test_what_the_log_does_not_take_has_not_happened(what: str, number: int) -> 
     while attempt(prepare, number, call):
         call += 1
     assert call > 1
+
+
+LINES = ("ttl 1h", "depth 4", "replay last", "consumer x t", "consumer w s backlog 3", "bind more t", "bind view t",
+         "consumer y more private", "remove v", "clear t", "drop s 3 10", "unbind view", "bind view #.s")  # fmt: skip
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power loss"])
+def test_one_write_to_ctl_holds_whole_or_not_at_all_after_a_crash(power: bool) -> None:
+    luck = random.Random(seed())
+    for call in range(1, 100):
+        disk = LyingDisk()
+        u = scene(disk)
+        u.group.bucket.sync()
+        before = seen(u, claims=False)
+        disk.stop_at = disk.calls + call
+        try:
+            u.ctl(*LINES)
+        except Stopped:
+            disk.stop_at = 0
+            found = seen(Lying(disk.after_power_loss(luck) if power else disk.after_kill()), claims=False)
+            assert found == before or (found["names"] == names_after() and found["next_stream"] > before["next_stream"])
+        else:
+            assert call > 1
+            assert seen(u, claims=False)["names"] == names_after()
+            return
+
+
+def names_after() -> Any:
+    u = scene(LyingDisk())
+    u.ctl(*LINES)
+    return seen(u)["names"]
