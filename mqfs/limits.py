@@ -87,6 +87,8 @@ HANDSHAKE_S = 10.0  # from a connection to its Tattach: who does not say who the
 NAMES_S = 60.0  # that what the system says of users and groups is remembered
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred
 TOKEN_LEAST_BYTES = 16  # of a secret: shorter ones can be guessed
+TOKEN_GUESSES = 3  # wrong ones before a connection ends
+TOKEN_DELAY_S = 2.0  # until a wrong one is answered, and its connection's place free: some 1,000 a second of one host
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them
 
 # FUSE
