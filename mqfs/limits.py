@@ -92,6 +92,7 @@ TOKEN_DELAY_S = 2.0  # until a wrong one is answered, and its connection's place
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them
 
 # FUSE
+UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file twice: see nodes.py
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
 LOCKS = 65_536  # flock and POSIX locks of the whole mount
 INTERRUPTS = 1_024  # remembered that came before their request; and threads told to look a name up again
