@@ -177,6 +177,12 @@ class BadFrame(MqfsError):
     errno, text, http = _errno.EPROTO, "malformed 9P message", 400
 
 
+class BadTokens(BadFrame):
+    """Wrong tokens, one after another; it ends its connection as a broken protocol does."""
+
+    errno, text, http = _errno.EACCES, "permission denied", 401
+
+
 class BadFid(MqfsError):
     """A 9P fid that is not known, already in use, or not open in the way the request needs."""
 

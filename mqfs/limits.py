@@ -93,9 +93,12 @@ HANDSHAKE_S = 10.0  # from a connection to its Tattach: who does not say who the
 NAMES_S = 60.0  # that what the system says of users and groups is remembered
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred
 TOKEN_LEAST_BYTES = 16  # of a secret: shorter ones can be guessed
+TOKEN_GUESSES = 3  # wrong ones before a connection ends
+TOKEN_DELAY_S = 2.0  # until a wrong one is answered, and its connection's place free: some 1,000 a second of one host
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them
 
 # FUSE
+UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file twice: see nodes.py
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
 LOCKS = 65_536  # flock and POSIX locks of the whole mount
 INTERRUPTS = 1_024  # remembered that came before their request; and threads told to look a name up again

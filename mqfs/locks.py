@@ -7,7 +7,9 @@ interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from mqfs import limits
@@ -35,12 +37,82 @@ class Key(NamedTuple):
     flock: bool
 
 
+class Ranges:
+    """What is held of one file, ordered by where it begins, so that few locks are looked at for a range."""
+
+    def __init__(self) -> None:
+        self._locks: list[Held] = []
+        self._starts: list[int] = []
+        self._longest = 0  # that any of them was
+        self._owned: dict[Hashable, set[Held]] = {}
+        self._exclusive = 0
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def has(self, lock: Held) -> bool:
+        return lock in self._owned.get(lock.owner, ())
+
+    def through(self, through: Hashable) -> list[Held]:
+        return [lock for lock in self._locks if lock.through == through]
+
+    def _window(self, start: int, end: int) -> slice:
+        """Where in the list all are that may overlap a range."""
+        return slice(bisect_right(self._starts, start - self._longest), bisect_left(self._starts, end))
+
+    def conflict(self, wanted: Held) -> Held | None:
+        """Somebody else's lock that stands in the way."""
+        if not wanted.exclusive and not self._exclusive:
+            return None
+        window = self._window(wanted.start, wanted.end)
+        for at in range(window.start, window.stop):
+            lock = self._locks[at]
+            if lock.end > wanted.start and lock.owner != wanted.owner and (lock.exclusive or wanted.exclusive):
+                return lock
+        return None
+
+    def add(self, lock: Held) -> None:
+        """A lock on what its owner holds nothing of."""
+        at = bisect_right(self._starts, lock.start)
+        self._locks.insert(at, lock)
+        self._starts.insert(at, lock.start)
+        self._longest = max(self._longest, lock.end - lock.start)
+        self._exclusive += lock.exclusive
+        self._owned.setdefault(lock.owner, set()).add(lock)
+
+    def cut(self, owner: Hashable, start: int, end: int) -> bool:
+        """An owner holds nothing of a range any more. Whether it did."""
+        own = self._owned.get(owner)
+        if own is None:
+            return False
+        window = self._window(start, end)
+        near = own if len(own) < window.stop - window.start else self._locks[window]
+        found = [lock for lock in near if lock.owner == owner and lock.start < end and start < lock.end]
+        for lock in found:
+            self._remove(lock)
+            if lock.start < start:
+                self.add(lock._replace(end=start))
+            if end < lock.end:
+                self.add(lock._replace(start=end))
+        return bool(found)
+
+    def _remove(self, lock: Held) -> None:
+        at = self._locks.index(lock, bisect_left(self._starts, lock.start))
+        del self._locks[at], self._starts[at]
+        self._exclusive -= lock.exclusive
+        own = self._owned[lock.owner]
+        own.discard(lock)
+        if not own:
+            del self._owned[lock.owner]
+
+
 class Locks:
     """All locks of a tree."""
 
     def __init__(self) -> None:
-        self._held: dict[Key, list[Held]] = {}
+        self._held: dict[Key, Ranges] = {}
         self._waiting: dict[Key, dict[Wait[None], Held]] = {}
+        self._waiters: Counter[tuple[Key, Hashable]] = Counter()  # how many wait for each owner
         self._count = 0  # held and waited for
 
     def __len__(self) -> int:
@@ -48,18 +120,14 @@ class Locks:
 
     def conflict(self, key: Key, wanted: Held) -> Held | None:
         """Somebody else's lock that stands in the way."""
-        for lock in self._held.get(key, ()):
-            overlap = lock.start < wanted.end and wanted.start < lock.end
-            if overlap and lock.owner != wanted.owner and (lock.exclusive or wanted.exclusive):
-                return lock
-        return None
+        return self._held[key].conflict(wanted) if key in self._held else None
 
     def take(self, key: Key, wanted: Held, *, wait: bool) -> Step[None] | bool:
         """Take a lock in place of what its owner held of that range: None when held, False when another is in the way,
         or a Wait. A flock that is to change its kind is given up first, as flock(2) says. Raises OverLimit."""
         if self._count >= limits.LOCKS:
             raise OverLimit(f"{limits.LOCKS} locks are held")
-        if key.flock and wanted not in self._held.get(key, ()):
+        if key.flock and key in self._held and not self._held[key].has(wanted):
             self.release(key, wanted.owner)
         if self.conflict(key, wanted) is None:
             self._put(key, wanted)
@@ -68,55 +136,73 @@ class Locks:
             return False
         promise: Wait[None] = Wait(lambda promise: self._give_up(key, promise))
         self._waiting.setdefault(key, {})[promise] = wanted
+        self._waiters[key, wanted.owner] += 1
         self._count += 1
         return promise
 
     def _put(self, key: Key, wanted: Held) -> None:
-        self._cut(key, wanted.owner, wanted.start, wanted.end)
-        self._held.setdefault(key, []).append(wanted)
-        self._count += 1
+        ranges = self._held.setdefault(key, Ranges())
+        before = len(ranges)
+        ranges.cut(wanted.owner, wanted.start, wanted.end)
+        ranges.add(wanted)
+        self._count += len(ranges) - before
 
     def _give_up(self, key: Key, promise: Wait[None]) -> bool:
         waiting = self._waiting.get(key, {})
-        if waiting.pop(promise, None) is None:
+        wanted = waiting.pop(promise, None)
+        if wanted is None:
             return False
         self._count -= 1
+        self._waiters[key, wanted.owner] -= 1
+        if not self._waiters[key, wanted.owner]:
+            del self._waiters[key, wanted.owner]
         if not waiting:
             del self._waiting[key]
         return True
 
     def release(self, key: Key, owner: Hashable, start: int = 0, end: int = END) -> None:
         """Give up what an owner holds of a range; who waited for it gets it, in order."""
-        if key in self._held:
-            self._cut(key, owner, start, end)
-            if key in self._waiting:
-                self._serve(key)
+        if self._cut(key, owner, start, end):
+            self._serve(key, start, end)
 
     def release_through(self, key: Key, through: Hashable) -> None:
         """An open file is gone, and with it all locks taken through it."""
-        for lock in self._held.get(key, [])[:]:
-            if lock.through == through:
-                self.release(key, lock.owner, lock.start, lock.end)
+        freed = self._held[key].through(through) if key in self._held else []
+        for lock in freed:
+            self._cut(key, lock.owner, lock.start, lock.end)
+        if freed:
+            self._serve(key, 0, END)
 
-    def _cut(self, key: Key, owner: Hashable, start: int, end: int) -> None:
-        before = self._held.get(key, [])
-        left: list[Held] = []
-        for lock in before:
-            if lock.owner != owner or lock.end <= start or end <= lock.start:
-                left.append(lock)
+    def _cut(self, key: Key, owner: Hashable, start: int, end: int) -> bool:
+        """Whether it held anything of the range."""
+        ranges = self._held.get(key)
+        if ranges is None:
+            return False
+        before = len(ranges)
+        held = ranges.cut(owner, start, end)
+        self._count += len(ranges) - before
+        if not ranges:
+            del self._held[key]
+        return held
+
+    def _serve(self, key: Key, start: int, end: int) -> None:
+        """Who waited for a range gets it. Once one alone has all of it, only its own further locks may."""
+        alone: Hashable = None
+        for promise, wanted in first_and_rest(self._waiting.get(key, {})):
+            if alone is not None and wanted.owner != alone:
                 continue
-            if lock.start < start:
-                left.append(lock._replace(end=start))
-            if end < lock.end:
-                left.append(lock._replace(start=end))
-        self._count += len(left) - len(before)
-        if left:
-            self._held[key] = left
-        else:
-            self._held.pop(key, None)
-
-    def _serve(self, key: Key) -> None:
-        for promise, wanted in list(self._waiting[key].items()):
             if self.conflict(key, wanted) is None and self._give_up(key, promise):
                 self._put(key, wanted)
                 promise.settle(None)
+                if wanted.exclusive and wanted.start <= start and end <= wanted.end:
+                    alone = wanted.owner
+                    if (key, alone) not in self._waiters:
+                        return
+
+
+def first_and_rest(waiting: dict[Wait[None], Held]) -> Iterator[tuple[Wait[None], Held]]:
+    """All that wait, in order. The rest is copied only where the first was not all that is wanted."""
+    first = next(iter(waiting.items()), None)
+    if first is not None:
+        yield first
+        yield from [item for item in waiting.items() if item[0] is not first[0]]

@@ -64,7 +64,8 @@ def _wait_of(plan: Plan) -> Kept:
 def _served(transport: str, path: str) -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="mqfs-bench-") as short:  # the path of a socket has little room
         address, mount = f"unix!{short}/socket", os.path.join(short, "mount")
-        command = [sys.executable, "-m", "mqfs", "serve", "--store", os.path.join(path, "store"), "--listen", address]
+        command = [sys.executable, "-P", "-m", "mqfs", "serve"]  # -P: nothing is imported from the current folder
+        command += ["--store", os.path.join(path, "store"), "--listen", address]
         if transport == "file":
             os.mkdir(mount)
             command += ["--mount", mount]

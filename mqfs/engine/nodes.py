@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqfs import state
+from mqfs import limits, state
+from mqfs.errors import NotPermitted
 from mqfs.state import Attributes
 from mqfs.types import QTDIR, QTFILE, Qid
 
@@ -64,11 +65,20 @@ class Own(Numbered):
 class Meta(Own):
     """One of a group's own files: `ctl`, `order`, `.stats`, ..."""
 
-    __slots__ = ("default_mode", "group", "name", "number")
+    __slots__ = ("default_mode", "group", "name", "number", "unlinked")
 
     def __init__(self, group: Group, name: str) -> None:
         self.group, self.name = group, name
+        self.unlinked = 0, 0  # the process that last removed it, and when on the engine's clock
         self.number, self.default_mode = META_FILES[name]
+
+    def unlink(self, pid: int) -> None:
+        """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: it wants
+        to make the file anew (GNU tar), and would try for ever."""
+        (before, then), now = self.unlinked, self.group.tree.clock.engine_ns()
+        self.unlinked = pid, now
+        if pid and pid == before and now - then < limits.UNLINK_AGAIN_S * 1e9:
+            raise NotPermitted(f"{self.name} is always there; its process removed it a moment ago")
 
     @property
     def attributes(self) -> Attributes:

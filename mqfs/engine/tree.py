@@ -378,7 +378,10 @@ class Tree:
             raise errors.NotFound(name)
         if node.directory:
             raise errors.IsDirectory(name)
-        if isinstance(node, Meta | KeptFile):
+        if isinstance(node, Meta):
+            node.unlink(user.pid if user.where == "fuse" else 0)  # a 9P client has one for all its processes
+            return None
+        if isinstance(node, KeptFile):
             return None
         require_unprotected(group)
         if isinstance(node, Stream):

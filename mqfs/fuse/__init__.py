@@ -2,5 +2,5 @@
 
 `mount.FuseMount` is all that the server needs. `lane` answers data, lookups and listings on the device, `operations`
 what makes, changes, opens or removes files through pyfuse3; `nodes` is what both look up in, `people` says on whose
-behalf, `locks` keeps the locks that the kernel leaves to us, `wire` the structs.
+behalf, `processes` when a process has ended, `wire` the structs.
 """

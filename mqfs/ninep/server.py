@@ -95,6 +95,7 @@ class Connection:
         self.dirty = False  # in the server's list of those with replies to send
         self.ended = False
         self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
+        self.session.delay = self._delay
         self.sent = 0  # bytes
         self._held = 0  # bytes of memory that count as the client's
         self._unsent: list[memoryview] = []
@@ -110,6 +111,13 @@ class Connection:
         if not self.dirty and not self.ended:
             self.dirty = True
             self.server.woken(self)
+
+    def _delay(self, then: Callable[[], None]) -> None:
+        async def wait() -> None:
+            await trio.sleep(limits.TOKEN_DELAY_S)
+            then()
+
+        self.server.nursery.start_soon(wait)
 
     async def run(self) -> None:
         """Read and perform until the client goes, breaks the protocol, or the server ends."""
@@ -456,6 +464,8 @@ class Server:
         try:
             with sock:
                 await self._serve(connection)
+            if connection.session.wrong_tokens:
+                await trio.sleep(limits.TOKEN_DELAY_S)
         finally:
             self._strangers.pop(connection, None)
             self._places.give(peer.account)

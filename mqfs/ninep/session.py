@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mqfs import limits
@@ -21,6 +22,8 @@ from mqfs.errors import (
     BadFid,
     BadFrame,
     BadRequest,
+    BadTokens,
+    Denied,
     DiskFailed,
     Interrupted,
     IsDirectory,
@@ -85,6 +88,8 @@ class Session:
         self.v9fs = False  # attached as Linux v9fs says it is, in so many words
         self.msize = limits.MSIZE_LEAST
         self.attached = False
+        self.wrong_tokens = 0
+        self.delay: Callable[[Callable[[], None]], None] = lambda then: then()  # a driver with a clock does it later
         self.unsent = 0  # bytes that `take` returned and the driver could not send yet
         self.fids: dict[int, Fid] = {}
         self.proofs: dict[int, Proof] = {}  # the fids of Tauth
@@ -207,7 +212,7 @@ class Session:
             return
         request = decode(buffer, start, size, self.unix)
         if self._trace is not None:
-            self._trace(f"-> {show(request, TRACE_DATA_BYTES)}")
+            self._trace(f"-> {show(self._without_secrets(request), TRACE_DATA_BYTES)}")
         kind = type(request)
         if buffer[start + 4] & 1:
             raise BadFrame(f"{kind.__name__} from a client")
@@ -225,6 +230,11 @@ class Session:
             self._flush(request)
         else:
             self._perform(request)
+
+    def _without_secrets(self, request: Fcall) -> Fcall:
+        if isinstance(request, Twrite) and request.fid in self.proofs:
+            return request._replace(data=b"(a token)")
+        return request
 
     def _version(self, request: Tversion) -> None:
         """Begin anew: whatever was, is over."""
@@ -343,8 +353,7 @@ class Session:
             if tag in self._pending:
                 raise BadRequest(f"tag {tag} is in use")
             if fid is None and number in self.proofs:
-                proof = bytes(memoryview(buffer)[begin : begin + length])
-                self._put(RWRITE.pack(RWRITE.size, R_WRITE, tag, self.proofs[number].write(proof)))
+                self._prove(tag, self.proofs[number], bytes(memoryview(buffer)[begin : begin + length]))
                 return
             if fid is None or fid.writer is None:
                 raise BadFid(f"fid {number} is not open for writing")
@@ -360,6 +369,20 @@ class Session:
             raise
         except Exception as error:
             self._refuse(tag, error)
+
+    def _prove(self, tag: int, proof: Proof, token: bytes) -> None:
+        """A token. A wrong one is answered after a while, and the connection ends where they go on, or do not wait."""
+        if self.wrong_tokens and self._pending:
+            raise BadTokens("a token came before the wrong one was answered")
+        try:
+            self._put(RWRITE.pack(RWRITE.size, R_WRITE, tag, proof.write(token)))
+        except Denied as error:
+            self.wrong_tokens += 1
+            if self.wrong_tokens >= limits.TOKEN_GUESSES:
+                raise BadTokens(f"{self.wrong_tokens} wrong tokens") from None
+            wait: Wait[int] = Wait()
+            self._park(tag, Later(wait, lambda count: Rwrite(tag, count)))
+            self.delay(partial(wait.fail, error))
 
     def _park_write(self, tag: int, fid: Fid, wait: Wait[int]) -> None:
         if fid.nonblocking and not wait.settled and wait.cancel():

@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -296,3 +297,12 @@ def cpu(pids: list[int]) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def test_nothing_of_the_current_folder_is_run(tmp_path: Path) -> None:
+    for module in ("click", "trio", "attrs"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    program = [str(Path(sys.executable).with_name("mqfs")), "bench", "--messages", "10", "--json", "-"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, env=environment())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "ran").exists()

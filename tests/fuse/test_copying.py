@@ -124,3 +124,15 @@ print(spliced(fd), os.read(fd, 100))
 """
     with Child(mq, program) as child:
         assert child.line() == "EINVAL b'one\\n'"
+
+
+def test_tar_extracts_into_a_group_and_ends(mq: Path) -> None:
+    """A file that is there it unlinks, and makes anew; until then it does not stop."""
+    run("sh", "-c", "mkdir a b; echo x >a/s", cwd=mq)
+    script = "tar cf - -C a ./s ./ctl ./order | timeout 10 tar xf - -C b; echo ended $?"
+    done = subprocess.run(["sh", "-c", script], cwd=mq, capture_output=True, text=True, timeout=20)
+    assert "ended 2\n" in done.stdout
+    assert all(f"{name}: Cannot" in done.stderr for name in ("ctl", "order"))
+    assert (mq / "b" / "s").exists()
+    run("rm", "-r", "b", cwd=mq)
+    run("rm", "-r", "a", cwd=mq)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
 import mqfs
+from mqfs import limits
 from mqfs.errors import BadConfig, Denied
 from mqfs.ninep import blocking, tokens
 from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
-from tests.ninep.support import make_tree
+from tests.ninep.support import Raw, make_tree
 from tests.server.process import mqfs as run
-from tests.server.process import serving
+from tests.server.process import serving, until
 from tests.wire.test_dialogues import Dialogue, InMemory
 
 SECRET, OTHER = "a-secret-of-one-person", "0123456789abcdef"
@@ -108,3 +111,49 @@ def test_no_file(tmp_path: Path) -> None:
     assert done.stderr == (
         "mqfs: bad configuration: --token-file nowhere: No such file or directory; a file that can be read is right\n"
     )
+
+
+def knock(address: str, *tokens: str) -> tuple[list[str], float]:
+    """Tokens written one after another on one connection: what each is answered with, and how long it took."""
+    host, port = address.split("!")[1:]
+    began, found = time.monotonic(), []
+    raw = Raw(socket.create_connection((host, int(port)), 30))
+    raw.ask("Tversion tag NOTAG msize 8192 version 9P2000")
+    for token in tokens:
+        raw.ask('Tauth tag 1 afid 9 uname "" aname ""')
+        found.append(raw.ask(f'Twrite tag 1 fid 9 offset 0 data "{token}"'))
+        if found[-1] != "EOF":
+            raw.ask("Tclunk tag 1 fid 9")
+    raw.close()
+    return found, time.monotonic() - began
+
+
+def test_guessing_is_slow_and_ends(tmp_path: Path) -> None:
+    path = token_file(tmp_path, f"{os.geteuid()} {SECRET}\n")
+    with serving("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--trace", cwd=tmp_path) as server:
+        found = re.search(r"9P at (tcp!\S+)", server.text())
+        assert found is not None
+        answers, took = knock(found[1], "wrong-but-long-enough", "also-wrong-and-long", OTHER)
+        assert [answer.split()[0] for answer in answers] == ["Rerror", "Rerror", "EOF"]
+        assert took >= 2 * limits.TOKEN_DELAY_S
+        answers, _ = knock(found[1], "wrong-but-long-enough", SECRET)
+        assert [answer.split()[0] for answer in answers] == ["Rerror", "Rwrite"]
+        until(lambda: "permission denied: 3 wrong tokens" in server.text(), "it is logged")
+        assert all(secret not in server.text() for secret in (SECRET, OTHER, "long-enough"))
+        assert "(a token)" in server.text()
+
+
+def test_who_does_not_wait_for_the_answer_to_a_wrong_token_is_let_go(tmp_path: Path) -> None:
+    path = token_file(tmp_path, f"{os.geteuid()} {SECRET}\n")
+    with serving("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), cwd=tmp_path) as server:
+        found = re.search(r"9P at (tcp!\S+)", server.text())
+        assert found is not None
+        host, port = found[1].split("!")[1:]
+        raw = Raw(socket.create_connection((host, int(port)), 30))
+        raw.ask("Tversion tag NOTAG msize 8192 version 9P2000")
+        for fid in (8, 9):
+            raw.ask(f'Tauth tag 1 afid {fid} uname "" aname ""')
+        raw.send('Twrite tag 1 fid 8 offset 0 data "wrong-but-long-enough"')
+        raw.send(f'Twrite tag 2 fid 9 offset 0 data "{SECRET}"')
+        assert raw.reply() == "EOF"
+        raw.close()
