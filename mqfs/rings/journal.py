@@ -101,7 +101,8 @@ class Journal:
         self._patience = _PATIENCE_BYTES  # that are looked at for what is whole again
         self._taking = False
         # (position, the sequence behind it); of one that is further back the floor stays where it is
-        self._marks: deque[tuple[int, int]] = deque(maxlen=2 + 2 * made.size // _MARK_BYTES)
+        begin = self._taker.position, self.inner.next
+        self._marks: deque[tuple[int, int]] = deque([begin], 2 + 2 * made.size // _MARK_BYTES)
         self._followed = (0.0, False)  # (when it was looked, whether somebody does)
         inner = self.inner
         self.find, self.peek, self.scan, self.before, self.at = (

@@ -35,6 +35,9 @@ _LOOK_AGAIN_S = 0.05  # while somebody does
 _RETRY_S = 0.25  # when the log had no room
 
 
+_NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, OSError)  # but the disk's or the machine's
+
+
 class Follower:
     """The thread that sleeps until something is published in a ring, and then has the engine take it."""
 
@@ -158,6 +161,7 @@ class Rings:
         self._spoilt: dict[int, list[float]] = {}
         self._closing: Wait[None] | None = None
         self._untold: dict[int, list[Ring]] = {}  # of groups, generations before the one that is held
+        self._unready: dict[int, Exception] = {}  # groups whose log cannot be read now: their rings are kept
         self._keeper = KeeperLink(store.path) if store.path else None
         self._held = self._take_over()
 
@@ -173,6 +177,9 @@ class Rings:
             try:
                 held = ring.attach(fd, generation)
                 cast(Log, self._store.open(number)).continue_at(_first_untaken(held))
+            except _NOT_ITS_FAULT as error:
+                self._unready[number] = error
+                continue
             except Exception as error:
                 self._give_up(number, generation, fd, error)
                 continue
@@ -194,8 +201,11 @@ class Rings:
         self._drop(number, generation)
 
     def resume(self, group: Group) -> None:
-        """Go on with the ring that a group has, if it has. Before anything is written to the group."""
+        """Go on with the ring that a group has, if it has. Before anything is written to the group. Raises what its
+        log fails with: the ring stays with the keeper for the next start."""
         self._tree = group.tree
+        if group.number in self._unready:
+            raise self._unready[group.number]
         held = self._held.pop(group.number, None)
         for ended in self._untold.pop(group.number, []):
             told = functools.partial(self._tell, group.number, ended, group.bucket.next - 1)
@@ -204,6 +214,9 @@ class Rings:
             return
         try:
             own = self._begin(group, held)
+        except _NOT_ITS_FAULT as error:
+            self._unready[group.number] = error
+            raise
         except Exception as error:  # somebody else has the server's seat, say
             self._give_up(group.number, held.generation, held.fileno(), error)
             held.close()
@@ -245,8 +258,9 @@ class Rings:
             raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
         for stream in group.numbers.values():
             require(user, stream.state, R | W, stream.name)
-        if group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        failed = group.bucket.failed or self._unready.get(group.number)
+        if failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {failed}")
         if why := why_not(group.settings, bool(group.consumers.bounded)):
             raise errors.Unsupported(why)
         spoilt = self._spoilt.get(group.number, [])

@@ -6,6 +6,7 @@ retiring a ring and its end.
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 from collections.abc import Iterator
@@ -13,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from mqfs import ring
+from mqfs import errors, ring
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk, Stopped
-from tests.rings.rig import keeper
+from tests.rings.rig import Rig, keeper
 from tests.rings.story import Story, small
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
@@ -104,3 +105,35 @@ def test_power_loss(keeper: Any) -> None:
             assert story.rig is not None
             story.rig.stop()
             keeper("").quit()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.ENOSPC])
+def test_a_start_on_a_disk_that_fails_once(keeper: Any, error: int) -> None:
+    """Whichever call it is: what was published is in the ring still, for a start on a disk that is well."""
+    bodies = [b"%d" % number for number in range(3)]
+    failed = 1
+    with small():
+        for number in range(1, 200):
+            if not failed:
+                break
+            disk = LyingDisk()
+            rig = Rig("replay all", disk=disk)
+            client = rig.attach()
+            rig.write("s", b"before")
+            for body in bodies:
+                client.ring.publish(16, body, b"", 1, 0, 0)
+            rig.kill()
+            disk = disk.after_kill()
+            disk.fail_at, disk.fail_with = number, error
+            try:
+                rig = Rig(disk=disk)
+                rig.tick()
+                rig.kill()
+            except (errors.MqfsError, OSError):
+                pass
+            failed = len(disk.failed)
+            rig = Rig(disk=disk.after_kill())
+            assert [body for _, _, body in rig.log()] == [b"before", *bodies], f"call {number}: {disk.failed}"
+            rig.stop()
+            keeper("").quit()
+    assert number > 3

@@ -216,6 +216,33 @@ def test_ends_of_all_kinds() -> None:
     assert stale > size(300)
 
 
+@pytest.mark.parametrize("goes", ["it leaves", "its time is over"])
+def test_an_ended_ring_keeps_for_its_followers(goes: str) -> None:
+    """In a group that keeps nothing for those who are not there: until they have left their seats, or for so long."""
+    rig = Rig("sync off")
+    follower = rig.attach().ring.consumer(hold=True)
+    rig.write("s", b"0")
+    rig.own.journal.retire("the test wants it")
+    rig.write("s", b"1", b"2")
+    rig.group.trim(always=True)
+    assert [body for _, _, body in rig.log()] == [b"0", b"1", b"2"]
+    newer = rig.attach()
+    newer.ring.publish(16, b"3")  # nobody follows that one yet
+    rig.tick()
+    assert [body for _, _, body in rig.log()] == [b"0", b"1", b"2", b"3"]
+    with lowered(RING_CHANGE_S=0 if goes == "its time is over" else 60):
+        if goes == "it leaves":
+            follower.close()
+        rig.tick()
+    assert not rig.group.past_rings
+    rig.group.trim(always=True)
+    newer.ring.publish(16, b"4")
+    rig.pump()
+    assert b"4" not in [body for _, _, body in rig.log()]
+    assert rig.group.streams["s"].kept_from() == rig.group.bucket.next
+    rig.stop()
+
+
 @pytest.mark.timeout(300)
 def test_under_load(tmp_path: Path) -> None:
     """Processes publish flat out while rings are retired by everything that does."""
