@@ -67,7 +67,8 @@ class Cut:
     floor: int
     count: int
     size: int
-    gone: int = 0
+    gone: int = 0  # what is taken
+    gone_size: int = 0
     lost: int = 0  # messages among them
     last_lost: int = 0
 
@@ -350,7 +351,8 @@ class Stream(Numbered):
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
     def plan_cut(self, depth: Depth, messages: int = 0, size: int = 0) -> Cut:
-        cut = self.begin_cut()
+        """The oldest, until the rest and so much more fits."""
+        cut = Cut(self.state.floor, self.count, self.size)
         while cut.count > 0 and not _fits(depth, cut, messages, size):
             self.extend_cut(cut)
         return cut
@@ -363,6 +365,8 @@ class Stream(Numbered):
         """By the oldest message that would be left."""
         found = self.group.bucket.peek(self.number, cut.floor)
         if found is None:
+            cut.gone_size += cut.size
+            cut.gone += cut.count
             cut.count = cut.size = 0
             return
         sequence, size = found
@@ -371,12 +375,16 @@ class Stream(Numbered):
             cut.count -= 1
             cut.size -= size
             cut.gone += 1
-            cut.lost += bool(size)  # an end mark is no loss to anyone
-            cut.last_lost = sequence if size else cut.last_lost
+            cut.gone_size += size
+            if size:  # an end mark is no loss to anyone
+                cut.lost += 1
+                cut.last_lost = sequence
 
     def carry_out_cut(self, cut: Cut) -> None:
-        """Readers behind it are told. What has to be in the log is there."""
-        self.state.floor, self.count, self.size = max(cut.floor, self.state.floor), cut.count, cut.size
+        """Readers behind it are told. What has to be in the log is there; more may have been appended meanwhile."""
+        self.state.floor = cut.floor
+        self.count -= cut.gone
+        self.size -= cut.gone_size
         self.gone += cut.gone
         if cut.lost:
             self.cut = cut.last_lost + 1
