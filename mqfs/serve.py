@@ -124,6 +124,7 @@ class Server:
         self.options = options
         self.tokens = None if options.token_file is None else tokens.read_file(options.token_file)
         self.stopping = trio.Event()
+        self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.doors: list[SocketFile] = []
         self.refused: MqfsError | OSError | None = None  # why it could not start
         self.crashed = False
@@ -284,6 +285,14 @@ class Server:
                 log.info("%s: stopping", signal.Signals(number).name)
                 self.stopping.set()
 
+    def contain(self, step: Callable[[], None]) -> None:
+        """Do one step of periodic maintenance. What it raises ends neither the server nor the next step."""
+        try:
+            step()
+        except Exception as error:
+            log.error("periodic maintenance failed: %r", error, exc_info=not self.contained)
+            self.contained = True
+
     async def keep_house(self, tree: Tree, rings: Rings) -> None:
         """What is to be done once a second, and what the tree asked to be woken for."""
         sooner = trio.Event()
@@ -294,16 +303,12 @@ class Server:
         tree.alarmed = alarmed
         house_at = trio.current_time()
         while not self.stopping.is_set():
-            try:
-                if trio.current_time() >= house_at:
-                    house_at = trio.current_time() + TICK_S
-                    tree.tick()
-                    rings.tick()
-                    memory.give_back(tree.memory)
-                else:
-                    tree.wake()
-            except Exception as error:
-                log.error("house-keeping: %r", error)
+            if trio.current_time() >= house_at:
+                house_at = trio.current_time() + TICK_S
+                for step in (tree.tick, rings.tick, functools.partial(memory.give_back, tree.memory)):
+                    self.contain(step)
+            else:
+                self.contain(tree.wake)
             sooner = trio.Event()
             wait_s = house_at - trio.current_time()
             if (due := tree.next_alarm_ns) is not None:
