@@ -310,8 +310,8 @@ class Server:
                     rings.tick()
                 else:
                     tree.wake()
-            except Exception as error:
-                log.error("house-keeping: %r", error)
+            except (OSError, MqfsError) as error:
+                log.error("house-keeping: %s", error)
             sooner = trio.Event()
             wait_s = house_at - trio.current_time()
             if (due := tree.next_alarm_ns) is not None:
