@@ -71,15 +71,17 @@ def test_put_makes_a_stream_only_where_it_is_to(server: Server) -> None:
 
 def test_put_metadata(server: Server) -> None:
     group = server.group("put more", "replay all", streams=["e s"])
-    words = ["--ttl", "1h", "--priority", 9, "--id", "a1", "--single", "-H", "lang=de", "--header", "a=b=c"]
+    words = ["--ttl", "1h", "--priority", 9, "--id", "a1", "-H", "lang=de", "--header", "a=b=c"]
     assert said("put", "-v", *words, group / "e s", "x") == "1\n"
     assert said("put", "--json", *words, group / "e s", "x") == '{"sequence": 1}\n'  # the same id
     assert said("put", "-v", group / "e s", "plain") == "2\n"
     first, second = kept(group)
-    expected = {"priority": "9", "ttl": "1h", "id": "a1", "single": "true", "lang": "de", "a": "b=c"}
+    expected = {"priority": "9", "ttl": "1h", "id": "a1", "lang": "de", "a": "b=c"}
     assert expected.items() <= first["headers"].items()
     assert set(second["headers"]) == {"sender"}
     assert re.fullmatch(r"(\d+\n){3}", said("put", "-v", "-l", group / "e s", input=b"1\n2\n3\n"))
+    assert said("put", "-v", "--single", group / "e s", "for one") == "6\n"
+    assert "for one\n" not in [row["body"] for row in kept(group)], "it is shown to nobody who merely reads"
 
 
 def test_put_for_later(server: Server) -> None:
