@@ -74,9 +74,24 @@ class Writers:
 
     def __init__(self, address: str, round_: int) -> None:
         self.acknowledged: list[bytes] = []
+        self.uncleared: list[bytes] = []  # of the group that is cleared again and again: acknowledged since
+        self.cleared: set[bytes] = set()  # and what is gone, by an acknowledged `clear`
         self.threads = [threading.Thread(target=self._write, args=(address, round_, n)) for n in range(WRITERS)]
+        self.threads.append(threading.Thread(target=self._write_and_clear, args=(address, round_)))
         for thread in self.threads:
             thread.start()
+
+    def _write_and_clear(self, address: str, round_: int) -> None:
+        with contextlib.suppress(MqfsError, OSError), connect(address) as tree:
+            stream, ctl = tree.open("cleared/s", "w"), tree.open("cleared/ctl", "w")
+            for count in range(1_000_000):
+                body = b"%d.%d." % (round_, count) + b"x" * (count * 37 % 900)
+                stream.write(body)
+                self.uncleared.append(body)
+                if count % 11 == 10:
+                    before, self.uncleared = self.uncleared, []  # a clear may be done without an answer
+                    ctl.write(b"clear\n")
+                    self.cleared.update(before)
 
     def _write(self, address: str, round_: int, number: int) -> None:
         with contextlib.suppress(MqfsError, OSError), connect(address) as tree:
@@ -92,10 +107,10 @@ class Writers:
             assert not thread.is_alive()
 
 
-def read_all(address: str) -> list[bytes]:
+def read_all(address: str, group: str) -> list[bytes]:
     found = []
     with connect(address) as tree:
-        cursor = tree.open("g/.cursor", "r+")
+        cursor = tree.open(f"{group}/.cursor", "r+")
         cursor.write(b"seek first\nuntil end\n")
         while body := cursor.read(1 << 20):
             found.append(body)
@@ -114,26 +129,31 @@ def test_power_is_cut(kind: str, tmp_path: Path) -> None:
     run(*MAKE[kind], durable)
     with mounted(durable, at), serving("--store", "at/store", "--listen", "unix!s", cwd=tmp_path) as server:
         with connect(f"unix!{tmp_path}/s") as tree:
-            tree.mkdir("g")
-            tree.open("g/ctl", "w").write(b"replay all\n")
-            for number in range(3):
-                tree.create(f"g/s{number}").close()
+            for path in ("g/s0", "g/s1", "g/s2", "cleared/s"):
+                group = path.partition("/")[0]
+                if group not in tree.list(""):
+                    tree.mkdir(group)
+                    tree.open(f"{group}/ctl", "w").write(b"replay all\n")
+                tree.create(path).close()
         server.stop()
     acknowledged: list[bytes] = []
     for round_ in range(size(30)):
-        acknowledged += _write_until_cut(kind, tmp_path, durable, luck, round_)
+        writers = _write_until_cut(kind, tmp_path, durable, luck, round_)
+        acknowledged += writers.acknowledged
         with mounted(durable, at):
             lines: list[str] = []
             assert check(f"{at}/store", report=lines.append) == 0, lines
             with serving("--store", "at/store", "--listen", "unix!s", cwd=tmp_path):
-                found = read_all(f"unix!{tmp_path}/s")
+                found, uncleared = read_all(f"unix!{tmp_path}/s", "g"), read_all(f"unix!{tmp_path}/s", "cleared")
             assert len(set(found)) == len(found), "a message is there twice"
             missing = set(acknowledged) - set(found)
             assert not missing, f"round {round_}: {len(missing)} of {len(acknowledged)} lost: {min(missing)!r:.40}"
+            assert set(uncleared) >= set(writers.uncleared), "written after a clear, and gone"
+            assert not writers.cleared & set(uncleared), "cleared, and there"
 
 
-def _write_until_cut(kind: str, folder: Path, durable: Path, luck: random.Random, round_: int) -> list[bytes]:
-    """Serve the store on a disk whose power is cut at a random moment; what was acknowledged."""
+def _write_until_cut(kind: str, folder: Path, durable: Path, luck: random.Random, round_: int) -> Writers:
+    """Serve the store on a disk whose power is cut at a random moment."""
     disk = PowerDisk(folder / "disk", durable)
     try:
         with mounted(folder / "disk/disk", folder / "at", *MOUNT[kind]):
@@ -147,4 +167,4 @@ def _write_until_cut(kind: str, folder: Path, durable: Path, luck: random.Random
             writers.join()
     finally:
         disk.stop()
-    return writers.acknowledged
+    return writers
