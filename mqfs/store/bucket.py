@@ -14,6 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from math import inf
+from typing import Any
 
 from mqfs import errors, limits
 from mqfs.bulk import stamp
@@ -263,9 +264,13 @@ class DiskBucket(Syncing):
         data = encode(sequence, time_ns, stream, kind, flags, headers, body)
         position = segment.used
         if kind > 2:
-            others = segment.rows()
+            others: Any = segment.others
+            if others is None:
+                others = segment.rows()
         else:
-            index = segment.index or segment.load()
+            index: Any = segment.index
+            if index is None:
+                index = segment.load()
         fd = segment.fd if segment.fd >= 0 else segment.open()
         try:
             done = self._pwrite(fd, data, position)
@@ -282,17 +287,17 @@ class DiskBucket(Syncing):
             others.last_ns = time_ns
             return sequence
         self.next = sequence + 1
-        posting = index.postings.get(stream)  # type: ignore[attr-defined]
+        posting = index.postings.get(stream)
         if posting is None:
-            posting = index.postings[stream] = array("I")  # type: ignore[attr-defined]
+            posting = index.postings[stream] = array("I")
         posting.append(len(index.sequences))
-        index.sequences.append(sequence)  # type: ignore[attr-defined]
-        index.times.append(time_ns)  # type: ignore[attr-defined]
-        index.positions.append(position)  # type: ignore[attr-defined]
-        index.bodies.append(len(body))  # type: ignore[attr-defined]
-        index.streams.append(stream)  # type: ignore[attr-defined]
-        index.headers.append(len(headers))  # type: ignore[attr-defined]
-        index.kinds.append(kind)  # type: ignore[attr-defined]
+        index.sequences.append(sequence)
+        index.times.append(time_ns)
+        index.positions.append(position)
+        index.bodies.append(len(body))
+        index.streams.append(stream)
+        index.headers.append(len(headers))
+        index.kinds.append(kind)
         return sequence
 
     def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:

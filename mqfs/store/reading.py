@@ -153,7 +153,9 @@ class Reading:
         at = last if sequence >= self._firsts[-1] else max(0, bisect_right(self._firsts, sequence) - 1)
         while at <= last:
             segment = segments[at]
-            index = segment.index or segment.load()
+            index = segment.index
+            if index is None:
+                index = segment.load()
             ordinal = seek(index, stream, sequence)
             if ordinal >= 0 and (at == last or index.sequences[ordinal] < self._firsts[at + 1]):
                 return segment, index, ordinal
