@@ -580,7 +580,7 @@ class Group:
         stream.end()
         for cursor in [cursor for cursor in self.cursors if cursor.over]:
             cursor.end()
-        for consumer in list(self.consumers.waiting):
+        for consumer in self.consumers.all_waiting():
             consumer.serve()
         self.consumers.reshaped()
 
@@ -589,6 +589,7 @@ class Group:
         self.change({"do": "rename", "stream": stream.number, "name": name})
         del self.streams[old]
         self.streams[name] = stream
+        self.consumers.renamed(old, name)
         self.consumers.reshaped()
 
     def plan_settings(self, settings: Settings, *, cut: bool) -> Resetting:

@@ -21,7 +21,7 @@ from mqfs.state import ConsumerState, StreamState
 from mqfs.types import Kind, Record, Step, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.consumer import Consumer
+    from mqfs.engine.consumer import Consumer, Crowd
     from mqfs.engine.ctl import Depth
     from mqfs.engine.files import Reader
     from mqfs.engine.group import Group
@@ -80,11 +80,23 @@ class Clearing(NamedTuple):
     newest: int  # message that goes; 0: none
 
 
+class Routes(NamedTuple):
+    """Which named consumers a stream has, while the group's `shape` is the same."""
+
+    shape: int
+    crowds: tuple[Crowd, ...]
+    consumers: tuple[Consumer, ...]  # in the order in which they were made
+    bounded: tuple[Consumer, ...]  # those with a `backlog`
+
+
+NO_ROUTES = Routes(-1, (), (), ())
+
+
 class Stream(Numbered):
     """A file. Made and removed by its group."""
 
     __slots__ = (
-        "_covering",
+        "_routes",
         "_was_shared",
         "blocked",
         "count",
@@ -128,7 +140,7 @@ class Stream(Numbered):
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
         self.nameless: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
         self._was_shared = False  # when it was counted
-        self._covering: tuple[int, tuple[Consumer, ...]] = (-1, ())
+        self._routes = NO_ROUTES
 
     @property
     def name(self) -> str:
@@ -474,11 +486,27 @@ class Stream(Numbered):
 
     def consumers(self) -> tuple[Consumer, ...]:
         """The named consumers over it."""
-        shape = self.group.shape
-        if self._covering[0] != shape:
-            named = self.group.consumers.values()
-            self._covering = (shape, tuple(consumer for consumer in named if consumer.covers(self)))
-        return self._covering[1]
+        routes = self._routes
+        return routes.consumers if routes.shape == self.group.shape else self.routes().consumers
+
+    def routes(self) -> Routes:
+        if self._routes.shape != self.group.shape:
+            self._routes = self._look_up_routes()
+        return self._routes
+
+    def _look_up_routes(self) -> Routes:
+        crowds = tuple(self.group.consumers.crowds_of(self))
+        members = [consumer for crowd in crowds for consumer in crowd.members]
+        members.sort(key=lambda consumer: consumer.number)
+        return Routes(self.group.shape, crowds, tuple(members), tuple(c for c in members if c.state.backlog))
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether a consumer is to be told of each of its messages."""
+        routes, own = self.routes(), self.nameless
+        if routes.bounded or (own is not None and own.crowd.waiting):
+            return True
+        return any(crowd.waiting for crowd in routes.crowds)
 
     def _had_by_all(self, sequence: int) -> bool:
         hindmost = self.group.consumers.hindmost  # of thousands it answers for all, mostly

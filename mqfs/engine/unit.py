@@ -219,8 +219,7 @@ class Unit:
         return bool(
             group.order_parked
             or group.cursors_parked
-            or group.consumers.waiting
-            or group.consumers.bounded
+            or group.consumers.attend(self.tallies)
             or any(stream.parked for stream in self.tallies)
             or any(view.parked for view in group.views.values())
         )
