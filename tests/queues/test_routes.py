@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mqfs.errors import MqfsError
 from mqfs.types import Wait
+from tests.calls import calls
 from tests.queues.hand import Queues
-
-
-def calls(do: Callable[[], Any]) -> int:
-    """Calls of Python functions that it makes, the least of some runs."""
-    return min(_calls(do) for _ in range(5))
-
-
-def _calls(do: Callable[[], Any]) -> int:
-    count = 0
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(note)
-    try:
-        do()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def beside(over: list[str], count: int) -> Queues:
