@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
@@ -237,6 +237,23 @@ class Stream(Numbered):
         for consumer in self.sharers():
             common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
         return common
+
+    def is_thinned(self) -> bool:
+        """Whether some above the floor were had by all who share it."""
+        return bool(self._acknowledged(self.state.floor, None))
+
+    def listed(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """What whoever reads may see of it: sequences and body bytes, a stretch at a time, the oldest first."""
+        group, floor = self.group, max(self.state.floor, self.group.times.expired_before())
+        hidden = group.state.dropped.keys() | group.lapsed.keys() | group.ranks.all_singles()
+        had = self._acknowledged(floor, None)
+        for portion in reversed(list(group.bucket.listing({self.number: floor}, group.bucket.next))):
+            sequences, sizes = portion.columns(portion.messages)
+            if hidden or had:
+                rows = zip(sequences, sizes, strict=True)
+                left = [row for row in rows if row[0] not in hidden and not _lies_in(had, row[0])]
+                sequences, sizes = [row[0] for row in left], [row[1] for row in left]
+            yield sequences, sizes
 
     def absent(self, first: int, end: int | None = None) -> dict[int, int]:
         """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
@@ -601,6 +618,12 @@ class Stream(Numbered):
             post.undo()
         self.group.tree.parked -= 1
         wait.fail(error)
+
+
+def _lies_in(runs: list[tuple[int, int]], sequence: int) -> bool:
+    """Whether it is in one of those ranges, which ascend."""
+    at = bisect.bisect_right(runs, sequence, key=lambda run: run[0])
+    return at > 0 and sequence <= runs[at - 1][1]
 
 
 def _fits(depth: Depth, kept: Stream | Cut, messages: int, size: int) -> bool:

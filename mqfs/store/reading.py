@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Protocol
 
 from mqfs import errors, limits
@@ -17,9 +17,10 @@ from mqfs.store import spans
 from mqfs.store.committer import Committer
 from mqfs.store.disk import Disk
 from mqfs.store.index import Index, Plain, seek, seek_before, with_headers
+from mqfs.store.listing import listed
 from mqfs.store.segment import Files, Segment
 from mqfs.store.stretches import Cutter, chosen
-from mqfs.types import Kind, Record, Span, Stretch
+from mqfs.types import Kind, Listed, Record, Span, Stretch
 
 log = logging.getLogger("mqfs.store")
 
@@ -258,6 +259,14 @@ class Reading:
             begin = bisect_left(posting, bisect_left(index.sequences, sequence))
             to = bisect_left(posting, bisect_left(index.sequences, stop), begin)
             yield index, posting[begin:to]
+
+    def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
+        lowest = min(floors.values(), default=end)
+        for number in reversed(range(min(len(self._segments), bisect_right(self._firsts, end)))):
+            begin, stop = self._firsts[number], self._end_of(number)
+            if stop <= lowest:
+                return
+            yield listed(self._segments[number].load(), floors, begin, min(end, stop))
 
     def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
         cutter = Cutter(messages, size, limits.STRETCHES)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mqfs import limits
 from tests.calls import calls
 from tests.engine.conftest import Hand
+from tests.queues.hand import Queues
 
 
 def selecting(streams: int, patterns: int) -> Any:
@@ -27,3 +32,30 @@ def selecting(streams: int, patterns: int) -> Any:
 def test_patterns_are_matched_with_a_name_all_at_once() -> None:
     few = selecting(200, 4) - selecting(100, 4)
     assert selecting(200, 400) - selecting(100, 400) <= 2 * few
+
+
+def filled(path: Path, messages: int) -> Queues:
+    queues = Queues("replay all", path=path / str(messages))
+    queues.stream("t")
+    for number in range(messages):
+        queues.write("st"[number % 2], b"x")
+    queues.at(".stats").read(1)  # they are counted
+    return queues
+
+
+def seeking(queues: Queues, *lines: str) -> int:
+    cursor, count = queues.cursor(*lines), queues.group.streams["s"].count
+    return calls(lambda: cursor.write(b"seek -%d\n" % (count - 4)))
+
+
+@pytest.mark.parametrize("lines", [(), ("select s",), ("select #",)])
+def test_seeking_back_does_not_walk_the_messages(lines: tuple[str, ...], tmp_path: Path) -> None:
+    few, many = (seeking(filled(tmp_path, messages), *lines) for messages in (100, 2_000))
+    assert few == many
+
+
+def test_opening_a_snapshot_does_not_walk_the_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "KEPT_COPY_MESSAGES", 10)
+    both = [filled(tmp_path, messages) for messages in (100, 2_000)]
+    few, many = (calls(lambda queues=queues: queues.at(".kept/s")) for queues in both)
+    assert few == many
