@@ -377,6 +377,10 @@ class Bucket(Protocol):
         """The greatest sequence of a message (of `stream`) below `sequence`."""
         ...
 
+    def stretch_end(self, sequence: int) -> int:
+        """Where the stretch of the log that holds that sequence ends: room is given back by whole ones."""
+        ...
+
     def at(self, time_ns: int) -> int:
         """The sequence of the first message at or after that wall time; `next` if there is none."""
         ...

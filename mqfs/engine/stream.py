@@ -384,6 +384,19 @@ class Stream(Numbered):
             self.extend_cut(cut)
         return cut
 
+    def plan_cut_below(self, target: int) -> Cut | None:
+        """All below that sequence; None where nothing is."""
+        bucket, floor = self.group.bucket, self.state.floor
+        found = bucket.peek(self.number, floor)
+        if found is None or found[0] >= target:
+            return None
+        count, size = self._counted(floor, target)
+        lost = max(count - bucket.end_marks(self.number, floor, target), 0)
+        newest = bucket.before(target, self.number) or 0
+        while lost and newest >= floor and (self.is_gone(newest) or bucket.end_marks(self.number, newest, newest + 1)):
+            newest = bucket.before(newest, self.number) or 0
+        return Cut(target, self.count - count, self.size - size, count, lost, newest)
+
     def begin_cut(self) -> Cut:
         """Nothing of it yet."""
         return Cut(self.state.floor, self.count, self.size)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 MESSAGE = int(Kind.MESSAGE)
 _TOLD = 64  # messages announced before it is looked whether anyone still waits
-_ROUNDS = 16  # of cutting a sixteenth of the log
+_ROUNDS = 16  # of cutting the oldest stretch of the log
 
 
 @attrs.define

@@ -44,13 +44,17 @@ def _run(index: Index, stream: int, floor: int, low: int, high: int) -> Sequence
 def _columns(index: Index, runs: Sequence[Sequence[int]], newest: int) -> tuple[Sequence[int], Sequence[int]]:
     some = [run[-newest:] for run in runs] if newest else []
     ordinals = some[0] if len(some) == 1 else sorted(chain.from_iterable(some))[-newest:]
+    return pick(index.sequences, ordinals), pick(index.bodies, ordinals)
+
+
+def pick(column: Sequence[int], ordinals: Sequence[int]) -> Sequence[int]:
+    """What those messages have in a column."""
     if len(ordinals) < 2:
-        return [index.sequences[ordinal] for ordinal in ordinals], [index.bodies[ordinal] for ordinal in ordinals]
+        return [column[ordinal] for ordinal in ordinals]
     first, last = ordinals[0], ordinals[-1]
     if last - first + 1 == len(ordinals):
-        return index.sequences[first : last + 1], index.bodies[first : last + 1]
-    pick = itemgetter(*ordinals)
-    return pick(index.sequences), pick(index.bodies)
+        return column[first : last + 1]
+    return itemgetter(*ordinals)(column)  # type: ignore[no-any-return]
 
 
-__all__ = ["listed"]
+__all__ = ["listed", "pick"]

@@ -13,6 +13,7 @@ from typing import cast
 
 from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
+from mqfs.store.reading import PORTIONS
 from mqfs.store.staged import MemoryStaged
 from mqfs.store.stretches import of_sizes
 from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Listed, Log, Record, Span, Stretch
@@ -167,6 +168,9 @@ class MemoryBucket:
         sequences, at = self._search(sequence, stream)
         to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
         return to - at, sum(len(self._records[s].body) for s in sequences[at:to])
+
+    def stretch_end(self, sequence: int) -> int:
+        return min(sequence + (self.next - sequence) // PORTIONS + 1, self.next)
 
     def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
         sequences, at = self._search(sequence, None)

@@ -17,7 +17,7 @@ from mqfs.store import spans
 from mqfs.store.committer import Committer
 from mqfs.store.disk import Disk
 from mqfs.store.index import Index, Plain, seek, seek_before, with_headers
-from mqfs.store.listing import listed
+from mqfs.store.listing import listed, pick
 from mqfs.store.segment import Files, Segment
 from mqfs.store.stretches import Cutter, chosen
 from mqfs.types import Kind, Listed, Record, Span, Stretch
@@ -27,6 +27,8 @@ log = logging.getLogger("mqfs.store")
 _RESERVE = b'{"reserve":'
 _GAP = 4_096  # bytes of messages between two other records that are rather read than passed over
 _PIECE = 1 << 20  # of one read
+_END = bytes([Kind.END])
+PORTIONS = 16  # into which a log without sealed segments is cut
 
 
 class Home(Protocol):
@@ -235,15 +237,13 @@ class Reading:
         messages = size = 0
         for index, ordinals in self._range(stream, sequence, end):
             messages += len(ordinals)
-            bodies = index.bodies
-            size += sum([bodies[ordinal] for ordinal in ordinals])
+            size += sum(pick(index.bodies, ordinals))
         return messages, size
 
     def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
         marks = 0
         for index, ordinals in self._range(stream, sequence, end):
-            kinds = index.kinds
-            marks += sum([kinds[ordinal] == Kind.END for ordinal in ordinals])
+            marks += bytes(pick(index.kinds, ordinals)).count(_END)
         return marks
 
     def _range(self, stream: int, sequence: int, end: int | None) -> Iterator[tuple[Index, Sequence[int]]]:
@@ -267,6 +267,12 @@ class Reading:
             if stop <= lowest:
                 return
             yield listed(self._segments[number].load(), floors, begin, min(end, stop))
+
+    def stretch_end(self, sequence: int) -> int:
+        at = max(0, bisect_right(self._firsts, sequence) - 1)
+        if at + 1 < len(self._firsts):
+            return self._end_of(at)
+        return min(sequence + (self.next - sequence) // PORTIONS + 1, self.next)
 
     def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
         cutter = Cutter(messages, size, limits.STRETCHES)

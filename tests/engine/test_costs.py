@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs import limits
-from tests.calls import calls
+from tests.calls import calls, calls_once
 from tests.engine.conftest import Hand
 from tests.queues.hand import Queues
 
@@ -59,3 +59,43 @@ def test_opening_a_snapshot_does_not_walk_the_messages(tmp_path: Path, monkeypat
     both = [filled(tmp_path, messages) for messages in (100, 2_000)]
     few, many = (calls(lambda queues=queues: queues.at(".kept/s")) for queues in both)
     assert few == many
+
+
+def evicting(path: Path, messages: int) -> tuple[int, int]:
+    """What the write costs that finds a log at its bound, in calls; and how many messages it takes away."""
+    queues = Queues("replay all", path=path / str(messages))
+    stream, writer = queues.group.streams["s"], queues.at("s", os.O_WRONLY)
+    limits.SEGMENT_BYTES = messages * 40
+    limits.GROUP_BYTES = 8 * limits.SEGMENT_BYTES
+    cost = 0
+    while not stream.state.floor:
+        cost = calls_once(lambda: writer.write(b"x"))
+    return cost, queues.group.counts.cut
+
+
+def test_eviction_at_the_logs_bound_takes_one_stretch_and_does_not_walk_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 0)
+    monkeypatch.setattr(limits, "GROUP_BYTES", 0)
+    monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 1_024)
+    monkeypatch.setattr(limits, "TRIM_BYTES", 0)
+    (few, few_cut), (many, many_cut) = (evicting(tmp_path, messages) for messages in (200, 2_000))
+    assert few_cut <= 200
+    assert 1_000 < many_cut <= 2_000
+    assert many <= 2 * few
+
+
+def test_eviction_waits_for_the_disk_to_give_back_what_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 40_000)
+    monkeypatch.setattr(limits, "GROUP_BYTES", 400_000)
+    monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 1_024)
+    queues = Queues("replay all", path=tmp_path / "store")
+    monkeypatch.setattr(queues.group.bucket, "sync", lambda then=None, within_s=0.0: None)  # it takes its time
+    stream, writer = queues.group.streams["s"], queues.at("s", os.O_WRONLY)
+    while not stream.state.floor:
+        writer.write(b"x")
+    cut = queues.group.counts.cut
+    for _ in range(100):
+        writer.write(b"x")
+    assert queues.group.counts.cut == cut
