@@ -283,6 +283,13 @@ class Processes(Protocol):
 Committed = Callable[[OSError | None], None]
 
 
+class Listed(NamedTuple):
+    """Messages of some streams in a stretch of a log, end marks left out."""
+
+    messages: int
+    columns: Callable[[int], tuple[Sequence[int], Sequence[int]]]  # of the newest so many: sequences, and body bytes
+
+
 class Bucket(Protocol):
     """One group's log. All calls are synchronous and raise OSError where the disk fails; none waits for a sync.
 
@@ -370,6 +377,10 @@ class Bucket(Protocol):
         """The greatest sequence of a message (of `stream`) below `sequence`."""
         ...
 
+    def stretch_end(self, sequence: int) -> int:
+        """Where the stretch of the log that holds that sequence ends: room is given back by whole ones."""
+        ...
+
     def at(self, time_ns: int) -> int:
         """The sequence of the first message at or after that wall time; `next` if there is none."""
         ...
@@ -386,6 +397,11 @@ class Bucket(Protocol):
 
     def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
         """How many of what `tally` counts are end marks."""
+        ...
+
+    def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
+        """The messages of those streams, each from its floor on, below `end`: a stretch of the log at a time, the
+        newest first; from the index, which finds them by streams."""
         ...
 
     def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:

@@ -87,7 +87,7 @@ def _attended(group: Group, streams: list[Stream]) -> bool:
     """Whether anybody is to be told of a message one by one."""
     if group.order_parked or group.cursors_parked or group.order_watchers or group.cursor_watchers:
         return True
-    if group.consumers.waiting or group.consumers.bounded:
+    if group.consumers.attend(streams):
         return True
     if any(stream.parked or stream.watchers for stream in streams):
         return True

@@ -54,6 +54,16 @@ class Claim:
         self.deadline_ns = 0  # engine time; 0: none
 
 
+class Crowd:
+    """The named consumers that are over the same stream, view or group; a nameless one stands alone."""
+
+    __slots__ = ("members", "waiting")
+
+    def __init__(self) -> None:
+        self.members: dict[Consumer, None] = {}
+        self.waiting: dict[Consumer, None] = {}  # those with readers that wait
+
+
 class Consumer(Numbered):
     """Made and removed by its group."""
 
@@ -64,6 +74,7 @@ class Consumer(Numbered):
         self.takers: set[Taker] = set()  # handles open for reading and writing
         self.restless: set[Taker] = set()  # of them: those whose reads may end without a new message
         self.opens = 0
+        self.crowd = Crowd()  # of a named one: that of its group
         self.parked: dict[Wait[bytes], Taker] = {}  # reads that wait, in the order in which they began to
         self.watchers: dict[object, Callable[[], None]] = {}
         self.counts = Counts()
@@ -433,19 +444,21 @@ class Consumer(Numbered):
 
     def park(self, wait: Wait[bytes], taker: Taker) -> None:
         self.parked[wait] = taker
-        self.group.consumers.waiting[self] = None
+        self.crowd.waiting[self] = None
+        if taker.until != NEVER:
+            self.note_end(taker)
+
+    def note_end(self, taker: Taker) -> None:
+        """Reads of it that wait end at some sequence, whatever stream takes that."""
+        ends = [other.until for other in {taker, *self.parked.values()}]
+        self.group.consumers.end_at(self, min(ends))
 
     def unpark(self, wait: Wait[bytes]) -> bool:
         if self.parked.pop(wait, None) is None:
             return False
         if not self.parked and not self.watchers:
-            self.group.consumers.waiting.pop(self, None)
+            self.crowd.waiting.pop(self, None)
         return True
-
-    @property
-    def may_end(self) -> bool:
-        """Whether a read waits that ends at some sequence, whatever stream takes it."""
-        return any(taker.until != NEVER for taker in self.parked.values())
 
     def serve(self) -> None:
         """Hand what there is to who waits, first come first served."""
@@ -478,14 +491,14 @@ class Consumer(Numbered):
             self.watchers.pop(taker, None)
         else:
             self.watchers[taker] = then
-            self.group.consumers.waiting[self] = None
+            self.crowd.waiting[self] = None
 
     def _wake_watchers(self) -> None:
         if not self.watchers:
             return
         watchers, self.watchers = self.watchers, {}
         if not self.parked:
-            self.group.consumers.waiting.pop(self, None)
+            self.crowd.waiting.pop(self, None)
         for then in watchers.values():
             then()
 
@@ -664,4 +677,4 @@ def delivery_count(entry: Entry) -> int:
     return entry.failed + 1
 
 
-__all__ = ["UNTOUCHED", "Claim", "Consumer", "Untouched", "delivery_count"]
+__all__ = ["UNTOUCHED", "Claim", "Consumer", "Crowd", "Untouched", "delivery_count"]

@@ -6,17 +6,17 @@ reader gets, the consumer decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine import bodies
-from mqfs.engine.consumer import Consumer
+from mqfs.engine.consumer import Consumer, Crowd
 from mqfs.engine.lowest import Lowest
 from mqfs.engine.names import quote
 from mqfs.engine.nodes import bits_for_writers
-from mqfs.engine.ranks import Rank
+from mqfs.engine.ranks import NEVER, Rank
 from mqfs.engine.stream import Steps, Stream, Verdict
 from mqfs.state import Change, ConsumerState
 from mqfs.types import Draft, Kind, Record, User
@@ -33,7 +33,9 @@ class Consumers(dict[str, Consumer]):
     def __init__(self, group: Group) -> None:
         super().__init__()
         self.group = group
-        self.waiting: dict[Consumer, None] = {}  # those with readers that wait
+        self._crowds: dict[str, Crowd] = {}  # by the stream or view that they are over; "": the whole group
+        self._ends = Lowest()  # of consumers, the sequence at which a waiting read ends whatever stream takes it
+        self.next_end = NEVER  # the least of those
         self._lowest = Lowest()  # of those over the whole group
         self._bounded: list[Consumer] = []
         self._bounded_known = False
@@ -105,8 +107,47 @@ class Consumers(dict[str, Consumer]):
 
     def _enter(self, consumer: Consumer) -> None:
         self[consumer.name] = consumer
+        self._join(consumer)
         if not consumer.state.over:
             self._lowest.set(consumer.number, consumer.low)
+
+    # ------------------------------------------------------------ which of them a stream has
+
+    def _join(self, consumer: Consumer) -> None:
+        """Stand with the others that are over the same."""
+        consumer.crowd = self._crowds.setdefault(consumer.state.over, Crowd())
+        consumer.crowd.members[consumer] = None
+        if consumer.parked or consumer.watchers:
+            consumer.crowd.waiting[consumer] = None
+
+    def _leave(self, consumer: Consumer) -> None:
+        crowd = consumer.crowd
+        del crowd.members[consumer]
+        crowd.waiting.pop(consumer, None)
+        if not crowd.members:
+            del self._crowds[consumer.state.over]
+
+    def renamed(self, old: str, new: str) -> None:
+        """Consumers that were over a stream of the old name are over the new one: the state says so."""
+        if (crowd := self._crowds.pop(old, None)) is not None:
+            for consumer in crowd.members:
+                self._join(consumer)
+
+    def crowds_of(self, stream: Stream) -> list[Crowd]:
+        """All whose consumers cover the stream; see `Consumer.covers`."""
+        names = [stream.name]
+        if stream.name != self.group.settings.dead:
+            names = ["", stream.name, *self.group.views.of(stream)]
+        return [crowd for name in names if (crowd := self._crowds.get(name)) is not None]
+
+    def all_waiting(self) -> Iterator[Consumer]:
+        """Those with readers that wait."""
+        for crowd in list(self._crowds.values()):
+            yield from list(crowd.waiting)
+
+    def attend(self, streams: Iterable[Stream]) -> bool:
+        """Whether one of them is to be told of each message of these streams."""
+        return self.group.bucket.next >= self.next_end or any(stream.is_attended for stream in streams)
 
     @property
     def bounded(self) -> list[Consumer]:
@@ -191,7 +232,10 @@ class Consumers(dict[str, Consumer]):
     def removed(self, consumer: Consumer, covered: Iterable[Stream]) -> None:
         """The log says so."""
         del self[consumer.name]
+        self._leave(consumer)
+        self.group.shape += 1
         self._lowest.remove(consumer.number)
+        self._ends.remove(consumer.number)
         self._sleepers.pop(consumer, None)
         self._bounded_known = False
         consumer.removed = True
@@ -233,8 +277,8 @@ class Consumers(dict[str, Consumer]):
     def verdict(self, stream: Stream, messages: int) -> Verdict:
         """What `backlog` of consumers says."""
         full = self.group.settings.full
-        for consumer in self.bounded:
-            if full in ("reject", "block") and consumer.covers(stream) and consumer.overflows(messages):
+        for consumer in stream.routes().bounded:
+            if full in ("reject", "block") and consumer.overflows(messages):
                 if full == "block":
                     return Verdict.WAIT
                 raise errors.StreamFull(
@@ -245,9 +289,12 @@ class Consumers(dict[str, Consumer]):
     def full_for(self, messages: Mapping[Stream, int]) -> Stream | None:
         """As `verdict`, of a unit with so many for each stream: one of them for which a consumer has no room."""
         full = self.group.settings.full
-        for consumer in self.bounded if full in ("reject", "block") else ():
-            covered = [stream for stream in messages if consumer.covers(stream)]
-            if covered and consumer.overflows(sum(messages[stream] for stream in covered)):
+        covered_by: dict[Consumer, list[Stream]] = {}
+        for stream in messages if full in ("reject", "block") else ():
+            for consumer in stream.routes().bounded:
+                covered_by.setdefault(consumer, []).append(stream)
+        for consumer, covered in covered_by.items():
+            if consumer.overflows(sum(messages[stream] for stream in covered)):
                 if full == "block":
                     return covered[0]
                 raise errors.StreamFull(
@@ -259,14 +306,37 @@ class Consumers(dict[str, Consumer]):
         """A new message: for who waits, and to be counted."""
         if rank is not None:
             self._rank(stream, record.sequence, rank)
-        for consumer in self.bounded:
-            if consumer.covers(stream):
-                self._keep_bound(consumer, record)
+        routes = stream.routes()
+        for consumer in routes.bounded:
+            self._keep_bound(consumer, record)
         if stream.nameless is not None:
             stream.nameless.serve()
-        for consumer in list(self.waiting):
-            if consumer.covers(stream) or consumer.may_end:
-                consumer.serve()
+        for crowd in routes.crowds:
+            if crowd.waiting:
+                for consumer in list(crowd.waiting):
+                    consumer.serve()
+        if self.group.bucket.next >= self.next_end:
+            self._end_reads()
+
+    def end_at(self, consumer: Consumer, sequence: int) -> None:
+        """A read of it waits that ends there."""
+        self._ends.set(consumer.number, sequence)
+        self.next_end = self._ends.value
+
+    def _end_reads(self) -> None:
+        """Those that end here, whatever stream took the message."""
+        while (number := self._ends.name) is not None and self._ends.value <= self.group.bucket.next:
+            self._ends.remove(number)
+            own = self.group.state.consumers.get(number)
+            if own is not None and own.name in self:
+                self._end_reads_of(self[own.name])
+        self.next_end = self._ends.value
+
+    def _end_reads_of(self, consumer: Consumer) -> None:
+        consumer.serve()
+        ends = [taker.until for taker in consumer.parked.values() if taker.until > self.group.bucket.next]
+        if ends and min(ends) != NEVER:
+            self._ends.set(consumer.number, min(ends))
 
     def _rank(self, stream: Stream, sequence: int, rank: Rank) -> None:
         if stream.nameless is not None:

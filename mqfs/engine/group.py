@@ -98,6 +98,8 @@ class Group:
         self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
         self._trimmed_expired = 0
         self._loose = False  # something that was wanted then may not be any more
+        self._kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
+        self._cut_below = 0  # what the log's bound has cut last
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._cuts_settled = False
         self.times = Times(self)
@@ -233,11 +235,12 @@ class Group:
         if not (always or grown or loose or expired > self._trimmed_expired):
             return
         self._loose, self._trimmed_expired = False, expired
-        floors = {}
+        floors, self._kept_from = {}, self.bucket.next
         for stream in self.numbers.values():
             stream.advance()
-            if self.bucket.peek(stream.number, stream.state.floor) is not None:
+            if (kept := self.bucket.peek(stream.number, stream.state.floor)) is not None:
                 floors[stream.number] = stream.state.floor
+                self._kept_from = min(self._kept_from, kept[0])
         for absent in (self.state.dropped, self.lapsed):
             self._forget_absent(absent)
         if self.held.floor:
@@ -262,27 +265,23 @@ class Group:
         self._room = max(self.bound_bytes() - self.bucket.size - room, 0)
 
     def _relieve(self, room: int) -> None:
-        """The log reached its bound: cut the oldest sixteenth of it."""
+        """The log reached its bound: cut the oldest stretch of it that keeps something."""
         self.trim(always=True)
-        if self.bucket.size + room <= self.bound_bytes():
+        beyond = self.bucket.size + room - self.bound_bytes()
+        if beyond <= 0:
             return
         if self.settings.full != "drop-old":
             raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
-        oldest = self.bucket.first
-        target = oldest + (self.bucket.next - oldest) // 16 + 1
-        cuts = {stream: self._cut_below(stream, target) for stream in self.numbers.values()}
-        self.note_floors({stream.number: cut.floor for stream, cut in cuts.items()})
+        if self.bucket.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
+            return  # what was cut is given back as soon as the disk has that
+        self._cut_below = self.bucket.stretch_end(self._kept_from)
+        cuts = {stream: cut for stream in self.numbers.values() if (cut := stream.plan_cut_below(self._cut_below))}
+        if cuts:
+            self.note_floors({stream.number: cut.floor for stream, cut in cuts.items()})
         for stream, cut in cuts.items():
             stream.carry_out_cut(cut)
         self._trimmed_bytes = 0
         self.trim(always=True)
-
-    def _cut_below(self, stream: Stream, target: int) -> Cut:
-        stream.advance()
-        cut = stream.begin_cut()
-        while cut.count > 0 and cut.floor < target:
-            stream.extend_cut(cut)
-        return cut
 
     # ------------------------------------------------------------ the way of a write
 
@@ -580,7 +579,7 @@ class Group:
         stream.end()
         for cursor in [cursor for cursor in self.cursors if cursor.over]:
             cursor.end()
-        for consumer in list(self.consumers.waiting):
+        for consumer in self.consumers.all_waiting():
             consumer.serve()
         self.consumers.reshaped()
 
@@ -589,6 +588,7 @@ class Group:
         self.change({"do": "rename", "stream": stream.number, "name": name})
         del self.streams[old]
         self.streams[name] = stream
+        self.consumers.renamed(old, name)
         self.consumers.reshaped()
 
     def plan_settings(self, settings: Settings, *, cut: bool) -> Resetting:

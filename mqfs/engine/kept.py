@@ -6,13 +6,15 @@ gives up meanwhile is an error where it is read, never other bytes.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from bisect import bisect_right
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.files import Open
-from mqfs.types import Kind, Record, Step, User
+from mqfs.types import Step, User
 
 if TYPE_CHECKING:
     from mqfs.engine.nodes import KeptFile
@@ -32,30 +34,27 @@ class KeptHandle(Open):
         self._copy: bytes | None = None
         stream = node.stream
         stream.advance()
-        pieces: list[bytes] | None = []
-        size, position = 0, stream.state.floor
-        while (record := self._find(position)) is not None:
-            position = record.sequence + 1
-            if record.kind != Kind.MESSAGE or self.group.ranks.is_hidden(record) or not stream.visible(record):
-                continue
-            size += len(record.body)
-            self._sequences.append(record.sequence)
-            self._ends.append(size)
-            if pieces is not None:
-                pieces.append(record.body)
-                pieces = pieces if size <= limits.KEPT_COPY_BYTES else None
-        self.size = size
-        self.hold(sum(map(len, pieces or ())) + INDEX_BYTES * len(self._ends))
-        if pieces is not None:
-            self._copy = b"".join(pieces)
+        for sequences, sizes in stream.listed():
+            before = self._ends[-1] if self._ends else 0
+            self._sequences.extend(sequences)
+            self._ends.extend(islice(accumulate(sizes, initial=before), 1, None))
+        if len(self._ends) <= limits.KEPT_COPY_MESSAGES and self._bytes <= limits.KEPT_COPY_BYTES:
+            self._copy_all()
+        self.size = self._bytes
+        self.hold(len(self._copy or b"") + INDEX_BYTES * len(self._ends))
 
-    def _find(self, position: int) -> Record | None:
+    @property
+    def _bytes(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def _copy_all(self) -> None:
         """What is damaged is left out: readers of the stream are told."""
-        while True:
-            try:
-                return self.group.bucket.find(self.node.stream.number, position)
-            except errors.Damaged as error:
-                position = error.sequence + 1
+        pieces = []
+        for sequence in self._sequences:
+            with contextlib.suppress(errors.Damaged):
+                pieces.append(self._body(sequence))
+        self._copy = b"".join(pieces)
+        self._sequences, self._ends = array("Q"), array("Q", [len(self._copy)])
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)

@@ -102,6 +102,11 @@ class Ranks:
         self._all()
         return self._singles.keys()
 
+    def all_singles(self) -> set[int]:
+        """The sequences of all messages for one taker, taken or not."""
+        messages = self._all()
+        return {sequence for sequence, rank in messages.items() if rank.single} if self._singles else set()
+
     def is_single(self, sequence: int) -> bool:
         rank = self._all().get(sequence)
         return rank is not None and rank.single

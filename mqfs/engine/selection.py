@@ -18,21 +18,26 @@ if TYPE_CHECKING:
 
 FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
 _LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against a pattern, in the hope of few
+_NONE, _SOME, _ALL = range(3)  # of the messages of a stream that it covers; some: a program says which
 
 
 class Selection:
     """`numbers`: of streams. `names`: of views, and patterns. Both None: everything."""
 
-    __slots__ = ("_covered", "_epoch", "_few", "_matches", "_shape", "group", "names", "numbers")
+    __slots__ = ("_covered", "_epoch", "_few", "_named", "_patterns", "_shape", "group", "names", "numbers")
 
     def __init__(
         self, group: Group, numbers: Collection[int] | None = None, names: Collection[str] | None = None
     ) -> None:
         self.group, self.numbers, self.names = group, numbers, names or ()
         self._epoch = self._shape = -1
-        self._covered: dict[int, bool] = {}
+        self._covered: dict[int, int] = {}
         self._few: tuple[int, ...] | None = None
-        self._matches: list[Callable[[str], bool]] = [topics.compile(n) for n in self.names if n not in group.views]
+        self._named = frozenset(self.names)
+        self._patterns: topics.Patterns[bool] = topics.Patterns()
+        for name in self.names:
+            if name not in group.views:
+                self._patterns.add(name, True)
 
     @property
     def everything(self) -> bool:
@@ -42,32 +47,35 @@ class Selection:
         """Whether messages of the stream may belong to it."""
         if self.numbers is None and not self.names:
             return True
+        if self._shape == self.group.shape and (part := self._covered.get(stream.number)) is not None:
+            return part != _NONE
+        return self._part(stream) != _NONE
+
+    def _part(self, stream: Stream) -> int:
+        """Of its messages; looked up once for each stream, until what views have changes."""
         if self._shape != self.group.shape:
             self._shape = self.group.shape
             self._covered.clear()
         found = self._covered.get(stream.number)
         if found is None:
-            found = self._covered[stream.number] = self._try(stream)
+            found = self._covered[stream.number] = self._look_up(stream)
         return found
 
-    def _try(self, stream: Stream) -> bool:
+    def _look_up(self, stream: Stream) -> int:
         if self.numbers is not None and stream.number in self.numbers:
-            return True
-        if not self.names:
-            return False
-        views = self.group.views.of(stream)
-        return any(name in views for name in self.names) or any(match(stream.name) for match in self._matches)
+            return _ALL
+        views = self.group.views
+        if self._patterns.match(stream.name) or not self._named.isdisjoint(views.matched(stream)):
+            return _ALL
+        return _NONE if self._named.isdisjoint(views.of(stream)) else _SOME
 
     def selects(self, stream: Stream, record: Record) -> bool:
         """Whether that message belongs to it."""
-        if not self.covers(stream):
-            return False
-        if not self.names or (self.numbers is not None and stream.number in self.numbers):
-            return True
-        if any(match(stream.name) for match in self._matches):
-            return True
+        part = _ALL if self.everything else self._part(stream)
+        if part != _SOME:
+            return part == _ALL
         views = self.group.views
-        return any(views[name].selects(stream, record) for name in self.names if name in views)
+        return any(views[name].selects(stream, record) for name in self._named.intersection(views.of(stream)))
 
     @property
     def by_stream(self) -> bool:
@@ -147,7 +155,7 @@ def select(group: Group, words: Collection[str], may_read: Callable[[Stream], No
             names.append(word)
         else:
             raise errors.NotFound(f"select: no stream or view {word!r} in this group")
-    return Selection(group, numbers if words else None, names)
+    return Selection(group, dict.fromkeys(numbers) if words else None, names)
 
 
 __all__ = ["FEW", "Selection", "select"]

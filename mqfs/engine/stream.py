@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
@@ -21,7 +21,7 @@ from mqfs.state import ConsumerState, StreamState
 from mqfs.types import Kind, Record, Step, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.consumer import Consumer
+    from mqfs.engine.consumer import Consumer, Crowd
     from mqfs.engine.ctl import Depth
     from mqfs.engine.files import Reader
     from mqfs.engine.group import Group
@@ -81,11 +81,23 @@ class Clearing(NamedTuple):
     newest: int  # message that goes; 0: none
 
 
+class Routes(NamedTuple):
+    """Which named consumers a stream has, while the group's `shape` is the same."""
+
+    shape: int
+    crowds: tuple[Crowd, ...]
+    consumers: tuple[Consumer, ...]  # in the order in which they were made
+    bounded: tuple[Consumer, ...]  # those with a `backlog`
+
+
+NO_ROUTES = Routes(-1, (), (), ())
+
+
 class Stream(Numbered):
     """A file. Made and removed by its group."""
 
     __slots__ = (
-        "_covering",
+        "_routes",
         "_was_shared",
         "blocked",
         "count",
@@ -129,7 +141,7 @@ class Stream(Numbered):
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
         self.nameless: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
         self._was_shared = False  # when it was counted
-        self._covering: tuple[int, tuple[Consumer, ...]] = (-1, ())
+        self._routes = NO_ROUTES
 
     @property
     def name(self) -> str:
@@ -226,6 +238,23 @@ class Stream(Numbered):
         for consumer in self.sharers():
             common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
         return common
+
+    def is_thinned(self) -> bool:
+        """Whether some above the floor were had by all who share it."""
+        return bool(self._acknowledged(self.state.floor, None))
+
+    def listed(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """What whoever reads may see of it: sequences and body bytes, a stretch at a time, the oldest first."""
+        group, floor = self.group, max(self.state.floor, self.group.times.expired_before())
+        hidden = group.state.dropped.keys() | group.lapsed.keys() | group.ranks.all_singles()
+        had = self._acknowledged(floor, None)
+        for portion in reversed(list(group.bucket.listing({self.number: floor}, group.bucket.next))):
+            sequences, sizes = portion.columns(portion.messages)
+            if hidden or had:
+                rows = zip(sequences, sizes, strict=True)
+                left = [row for row in rows if row[0] not in hidden and not _lies_in(had, row[0])]
+                sequences, sizes = [row[0] for row in left], [row[1] for row in left]
+            yield sequences, sizes
 
     def absent(self, first: int, end: int | None = None) -> dict[int, int]:
         """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
@@ -357,6 +386,19 @@ class Stream(Numbered):
             self.extend_cut(cut)
         return cut
 
+    def plan_cut_below(self, target: int) -> Cut | None:
+        """All below that sequence; None where nothing is."""
+        bucket, floor = self.group.bucket, self.state.floor
+        found = bucket.peek(self.number, floor)
+        if found is None or found[0] >= target:
+            return None
+        count, size = self._counted(floor, target)
+        lost = max(count - bucket.end_marks(self.number, floor, target), 0)
+        newest = bucket.before(target, self.number) or 0
+        while lost and newest >= floor and (self.is_gone(newest) or bucket.end_marks(self.number, newest, newest + 1)):
+            newest = bucket.before(newest, self.number) or 0
+        return Cut(target, self.count - count, self.size - size, count, lost, newest)
+
     def begin_cut(self) -> Cut:
         """Nothing of it yet."""
         return Cut(self.state.floor, self.count, self.size)
@@ -482,11 +524,27 @@ class Stream(Numbered):
 
     def consumers(self) -> tuple[Consumer, ...]:
         """The named consumers over it."""
-        shape = self.group.shape
-        if self._covering[0] != shape:
-            named = self.group.consumers.values()
-            self._covering = (shape, tuple(consumer for consumer in named if consumer.covers(self)))
-        return self._covering[1]
+        routes = self._routes
+        return routes.consumers if routes.shape == self.group.shape else self.routes().consumers
+
+    def routes(self) -> Routes:
+        if self._routes.shape != self.group.shape:
+            self._routes = self._look_up_routes()
+        return self._routes
+
+    def _look_up_routes(self) -> Routes:
+        crowds = tuple(self.group.consumers.crowds_of(self))
+        members = [consumer for crowd in crowds for consumer in crowd.members]
+        members.sort(key=lambda consumer: consumer.number)
+        return Routes(self.group.shape, crowds, tuple(members), tuple(c for c in members if c.state.backlog))
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether a consumer is to be told of each of its messages."""
+        routes, own = self.routes(), self.nameless
+        if routes.bounded or (own is not None and own.crowd.waiting):
+            return True
+        return any(crowd.waiting for crowd in routes.crowds)
 
     def _had_by_all(self, sequence: int) -> bool:
         hindmost = self.group.consumers.hindmost  # of thousands it answers for all, mostly
@@ -581,6 +639,12 @@ class Stream(Numbered):
             post.undo()
         self.group.tree.parked -= 1
         wait.fail(error)
+
+
+def _lies_in(runs: list[tuple[int, int]], sequence: int) -> bool:
+    """Whether it is in one of those ranges, which ascend."""
+    at = bisect.bisect_right(runs, sequence, key=lambda run: run[0])
+    return at > 0 and sequence <= runs[at - 1][1]
 
 
 def _fits(depth: Depth, kept: Stream | Cut, messages: int, size: int) -> bool:

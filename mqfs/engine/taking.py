@@ -434,6 +434,8 @@ class ConsumerHandle(Taker, Commands):
         def do() -> None:
             self.until = self.group.bucket.next if bound is None else bound
             self.consumer.restless.add(self)
+            if self.waits:
+                self.consumer.note_end(self)
             self._look_anew()
 
         return do

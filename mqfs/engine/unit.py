@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 MESSAGE = int(Kind.MESSAGE)
 _TOLD = 64  # messages announced before it is looked whether anyone still waits
-_ROUNDS = 16  # of cutting a sixteenth of the log
+_ROUNDS = 16  # of cutting the oldest stretch of the log
 
 
 @attrs.define
@@ -219,8 +219,7 @@ class Unit:
         return bool(
             group.order_parked
             or group.cursors_parked
-            or group.consumers.waiting
-            or group.consumers.bounded
+            or group.consumers.attend(self.tallies)
             or any(stream.parked for stream in self.tallies)
             or any(view.parked for view in group.views.values())
         )

@@ -109,6 +109,7 @@ class Journal:
             inner.find, inner.peek, inner.scan, inner.before, inner.at
         )  # fmt: skip
         self.tally, self.end_marks, self.headed = inner.tally, inner.end_marks, inner.headed
+        self.listing, self.stretch_end = inner.listing, inner.stretch_end
         self.trim, self.history, self.span = inner.trim, inner.history, inner.span
         self.stretches = inner.stretches
         self.sync: Callable[..., None] = inner.sync

@@ -13,9 +13,10 @@ from typing import cast
 
 from mqfs import errors, limits
 from mqfs.record import HEAD_BYTES, INNER, padded
+from mqfs.store.reading import PORTIONS
 from mqfs.store.staged import MemoryStaged
 from mqfs.store.stretches import of_sizes
-from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Log, Record, Span, Stretch
+from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Listed, Log, Record, Span, Stretch
 
 _CHANGED_BYTES = (
     64 << 10
@@ -168,6 +169,9 @@ class MemoryBucket:
         to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
         return to - at, sum(len(self._records[s].body) for s in sequences[at:to])
 
+    def stretch_end(self, sequence: int) -> int:
+        return min(sequence + (self.next - sequence) // PORTIONS + 1, self.next)
+
     def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
         sequences, at = self._search(sequence, None)
         found = (self._records[s] for s in sequences[at : bisect_left(sequences, end, at)])
@@ -182,6 +186,14 @@ class MemoryBucket:
         sequences, at = self._search(sequence, stream)
         to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
         return sum(self._records[s].kind == Kind.END for s in sequences[at:to])
+
+    def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
+        mine: list[int] = []
+        for stream, floor in floors.items():
+            sequences, at = self._search(floor, stream)
+            mine += sequences[at : bisect_left(sequences, end, at)]
+        mine = sorted(s for s in mine if self._records[s].kind != Kind.END)
+        yield Listed(len(mine), lambda newest: (mine[-newest:], [len(self._records[s].body) for s in mine[-newest:]]))
 
     def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
         sequences, at = self._search(sequence, stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Protocol
 
 from mqfs import errors, limits
@@ -17,15 +17,18 @@ from mqfs.store import spans
 from mqfs.store.committer import Committer
 from mqfs.store.disk import Disk
 from mqfs.store.index import Index, Plain, seek, seek_before, with_headers
+from mqfs.store.listing import listed, pick
 from mqfs.store.segment import Files, Segment
 from mqfs.store.stretches import Cutter, chosen
-from mqfs.types import Kind, Record, Span, Stretch
+from mqfs.types import Kind, Listed, Record, Span, Stretch
 
 log = logging.getLogger("mqfs.store")
 
 _RESERVE = b'{"reserve":'
 _GAP = 4_096  # bytes of messages between two other records that are rather read than passed over
 _PIECE = 1 << 20  # of one read
+_END = bytes([Kind.END])
+PORTIONS = 16  # into which a log without sealed segments is cut
 
 
 class Home(Protocol):
@@ -236,15 +239,13 @@ class Reading:
         messages = size = 0
         for index, ordinals in self._range(stream, sequence, end):
             messages += len(ordinals)
-            bodies = index.bodies
-            size += sum([bodies[ordinal] for ordinal in ordinals])
+            size += sum(pick(index.bodies, ordinals))
         return messages, size
 
     def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
         marks = 0
         for index, ordinals in self._range(stream, sequence, end):
-            kinds = index.kinds
-            marks += sum([kinds[ordinal] == Kind.END for ordinal in ordinals])
+            marks += bytes(pick(index.kinds, ordinals)).count(_END)
         return marks
 
     def _range(self, stream: int, sequence: int, end: int | None) -> Iterator[tuple[Index, Sequence[int]]]:
@@ -260,6 +261,20 @@ class Reading:
             begin = bisect_left(posting, bisect_left(index.sequences, sequence))
             to = bisect_left(posting, bisect_left(index.sequences, stop), begin)
             yield index, posting[begin:to]
+
+    def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
+        lowest = min(floors.values(), default=end)
+        for number in reversed(range(min(len(self._segments), bisect_right(self._firsts, end)))):
+            begin, stop = self._firsts[number], self._end_of(number)
+            if stop <= lowest:
+                return
+            yield listed(self._segments[number].load(), floors, begin, min(end, stop))
+
+    def stretch_end(self, sequence: int) -> int:
+        at = max(0, bisect_right(self._firsts, sequence) - 1)
+        if at + 1 < len(self._firsts):
+            return self._end_of(at)
+        return min(sequence + (self.next - sequence) // PORTIONS + 1, self.next)
 
     def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
         cutter = Cutter(messages, size, limits.STRETCHES)

@@ -27,7 +27,8 @@ class Volatile:
         self._bound = 0
         self._reserve()
         self.find, self.peek, self.scan, self.before = memory.find, memory.peek, memory.scan, memory.before
-        self.span, self.stretches = memory.span, memory.stretches
+        self.span, self.stretches, self.listing = memory.span, memory.stretches, memory.listing
+        self.stretch_end = memory.stretch_end
         self.at, self.tally, self.end_marks, self.headed = memory.at, memory.tally, memory.end_marks, memory.headed
 
     def _reserve(self) -> None:

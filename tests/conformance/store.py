@@ -110,6 +110,30 @@ def check_search(store: Store) -> None:
     assert bucket.tally(99, 0) == (0, 0)
 
 
+def check_listing(store: Store) -> None:
+    """Of some streams, each from its floor on: what they have, end marks left out, the newest first."""
+    bucket = make(store)
+    rows = []
+    for number in range(1, 301):
+        kind = Kind.END if number % 11 == 0 else Kind.MESSAGE
+        stream, body = (A, A, B, C)[number % 4], b"x" * (number % 60) if kind == Kind.MESSAGE else b""
+        rows.append((bucket.append(kind, stream, number, body), stream, len(body), kind))
+    for floors in ({A: 0}, {A: 40, B: 200}, {A: 0, B: 0, C: 0, 99: 0}, {C: 9_999}, {}):
+        for end in (1, 60, 299, bucket.next):
+            wanted = [
+                (sequence, size) for sequence, stream, size, kind in rows
+                if stream in floors and floors[stream] <= sequence < end and kind == Kind.MESSAGE
+            ]  # fmt: skip
+            portions = list(bucket.listing(floors, end))[::-1]
+            columns = [portion.columns(portion.messages) for portion in portions]
+            assert [row for some in columns for row in zip(*some, strict=True)] == wanted
+            assert sum(portion.messages for portion in portions) == len(wanted)
+            for portion in portions:
+                if portion.messages > 3:
+                    newest = [list(column) for column in portion.columns(3)]
+                    assert newest == [list(column)[-3:] for column in portion.columns(portion.messages)]
+
+
 def check_tally(store: Store) -> None:
     """Of any range, what adding up its messages gives."""
     bucket = make(store)
@@ -249,6 +273,7 @@ CHECKS: list[Callable[[Store], None]] = [
     check_append,
     check_search,
     check_tally,
+    check_listing,
     check_headed,
     check_time,
     check_units,

@@ -1,0 +1,27 @@
+"""What something costs, in calls of Python functions rather than in seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def calls(do: Callable[[], Any]) -> int:
+    """Calls of Python functions that it makes, the least of some runs."""
+    return min(calls_once(do) for _ in range(5))
+
+
+def calls_once(do: Callable[[], Any]) -> int:
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        do()
+    finally:
+        sys.setprofile(None)
+    return count

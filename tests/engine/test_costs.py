@@ -1,0 +1,101 @@
+"""What positions and looks cost, in calls: nothing is walked that can be searched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs import limits
+from tests.calls import calls, calls_once
+from tests.engine.conftest import Hand
+from tests.queues.hand import Queues
+
+
+def selecting(streams: int, patterns: int) -> Any:
+    """The calls of a `select`, and of the look for what it may show."""
+    hand = Hand("replay all")
+    for number in range(streams):
+        hand.stream(f"a{number}.b.c")
+    cursor = hand.open(".cursor", os.O_RDWR)
+    line = "select " + " ".join(f"#.x{number}.*" for number in range(patterns)) + "\n"
+
+    def do() -> None:
+        cursor.write(line.encode())
+        assert cursor.streams() == {}
+
+    return calls(do)
+
+
+def test_patterns_are_matched_with_a_name_all_at_once() -> None:
+    few = selecting(200, 4) - selecting(100, 4)
+    assert selecting(200, 400) - selecting(100, 400) <= 2 * few
+
+
+def filled(path: Path, messages: int) -> Queues:
+    queues = Queues("replay all", path=path / str(messages))
+    queues.stream("t")
+    for number in range(messages):
+        queues.write("st"[number % 2], b"x")
+    queues.at(".stats").read(1)  # they are counted
+    return queues
+
+
+def seeking(queues: Queues, *lines: str) -> int:
+    cursor, count = queues.cursor(*lines), queues.group.streams["s"].count
+    return calls(lambda: cursor.write(b"seek -%d\n" % (count - 4)))
+
+
+@pytest.mark.parametrize("lines", [(), ("select s",), ("select #",)])
+def test_seeking_back_does_not_walk_the_messages(lines: tuple[str, ...], tmp_path: Path) -> None:
+    few, many = (seeking(filled(tmp_path, messages), *lines) for messages in (100, 2_000))
+    assert few == many
+
+
+def test_opening_a_snapshot_does_not_walk_the_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "KEPT_COPY_MESSAGES", 10)
+    both = [filled(tmp_path, messages) for messages in (100, 2_000)]
+    few, many = (calls(lambda queues=queues: queues.at(".kept/s")) for queues in both)
+    assert few == many
+
+
+def evicting(path: Path, messages: int) -> tuple[int, int]:
+    """What the write costs that finds a log at its bound, in calls; and how many messages it takes away."""
+    queues = Queues("replay all", path=path / str(messages))
+    stream, writer = queues.group.streams["s"], queues.at("s", os.O_WRONLY)
+    limits.SEGMENT_BYTES = messages * 40
+    limits.GROUP_BYTES = 8 * limits.SEGMENT_BYTES
+    cost = 0
+    while not stream.state.floor:
+        cost = calls_once(lambda: writer.write(b"x"))
+    return cost, queues.group.counts.cut
+
+
+def test_eviction_at_the_logs_bound_takes_one_stretch_and_does_not_walk_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 0)
+    monkeypatch.setattr(limits, "GROUP_BYTES", 0)
+    monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 1_024)
+    monkeypatch.setattr(limits, "TRIM_BYTES", 0)
+    (few, few_cut), (many, many_cut) = (evicting(tmp_path, messages) for messages in (200, 2_000))
+    assert few_cut <= 200
+    assert 1_000 < many_cut <= 2_000
+    assert many <= 2 * few
+
+
+def test_eviction_waits_for_the_disk_to_give_back_what_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 40_000)
+    monkeypatch.setattr(limits, "GROUP_BYTES", 400_000)
+    monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 1_024)
+    queues = Queues("replay all", path=tmp_path / "store")
+    monkeypatch.setattr(queues.group.bucket, "sync", lambda then=None, within_s=0.0: None)  # it takes its time
+    stream, writer = queues.group.streams["s"], queues.at("s", os.O_WRONLY)
+    while not stream.state.floor:
+        writer.write(b"x")
+    cut = queues.group.counts.cut
+    for _ in range(100):
+        writer.write(b"x")
+    assert queues.group.counts.cut == cut
