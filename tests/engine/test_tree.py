@@ -8,7 +8,7 @@ import os
 import pytest
 
 from mqfs import errors, limits
-from mqfs.types import QTDIR, Wait
+from mqfs.types import QTDIR, User, Wait
 from tests.engine.conftest import ANNA, BERT, ROOT, Hand
 
 
@@ -135,6 +135,39 @@ def test_permissions_on_every_operation(hand: Hand) -> None:
         hand.tree.walk(ANNA, hand.group, "s")
     with pytest.raises(errors.Denied):
         hand.tree.entries(ANNA, hand.group)
+
+
+def test_in_a_sticky_group_files_are_removed_and_renamed_by_their_owner_or_the_groups(hand: Hand) -> None:
+    tree, group = hand.tree, hand.mkdir("sticky", ROOT, 0o1777)
+    tree.setattr(ROOT, group, uid=BERT.uid)
+    calls = {
+        "stream": lambda user: tree.unlink(user, group, "stream"),
+        "consumer": lambda user: tree.unlink(user, group.folders[".consumers"], "consumer"),
+        "inner": lambda user: tree.rmdir(user, group, "inner"),
+        "renamed": lambda user: tree.rename(user, group, "renamed", group, "other"),
+        "renamed group": lambda user: tree.rename(user, group, "renamed group", group, "another"),
+    }
+
+    def make(user: User) -> None:
+        for name in ("stream", "renamed"):
+            tree.create(user, group, name, 0o666)
+        tree.create(user, group.folders[".consumers"], "consumer", 0o666)
+        for name in ("inner", "renamed group"):
+            tree.mkdir(user, group, name, 0o777)
+
+    make(ANNA)
+    for name, call in calls.items():
+        with pytest.raises(errors.NotPermitted, match=name):
+            call(User(1003, 1003))
+    for user in (ANNA, BERT, ROOT):
+        for call in calls.values():
+            call(user)
+        tree.unlink(ROOT, group, "other")
+        tree.rmdir(ROOT, group, "another")
+        make(ANNA)
+    tree.setattr(ROOT, group, mode=0o777)
+    for call in calls.values():
+        call(User(1003, 1003))
 
 
 def test_attributes_of_meta_files(hand: Hand) -> None:
