@@ -61,7 +61,7 @@ class Consumer(Numbered):
         self.group, self.state, self.stream = group, own, stream
         self.removed = False
         self.claims: dict[int, Claim] = {}
-        self.takers: set[Taker] = set()  # handles open for reading and writing
+        self.takers: set[Taker] = set()  # handles open for writing, most of them for reading too
         self.restless: set[Taker] = set()  # of them: those whose reads may end without a new message
         self.opens = 0
         self.parked: dict[Wait[bytes], Taker] = {}  # reads that wait, in the order in which they began to
