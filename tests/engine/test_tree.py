@@ -4,25 +4,94 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from mqfs import errors, limits
+from mqfs.engine import control, names, transaction, tree
+from mqfs.engine.names import quote
 from mqfs.types import QTDIR, User, Wait
 from tests.engine.conftest import ANNA, BERT, ROOT, Hand
+from tests.queues.hand import Queues
+
+CONTROL = ["a\x1b[2J", "\r", "a\nb", "\x7f"]
+BAD_NAMES = ["ctl", "order", ".x", ".", "..", "", "a/b", "../x", "a\0b", "ä" * 128, "\udc80", *CONTROL]
 
 
-@pytest.mark.parametrize("name", ["ctl", "order", ".x", ".", "..", "", "a/b", "a\0b", "ä" * 128, "\udc80"])
+@pytest.mark.parametrize("name", BAD_NAMES)
 def test_bad_names(hand: Hand, name: str) -> None:
-    with pytest.raises((errors.BadName, errors.Exists)):
-        hand.stream(name)
-    with pytest.raises((errors.BadName, errors.Exists)):
-        hand.tree.mkdir(ROOT, hand.group, name, 0o777)
+    tree, group = hand.tree, hand.group
+    hand.stream("old")
+    tree.mkdir(ROOT, group, "old group", 0o777)
+    for call in (
+        lambda: hand.stream(name),
+        lambda: tree.mkdir(ROOT, group, name, 0o777),
+        lambda: tree.rename(ROOT, group, "old", group, name),
+        lambda: tree.rename(ROOT, group, "old group", group, name),
+        lambda: tree.create(ROOT, group.folders[".consumers"], name, 0o666),
+        lambda: tree.mkdir(ROOT, group.folders[".txn"], name, 0o777),
+        lambda: hand.ctl(f"consumer {quote(name)}"),
+        lambda: hand.ctl(f"consumer c {quote(name or '.')}"),  # '' is the whole group
+        lambda: hand.ctl(f"bind {quote(name)} '#'"),
+        lambda: hand.ctl(f"dead {quote(name)}"),
+    ):
+        with pytest.raises((errors.BadName, errors.Exists, errors.BadCommand, UnicodeEncodeError)):
+            call()
+    assert list(group.streams) == ["old"]
+    assert list(group.groups) == ["old group"]
+    assert not group.consumers
+    assert not group.views
+    assert not group.transactions.parts
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_producers_have_no_control_characters(hand: Hand, name: str) -> None:
+    hand.stream("s")
+    commands = hand.tree.open(ROOT, hand.group.transactions.ctl, os.O_RDWR)
+    with pytest.raises((errors.BadName, errors.BadCommand)):
+        commands.write(f"commit {quote(f'{name}.1')}".encode())
+    assert not hand.group.state.producers
 
 
 def test_good_names(hand: Hand) -> None:
-    for name in ("a", "a.b.c", "with blank", "ä" * 127, "CTL"):
+    for name in ("a", "a.b.c", "with blank", "ä" * 127, "CTL", "\u202ebidi", "a\\b"):
         assert hand.stream(name).name == name
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_a_store_with_such_names_is_served_and_they_can_be_renamed_and_removed(tmp_path: Path, name: str) -> None:
+    """Earlier versions took them."""
+    q = Queues("replay all", path=tmp_path / "store")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (names, tree, control, transaction):
+            patch.setattr(module, "check_name", str, raising=False)
+            patch.setattr(module, "check_control", str, raising=False)
+        q.stream(name)
+        q.mkdir(name)
+        q.tree.create(ROOT, q.group.folders[".consumers"], name, 0o666)
+        if "\n" not in name:  # no command could ever say it
+            q.ctl(f"bind {quote(f'view{name}')} x", f"dead {quote(name)}")
+            q.tree.open(ROOT, q.group.transactions.ctl, os.O_RDWR).write(f"commit {quote(f'{name}.1')}".encode())
+    q.write(name, b"kept")
+    q.restart()
+    root, group = q.tree.root, q.group
+    assert name in {node.name for node in q.tree.entries(ROOT, group)}
+    assert json.loads(q.cursor("format json", "seek first").read(4096))["stream"] == name
+    commands = q.tree.open(ROOT, group.transactions.ctl, os.O_RDWR)
+    assert commands.read(4096).count(b"\n") == ("\n" not in name)
+    cursor = q.cursor("seek first")
+    cursor.read(64)
+    cursor.write(b"info\n")
+    assert [line.split()[0] for line in cursor.read(4096).decode().split("\n")[:3]] == ["sequence", "stream", "time"]
+    q.ctl("ttl 1h")
+    q.tree.rename(ROOT, root, name, root, "other")
+    q.tree.rename(ROOT, group, name, group, "other")
+    q.tree.unlink(ROOT, group.folders[".consumers"], name)
+    for view in list(group.views):
+        q.tree.unlink(ROOT, group, view)
+    q.ctl("dead dead")
+    assert not any(name in line for line in group.lines())
 
 
 def test_making_what_exists(hand: Hand) -> None:

@@ -491,7 +491,9 @@ def test_what_makes_no_sense(mount: Path) -> None:
     assert "exclude" in refused(2, "-aw", "x")
     assert "takes no COMMAND" in refused(2, "-a", "x", "ls")
     assert "-z" in refused(2, "-z", "x")
-    for id, why in {"": "is empty", "a/b": "'/'", ".x": "is reserved", "ctl": "is reserved", "x" * 256: "255"}.items():
+    bad = {"": "is empty", "a/b": "'/'", ".x": "is reserved", "ctl": "is reserved", "x" * 256: "255"}
+    bad["a\x1b"] = "control"
+    for id, why in bad.items():
         assert why in refused(2, "-c", "-m", mount, id)
     assert "UTF-8" in refused(2, "-c", "-m", mount, os.fsdecode(b"\xff"))
     assert pin("--help").returncode == 0
