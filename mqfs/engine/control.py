@@ -9,7 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
-from mqfs.engine import letters, program, topics
+from mqfs.engine import letters, program, report, topics
 from mqfs.engine.changes import Changes
 from mqfs.engine.ctl import USAGE, Action, Settings, parse, parse_number
 from mqfs.engine.files import Open
@@ -97,7 +97,7 @@ class CtlHandle(PrintedCommands):
             self.hold(self.size)
 
     def print(self) -> str:
-        return "".join(f"{line}\n" for line in self.group.lines())
+        return report.ctl(self.group, self.user)
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)

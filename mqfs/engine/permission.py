@@ -30,6 +30,12 @@ def require(user: User, file: Attributes, mask: int, what: str) -> None:
         raise Denied(f"uid {user.uid} may not {' and '.join(verbs)} {what}")
 
 
+def sees(user: User, group: Attributes, stream: Attributes) -> bool:
+    """Whether a group's own files show the user name and counts of a stream: who may not list the group sees what he
+    may read."""
+    return user.uid == group.uid or allowed(user, group, R) or allowed(user, stream, R)
+
+
 def require_owner(user: User, file: Attributes, what: str) -> None:
     if user.uid not in (0, file.uid):
         raise NotPermitted(f"only the owner of {what} may do this")

@@ -311,6 +311,36 @@ def test_stats_and_who(hand: Hand) -> None:
     assert [(row["file"], row["mode"], row["uid"]) for row in who if row["file"] == "s"] == [("s", "r", 1001)]
 
 
+def test_who_may_enter_a_group_and_not_list_it_sees_only_streams_that_he_may_read(hand: Hand) -> None:
+    for name in ("open", "secret"):
+        hand.stream(name)
+    hand.tree.setattr(ROOT, hand.group.streams["secret"], mode=0o600)
+    hand.tree.setattr(ROOT, hand.group, mode=0o711, uid=BERT.uid)
+    hand.ctl("consumer plain", "consumer narrow secret")
+    paths = ("open", "secret", ".consumers/narrow", ".kept/secret")
+    held = [hand.tree.open(ROOT, hand.tree.find(ROOT, f"g/{path}"), os.O_RDONLY) for path in paths]
+    hand.tree.mkdir(ROOT, hand.group.folders[".txn"], "part", 0o755)
+    held.append(hand.tree.open(ROOT, hand.tree.find(ROOT, "g/.txn/part/secret"), os.O_WRONLY))
+    ordered, waiting, every = (hand.open("order", user=user) for user in (ANNA, ANNA, ROOT))
+    wait = waiting.read(64)
+    hand.write("secret", b"1")
+    assert not wait.settled
+    assert not ordered.readable
+    hand.write("open", b"2")
+    assert (wait.result(), ordered.read(64), every.read(64)) == (b"open\0", b"open\0", b"secret\0")
+    cursor = hand.cursor("streams", user=ANNA)
+    shown = [hand.text(name, ANNA) for name in (".stats", ".who", "ctl")] + [cursor.read(1 << 20).decode()]
+    assert not any("secret" in text for text in shown), shown
+    assert "open" in shown[0]
+    assert "open" in shown[1]
+    for user in (ROOT, BERT):
+        assert all("secret" in hand.text(name, user) for name in (".stats", ".who", "ctl"))
+    hand.tree.setattr(ROOT, hand.group, mode=0o755)
+    assert all("secret" in hand.text(name, ANNA) for name in (".stats", ".who", "ctl")), "he may list it"
+    for handle in held:
+        handle.close()
+
+
 def test_errors_shows_ones_own_or_all_to_the_owner(hand: Hand) -> None:
     for user in (ANNA, BERT):
         cursor = hand.open(".cursor", os.O_RDWR, user)
