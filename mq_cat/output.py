@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from mq_cat.cursor import Message, quote
-from mq_cat.problem import TIMED_OUT, Problem
+from mq_cat.problem import TIMED_OUT, Problem, printable
 
 _GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 _AT_ONCE_S = 0.0005
@@ -35,7 +35,7 @@ def timed(message: Message) -> bytes:
     second, ns = divmod(message.time_ns, 1_000_000_000)
     local = datetime.fromtimestamp(second, UTC).astimezone()
     stamp = f"{local:%Y-%m-%dT%H:%M:%S}.{ns // 1000:06d}{local.isoformat()[19:]}"
-    return os.fsencode(f"{stamp} {quote(message.stream)} ") + message.body
+    return os.fsencode(f"{stamp} {printable(quote(message.stream))} ") + message.body
 
 
 def as_json(message: Message) -> bytes:

@@ -25,10 +25,17 @@ def reason(error: OSError) -> str:
     return text[:1].lower() + text[1:]
 
 
+def printable(text: str) -> str:
+    """The text for a person: what a terminal would act on (control characters, changes of direction) is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def note(program: str, text: str) -> None:
     """Say something on standard error, whatever has become of it."""
     try:
-        sys.stderr.write(f"{program}: {text}\n")
+        sys.stderr.write(f"{program}: {printable(text)}\n")
         sys.stderr.flush()
     except OSError:
         pass

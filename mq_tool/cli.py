@@ -16,7 +16,7 @@ from mq_cat.cli import Duration
 from mq_cat.cli import _command as mq_cat_command
 from mq_cat.command import guarded, parsed
 from mq_cat.cursor import quote
-from mq_cat.problem import USAGE, Problem
+from mq_cat.problem import USAGE, Problem, printable
 from mq_tool import files, place
 from mq_tool.columns import aligned
 from mq_tool.put import Length, Metadata, Moment, Putter, bodies_of, headers_of
@@ -155,7 +155,7 @@ def stat(what: str | None, json_: bool) -> None:
         print_json(value)
     else:
         for key, text in flat(value):
-            print(key, text)
+            print(printable(key), printable(text))
 
 
 def flat(value: dict[str, Any], front: str = "") -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mq_cat.cursor import quote
-from mq_cat.problem import Problem, close
+from mq_cat.problem import Problem, close, printable
 from mq_tool.columns import aligned
 from mq_tool.files import READ_BYTES, stats_of
 from mq_tool.place import groups_below
@@ -153,9 +153,9 @@ def table(lines: Sequence[Line]) -> Table:
 
 
 def _cells(line: Line) -> list[str]:
-    cells = [line.name, str(line.waiting), _number(line.rate_in), _number(line.rate_out), _number(line.lag_s)]
-    cells += [_span(line.age_s), str(line.readers), str(line.failed), str(line.dead), str(line.dropped)]
-    return cells
+    rates = [_number(rate) for rate in (line.rate_in, line.rate_out, line.lag_s)]
+    counts = [str(count) for count in (line.readers, line.failed, line.dead, line.dropped)]
+    return [printable(line.name), str(line.waiting), *rates, _span(line.age_s), *counts]
 
 
 def _number(value: float | None) -> str:

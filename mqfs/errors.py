@@ -19,6 +19,13 @@ def shortened(text: str) -> str:
     return data[: limits.ERROR_BYTES - 3].decode(errors="ignore") + "..."
 
 
+def printable(text: str) -> str:
+    """The text for a person: what a terminal would act on (control characters, changes of direction) is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class MqfsError(Exception):
     """Base of all conditions. `errno` for FUSE, .L and .u; `str()` for 9P2000 and logs; `http` for web faces."""
 
@@ -28,7 +35,7 @@ class MqfsError(Exception):
     whole: ClassVar[bool] = False  # its detail is the operator's own, and told once: paths are long
 
     def __init__(self, detail: str = "") -> None:
-        self.detail = detail if self.whole else shortened(detail)
+        self.detail = printable(detail) if self.whole else shortened(printable(shortened(detail)))
         super().__init__(self.detail)
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 
 from mqfs import limits
+from mqfs.errors import printable
 
 
 class Sparing(logging.Filter):
@@ -36,14 +37,21 @@ class Sparing(logging.Filter):
         return count < limits.LOG_LINES
 
 
+class OneLine(logging.Formatter):
+    """What others have named reaches the terminal escaped; a traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+
 def set_up() -> None:
     """On standard error: standard output may carry 9P."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("mqfs: %(message)s"))
+    handler.setFormatter(OneLine("mqfs: %(message)s"))
     handler.addFilter(Sparing())
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(logging.INFO)
     logging.captureWarnings(True)
 
 
-__all__ = ["Sparing", "set_up"]
+__all__ = ["OneLine", "Sparing", "set_up"]

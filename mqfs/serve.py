@@ -23,8 +23,9 @@ from mqfs import limits, logs, memory
 from mqfs.clock import SystemClock
 from mqfs.config import Options, name_space, service_address
 from mqfs.engine.ctl import parse_settings
+from mqfs.engine.names import check_name
 from mqfs.engine.tree import Tree
-from mqfs.errors import BadAddress, BadCommand, BadConfig, MqfsError
+from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.ninep import dial, people, tokens
 from mqfs.ninep import server as ninep
 from mqfs.ring import MISSING
@@ -62,10 +63,10 @@ def check_words(options: Options) -> None:
         for text in options.listen:
             dial.parse(text)
         for line in options.default:
-            parse_settings([line])
+            check_name(parse_settings([line]).dead)
     except BadAddress as error:
         raise BadConfig(f"--listen {error.detail}") from None
-    except BadCommand as error:
+    except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
     if people.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: no user is called so; name one that getent passwd lists")

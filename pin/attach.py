@@ -54,13 +54,19 @@ class Attachment:
         self._pause_s = LOOK_AGAIN_S  # the first look comes soon
 
     def _open(self, name: str) -> int | None:
-        """None where we may only look on."""
+        """None where we may only look on: without w, or where what is typed would reach another user."""
         try:
-            return os.open(self._session.stream(name), os.O_WRONLY | os.O_CLOEXEC)
+            fd = os.open(self._session.stream(name), os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
             if error.errno == errno.EACCES:
                 return None
             raise Problem(f"{self._session.stream(name)}: {reason(error)}") from error
+        if is_trusted(fd):
+            return fd
+        os.close(fd)
+        if name == "in":
+            note(PROGRAM, f"{foreign(self._session)}; only looking on")
+        return None
 
     def run(self) -> int:
         """Until the session ends (its status), the user detaches (0) or a signal says so."""
@@ -210,6 +216,15 @@ def write_all(fd: int, data: bytes) -> None:
             raise Problem(f"standard output: {reason(error)}") from error
 
 
+def is_trusted(fd: int) -> bool:
+    """Whether the stream belongs to the user or to root: what is typed may be a password."""
+    return os.fstat(fd).st_uid in (os.geteuid(), 0)
+
+
+def foreign(session: Session) -> str:
+    return f"session {session.id!r} belongs to another user (expected you or root)"
+
+
 def attach(session: Session, detach: bytes) -> int:
     """Attach this terminal: the exit code."""
     session.check()
@@ -224,6 +239,8 @@ def write(session: Session, words: Sequence[str]) -> None:
     path = session.stream("in")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        if not is_trusted(fd):
+            raise Problem(foreign(session))
         if words:
             os.write(fd, os.fsencode(" ".join(words)) + b"\n")
         else:

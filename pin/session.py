@@ -151,6 +151,8 @@ def check_id(id: str) -> None:
     wrong = ""
     if not id or id in ("ctl", "order") or id.startswith("."):
         wrong = "is reserved" if id else "is empty"
+    elif any(c < " " or c == "\x7f" for c in id):
+        wrong = "has a control character in it"
     elif "/" in id:
         wrong = "has a '/' in it; the mount is given with -m"
     elif len(os.fsencode(id)) > 255:

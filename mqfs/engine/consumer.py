@@ -71,7 +71,7 @@ class Consumer(Numbered):
         self.group, self.state, self.stream = group, own, stream
         self.removed = False
         self.claims: dict[int, Claim] = {}
-        self.takers: set[Taker] = set()  # handles open for reading and writing
+        self.takers: set[Taker] = set()  # handles open for writing, most of them for reading too
         self.restless: set[Taker] = set()  # of them: those whose reads may end without a new message
         self.opens = 0
         self.crowd = Crowd()  # of a named one: that of its group

@@ -9,7 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
-from mqfs.engine import letters, program, topics
+from mqfs.engine import letters, program, report, topics
 from mqfs.engine.changes import Changes
 from mqfs.engine.ctl import USAGE, Action, Settings, parse, parse_number
 from mqfs.engine.files import Open
@@ -97,7 +97,7 @@ class CtlHandle(PrintedCommands):
             self.hold(self.size)
 
     def print(self) -> str:
-        return "".join(f"{line}\n" for line in self.group.lines())
+        return report.ctl(self.group, self.user)
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
@@ -131,8 +131,13 @@ class CtlHandle(PrintedCommands):
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:
     """Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters would be kept no
-    more."""
+    more; BadCommand for a new `dead` that no stream can be called."""
     now = group.settings
+    for name in {settings.dead for settings, _ in steps} - {now.dead}:
+        try:
+            check_name(name)
+        except errors.BadName as error:
+            raise errors.BadCommand(f"dead: {error.detail}") from None
     letters_of = group.streams.get(now.dead)
     if letters_of is not None and any(settings.dead != now.dead for settings, _ in steps):
         letters_of.advance()
@@ -230,9 +235,12 @@ class Plan:
 
     def _check_consumer(self, settings: Settings, action: Action) -> None:
         name = action.stream or ""
-        check_name(name)
         over, *_ = consumer_options(action)
-        if (now := self.over(name)) not in (None, over):
+        if (now := self.over(name)) is None:
+            check_name(name)
+            if over and over not in self.group.streams and over not in self.group.views:
+                check_name(over)
+        elif now != over:
             raise errors.Exists(f"consumer {name} is over {now or 'the whole group'}; remove it first")
         self._consumers[name] = over
 
@@ -247,7 +255,9 @@ class Plan:
         self._consumers[name] = None
 
     def _check_bind(self, settings: Settings, action: Action) -> None:
-        name, pattern = check_name(action.stream or ""), action.words[0]
+        name, pattern = action.stream or "", action.words[0]
+        if name not in self.group.views:
+            check_name(name)
         if name in self.group.streams or name in self.group.groups:
             raise errors.Exists(f"bind: {name} is a stream or group; a view has a name of its own")
         if program.is_program(pattern):

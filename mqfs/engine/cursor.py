@@ -147,7 +147,7 @@ class Cursor(Commands):
         self.pending = describe(record, stream.name if stream else "")
 
     def _places(self) -> None:
-        self.pending = places(self.group).encode()
+        self.pending = places(self.group, self.user).encode()
 
     def _measure(self, messages: int, size: int) -> None:
         """Where what it shows would be cut, from its position on; told by the next read."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from mqfs import errors, headers
 from mqfs.engine.ctl import parse_duration, parse_number
+from mqfs.engine.names import one_line
 from mqfs.record import encode, encode_names
 from mqfs.types import Record
 
@@ -65,7 +66,7 @@ def as_json(record: Record, name: str, deliveries: int = 0) -> bytes:
 
 def describe(record: Record, name: str, deliveries: int = 0) -> bytes:
     """What `info` says: one `key value` a line, and an empty line."""
-    lines = [f"sequence {record.sequence}", f"stream {name}", f"time {seconds(record.time_ns)}"]
+    lines = [f"sequence {record.sequence}", f"stream {one_line(name)}", f"time {seconds(record.time_ns)}"]
     if deliveries:
         lines.append(f"deliveries {deliveries}")
     for key, value in headers.decode(record.headers).items():

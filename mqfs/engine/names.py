@@ -9,6 +9,7 @@ from mqfs.errors import BadCommand, BadName
 
 RESERVED = frozenset({"ctl", "order", "", ".", ".."})
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WORD = re.compile(r"[^\s'#]+|'(?:[^']|'')*'")
 _PLAIN = re.compile(r"[^\s'#]+\Z")
 
@@ -17,8 +18,9 @@ def check_name(name: str) -> str:
     """The name, if a user may give it to a stream or group; raises BadName."""
     if name in RESERVED or name.startswith("."):
         raise BadName(f"{name!r} is reserved; take one that does not begin with a dot and is not ctl or order")
-    if "/" in name or "\0" in name:
-        raise BadName("a name holds no slash and no NUL")
+    if "/" in name:
+        raise BadName(f"{name!r} holds a slash")
+    check_control(name)
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -26,6 +28,17 @@ def check_name(name: str) -> str:
     if size > limits.NAME_BYTES:
         raise BadName(f"a name has at most {limits.NAME_BYTES} bytes, this one {size}")
     return name
+
+
+def check_control(name: str) -> None:
+    """Raises BadName where a terminal, a log or a line of commands would take the name for something else."""
+    if _CONTROL.search(name):
+        raise BadName(f"{name!r} holds a control character")
+
+
+def one_line(name: str) -> str:
+    """A name in a file that is read line by line: those of older stores may hold newlines."""
+    return name.replace("\n", "\\n")
 
 
 def with_suffix(name: str, suffix: str) -> str:

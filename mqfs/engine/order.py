@@ -11,6 +11,7 @@ from typing import Any
 from mqfs import errors
 from mqfs.engine.files import Reader
 from mqfs.engine.nodes import Meta
+from mqfs.engine.permission import sees
 from mqfs.engine.stream import Parked, Stream
 from mqfs.types import Kind, Record, User
 
@@ -108,6 +109,23 @@ class OrderHandle(LogReader):
     """`order`: of each message of the group, its stream's name and a NUL byte."""
 
     node: Meta
+
+    def covers(self, stream: Stream) -> bool:
+        return sees(self.user, self.group.state, stream.state)
+
+    def admits(self, stream: Stream, record: Record) -> bool:
+        return super().admits(stream, record) and self.covers(stream)
+
+    def wants(self, record: Record) -> bool:
+        return super().wants(record) and self.covers(self.group.numbers[record.stream])
+
+    def look(self) -> Record | None:
+        while (record := super().look()) is not None:
+            stream = self.group.numbers.get(record.stream)
+            if stream is None or self.covers(stream):
+                break
+            self.position = record.sequence + 1
+        return record
 
     def waiting_room(self) -> Parked:
         return self.group.order_parked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+
 from mqfs.errors import Denied, NotPermitted
 from mqfs.state import Attributes
 from mqfs.types import User
@@ -28,6 +30,18 @@ def require(user: User, file: Attributes, mask: int, what: str) -> None:
         raise Denied(f"uid {user.uid} may not {' and '.join(verbs)} {what}")
 
 
+def sees(user: User, group: Attributes, stream: Attributes) -> bool:
+    """Whether a group's own files show the user name and counts of a stream: who may not list the group sees what he
+    may read."""
+    return user.uid == group.uid or allowed(user, group, R) or allowed(user, stream, R)
+
+
 def require_owner(user: User, file: Attributes, what: str) -> None:
     if user.uid not in (0, file.uid):
         raise NotPermitted(f"only the owner of {what} may do this")
+
+
+def require_unsticky(user: User, directory: Attributes, file: Attributes, name: str) -> None:
+    """Raises NotPermitted in a sticky directory, but for root and the owner of the file or of the directory."""
+    if directory.mode & stat.S_ISVTX and user.uid not in (0, file.uid, directory.uid):
+        raise NotPermitted(f"{name} is in a sticky directory (expected its owner, or the directory's)")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mqfs.engine.consumer import Consumer
+from mqfs.engine.permission import sees
+from mqfs.engine.stream import Stream
+
 if TYPE_CHECKING:
-    from mqfs.engine.consumer import Consumer
+    from mqfs.engine.files import Open
     from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
     from mqfs.types import User
 
 
@@ -28,16 +32,40 @@ def stats(group: Group, user: User) -> str:
         "order_readers": len(group.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.cursors),
         "held": len(group.held),
-        "streams": {name: _stream(stream, counts) for name, stream in sorted(group.streams.items())},
+        "streams": {name: _stream(stream, counts) for name, stream in sorted(_streams(group, user))},
         "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
-        "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(group.consumers.items())},
+        "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(_consumers(group, user))},
     }
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
 
-def places(group: Group) -> str:
+def ctl(group: Group, user: User) -> str:
+    """What `ctl` prints: settings, views, consumers."""
+    shown = {name for name, _ in _consumers(group, user)}
+    consumers = zip(group.consumers, group.consumers.lines(), strict=True)
+    hidden = {line for name, line in consumers if name not in shown}
+    return "".join(f"{line}\n" for line in group.lines() if line not in hidden)
+
+
+def _streams(group: Group, user: User) -> Iterator[tuple[str, Stream]]:
+    return ((name, stream) for name, stream in group.streams.items() if sees(user, group.state, stream.state))
+
+
+def _consumers(group: Group, user: User) -> Iterator[tuple[str, Consumer]]:
+    """Without those over a stream that the user does not see."""
+    for name, consumer in group.consumers.items():
+        stream = _over(consumer)
+        if stream is None or sees(user, group.state, stream.state):
+            yield name, consumer
+
+
+def _over(consumer: Consumer) -> Stream | None:
+    return consumer.stream or consumer.group.streams.get(consumer.state.over)
+
+
+def places(group: Group, user: User) -> str:
     """Of `.stats` what a reader needs to plan with: nothing of it is counted, however much is kept or waits."""
-    body = {**_log(group), "streams": {name: _place(stream) for name, stream in group.streams.items()}}
+    body = {**_log(group), "streams": {name: _place(stream) for name, stream in _streams(group, user)}}
     return json.dumps(body, ensure_ascii=False) + "\n"
 
 
@@ -109,6 +137,9 @@ def who(group: Group, user: User) -> str:
     """One JSON object a line for each open file of the group."""
     lines = []
     for handle in group.tree.handles_of(group):
+        stream = _stream_of(handle)
+        if stream is not None and not sees(user, group.state, stream.state):
+            continue
         mode = ("r" if handle.reads else "") + ("w" if handle.writes else "")
         row: dict[str, Any] = {
             "file": handle.node.name,
@@ -120,6 +151,16 @@ def who(group: Group, user: User) -> str:
         }
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(lines)
+
+
+def _stream_of(handle: Open) -> Stream | None:
+    """The stream whose name or reader an open file gives away: itself, one in a part, its `.kept`, its consumer's."""
+    node = handle.node
+    if isinstance(node, Stream):
+        return node
+    if isinstance(node, Consumer):
+        return _over(node)
+    return getattr(node, "stream", None) or handle.group.streams.get(node.name)
 
 
 def refusals(group: Group, user: User) -> str:

@@ -227,7 +227,7 @@ class ConsumerHandle(Taker, Commands):
     sequential = True
 
     def __init__(self, node: Consumer, user: User, reads: bool, writes: bool) -> None:
-        if reads and node.state.private and any(taker.reads for taker in node.takers):
+        if node.state.private and node.takers:
             raise errors.Busy(f"{node.name} is private, and open already")
         self.format = "raw"
         self.selection = Selection(node.group)
@@ -455,9 +455,12 @@ class ConsumerHandle(Taker, Commands):
     def _seek(self, word: str) -> Callable[[], None]:
         parse_seek(word)
         require(self.user, self.node.state, R | W, self.node.name)
+        consumer = self.consumer
+        for number in {claim.stream for claim in consumer.claims.values()}:  # which it makes void
+            if (stream := self.group.numbers.get(number)) is not None:
+                require(self.user, stream.state, R, stream.name)
 
         def do() -> None:
-            consumer = self.consumer
             streams = [s for s in self.group.numbers.values() if consumer.covers(s) and allowed(self.user, s.state, R)]
             consumer.seek(position(consumer.selection, word, streams, self._shows))
             self.until, self.end_due, self.last, self.current = _NEVER, False, Given(), []

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
 from mqfs import bulk, errors, limits, state
-from mqfs.engine.names import check_name
+from mqfs.engine.names import check_control, check_name, one_line
 from mqfs.engine.nodes import Folder, Meta, bits_for_writers
 from mqfs.engine.permission import W, X, allowed, require, require_owner
 from mqfs.engine.unit import Source, Tally, Unit, require_fit
@@ -317,7 +317,8 @@ class Transactions:
         """What `.txn/ctl` shows a user: of the producers its own, or to the owner all."""
         every = user.uid in (0, self.group.state.uid)
         known = {uid: mine for uid, mine in self.group.state.producers.items() if every or uid == user.uid}
-        lines = [f"committed {name}.{commit.number}" for mine in known.values() for name, commit in mine.items()]
+        last = [(name, commit.number) for mine in known.values() for name, commit in mine.items()]
+        lines = [f"committed {one_line(name)}.{number}" for name, number in last]
         lines += [f"part {p.name} {p.attributes.uid} {p.messages} {p.staged.size}" for p in self.parts.values()]
         return "".join(f"{line}\n" for line in lines)
 
@@ -399,6 +400,8 @@ class Transactions:
             for part in [self._mine(user, name) for name in dict.fromkeys(names) if name in self.parts]:
                 self.drop(part)
             return self.group.promised(value)
+        if known is None:
+            check_control(producer)
         if len(set(names)) != len(names):
             raise errors.BadCommand("commit: a part is named twice")
         parts = [self._mine(user, name) for name in names]

@@ -27,7 +27,7 @@ from mqfs.engine.kept import KeptHandle
 from mqfs.engine.names import check_name, with_suffix
 from mqfs.engine.nodes import Folder, KeptFile, Meta
 from mqfs.engine.order import OrderHandle
-from mqfs.engine.permission import R, W, X, require, require_owner
+from mqfs.engine.permission import R, W, X, require, require_owner, require_unsticky
 from mqfs.engine.put import PutHandle
 from mqfs.engine.stream import Stream, end_parked
 from mqfs.engine.stream_handle import StreamHandle
@@ -383,6 +383,7 @@ class Tree:
             return None
         if isinstance(node, KeptFile):
             return None
+        require_unsticky(user, group.state, attributes(node), name)
         require_unprotected(group)
         if isinstance(node, Stream):
             group.remove_stream(node)
@@ -408,6 +409,7 @@ class Tree:
             if self._in_group(group, name) is not None:
                 raise errors.NotDirectory(name)
             raise errors.NotFound(name)
+        require_unsticky(user, group.state, victim.state, name)
         require_unprotected(group)
         require_unprotected(victim)
         if victim.groups or victim.streams:
@@ -436,6 +438,7 @@ class Tree:
             raise errors.NotFound(name)
         if to is not group:
             raise errors.NotPermitted("a file cannot be moved into another group")
+        require_unsticky(user, group.state, node.state, name)
         require_unprotected(group)
         if new == name:
             return None

@@ -4,25 +4,94 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from mqfs import errors, limits
-from mqfs.types import QTDIR, Wait
+from mqfs.engine import control, names, transaction, tree
+from mqfs.engine.names import quote
+from mqfs.types import QTDIR, User, Wait
 from tests.engine.conftest import ANNA, BERT, ROOT, Hand
+from tests.queues.hand import Queues
+
+CONTROL = ["a\x1b[2J", "\r", "a\nb", "\x7f"]
+BAD_NAMES = ["ctl", "order", ".x", ".", "..", "", "a/b", "../x", "a\0b", "ä" * 128, "\udc80", *CONTROL]
 
 
-@pytest.mark.parametrize("name", ["ctl", "order", ".x", ".", "..", "", "a/b", "a\0b", "ä" * 128, "\udc80"])
+@pytest.mark.parametrize("name", BAD_NAMES)
 def test_bad_names(hand: Hand, name: str) -> None:
-    with pytest.raises((errors.BadName, errors.Exists)):
-        hand.stream(name)
-    with pytest.raises((errors.BadName, errors.Exists)):
-        hand.tree.mkdir(ROOT, hand.group, name, 0o777)
+    tree, group = hand.tree, hand.group
+    hand.stream("old")
+    tree.mkdir(ROOT, group, "old group", 0o777)
+    for call in (
+        lambda: hand.stream(name),
+        lambda: tree.mkdir(ROOT, group, name, 0o777),
+        lambda: tree.rename(ROOT, group, "old", group, name),
+        lambda: tree.rename(ROOT, group, "old group", group, name),
+        lambda: tree.create(ROOT, group.folders[".consumers"], name, 0o666),
+        lambda: tree.mkdir(ROOT, group.folders[".txn"], name, 0o777),
+        lambda: hand.ctl(f"consumer {quote(name)}"),
+        lambda: hand.ctl(f"consumer c {quote(name or '.')}"),  # '' is the whole group
+        lambda: hand.ctl(f"bind {quote(name)} '#'"),
+        lambda: hand.ctl(f"dead {quote(name)}"),
+    ):
+        with pytest.raises((errors.BadName, errors.Exists, errors.BadCommand, UnicodeEncodeError)):
+            call()
+    assert list(group.streams) == ["old"]
+    assert list(group.groups) == ["old group"]
+    assert not group.consumers
+    assert not group.views
+    assert not group.transactions.parts
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_producers_have_no_control_characters(hand: Hand, name: str) -> None:
+    hand.stream("s")
+    commands = hand.tree.open(ROOT, hand.group.transactions.ctl, os.O_RDWR)
+    with pytest.raises((errors.BadName, errors.BadCommand)):
+        commands.write(f"commit {quote(f'{name}.1')}".encode())
+    assert not hand.group.state.producers
 
 
 def test_good_names(hand: Hand) -> None:
-    for name in ("a", "a.b.c", "with blank", "ä" * 127, "CTL"):
+    for name in ("a", "a.b.c", "with blank", "ä" * 127, "CTL", "\u202ebidi", "a\\b"):
         assert hand.stream(name).name == name
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_a_store_with_such_names_is_served_and_they_can_be_renamed_and_removed(tmp_path: Path, name: str) -> None:
+    """Earlier versions took them."""
+    q = Queues("replay all", path=tmp_path / "store")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (names, tree, control, transaction):
+            patch.setattr(module, "check_name", str, raising=False)
+            patch.setattr(module, "check_control", str, raising=False)
+        q.stream(name)
+        q.mkdir(name)
+        q.tree.create(ROOT, q.group.folders[".consumers"], name, 0o666)
+        if "\n" not in name:  # no command could ever say it
+            q.ctl(f"bind {quote(f'view{name}')} x", f"dead {quote(name)}")
+            q.tree.open(ROOT, q.group.transactions.ctl, os.O_RDWR).write(f"commit {quote(f'{name}.1')}".encode())
+    q.write(name, b"kept")
+    q.restart()
+    root, group = q.tree.root, q.group
+    assert name in {node.name for node in q.tree.entries(ROOT, group)}
+    assert json.loads(q.cursor("format json", "seek first").read(4096))["stream"] == name
+    commands = q.tree.open(ROOT, group.transactions.ctl, os.O_RDWR)
+    assert commands.read(4096).count(b"\n") == ("\n" not in name)
+    cursor = q.cursor("seek first")
+    cursor.read(64)
+    cursor.write(b"info\n")
+    assert [line.split()[0] for line in cursor.read(4096).decode().split("\n")[:3]] == ["sequence", "stream", "time"]
+    q.ctl("ttl 1h")
+    q.tree.rename(ROOT, root, name, root, "other")
+    q.tree.rename(ROOT, group, name, group, "other")
+    q.tree.unlink(ROOT, group.folders[".consumers"], name)
+    for view in list(group.views):
+        q.tree.unlink(ROOT, group, view)
+    q.ctl("dead dead")
+    assert not any(name in line for line in group.lines())
 
 
 def test_making_what_exists(hand: Hand) -> None:
@@ -137,6 +206,39 @@ def test_permissions_on_every_operation(hand: Hand) -> None:
         hand.tree.entries(ANNA, hand.group)
 
 
+def test_in_a_sticky_group_files_are_removed_and_renamed_by_their_owner_or_the_groups(hand: Hand) -> None:
+    tree, group = hand.tree, hand.mkdir("sticky", ROOT, 0o1777)
+    tree.setattr(ROOT, group, uid=BERT.uid)
+    calls = {
+        "stream": lambda user: tree.unlink(user, group, "stream"),
+        "consumer": lambda user: tree.unlink(user, group.folders[".consumers"], "consumer"),
+        "inner": lambda user: tree.rmdir(user, group, "inner"),
+        "renamed": lambda user: tree.rename(user, group, "renamed", group, "other"),
+        "renamed group": lambda user: tree.rename(user, group, "renamed group", group, "another"),
+    }
+
+    def make(user: User) -> None:
+        for name in ("stream", "renamed"):
+            tree.create(user, group, name, 0o666)
+        tree.create(user, group.folders[".consumers"], "consumer", 0o666)
+        for name in ("inner", "renamed group"):
+            tree.mkdir(user, group, name, 0o777)
+
+    make(ANNA)
+    for name, call in calls.items():
+        with pytest.raises(errors.NotPermitted, match=name):
+            call(User(1003, 1003))
+    for user in (ANNA, BERT, ROOT):
+        for call in calls.values():
+            call(user)
+        tree.unlink(ROOT, group, "other")
+        tree.rmdir(ROOT, group, "another")
+        make(ANNA)
+    tree.setattr(ROOT, group, mode=0o777)
+    for call in calls.values():
+        call(User(1003, 1003))
+
+
 def test_attributes_of_meta_files(hand: Hand) -> None:
     ctl = hand.group.metas["ctl"]
     assert hand.tree.stat(ctl).mode & 0o777 == 0o644
@@ -207,6 +309,36 @@ def test_stats_and_who(hand: Hand) -> None:
     }  # fmt: skip
     who = [json.loads(line) for line in hand.text(".who").splitlines()]
     assert [(row["file"], row["mode"], row["uid"]) for row in who if row["file"] == "s"] == [("s", "r", 1001)]
+
+
+def test_who_may_enter_a_group_and_not_list_it_sees_only_streams_that_he_may_read(hand: Hand) -> None:
+    for name in ("open", "secret"):
+        hand.stream(name)
+    hand.tree.setattr(ROOT, hand.group.streams["secret"], mode=0o600)
+    hand.tree.setattr(ROOT, hand.group, mode=0o711, uid=BERT.uid)
+    hand.ctl("consumer plain", "consumer narrow secret")
+    paths = ("open", "secret", ".consumers/narrow", ".kept/secret")
+    held = [hand.tree.open(ROOT, hand.tree.find(ROOT, f"g/{path}"), os.O_RDONLY) for path in paths]
+    hand.tree.mkdir(ROOT, hand.group.folders[".txn"], "part", 0o755)
+    held.append(hand.tree.open(ROOT, hand.tree.find(ROOT, "g/.txn/part/secret"), os.O_WRONLY))
+    ordered, waiting, every = (hand.open("order", user=user) for user in (ANNA, ANNA, ROOT))
+    wait = waiting.read(64)
+    hand.write("secret", b"1")
+    assert not wait.settled
+    assert not ordered.readable
+    hand.write("open", b"2")
+    assert (wait.result(), ordered.read(64), every.read(64)) == (b"open\0", b"open\0", b"secret\0")
+    cursor = hand.cursor("streams", user=ANNA)
+    shown = [hand.text(name, ANNA) for name in (".stats", ".who", "ctl")] + [cursor.read(1 << 20).decode()]
+    assert not any("secret" in text for text in shown), shown
+    assert "open" in shown[0]
+    assert "open" in shown[1]
+    for user in (ROOT, BERT):
+        assert all("secret" in hand.text(name, user) for name in (".stats", ".who", "ctl"))
+    hand.tree.setattr(ROOT, hand.group, mode=0o755)
+    assert all("secret" in hand.text(name, ANNA) for name in (".stats", ".who", "ctl")), "he may list it"
+    for handle in held:
+        handle.close()
 
 
 def test_errors_shows_ones_own_or_all_to_the_owner(hand: Hand) -> None:

@@ -632,6 +632,28 @@ def test_a_handle_open_for_writing_only_can_seek() -> None:
     assert drain(q.worker()) == [b"one"]
 
 
+def test_who_may_not_read_seeks_over_nobodys_claim() -> None:
+    q = Queues("replay all")
+    q.write("s", b"one")
+    q.consumer()
+    consumer = q.group.consumers["w"]
+    q.tree.setattr(ROOT, consumer, mode=0o622)
+    worker = q.worker()
+    assert read(worker) == b"one"
+    blind = q.at(".consumers/w", os.O_WRONLY, ANNA)
+    with pytest.raises(errors.Denied):
+        blind.write(b"seek end\n")
+    q.tree.setattr(ROOT, consumer, mode=0o666)
+    q.tree.setattr(ROOT, q.group.streams["s"], mode=0o600)
+    with pytest.raises(errors.Denied):
+        blind.write(b"seek end\n")
+    say(worker, "release")
+    assert read(worker) == b"one"
+    q.tree.setattr(ROOT, q.group.streams["s"], mode=0o644)
+    say(blind, "seek end")
+    assert isinstance(refusal(worker, "ack"), errors.Stale)
+
+
 def test_select_is_the_handles_own() -> None:
     q = Queues()
     q.stream("t")
@@ -672,15 +694,17 @@ def test_until_ends_a_wait() -> None:
 # ------------------------------------------------------------------ options
 
 
-def test_private_is_for_one_handle_at_a_time() -> None:
+@pytest.mark.parametrize("first", [os.O_RDWR, os.O_WRONLY])
+@pytest.mark.parametrize("second", [os.O_RDWR, os.O_WRONLY])
+def test_private_is_for_one_handle_at_a_time(first: int, second: int) -> None:
     q = Queues()
     q.consumer("w", "private")
-    worker = q.worker()
+    handle = q.at(".consumers/w", first)
     with pytest.raises(errors.Busy):
-        q.worker()
+        q.at(".consumers/w", second)
     assert q.shows(".consumers/w") == []
-    worker.close()
-    q.worker()
+    handle.close()
+    q.at(".consumers/w", second)
 
 
 def test_transient_is_gone_with_its_last_handle() -> None:

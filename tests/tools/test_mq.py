@@ -39,6 +39,32 @@ def kept(group: Path, *streams: str) -> list[dict[str, Any]]:
     return [json.loads(row) for row in rows]
 
 
+BIDI = "\u202eb"
+
+
+@pytest.mark.parametrize("table", ["ls", "stat", "top"])
+def test_names_in_tables_are_escaped_and_in_json_as_they_are(server: Server, table: str) -> None:
+    group = server.group(f"bidi {table}", "replay all", "consumer c", streams=[BIDI])
+    say(group / BIDI, "x\n")
+    text = said(table, group)
+    assert BIDI not in text
+    assert r"\u202eb" in text
+    assert BIDI in said(table, "--json", group)
+
+
+def test_names_in_messages_are_escaped(server: Server) -> None:
+    group = server.group("bidi messages", "replay all", "consumer c", streams=[BIDI])
+    say(group / BIDI, "x\n")
+    assert refused(1, "peek", group / f"no{BIDI}").isprintable()
+    shown = mq_cat("-e", "-t", "--from", "first", group).stdout.decode()
+    assert BIDI not in shown
+    assert r" '\u202eb' x" in shown
+    assert json.loads(mq_cat("-e", "--json", "--from", "first", group).stdout)["stream"] == BIDI
+    result = mq_work("-e", group / ".consumers/c", "false")
+    assert BIDI not in result.stderr.decode()
+    assert r"\u202eb" in result.stderr.decode()
+
+
 # ---------------------------------------------------------------- put
 
 

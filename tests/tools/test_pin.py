@@ -22,6 +22,7 @@ from tests.tools.mount import (
     ROOT,
     Server,
     environment,
+    lines,
     mq_cat,
     pin,
     running,
@@ -490,7 +491,9 @@ def test_what_makes_no_sense(mount: Path) -> None:
     assert "exclude" in refused(2, "-aw", "x")
     assert "takes no COMMAND" in refused(2, "-a", "x", "ls")
     assert "-z" in refused(2, "-z", "x")
-    for id, why in {"": "is empty", "a/b": "'/'", ".x": "is reserved", "ctl": "is reserved", "x" * 256: "255"}.items():
+    bad = {"": "is empty", "a/b": "'/'", ".x": "is reserved", "ctl": "is reserved", "x" * 256: "255"}
+    bad["a\x1b"] = "control"
+    for id, why in bad.items():
         assert why in refused(2, "-c", "-m", mount, id)
     assert "UTF-8" in refused(2, "-c", "-m", mount, os.fsdecode(b"\xff"))
     assert pin("--help").returncode == 0
@@ -518,6 +521,27 @@ def test_attached_to_itself_is_refused(mount: Path) -> None:
     create(mount, "self", "pin", "-a", "-m", str(mount), "self")
     result = pin("-a", "-m", mount, "self", stdin=subprocess.DEVNULL)
     assert (result.returncode, b"this is session 'self'" in result.stdout) == (1, True)
+
+
+def test_what_is_typed_does_not_reach_a_session_of_another_user(mount: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("not root: cannot give a session to another user")
+    session = create(mount, "lookalike", "sh", "-c", "echo Password:; read x; echo got $x")
+    os.chown(session / "in", 65534, 65534)
+    with running("pin", "-a", "-m", mount, "lookalike", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"secret\n")
+        process.stdin.close()
+        assert lines(process.stdout, 1) == [b"Password:\r\n"]
+        say(session / "in", "other\n")
+        assert lines(process.stdout, 2) == [b"other\r\n", b"got other\r\n"]
+        assert process.wait(DEADLINE_S) == 0
+        assert lines(process.stderr, 1) == [
+            b"pin: session 'lookalike' belongs to another user (expected you or root); only looking on\n"
+        ]
+    session = create(mount, "typed", "cat")
+    os.chown(session / "in", 65534, 65534)
+    assert "belongs to another user" in refused(1, "-w", "-m", mount, "typed", "secret")
 
 
 def test_looking_on_without_permission_to_type(mount: Path) -> None:
