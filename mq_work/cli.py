@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from mq_cat.cli import Duration
 from mq_cat.command import guarded, parsed
 from mq_cat.problem import USAGE, Problem
+from mq_cat.times import Duration
 from mq_work.consumer import Place
 from mq_work.worker import PROGRAM, Wish, Worker
 

@@ -7,6 +7,7 @@ is run, so that `--help` is at once, and there without them.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -19,6 +20,8 @@ import click
 from mqfs.errors import BadConfig
 
 FAILED = 1
+_UNIX_TIME = re.compile(r"@[0-9]+(\.[0-9]{1,9})?|(?![0-9]{8}$)[0-9]+(\.[0-9]{1,9})?")  # 8 digits are a date
+_END_S = 253_402_300_800  # the year 10,000: ISO 8601 has no more
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -113,20 +116,16 @@ def _failed(text: str, tell: Any) -> int:
 
 
 def _time(text: str | None) -> float | None:
-    """A UNIX time, or a date and time (UTC where no zone is said)."""
+    """UNIX seconds of ISO 8601, local unless it has a zone, or of `@UNIXTIME`, as in the tools. Raises BadConfig."""
     if text is None:
         return None
     try:
-        return float(text)
-    except ValueError:
+        value = float(text.lstrip("@")) if _UNIX_TIME.fullmatch(text) else datetime.fromisoformat(text).timestamp()
+        if 0 <= value < _END_S:
+            return value
+    except (ValueError, OverflowError):
         pass
-    try:
-        read = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadConfig(f"time {text!r}; 2026-11-21, 2026-11-21T18:30:00 or a UNIX time is right") from None
-    from datetime import UTC
-
-    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    raise BadConfig(f"bad time {text!r} (expected 2030-01-31T08:00, 2030-01-31T08:00Z or @1900000000)")
 
 
 def _size(text: str) -> int:

@@ -148,7 +148,7 @@ def test_a_task_that_fails_is_one_line_too(scene: Scene, tmp_path: Path) -> None
 def test_one_line_for_what_is_wrong(tmp_path: Path) -> None:
     for words, line in (
         (("archive", "x", "g/a"), "--at DIAL is missing"),
-        (("replay", "x", "--at", "unix!/x", "--since", "noon"), "time 'noon'; 2026-11-21"),
+        (("replay", "x", "--at", "unix!/x", "--since", "noon"), "bad time 'noon' (expected 2030"),
         (("archive", "x", "g/a", "--at", "unix!/x", "--file-size", "much"), "--file-size: option size is 'much'"),
         (("copy", "--at", "unix!/x", "--conf", "x", "--to", "g/a", "g/a"), "--conf 'x'; spark.KEY=VALUE is right"),
     ):

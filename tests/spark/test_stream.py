@@ -527,7 +527,7 @@ def test_nonsense(query: Callable[..., Query], scene: Scene) -> None:
         ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0'; a whole number, at least 1"),
         ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "more than maxOffsetsPerTrigger; at most 10 is"),
         ({"maxTriggerDelay": "5m"}, "option maxTriggerDelay is of minOffsetsPerTrigger; both or neither"),
-        ({"minOffsetsPerTrigger": "2", "maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon'; a time"),
+        ({"minOffsetsPerTrigger": "2", "maxTriggerDelay": "soon"}, "option maxTriggerDelay: bad duration 'soon'"),
         ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger is 'much'; a number of bytes"),
         ({"consumer": "a/b"}, "option consumer"),
     ):
