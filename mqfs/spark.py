@@ -68,6 +68,11 @@ def _source(said: dict[str, Any], streams: tuple[str, ...] = (), address: str = 
     return Source(address or at, streams, said.pop("pattern", ""), user, token)
 
 
+def _source_if_named(said: dict[str, Any], streams: tuple[str, ...]) -> Any:
+    """The server of a command that may also do without; None where nothing is said of one."""
+    return _source(said, streams) if said["at"] or streams or said["pattern"] else None
+
+
 def _needs_spark(function: F) -> F:
     """One line where pyspark is not installed."""
 
@@ -83,10 +88,22 @@ def _needs_spark(function: F) -> F:
     return guarded  # type: ignore[return-value]
 
 
-def _run(said: dict[str, Any], name: str, act: Callable[[Any, Any], dict[str, Any]], line: Any) -> int:
-    """In a session: do it, and show what came of it by `line` or as JSON; the exit code."""
+def _check(checks: Callable[[], None]) -> None:
+    """What a command says of its arguments. Raises BadConfig."""
+    from pyspark_mqfs.commands.session import Failed
+    from pyspark_mqfs.options import OptionError
+
+    try:
+        checks()
+    except (Failed, OptionError) as error:
+        raise BadConfig(str(error)) from None
+
+
+def _run(said: dict[str, Any], name: str, what: Any, act: Callable[[Any, Any], dict[str, Any]], line: Any) -> int:
+    """Check `what`; then, in a session, do it, and show what came of it by `line` or as JSON; the exit code."""
     from pyspark_mqfs.commands import session, shared
 
+    _check(what.check)
     as_json = said.pop("as_json")
     tell = shared.quiet if as_json else shared.aloud
     try:
@@ -155,7 +172,7 @@ def archive(directory: str, streams: tuple[str, ...], file_size: str, **said: An
 
     what = act.Archive(_source(said, streams), directory, _size(file_size))
     return _run(
-        said, "archive", lambda spark, tell: act.run(spark, what, tell),
+        said, "archive", what, lambda spark, tell: act.run(spark, what, tell),
         lambda found: f"{found['messages']:,} messages more in {found['archive']}",
     )  # fmt: skip
 
@@ -168,7 +185,9 @@ def archive(directory: str, streams: tuple[str, ...], file_size: str, **said: An
 @click.option("--since", metavar="TIME", help="Messages from this time on.")
 @click.option("--until", metavar="TIME", help="Messages before this time.")
 @click.option("--rate", default=0, type=click.IntRange(0), metavar="N", help="N messages a second.")
-@click.option("--speed", default=0.0, type=float, metavar="X", help="As they came, X times as fast; 1 as it was.")
+@click.option(
+    "--speed", default=0.0, type=click.FloatRange(0), metavar="X", help="As they came, X times as fast; 1 as it was."
+)
 @click.option("--plain", is_flag=True, help="Do not say in headers when and where a message was before.")
 @click.option("--id", "name", default="", metavar="NAME", help="Of this replay: it is published once under it.")
 @_needs_spark
@@ -180,7 +199,7 @@ def replay(directory: str, streams: tuple[str, ...], since: str | None, until: s
     words = {name: said.pop(name) for name in ("into", "where", "rate", "speed", "plain", "name")}
     what = act.Replay(directory, target, streams=streams, since=_time(since), until=_time(until), **words)
     return _run(
-        said, "replay", lambda spark, tell: act.run(spark, what, tell),
+        said, "replay", what, lambda spark, tell: act.run(spark, what, tell),
         lambda found: f"{found['messages']:,} messages in {found['batches']} batches as {found['replay']}",
     )  # fmt: skip
 
@@ -198,8 +217,8 @@ def verify(streams: tuple[str, ...], path: str, **said: Any) -> int:
     from pyspark_mqfs.commands import verify as act
 
     words = {name: said.pop(name) for name in ("replayed", "into", "holes")}
-    what = act.Verify(path, _source(said, streams) if said["at"] else None, **words)
-    return _run(said, "verify", lambda spark, tell: act.run(spark, what, tell), act.line)
+    what = act.Verify(path, _source_if_named(said, streams), **words)
+    return _run(said, "verify", what, lambda spark, tell: act.run(spark, what, tell), act.line)
 
 
 # ---------------------------------------------------------------- stats, copy, dead letters
@@ -217,7 +236,9 @@ def stats(streams: tuple[str, ...], path: str, report: str, **said: Any) -> int:
     from pyspark_mqfs.commands import report as pages
     from pyspark_mqfs.commands import stats as act
 
-    source = _source(said, streams) if said["at"] else None
+    source = _source_if_named(said, streams)
+    if report:
+        pages.check_path(report)
     what = act.Stats(path, source, said.pop("where"), said.pop("sent"))
 
     def count(spark: Any, tell: Any) -> dict[str, Any]:
@@ -226,7 +247,7 @@ def stats(streams: tuple[str, ...], path: str, report: str, **said: Any) -> int:
             found["files"] = pages.write(found, report, path or what.source.address)  # type: ignore[union-attr]
         return found
 
-    return _run(said, "stats", count, lambda found: pages.table(found))
+    return _run(said, "stats", what, count, lambda found: pages.table(found))
 
 
 @spark.command()
@@ -244,7 +265,11 @@ def copy(streams: tuple[str, ...], target: str, **said: Any) -> int:
     words = {name: said.pop(name) for name in ("to", "into", "where", "checkpoint", "forever")}
     what = act.Copy(source, act.at(source, target), **words)
     return _run(
-        said, "copy", lambda spark, tell: act.run(spark, what, tell), lambda found: f"{found['read']:,} messages read"
+        said,
+        "copy",
+        what,
+        lambda spark, tell: act.run(spark, what, tell),
+        lambda found: f"{found['read']:,} messages read",
     )
 
 
@@ -267,7 +292,7 @@ def divert(streams: tuple[str, ...], **said: Any) -> int:
     words = {name: said.pop(name) for name in ("to", "reason", "where", "checkpoint", "forever")}
     what = act.Divert(source, **words)
     return _run(
-        said, "dead-letters", lambda spark, tell: act.divert(spark, what, tell),
+        said, "dead-letters", what, lambda spark, tell: act.divert(spark, what, tell),
         lambda found: f"{found['read']:,} messages read",
     )  # fmt: skip
 
@@ -282,7 +307,7 @@ def redrive(stream: str, **said: Any) -> int:
 
     what = act.Redrive(_source(said, (stream,)), said.pop("where"), said.pop("checkpoint"))
     return _run(
-        said, "dead-letters", lambda spark, tell: act.redrive(spark, what, tell),
+        said, "dead-letters", what, lambda spark, tell: act.redrive(spark, what, tell),
         lambda found: f"{found['redriven']:,} letters sent back",
     )  # fmt: skip
 
