@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Protocol
 
 import attrs
@@ -20,10 +19,10 @@ from mq_cat.group import check_group, check_streams, inodes, streams_of, views_o
 from mq_cat.order import InOrder
 from mq_cat.output import Format, Output, as_json, as_record, die_of_sigpipe, ended_by_newline, ended_by_nul, raw, timed
 from mq_cat.problem import USAGE, Problem, note, reason
+from mq_cat.times import Duration, ctl_duration, unix_time
 
 PROGRAM = "mq-cat"
 FORMATS = ("raw", "line", "nul", "each", "json", "record")
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LOOK_S = 2.0  # how often a silent reader looks whether its streams are still there
 _DAMAGED_IN_A_ROW = 1000  # reads that fail one after the other, before the disk itself is taken to be gone
 
@@ -61,18 +60,6 @@ class Wish:
         return "json" if self.json else self.format or "raw"
 
 
-class Duration(click.ParamType[float]):
-    """`30s`, `5m`, `2h`, `7d`, or a plain number of seconds."""
-
-    name = "T"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)([smhd]?)", str(value))
-        if not found:
-            self.fail(f"{value!r} is not a duration such as 30s, 5m, 2h or 7d", param, ctx)
-        return float(found[1]) * _UNITS[found[2]]
-
-
 class Start(click.ParamType[str]):
     """Where to begin, as the cursor's `seek` has it; `@` also takes an ISO 8601 time."""
 
@@ -80,14 +67,24 @@ class Start(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         where = str(value)
-        if re.fullmatch(r"first|last|end|\d+|-\d+[smhd]?|@\d+(\.\d{1,9})?", where):
+        if re.fullmatch(r"first|last|end|-?[0-9]+", where):
             return where
-        if where.startswith("@"):
-            try:
-                return f"@{datetime.fromisoformat(where[1:]).timestamp():.6f}"
-            except ValueError:
-                pass
-        self.fail(f"{where!r} is none of first, last, end, SEQUENCE, -COUNT, -DURATION (-10m) and @TIME", param, ctx)
+        try:
+            if where.startswith("@"):
+                return _seek_time(where)
+            if where.startswith("-"):
+                return f"-{ctl_duration(where[1:])}"
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        self.fail(f"bad start {where!r} (expected first, last, end, SEQUENCE, -N, -DURATION or @TIME)", param, ctx)
+
+
+def _seek_time(where: str) -> str:
+    """`@TIME` as `seek` has it, with all decimals that were given. Raises ValueError."""
+    if re.fullmatch(r"@[0-9]+(\.[0-9]{1,9})?", where):
+        unix_time(where)
+        return where
+    return f"@{unix_time(where[1:]):.6f}"
 
 
 @click.command(PROGRAM, add_help_option=True)

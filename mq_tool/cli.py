@@ -12,11 +12,11 @@ import attrs
 import click
 from click.shell_completion import get_completion_class
 
-from mq_cat.cli import Duration
 from mq_cat.cli import _command as mq_cat_command
 from mq_cat.command import guarded, parsed
 from mq_cat.cursor import quote
 from mq_cat.problem import USAGE, Problem, printable
+from mq_cat.times import Duration
 from mq_tool import files, place
 from mq_tool.columns import aligned
 from mq_tool.put import Length, Metadata, Moment, Putter, bodies_of, headers_of

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import attrs
 import click
 
 from mq_cat.problem import USAGE, Problem, reason
+from mq_cat.times import ctl_duration, unix_time
 from mq_tool.files import opened, write
 from mq_tool.place import Place, check_there
 
@@ -41,24 +40,24 @@ class Length(click.ParamType[str]):
     name = "D"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not re.fullmatch(r"\d+(ms|[smhd])|0", str(value)):
-            self.fail(f"{value!r} is not a duration such as 500ms, 30s, 5m, 2h or 7d", param, ctx)
-        return str(value)
+        try:
+            return ctl_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Moment(click.ParamType[float]):
-    """`@UNIXTIME` or ISO 8601."""
+    """A time, in UNIX seconds."""
 
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        text = str(value)
         try:
-            return float(text[1:]) if re.fullmatch(r"@\d+(\.\d+)?", text) else datetime.fromisoformat(text).timestamp()
-        except (ValueError, OverflowError):
-            self.fail(f"{text!r} is not a time such as 2030-01-31T08:00 or @1900000000", param, ctx)
+            return unix_time(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def headers_of(words: Sequence[str]) -> dict[str, str]:

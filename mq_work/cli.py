@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from mq_cat.cli import Duration
 from mq_cat.command import guarded, parsed
 from mq_cat.problem import USAGE, Problem
+from mq_cat.times import Duration
 from mq_work.consumer import Place
 from mq_work.worker import PROGRAM, Wish, Worker
 
@@ -45,7 +45,7 @@ def _command(**given: Any) -> dict[str, Any]:
     """Run COMMAND for each message of CONSUMER, a file GROUP/.consumers/NAME. Write -- before COMMAND.
 
     The message is its standard input, and {} in an argument is replaced by it. Exit code 0 acknowledges, 75 tries
-    again later, 65 makes it a dead letter, 126 and 127 give it back and end the worker, any other is a failure.
+    again later, 65 makes it a dead letter, any other is a failure. A COMMAND that is not there ends the worker.
     """
     return given
 

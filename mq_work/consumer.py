@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import time
 from contextlib import suppress
 from typing import Any
@@ -16,9 +15,9 @@ from typing import Any
 import attrs
 
 from mq_cat.problem import Problem, close, reason
+from mq_cat.times import duration_ns
 
 READ_BYTES = 1 << 20  # the most that one read through a mount can give; the rest of a line comes with the next
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNKNOWN_LEASE_S = 15.0  # where `ctl` may not be read
 _LOOK_S = 1.0  # the lease is looked up again after this
 
@@ -55,8 +54,10 @@ def message_of(line: bytes) -> Message:
 
 def seconds_of(word: str) -> float | None:
     """The seconds of a duration as `ctl` prints it."""
-    found = re.fullmatch(r"(\d+)(ms|[smhd])", word)
-    return int(found[1]) * _UNITS_S[found[2]] if found else 0.0 if word == "0" else None
+    try:
+        return duration_ns(word) / 1e9
+    except ValueError:
+        return None
 
 
 class Place:

@@ -37,7 +37,6 @@ class Verdict:
 
     command: str  # ack, nack, release or `dead REASON`
     text: str  # for people; empty where it went well
-    stop: int = 0  # the worker's exit code, where this ends it
 
 
 def arguments_of(command: Sequence[str], body: bytes) -> list[bytes]:
@@ -133,8 +132,6 @@ class Running:
             return Verdict(f"dead exit code {status}", f"exit code {status}, now a dead letter")
         if status == TRY_AGAIN:
             return Verdict("nack", f"exit code {status}, will be tried again")
-        if status in (NOT_EXECUTABLE, NOT_FOUND):
-            return Verdict("release", f"exit code {status}, given back", status)
         if status < 0:
             return Verdict("nack", f"ended by {_signal_name(-status)}")
         return Verdict("nack", f"exit code {status}")

@@ -192,10 +192,9 @@ class Worker:
             self._pause()
             return
         except OSError as error:
-            code = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE
-            self.code = code
+            self.code = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE
             text = f"{self.wish.command[0]}: {reason(error)}, given back"
-            self._answer(slot, message, Verdict("release", text, code))
+            self._answer(slot, message, Verdict("release", text))
             return
         else:
             lease = self.place.lease_s()
@@ -212,8 +211,6 @@ class Worker:
         if running.ended():
             slot.running = None
             verdict = running.verdict()
-            if verdict.stop and not self.code:
-                self.code = verdict.stop
             if running.lost:
                 self._say(running.message, f"{verdict.text or 'done'}, too late: its lease had run out")
             elif not self._answer(slot, running.message, verdict) and not verdict.text and self.wish.chatty:

@@ -7,6 +7,7 @@ is run, so that `--help` is at once, and there without them.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -19,6 +20,8 @@ import click
 from mqfs.errors import BadConfig
 
 FAILED = 1
+_UNIX_TIME = re.compile(r"@[0-9]+(\.[0-9]{1,9})?|(?![0-9]{8}$)[0-9]+(\.[0-9]{1,9})?")  # 8 digits are a date
+_END_S = 253_402_300_800  # the year 10,000: ISO 8601 has no more
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -65,6 +68,11 @@ def _source(said: dict[str, Any], streams: tuple[str, ...] = (), address: str = 
     return Source(address or at, streams, said.pop("pattern", ""), user, token)
 
 
+def _source_if_named(said: dict[str, Any], streams: tuple[str, ...]) -> Any:
+    """The server of a command that may also do without; None where nothing is said of one."""
+    return _source(said, streams) if said["at"] or streams or said["pattern"] else None
+
+
 def _needs_spark(function: F) -> F:
     """One line where pyspark is not installed."""
 
@@ -80,10 +88,22 @@ def _needs_spark(function: F) -> F:
     return guarded  # type: ignore[return-value]
 
 
-def _run(said: dict[str, Any], name: str, act: Callable[[Any, Any], dict[str, Any]], line: Any) -> int:
-    """In a session: do it, and show what came of it by `line` or as JSON; the exit code."""
+def _check(checks: Callable[[], None]) -> None:
+    """What a command says of its arguments. Raises BadConfig."""
+    from pyspark_mqfs.commands.session import Failed
+    from pyspark_mqfs.options import OptionError
+
+    try:
+        checks()
+    except (Failed, OptionError) as error:
+        raise BadConfig(str(error)) from None
+
+
+def _run(said: dict[str, Any], name: str, what: Any, act: Callable[[Any, Any], dict[str, Any]], line: Any) -> int:
+    """Check `what`; then, in a session, do it, and show what came of it by `line` or as JSON; the exit code."""
     from pyspark_mqfs.commands import session, shared
 
+    _check(what.check)
     as_json = said.pop("as_json")
     tell = shared.quiet if as_json else shared.aloud
     try:
@@ -113,20 +133,16 @@ def _failed(text: str, tell: Any) -> int:
 
 
 def _time(text: str | None) -> float | None:
-    """A UNIX time, or a date and time (UTC where no zone is said)."""
+    """UNIX seconds of ISO 8601, local unless it has a zone, or of `@UNIXTIME`, as in the tools. Raises BadConfig."""
     if text is None:
         return None
     try:
-        return float(text)
-    except ValueError:
+        value = float(text.lstrip("@")) if _UNIX_TIME.fullmatch(text) else datetime.fromisoformat(text).timestamp()
+        if 0 <= value < _END_S:
+            return value
+    except (ValueError, OverflowError):
         pass
-    try:
-        read = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadConfig(f"time {text!r}; 2026-11-21, 2026-11-21T18:30:00 or a UNIX time is right") from None
-    from datetime import UTC
-
-    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    raise BadConfig(f"bad time {text!r} (expected 2030-01-31T08:00, 2030-01-31T08:00Z or @1900000000)")
 
 
 def _size(text: str) -> int:
@@ -156,7 +172,7 @@ def archive(directory: str, streams: tuple[str, ...], file_size: str, **said: An
 
     what = act.Archive(_source(said, streams), directory, _size(file_size))
     return _run(
-        said, "archive", lambda spark, tell: act.run(spark, what, tell),
+        said, "archive", what, lambda spark, tell: act.run(spark, what, tell),
         lambda found: f"{found['messages']:,} messages more in {found['archive']}",
     )  # fmt: skip
 
@@ -169,7 +185,9 @@ def archive(directory: str, streams: tuple[str, ...], file_size: str, **said: An
 @click.option("--since", metavar="TIME", help="Messages from this time on.")
 @click.option("--until", metavar="TIME", help="Messages before this time.")
 @click.option("--rate", default=0, type=click.IntRange(0), metavar="N", help="N messages a second.")
-@click.option("--speed", default=0.0, type=float, metavar="X", help="As they came, X times as fast; 1 as it was.")
+@click.option(
+    "--speed", default=0.0, type=click.FloatRange(0), metavar="X", help="As they came, X times as fast; 1 as it was."
+)
 @click.option("--plain", is_flag=True, help="Do not say in headers when and where a message was before.")
 @click.option("--id", "name", default="", metavar="NAME", help="Of this replay: it is published once under it.")
 @_needs_spark
@@ -181,7 +199,7 @@ def replay(directory: str, streams: tuple[str, ...], since: str | None, until: s
     words = {name: said.pop(name) for name in ("into", "where", "rate", "speed", "plain", "name")}
     what = act.Replay(directory, target, streams=streams, since=_time(since), until=_time(until), **words)
     return _run(
-        said, "replay", lambda spark, tell: act.run(spark, what, tell),
+        said, "replay", what, lambda spark, tell: act.run(spark, what, tell),
         lambda found: f"{found['messages']:,} messages in {found['batches']} batches as {found['replay']}",
     )  # fmt: skip
 
@@ -199,8 +217,8 @@ def verify(streams: tuple[str, ...], path: str, **said: Any) -> int:
     from pyspark_mqfs.commands import verify as act
 
     words = {name: said.pop(name) for name in ("replayed", "into", "holes")}
-    what = act.Verify(path, _source(said, streams) if said["at"] else None, **words)
-    return _run(said, "verify", lambda spark, tell: act.run(spark, what, tell), act.line)
+    what = act.Verify(path, _source_if_named(said, streams), **words)
+    return _run(said, "verify", what, lambda spark, tell: act.run(spark, what, tell), act.line)
 
 
 # ---------------------------------------------------------------- stats, copy, dead letters
@@ -218,7 +236,9 @@ def stats(streams: tuple[str, ...], path: str, report: str, **said: Any) -> int:
     from pyspark_mqfs.commands import report as pages
     from pyspark_mqfs.commands import stats as act
 
-    source = _source(said, streams) if said["at"] else None
+    source = _source_if_named(said, streams)
+    if report:
+        pages.check_path(report)
     what = act.Stats(path, source, said.pop("where"), said.pop("sent"))
 
     def count(spark: Any, tell: Any) -> dict[str, Any]:
@@ -227,7 +247,7 @@ def stats(streams: tuple[str, ...], path: str, report: str, **said: Any) -> int:
             found["files"] = pages.write(found, report, path or what.source.address)  # type: ignore[union-attr]
         return found
 
-    return _run(said, "stats", count, lambda found: pages.table(found))
+    return _run(said, "stats", what, count, lambda found: pages.table(found))
 
 
 @spark.command()
@@ -245,7 +265,11 @@ def copy(streams: tuple[str, ...], target: str, **said: Any) -> int:
     words = {name: said.pop(name) for name in ("to", "into", "where", "checkpoint", "forever")}
     what = act.Copy(source, act.at(source, target), **words)
     return _run(
-        said, "copy", lambda spark, tell: act.run(spark, what, tell), lambda found: f"{found['read']:,} messages read"
+        said,
+        "copy",
+        what,
+        lambda spark, tell: act.run(spark, what, tell),
+        lambda found: f"{found['read']:,} messages read",
     )
 
 
@@ -268,7 +292,7 @@ def divert(streams: tuple[str, ...], **said: Any) -> int:
     words = {name: said.pop(name) for name in ("to", "reason", "where", "checkpoint", "forever")}
     what = act.Divert(source, **words)
     return _run(
-        said, "dead-letters", lambda spark, tell: act.divert(spark, what, tell),
+        said, "dead-letters", what, lambda spark, tell: act.divert(spark, what, tell),
         lambda found: f"{found['read']:,} messages read",
     )  # fmt: skip
 
@@ -283,7 +307,7 @@ def redrive(stream: str, **said: Any) -> int:
 
     what = act.Redrive(_source(said, (stream,)), said.pop("where"), said.pop("checkpoint"))
     return _run(
-        said, "dead-letters", lambda spark, tell: act.redrive(spark, what, tell),
+        said, "dead-letters", what, lambda spark, tell: act.redrive(spark, what, tell),
         lambda found: f"{found['redriven']:,} letters sent back",
     )  # fmt: skip
 

@@ -102,9 +102,9 @@ class Options:
         value = self._said.get(name)
         if value is None:
             return default
-        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d)?", value.strip().lower())
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(ms|s|m|h|d)?", value.strip().lower())
         if not found:
-            raise bad(name, value, "a time, as 30, 500ms or 5m,")
+            raise OptionError(f"option {name}: bad duration {_shown(value)} (expected 500ms, 30s, 5m, 2h or 7d)")
         return float(found[1]) * _UNITS[found[2] or "s"]
 
     def flag(self, name: str, default: bool) -> bool:
@@ -136,8 +136,11 @@ class Options:
 
 def bad(name: str, value: str, right: str) -> OptionError:
     """The error of a value that means nothing."""
-    shown = value if len(value) <= 80 else value[:77] + "..."
-    return OptionError(f"option {name} is {shown!r}; {right} is right")
+    return OptionError(f"option {name} is {_shown(value)}; {right} is right")
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 80 else value[:77] + "...")
 
 
 def _unknown(name: str, names: Mapping[str, str], what: str) -> str:

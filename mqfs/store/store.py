@@ -66,6 +66,10 @@ class DiskStore:
             names = set(self.disk.listdir(self.path))
             if self.disk.is_open_to_others(self.path):
                 raise errors.BadStore(f"{self.path} is open to other users (expected: ours, mode 700)")
+        except FileNotFoundError as error:
+            raise errors.BadStore(f"{self.path}: the folder {os.path.dirname(self.path)} does not exist") from error
+        except NotADirectoryError as error:
+            raise errors.BadStore(f"{self.path} is not a store: not a directory") from error
         except OSError as error:
             raise errors.BadStore(f"{self.path}: {error.strerror}") from error
         if "mqfs" not in names and names - {"lock", *FOLDERS, "lost+found"}:
@@ -266,7 +270,9 @@ def label(uuid_: str, number: int) -> bytes:
 
 
 def read_label(disk: Disk, path: str) -> tuple[str, int]:
-    """The uuid and the first group number that is not reserved."""
+    """The uuid and the first group number that is not reserved. Raises BadStore."""
+    if not disk.exists(f"{path}/mqfs"):
+        raise errors.BadStore(f"{path} {'is not a store' if disk.exists(path) else 'does not exist'}")
     try:
         lines = read_file(disk, f"{path}/mqfs").decode().splitlines()
         words = dict(line.split(" ", 1) for line in lines)

@@ -43,6 +43,10 @@ class Archive:
     file_bytes: int = FILE_BYTES
     batch_bytes: int = 0  # 0: some files' worth
 
+    def check(self) -> None:
+        """Raises Failed or OptionError for what means nothing."""
+        self.source.check()
+
 
 def run(spark: SparkSession, what: Archive, tell: Tell = quiet) -> dict[str, Any]:
     """Bring the archive up to what is there now. Failed where it is one of something else."""

@@ -39,11 +39,17 @@ class Copy:
     checkpoint: str = ""  # where a later run goes on; "" for this run alone
     forever: bool = False
 
+    def check(self) -> None:
+        """Raises Failed or OptionError for what means nothing."""
+        if bool(self.to) == bool(self.into):
+            raise Failed("say where: --to GROUP/STREAM for all, or --into GROUP for the same paths below it")
+        self.source.check()
+        self.target.check_server()
+
 
 def run(spark: SparkSession, what: Copy, tell: Tell = quiet) -> dict[str, Any]:
     """Copy what is there now, or what comes until it is stopped."""
-    if bool(what.to) == bool(what.into):
-        raise Failed("say where: --to GROUP/STREAM for all, or --into GROUP for the same paths below it")
+    what.check()
     survey = what.source.survey()
     groups = {what.to.rpartition("/")[0]} if what.to else {target_of(g or ROOT, what.into) for g in survey.groups}
     server = Server.of(Options(what.target.server(), COMMON, "a command"))

@@ -44,6 +44,12 @@ class Divert:
     checkpoint: str = ""
     forever: bool = False
 
+    def check(self) -> None:
+        """Raises Failed or OptionError for what means nothing."""
+        if not self.where:
+            raise Failed("dead-letters divert: say --where, what is bad")
+        self.source.check()
+
 
 @attrs.frozen
 class Redrive:
@@ -53,11 +59,16 @@ class Redrive:
     where: str = ""
     checkpoint: str = ""
 
+    def check(self) -> None:
+        """Raises Failed or OptionError for what means nothing."""
+        if len(self.source.streams) != 1:
+            raise Failed("dead-letters redrive: name the one stream of dead letters, as jobs/dead")
+        self.source.check()
+
 
 def divert(spark: SparkSession, what: Divert, tell: Tell = quiet) -> dict[str, Any]:
     """The messages stay where they are."""
-    if not what.where:
-        raise Failed("dead-letters divert: say --where, what is bad")
+    what.check()
     said = [("stream", F.element_at(F.split("topic", "/"), -1)), ("sequence", F.col("offset").cast("string"))]
     added = F.array(*(_header(PREFIX + name, value) for name, value in [*said, ("reason", F.lit(what.reason))]))
 
@@ -71,8 +82,7 @@ def divert(spark: SparkSession, what: Divert, tell: Tell = quiet) -> dict[str, A
 
 def redrive(spark: SparkSession, what: Redrive, tell: Tell = quiet) -> dict[str, Any]:
     """Publish letters where they came from, and drop them here: each is there once, also after a kill in between."""
-    if len(what.source.streams) != 1:
-        raise Failed("dead-letters redrive: name the one stream of dead letters, as jobs/dead")
+    what.check()
     group = what.source.streams[0].rpartition("/")[0]
     server = Server.of(Options(what.source.server(), COMMON, "a command"))
     sent = [0]

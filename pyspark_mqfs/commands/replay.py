@@ -53,6 +53,12 @@ class Replay:
     plain: bool = False
     name: str = ""
 
+    def check(self) -> None:
+        """Raises Failed or OptionError for what means nothing."""
+        if self.rate and self.speed:
+            raise Failed("--rate and --speed exclude one another")
+        self.target.check_server()
+
     def said(self) -> dict[str, Any]:
         """What makes it this replay and no other."""
         keys = ("into", "streams", "since", "until", "where", "plain")
@@ -61,8 +67,7 @@ class Replay:
 
 def run(spark: SparkSession, what: Replay, tell: Tell = quiet) -> dict[str, Any]:
     """Publish what is not published yet."""
-    if what.rate and what.speed:
-        raise Failed("--rate and --speed exclude one another")
+    what.check()
     folder, rows = Folder(spark, what.path), _selected(archive.opened(spark, what.path), what)
     server = _server(what.target)
     plan = _plan(spark, folder, rows, what, _store(server))

@@ -134,6 +134,12 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *found.get("files", [])])
 
 
+def check_path(path: str) -> None:
+    """Raises BadConfig where no report could be written there."""
+    if not Path(path).parent.is_dir():
+        raise BadConfig(f"--report {path!r}: no folder {str(Path(path).parent)!r}")
+
+
 def write(found: dict[str, Any], path: str, title: str) -> list[str]:
     """A page where the name ends in .html, else pictures PATH-rate.png and so on; the files."""
     if path.endswith((".html", ".htm")):
@@ -147,4 +153,4 @@ def write(found: dict[str, Any], path: str, title: str) -> list[str]:
     return files
 
 
-__all__ = ["cells", "page", "pictures", "table", "write"]
+__all__ = ["cells", "check_path", "page", "pictures", "table", "write"]

@@ -49,10 +49,21 @@ class Source:
     def options(self) -> dict[str, str]:
         return {**self.server(), **self.which(), "includeHeaders": "true"}
 
-    def survey(self) -> Survey:
+    def check(self) -> None:
+        """Raises Failed or OptionError for what means nothing, before anybody is asked."""
+        self._understood()
+
+    def check_server(self) -> None:
+        """The same of what says where; of a server that is written to, streams are not asked for."""
+        Server.of(Options(self.server(), COMMON, "a command"))
+
+    def _understood(self) -> tuple[Selection, Server]:
         options = Options(self.options(), (*COMMON, "subscribe", "subscribePattern", "includeHeaders"), "a command")
-        selection = Selection.of(options)
-        with Server.of(options).link() as link:
+        return Selection.of(options), Server.of(options)
+
+    def survey(self) -> Survey:
+        selection, server = self._understood()
+        with server.link() as link:
             return link.retried(selection.survey)
 
 

@@ -32,11 +32,17 @@ class Stats:
     where: str = ""
     sent: str = ""
 
+    def check(self) -> None:
+        """Raises Failed or OptionError for what means nothing."""
+        if bool(self.path) == (self.source is not None):
+            raise Failed("name an archive, or a server with --at; one of both is right")
+        if self.source is not None:
+            self.source.check()
+
 
 def run(spark: SparkSession, what: Stats, tell: Tell = quiet) -> dict[str, Any]:
     """Per stream, over time, by size, and latencies where messages tell when they were sent."""
-    if bool(what.path) == (what.source is not None):
-        raise Failed("name an archive, or a server with --at; one of both is right")
+    what.check()
     rows = archive.opened(spark, what.path) if what.source is None else read(spark, what.source)
     rows = selected(rows, what.where).withColumn("size", F.octet_length("value").cast("bigint"))
     late = as_map()[what.sent].cast("double") if what.sent else F.lit(None).cast("double")

@@ -32,11 +32,17 @@ class Verify:
     into: str = ""  # below this group
     holes: bool = False  # a hole is a problem
 
+    def check(self) -> None:
+        """Raises Failed or OptionError for what means nothing."""
+        if not self.path and self.source is None:
+            raise Failed("name an archive, or a server with --at, or both")
+        if self.source is not None:
+            self.source.check()
+
 
 def run(spark: SparkSession, what: Verify, tell: Tell = quiet) -> dict[str, Any]:
     """What was found: counts, and examples of problems. `sound` says whether there are none."""
-    if not what.path and what.source is None:
-        raise Failed("name an archive, or a server with --at, or both")
+    what.check()
     found: dict[str, Any] = {"examples": {}}
     kept = archive.opened(spark, what.path) if what.path else None
     live = _live(spark, what)

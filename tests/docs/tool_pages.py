@@ -107,6 +107,11 @@ def a_worker_that_ends_when_there_is_none_left(at: Scene, block: Block) -> None:
     at.type_as_shown(block)
 
 
+@treated("mq-work.1", "echo 'one; two'")
+def the_message_as_an_argument(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+
+
 @treated("mq-work.1", "mq-work -j 8 --rate 100/m")
 def eight_at_a_time(at: Scene, block: Block) -> None:
     program = at.folder / "send-mail"

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.patience import patient
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND = [sys.executable, "-m", "mqfs"]
-START_S = STOP_S = 30.0
+START_S = STOP_S = patient(60.0)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -24,13 +26,13 @@ def environment(**more: str) -> dict[str, str]:
 
 def until(true: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
     """Poll until `true()`, or fail."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patient(seconds)
     while not true():
-        assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"
+        assert time.monotonic() < deadline, f"after {patient(seconds)} s still not: {what}"
         time.sleep(0.01)
 
 
-def mqfs(*arguments: str, cwd: Path, timeout: float = 30.0, **more: str) -> subprocess.CompletedProcess[str]:
+def mqfs(*arguments: str, cwd: Path, timeout: float = 60.0, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command that is to end by itself; standard input is empty."""
     return subprocess.run(
         [*COMMAND, *arguments],
@@ -39,7 +41,7 @@ def mqfs(*arguments: str, cwd: Path, timeout: float = 30.0, **more: str) -> subp
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=patient(timeout),
     )
 
 

@@ -104,7 +104,7 @@ def no_label(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (Path.touch, "Not a directory"),
+        (Path.touch, "store is not a store: not a directory"),
         (not_empty, "not empty and not a store"),
         (another_version, "is of version 99; this server reads version 1"),
         (no_label, "does not say what store this is"),
@@ -118,7 +118,8 @@ def test_store(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
 
 
 def test_store_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert "No such file" in refused(tmp_path, FAILED, "serve", "--store", "a/b", "--listen", "unix!s")
+    line = refused(tmp_path, FAILED, "serve", "--store", "a/b", "--listen", "unix!s")
+    assert line.endswith(f": {tmp_path.resolve()}/a/b: the folder {tmp_path.resolve()}/a does not exist")
 
 
 def test_store_locked(tmp_path: Path) -> None:
@@ -172,9 +173,15 @@ def test_check_finds_and_repairs(tmp_path: Path) -> None:
 
 
 def test_check_of_what_is_no_store(tmp_path: Path) -> None:
-    refused(tmp_path, FAILED, "check", "absent")
+    path = tmp_path.resolve()
+    assert refused(tmp_path, FAILED, "check", "absent").endswith(f": {path}/absent does not exist")
+    assert refused(tmp_path, FAILED, "check", "a/b").endswith(f": {path}/a/b does not exist")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path, FAILED, "check", "empty")
+    assert refused(tmp_path, FAILED, "check", "empty").endswith(f": {path}/empty is not a store")
+    (tmp_path / "file").touch()
+    assert refused(tmp_path, FAILED, "check", "file").endswith(f": {path}/file is not a store")
+    not_empty(tmp_path / "full")
+    assert refused(tmp_path, FAILED, "check", "full").endswith(f": {path}/full is not a store")
 
 
 def test_unix_address_in_use(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from mqfs.ninep import blocking
 from mqfs.ninep.blocking import Client
+from tests.patience import HANG_S, patient
 from tests.server.process import ROOT, Running, serving
 
 
@@ -31,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/spark/" in str(item.path):
             item.add_marker(pytest.mark.filterwarnings("default"))  # Spark's own
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(patient(4 * HANG_S)))
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +70,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         if gateway is not None and hasattr(gateway, "proc"):
             gateway.shutdown()
             gateway.proc.stdin.close()
-            gateway.proc.wait(30)
+            gateway.proc.wait(patient(HANG_S))
 
 
 class Scene:

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from mqfs.client import Client
 from tests.client.conftest import Away
+from tests.patience import HANG_S
 from tests.server.process import ROOT, until
 
 VICTIMS = ("all", "jvm", "worker", "server")
 LEAST_BATCHES, BATCHES_A_MOMENT = 60, 10  # of all messages: it is not to be done before the last moment
-PATIENCE_S = 180.0  # a start of Spark on a busy machine, and some batches
 
 
 def session(leader: int) -> dict[int, str]:
@@ -95,9 +95,7 @@ class Campaign:
         assert self.driver is not None
         before = max(self.copied(), 0)
         enough = before + self.random.randint(0, 3 * self.batch)
-        deadline = time.monotonic() + PATIENCE_S
-        while self.driver.poll() is None and self.copied() <= enough and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: self._ended() or self.copied() > enough, "some batches", HANG_S)
         time.sleep(self.random.random() * 0.3)  # anywhere in a batch; nothing is waited for
         if self.driver.poll() is not None:
             self.end()
@@ -106,6 +104,9 @@ class Campaign:
         self.killed[victim] += 1
         self.end()
         return True
+
+    def _ended(self) -> bool:
+        return self.driver is not None and self.driver.poll() is not None
 
     def strike(self, victim: str) -> None:
         assert self.driver is not None
@@ -131,7 +132,7 @@ class Campaign:
         """Let it come to its end, and look at all of it."""
         self.start()
         assert self.driver is not None
-        until(lambda: self.driver is not None and self.driver.poll() is not None, "the end of the copy", PATIENCE_S * 5)
+        until(self._ended, "the end of the copy", 5 * HANG_S)
         assert self.driver.returncode == 0, (self.folder / "driver.log").read_text()[-3_000:]
         kill(list(session(self.driver.pid)))
         with self.connected() as client:

@@ -145,16 +145,39 @@ def test_a_task_that_fails_is_one_line_too(scene: Scene, tmp_path: Path) -> None
     assert done.returncode == 1
 
 
-def test_one_line_for_what_is_wrong(tmp_path: Path) -> None:
+def test_one_line_for_what_is_wrong_before_spark_is_started(tmp_path: Path) -> None:
+    at = ("--at", "unix!/x")
+    no_java, asked = tmp_path / "no java", tmp_path / "asked"
+    (no_java / "bin").mkdir(parents=True)
+    (no_java / "bin" / "java").write_text(f"#!/bin/sh\n: >'{asked}'\nexit 1\n")
+    (no_java / "bin" / "java").chmod(0o755)
     for words, line in (
         (("archive", "x", "g/a"), "--at DIAL is missing"),
-        (("replay", "x", "--at", "unix!/x", "--since", "noon"), "time 'noon'; 2026-11-21"),
+        (("replay", "x", "--at", "unix!/x", "--since", "noon"), "bad time 'noon' (expected 2030"),
         (("archive", "x", "g/a", "--at", "unix!/x", "--file-size", "much"), "--file-size: option size is 'much'"),
         (("copy", "--at", "unix!/x", "--conf", "x", "--to", "g/a", "g/a"), "--conf 'x'; spark.KEY=VALUE is right"),
+        (("archive", "x", *at), "name the streams as GROUP/STREAM, or say --pattern"),
+        (("archive", "x", "g/a", "--pattern", "g/.*", *at), "name the streams as GROUP/STREAM, or say --pattern"),
+        (("archive", "x", "--pattern", "(", *at), "a regular expression as Python has them"),
+        (("archive", "x", "g/a", "--at", "nowhere"), "unix!PATH or tcp!HOST!PORT is right"),
+        (("replay", "x", "--rate", "1", "--speed", "1", *at), "--rate and --speed exclude one another"),
+        (("replay", "x", "--speed", "-1", *at), "--speed"),
+        (("verify",), "name an archive, or a server with --at, or both"),
+        (("verify", "--archive", "x", "g/a"), "--at DIAL is missing"),
+        (("verify", "--archive", "x", *at), "name the streams as GROUP/STREAM"),
+        (("stats",), "name an archive, or a server with --at; one of both is right"),
+        (("stats", "g/a"), "--at DIAL is missing"),
+        (("stats", "g/a", "--archive", "x", *at), "name an archive, or a server with --at; one of both is right"),
+        (("stats", "g/a", "--report", "absent/r.html", *at), "--report 'absent/r.html': no folder 'absent'"),
+        (("copy", "g/a", *at), "say where: --to GROUP/STREAM for all, or --into GROUP"),
+        (("copy", "g/a", "--to", "g/b", "--target", "nowhere", *at), "unix!PATH or tcp!HOST!PORT is right"),
+        (("dead-letters", "divert", "g/a", "--to", "g/dead", *at), "say --where, what is bad"),
+        (("dead-letters", "redrive", "", *at), "paths of streams, as jobs/mail,jobs/print,"),
     ):
-        done = mqfs("spark", *words, cwd=tmp_path)
+        done = mqfs("spark", *words, cwd=tmp_path, JAVA_HOME=str(no_java))
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert line in done.stderr
+    assert not asked.exists(), "no Java is started"
     wrapped = "Job aborted\n  File x\npyspark_mqfs.options.OptionError: option x is y\n SQLSTATE: 38000\nat org.apache"
     assert explain(RuntimeError(wrapped)) == "option x is y"
     called = "An error occurred while calling o62.load.\n: org.apache.spark.Missing: [NOT_FOUND] no such source\n\tat x"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import HANG_S, patient
 from tests.server.process import ROOT, environment
 from tests.spark import packages
 from tests.spark.conftest import Scene, java
@@ -43,7 +44,7 @@ def test_read_write_and_stream(scene: Scene, tmp_path: Path, how: str) -> None:
         start_new_session=True,
     )  # fmt: skip
     try:
-        out, errors = program.communicate(timeout=200)
+        out, errors = program.communicate(timeout=patient(HANG_S))
     finally:
         kill(list(session(program.pid)))
     assert program.returncode == 0, errors[-3_000:]

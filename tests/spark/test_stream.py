@@ -17,6 +17,7 @@ from pyspark_mqfs import schema
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.reading import DataLoss
 from pyspark_mqfs.stream_reader import StreamReader
+from tests.patience import HANG_S, patient
 from tests.server.process import until
 from tests.spark.conftest import Scene
 
@@ -137,9 +138,9 @@ def test_no_batch_before_there_is_enough(query: Callable[..., Query], scene: Sce
     mine = query(subscribe="g/a", minOffsetsPerTrigger=10, maxOffsetsPerTrigger=15, maxTriggerDelay="1h")
     mine.start()
     try:
-        until(lambda: sizes(mine) == [1], "the first batch, at once", 60)
+        until(lambda: sizes(mine) == [1], "the first batch, at once", HANG_S)
         scene.write("g/a", *(b"%d" % n for n in range(1, 30)))
-        until(lambda: sizes(mine) == [1, 15, 14], "the batches", 60)
+        until(lambda: sizes(mine) == [1, 15, 14], "the batches", HANG_S)
         scene.write("g/a", b"30")
     finally:
         mine.query.stop()
@@ -167,9 +168,9 @@ def test_a_batch_after_some_time(query: Callable[..., Query], scene: Scene) -> N
     mine = query(subscribe="g/a", minOffsetsPerTrigger=10, maxTriggerDelay="1s")
     mine.start()
     try:
-        until(lambda: sizes(mine) == [1], "the first batch, at once", 60)
+        until(lambda: sizes(mine) == [1], "the first batch, at once", HANG_S)
         scene.write("g/a", b"1")
-        until(lambda: sizes(mine) == [1, 1], "the second, which is long enough after it", 60)
+        until(lambda: sizes(mine) == [1, 1], "the second, which is long enough after it", HANG_S)
     finally:
         mine.query.stop()
 
@@ -188,10 +189,10 @@ def test_live_and_a_stream_that_appears(query: Callable[..., Query], scene: Scen
             lambda: (mine.checkpoint / "offsets" / "0").exists() or mine.query.lastProgress is not None, "it began", 60
         )
         scene.write("g/a", b"new")
-        until(lambda: [v for batch in mine.batches for _, _, v in batch] == [b"new"], "the new one", 60)
+        until(lambda: [v for batch in mine.batches for _, _, v in batch] == [b"new"], "the new one", HANG_S)
         scene.stream("g/b", b"first of b")
         scene.stream("g/c", b"nobody asked for")
-        until(lambda: len([row for batch in mine.batches for row in batch]) == 2, "that of the new stream", 60)
+        until(lambda: len([row for batch in mine.batches for row in batch]) == 2, "that of the new stream", HANG_S)
         assert [row[0] for batch in mine.batches for row in batch] == ["g/a", "g/b"]
         until(
             lambda: bool(mine.query.lastProgress and mine.query.lastProgress["sources"][0]["latestOffset"]), "told", 60
@@ -285,17 +286,17 @@ def test_two_queries_with_one_checkpoint(query: Callable[..., Query], scene: Sce
     mine = query(subscribe="g/a,h/b")
     mine.start()
     try:
-        until(lambda: len(mine.batches) == 1, "the first batch", 60)
+        until(lambda: len(mine.batches) == 1, "the first batch", HANG_S)
         start = mine.position()
         second = reader(scene, subscribe="g/a,h/b")
         text = "consumer spark-.* of group g is another query's.* same option checkpointLocation; one of its own is"
         with pytest.raises(OptionError, match=text):
             second.latestOffset(start, ReadAllAvailable())
         scene.write("g/a", b"2")
-        until(lambda: len(mine.batches) == 2, "the first goes on", 60)
+        until(lambda: len(mine.batches) == 2, "the first goes on", HANG_S)
     finally:
         mine.query.stop()
-    until(lambda: free(second, mine.position()), "the second may", 60)
+    until(lambda: free(second, mine.position()), "the second may", HANG_S)
     again = reader(scene, subscribe="g/a,h/b", retrySeconds="20")
     second.stop()  # as when its process is killed
     again.latestOffset(mine.position(), ReadAllAvailable())
@@ -354,13 +355,13 @@ def test_the_server_restarts_in_the_middle(query: Callable[..., Query], scene: S
         take(frame, number)
         if number == 2:
             took.set()
-            assert again.wait(60)
+            assert again.wait(patient(HANG_S))
 
     again = threading.Event()
     mine._take = slowly  # type: ignore[method-assign]
     mine.start(availableNow=True)
     try:
-        assert took.wait(120)
+        assert took.wait(patient(HANG_S))
         scene.server.kill()
         again.set()
         scene.start()
@@ -432,7 +433,7 @@ def test_a_start_that_is_not_kept_any_more(scene: Scene, why: str, reader: Reade
     start, left = strict.initialOffset(), [b"7", b"8", b"9"]
     if why.startswith("ttl"):
         scene.ctl("g", why)
-        until(lambda: scene.stats("g")["streams"]["s"]["messages"] == 0, "they have gone", 30)
+        until(lambda: scene.stats("g")["streams"]["s"]["messages"] == 0, "they have gone", HANG_S)
         scene.ctl("g", "ttl 0")
         scene.write("g/s", b"new")
         left = [b"new"]
@@ -527,7 +528,7 @@ def test_nonsense(query: Callable[..., Query], scene: Scene) -> None:
         ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0'; a whole number, at least 1"),
         ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "more than maxOffsetsPerTrigger; at most 10 is"),
         ({"maxTriggerDelay": "5m"}, "option maxTriggerDelay is of minOffsetsPerTrigger; both or neither"),
-        ({"minOffsetsPerTrigger": "2", "maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon'; a time"),
+        ({"minOffsetsPerTrigger": "2", "maxTriggerDelay": "soon"}, "option maxTriggerDelay: bad duration 'soon'"),
         ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger is 'much'; a number of bytes"),
         ({"consumer": "a/b"}, "option consumer"),
     ):

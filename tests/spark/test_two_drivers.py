@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import HANG_S, patient
 from tests.server.process import environment, until
 from tests.spark.conftest import Scene
 from tests.spark.kills import kill, session
@@ -24,7 +25,7 @@ def second(scene: Scene, folder: Path) -> tuple[int, str]:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        out, _ = program.communicate(timeout=200)
+        out, _ = program.communicate(timeout=patient(HANG_S))
     finally:
         kill(list(session(program.pid)))
     return program.returncode, out
@@ -59,12 +60,12 @@ def test_two_drivers_with_one_checkpoint(spark: Any, scene: Scene, tmp_path: Pat
     scene.client.create("g/out").close()
     query = first(spark, scene, tmp_path)
     try:
-        until(lambda: bodies(scene) == [b"1", b"2"], "the first batch", 60)
+        until(lambda: bodies(scene) == [b"1", b"2"], "the first batch", HANG_S)
         code, said = second(scene, tmp_path)
         assert code != 0
         assert "consumer copy of group g is another query's, which runs: two have the same option checkpoint" in said
         scene.write("g/in", b"wait", b"3")
-        until(lambda: (tmp_path / "waiting").exists(), "the batch it stands still in", 60)
+        until(lambda: (tmp_path / "waiting").exists(), "the batch it stands still in", HANG_S)
         # As where the user may not make private consumers: the second takes that batch for one that a crash has left.
         scene.ctl("g", "consumer copy in")
         code, said = second(scene, tmp_path)
@@ -72,7 +73,7 @@ def test_two_drivers_with_one_checkpoint(spark: Any, scene: Scene, tmp_path: Pat
         assert bodies(scene) == [b"1", b"2", b"wait", b"3"]
         (tmp_path / "go").touch()
         with pytest.raises(Exception, match="CONCURRENT_STREAM_LOG_UPDATE"):
-            query.awaitTermination(60)
+            query.awaitTermination(int(patient(HANG_S)))
         assert bodies(scene) == [b"1", b"2", b"wait", b"3"]
         assert [name for name in scene.client.list("g/.txn") if name != "ctl"] == []
     finally:

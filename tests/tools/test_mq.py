@@ -122,8 +122,8 @@ def test_put_for_later(server: Server) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--delay", "soon"], "not a duration"),
-        (["--at", "tomorrow"], "not a time"),
+        (["--delay", "soon"], "bad duration 'soon' (expected 500ms"),
+        (["--at", "tomorrow"], "bad time 'tomorrow' (expected 2030"),
         (["--priority", "10"], "10 is not in the range"),
         (["-H", "novalue"], "KEY=VALUE"),
         (["-l", "word"], "-l reads standard input"),

@@ -202,8 +202,6 @@ def test_what_no_argument_can_hold(server: Server, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [
-        (("sh", "-c", "exit 126"), 126, "exit code 126, given back"),
-        (("sh", "-c", "exit 127"), 127, "exit code 127, given back"),
         (("/etc/passwd",), 126, "/etc/passwd: permission denied, given back"),
         (("no-such-command",), 127, "no-such-command: no such file or directory, given back"),
     ],
@@ -214,6 +212,19 @@ def test_a_command_that_cannot_be_run(server: Server, command: tuple[str, ...], 
     result = mq_work(consumer, "--", *command)
     assert (result.returncode, result.stderr.decode()) == (code, f"mq-work: mail 1: {text}\n")
     assert mq_work("-n", 1, consumer, "sh", "-c", "echo $MQ_DELIVERIES").stdout == b"1\n"
+
+
+@pytest.mark.parametrize("code", [126, 127])
+def test_what_a_shell_does_not_find_is_the_message_s_failure(server: Server, code: int) -> None:
+    """A shell that a message's content has sent astray ends so, too: it fails, is counted, and stops nobody."""
+    group, consumer = work(server, f"astray {code}", "retries 2")
+    say(group / "mail", "no-such-command" if code == 127 else "/etc/passwd", "true")
+    result = mq_work("-n", 3, consumer, "sh", "-c", "{}")
+    lines = [line for line in result.stderr.decode().splitlines() if line.startswith("mq-work: ")]
+    assert lines == [f"mq-work: mail 1: exit code {code}", f"mq-work: mail 1: exit code {code} (delivery 2)"]
+    assert result.returncode == 0
+    assert letters(group) == [("mail", "1", "2", "w")]
+    assert done(consumer) == 1
 
 
 def test_a_poison_message_stops_nobody_and_never_spins(server: Server, tmp_path: Path) -> None:
