@@ -33,7 +33,7 @@ def give_back(memory: Shares) -> None:
     if memory.most - memory.used > KEPT_BYTES:
         memory.most = memory.used
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+            ctypes.CDLL(None).malloc_trim(KEPT_BYTES)
 
 
 __all__ = ["give_back", "keep"]

@@ -94,6 +94,8 @@ def survey(data: bytes, base: int, index: OpenIndex, others: Others, *, tail: bo
 def torn(data: bytes, covered: int, bad: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Of the bad stretches of a log, those that a stop left: behind `covered`, what is known to have been on disk, and
     before no record that says so of what is before it."""
+    if not bad:
+        return []
     sure = survey(data[covered:], covered, OpenIndex(), Others(), tail=True).bad
     return [stretch for stretch in bad if stretch[0] >= covered and stretch not in sure]
 
@@ -386,11 +388,10 @@ class Segment:
         self.parts = self._read_parts(size, others)
         if self.parts and self.parts[0].flags & idx.SEALED:
             self._adopt(self.parts[0], size, others)
-            self._prove()
+            self._prove(others)
             return True
         if not newest:
-            self._rebuild(save=self._is_synced(fd))
-            self._prove()
+            self._prove(self._rebuild(save=self._is_synced(fd))[1])
             return True
         data = read_all(self.disk, fd, size - self.covered, self.covered)
         found = survey(data, self.covered, self.tail, others, tail=True)
@@ -400,14 +401,14 @@ class Segment:
         self._cut(fd, found, size)
         self.others, self.started = others, True
         self._set_head(others)
-        self._prove()
+        self._prove(others)
         return True
 
-    def _prove(self) -> None:
+    def _prove(self, others: Others) -> None:
         """That it is the segment its name says. Raises DiskFailed: served, it would hide another's messages."""
         messages, first, _ = self.counts()
-        head = next(iter(self.rows()), None)
-        least = min(first if messages else self.first, head.sequence + 1 if head is not None else self.first)
+        heads = [others[0].sequence + 1] if len(others) else []
+        least = min([self.first, *heads, *([first] if messages else [])])
         if least < self.first:
             self.foreign = f"segment {self.first} of group {self.group}: it holds {least} (run mqfs check --fix)"
             raise errors.DiskFailed(self.foreign)
@@ -524,7 +525,7 @@ class Segment:
         index, others = OpenIndex(), Others()
         data = read_all(self.disk, fd, size, 0)
         found = survey(data, 0, index, others, tail=False)
-        for start, end in torn(data, self.covered, found.bad) if found.bad else ():
+        for start, end in torn(data, self.covered, found.bad):
             found.bad.remove((start, end))
             self.aside(self, start, data[start:end], "a torn tail")
         self._report(found)
