@@ -23,6 +23,7 @@ from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_labe
 from mqfs.types import Kind
 
 Report = Callable[[str], None]
+_PIECE = 1 << 20  # of a log, read for its first records
 
 
 def check(path: str, fix: bool = False, report: Report = print) -> int:
@@ -63,6 +64,12 @@ def _start_once(path: str, report: Report) -> None:
                 report(f"group {number}: {error}")
     finally:
         store.close()
+
+
+def least_of(index: OpenIndex, others: Others, first: int) -> int:
+    """The lowest sequence a log holds: of a message, or the one that its head says it begins with; else `first`."""
+    heads = [others[0].sequence + 1] if len(others) else []
+    return min([*heads, *index.sequences[:1]], default=first)
 
 
 class Log:
@@ -113,11 +120,6 @@ class Log:
         spans = [(position, idx.size_of(index, n)) for n, position in enumerate(index.positions)]
         spans += [(row.position, row.size) for row in self.others]
         return sorted(spans)
-
-    def least(self) -> int:
-        """The lowest sequence it holds: of a message, or the one that its head says it begins with."""
-        heads = [self.others[0].sequence + 1] if len(self.others) else []
-        return min([*heads, *self.index.sequences[:1]], default=self.first)
 
     def state(self) -> bytes | None:
         """The body of its newest whole state."""
@@ -212,7 +214,7 @@ class Checker:
 
     def _renamed(self, number: int, folder: str, logs: list[str]) -> list[str]:
         """Segments that hold less than their name says have another's name: each gets its own, or goes aside."""
-        least = {name: Log(self.disk, folder, name, newest=False).least() for name in logs}
+        least = {name: self._least(folder, name) for name in logs}
         foreign = [name for name in logs if least[name] < int(name[:-4])]
         for name in foreign:
             self.problem(f"group {number}: {name} holds sequence {least[name]}")
@@ -224,6 +226,20 @@ class Checker:
             self._give_name(number, folder, name, f"{least[name]:020d}.log")
         self.disk.sync_folder(folder)
         return sorted(name for name in self.disk.listdir(folder) if name in logs or name[:-4].isdecimal())
+
+    def _least(self, folder: str, name: str) -> int:
+        """The lowest sequence it holds: the first piece says it, unless a state fills that."""
+        fd = self.disk.open(f"{folder}/{name}", os.O_RDONLY)
+        try:
+            data = self.disk.pread(fd, _PIECE, 0)
+        finally:
+            self.disk.close(fd)
+        index, others = OpenIndex(), Others()
+        survey(data, 0, index, others, tail=False)
+        if not len(index) and len(data) == _PIECE:
+            log = Log(self.disk, folder, name, newest=False)
+            index, others = log.index, log.others
+        return least_of(index, others, int(name[:-4]))
 
     def _give_name(self, number: int, folder: str, name: str, own: str) -> None:
         made = f"{folder}/{name}.moved"
