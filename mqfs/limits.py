@@ -56,6 +56,7 @@ REASON_BYTES = 1_024  # of a message that is made a dead letter
 KEPT_COPY_BYTES = 4 << 20  # an open `.kept` file up to this size is a copy, if it has few messages
 KEPT_COPY_MESSAGES = 1_024  # where it has no more: to read them one by one takes some 8 ms
 GROUP_BYTES = 16 << 30  # log of one group on disk; above it the group's `full` decides as at `depth`
+SLICE_S = 0.01  # of work in one piece: what takes longer goes on later, and others are served between
 TRIM_BYTES = 256 << 10  # written to a log before it is looked through for what can go
 MEMORY_BYTES = 256 << 20  # log of one group in a memory store
 

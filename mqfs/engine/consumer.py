@@ -8,12 +8,14 @@ in picking.py, what a handle looks like to its user in taking.py.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import attrs
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine import bodies, letters
 from mqfs.engine.nodes import Numbered
 from mqfs.engine.picking import Picker
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from mqfs.engine.taking import Taker
 
 MESSAGE = int(Kind.MESSAGE)
+_RETURNED_AT_ONCE = 256  # claims given back by one record: about a millisecond
 
 
 @attrs.define
@@ -82,6 +85,7 @@ class Consumer(Numbered):
         self.undelivered: dict[Taker, int] = {}  # `ack read`: what was handed out last, by who got it
         self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, perhaps outdated
         self._backlog: int | None = None
+        self._returning: deque[tuple[Iterator[Claim], str]] = deque()  # claims whose reader has gone, and why
         self._singles: set[int] = set()  # messages for one taker that this one took first, and has not dealt with
         self._selection: Selection | None = None
         self._epoch = -1
@@ -419,7 +423,12 @@ class Consumer(Numbered):
         self.group.consumers.set_alarm(self, due_ns)
 
     def wake(self, now_ns: int) -> None:
-        """Leases that have run out, and delays that are over."""
+        """Leases that have run out, delays that are over, and claims whose reader has gone."""
+        if self._returning:
+            self._go_on_returning()
+            if not self._returning:
+                self._rest()
+                self.left()
         while self._timers and self._timers[0][0] <= now_ns:
             timer = heapq.heappop(self._timers)
             try:
@@ -519,26 +528,65 @@ class Consumer(Numbered):
         self.restless.discard(taker)
         self.undelivered.pop(taker, None)
         self.give_back_all(list(taker.claims.values()), "its reader ended")
+        self._rest()
+        self.left()
+
+    def _rest(self) -> None:
         if not self.takers and not self.claims:
             self.picker.rest()
-        self.left()
 
     def left(self) -> None:
         """One handle less."""
+        if self._returning:
+            return
         if self.state.transient and not self.opens and not self.removed and not self.group.tree.closing:
             self.group.consumers.remove(self)
 
-    def give_back_all(self, claims: list[Claim], reason: str) -> None:
-        for claim in claims:
-            try:
-                if self.group.tree.closing:
+    def give_back_all(self, claims: Iterable[Claim], reason: str) -> None:
+        """Their reader has gone: each delivery failed, but where the server stops. What takes long goes on later; until
+        then they are claimed."""
+        self._returning.append((iter(claims), reason))
+        self._go_on_returning()
+
+    def _go_on_returning(self) -> None:
+        clock, returning = self.group.tree.clock, self._returning
+        until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
+        while returning:
+            claims, reason = returning[0]
+            some = list(islice(claims, _RETURNED_AT_ONCE))
+            if len(some) < _RETURNED_AT_ONCE:
+                returning.popleft()
+            self._return([claim for claim in some if self.claims.get(claim.sequence) is claim], reason)
+            if returning and clock.engine_ns() >= until and not self.group.tree.closing:
+                self.group.consumers.set_alarm(self, clock.engine_ns() + 1)
+                return
+
+    def _return(self, claims: list[Claim], reason: str) -> None:
+        """By one record; what becomes a dead letter, or is for one taker, by its own."""
+        try:
+            if self.removed or self.group.removed:
+                raise errors.NotFound(f"{self.name} was removed")
+            counted, retries = not self.group.tree.closing, self.group.settings.retries
+            plain: list[Claim] = []
+            for claim in claims:
+                if not counted and claim.sequence in self._singles:
                     self.release(claim)
-                elif self.removed or self.group.removed:
-                    self._end_claim(claim)
-                else:
+                elif counted and retries and claim.entry.failed + 1 >= retries:
                     self.fail(claim, reason, 0)
-            except errors.MqfsError:
+                else:
+                    plain.append(claim)
+            steps = [step(BACK, c.entry.first, c.sequence, c.entry.failed + counted) for c in plain]
+            if steps:
+                self._log(b"".join(steps))
+        except errors.MqfsError:
+            for claim in claims:
                 self._end_claim(claim)  # not recorded: after the next start it is free as well
+            return
+        self.counts.failed += len(plain) if counted else 0
+        for claim in plain:
+            self._end_claim(claim)
+            self.picker.back(claim.sequence, claim.stream)
+        self.serve()
 
     def appended(self) -> None:
         """A message was appended that it covers."""

@@ -65,6 +65,12 @@ class Picker:
         if self._ready is not None:
             heapq.heappush(self._ready, self._key(record))
 
+    def back(self, sequence: int, stream: int) -> None:
+        """As `note`, of a message that was given back; whether it is still there is seen when its turn comes."""
+        if self._ready is not None:
+            ranks = self.group.ranks
+            heapq.heappush(self._ready, ranks.key(sequence, ranks.get(sequence) or Rank(stream, NORMAL, NEVER)))
+
     def rank(self, sequence: int, rank: Rank) -> None:
         """A new message has a rank of its own."""
         if self._ready is not None:

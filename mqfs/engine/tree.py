@@ -77,7 +77,7 @@ class Tree:
         self.alarmed: Callable[[], None] | None = None  # called when `next_alarm_ns` became sooner
         self._alarms: list[tuple[int, int]] = []  # (engine ns, group number)
         self.groups: dict[int, Group] = {}
-        self._handles: set[Open] = set()
+        self._handles: dict[Group, set[Open]] = {}
         self._opened = Shares("open files", "HANDLES")
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
         self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
@@ -271,7 +271,7 @@ class Tree:
         except BaseException:
             self._opened.give(user.uid)
             raise
-        self._handles.add(handle)
+        self._handles.setdefault(handle.group, set()).add(handle)
         return handle
 
     def _kind(self, node: Node, reads: bool, writes: bool) -> type[Open]:
@@ -296,16 +296,19 @@ class Tree:
 
     def closed(self, handle: Open) -> None:
         """A handle was closed (called by the handle)."""
-        self._handles.discard(handle)
+        mine = self._handles.get(handle.group, set())
+        mine.discard(handle)
+        if not mine:
+            self._handles.pop(handle.group, None)
         self._opened.give(handle.user.uid)
 
     def handles_of(self, group: Group) -> Iterator[Open]:
-        return (handle for handle in self._handles if handle.group is group)
+        return iter(self._handles.get(group, ()))
 
     @property
     def handles(self) -> int:
         """How many files are open."""
-        return len(self._handles)
+        return sum(map(len, self._handles.values()))
 
     def park(self) -> None:
         """One more read or write waits. Raises OverLimit."""
@@ -542,7 +545,7 @@ class Tree:
         for group in self.groups.values():
             self.faults.contain(group, "answering its readers", partial(self._close_streams, group))
             self.faults.contain(group, "stopping", group.end)
-        for handle in list(self._handles):
+        for handle in [handle for mine in self._handles.values() for handle in mine]:
             self.faults.contain(handle.group, f"closing {handle.node.name}", handle.close)
 
     def _close_streams(self, group: Group) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mqfs import limits
-from tests.calls import calls, calls_once
-from tests.engine.conftest import Hand
+from tests.calls import calls, calls_once, lines
+from tests.engine.conftest import ROOT, Hand
 from tests.queues.hand import Queues
 
 
@@ -32,6 +32,19 @@ def selecting(streams: int, patterns: int) -> Any:
 def test_patterns_are_matched_with_a_name_all_at_once() -> None:
     few = selecting(200, 4) - selecting(100, 4)
     assert selecting(200, 400) - selecting(100, 400) <= 2 * few
+
+
+def test_who_looks_at_open_files_of_its_own_group_only() -> None:
+    costs = []
+    for count in (0, 100):
+        hand = Hand()
+        other = hand.tree.create(ROOT, hand.mkdir("other"), "s", 0o666)
+        files = [hand.tree.open(ROOT, other, os.O_RDONLY) for _ in range(count)]
+        costs.append(lines(lambda hand=hand: hand.text(".who")))
+        for file in files:
+            file.close()
+        assert hand.tree.handles == 0
+    assert costs[0] == costs[1]
 
 
 def filled(path: Path, messages: int) -> Queues:
