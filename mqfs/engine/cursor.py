@@ -46,7 +46,7 @@ class Cursor(Commands):
         self.names = Names()  # `format record`: what the reader was told
         self.cuts: dict[int, int] = {}
         self.cuts_seen = -1
-        self.overtaken = False  # held back more than the slack of a `replay off` group
+        self.lost = 0  # messages beyond the slack of a `replay off` group, of which it is yet to be told
         self.last = Given()
         self.waits: dict[Wait[bytes], int] = {}  # each with its read's count
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
@@ -160,7 +160,7 @@ class Cursor(Commands):
 
     def _seek(self, word: str) -> None:
         self.position = position(self.selection, word, self.streams().values(), self._shows)
-        self.until, self.end_due, self.overtaken = None, False, False
+        self.until, self.end_due, self.lost = None, False, 0
         self._drop_rest()
         self._forgive()
 
@@ -237,8 +237,9 @@ class Cursor(Commands):
                 end = self.group.bucket.next
                 self.position = max(self.position, end if self.until is None else min(end, self.until))
                 return None
+            shown = self._shows(record)  # which may count it as lost, as long as it is not behind the position
             self.position = record.sequence + 1
-            if self._shows(record):
+            if shown:
                 return record
         return None
 
@@ -256,11 +257,14 @@ class Cursor(Commands):
 
     def _look_for_losses(self) -> None:
         group = self.group
-        if self.overtaken:
-            floors = [s.kept_from() for s in self.streams().values()]
-            self.position = max(self.position, min(floors, default=self.position))
-            self.overtaken = False
-            self._tell("messages were lost")
+        if self.lost:
+            streams = self.streams().values()
+            for stream in streams:
+                stream.advance()  # what goes now is counted, too
+            self.position = max(self.position, min((s.state.floor for s in streams), default=self.position))
+            lost, self.lost = self.lost, 0
+            group.counts.lost += lost
+            self._tell(f"{lost} messages were lost")
         if group.cuts != self.cuts_seen:
             self.cuts_seen = group.cuts
             behind = overtaken(self.position, self.cuts, self.streams().values())
@@ -378,7 +382,7 @@ class Cursor(Commands):
         last = self.last
         if self.refusal or self.pending or self.end_due or last.again or last.given < len(last.body):
             return True
-        if self.over or self._done() or self.overtaken:
+        if self.over or self._done() or self.lost:
             return True
         return self.position < self.group.bucket.next and self.selection.find(self.position) is not None
 

@@ -2,8 +2,8 @@
 
 Each kind of file has a module of its own: stream_handle.py, order.py, view.py, taking.py, cursor.py, put.py,
 control.py, kept.py, text.py. Owns positions, the unread rest of a message, and the rule for offsets: a read at an
-offset inside the message last given returns its rest (programs read ahead and seek back), any other offset means the
-next message.
+offset inside the message last given returns it from there (programs read ahead and seek back). Any other offset, that
+of its beginning too (pread(2) at 0), means what comes next: its unread rest, or the next message.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Given:
         if self.again:
             self.again, self.start = False, offset - self.given
             return self._give(count)
-        if sequential:
+        if sequential or offset == self.start:
             return self._give(count) if self.given < len(self.body) else None
         at = offset - self.start
         if 0 <= at < len(self.body):

@@ -206,14 +206,15 @@ class Group:
                 low = min(low, max(cursor.position, slack))
         return low
 
-    def overtake_cursors(self, stream: Stream) -> None:
+    def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
         """Messages of the stream went because a cursor may hold back only so many: tell those who had not had them."""
         gone = self.bucket.before(stream.state.floor, stream.number)
         if gone is None or gone < self.times.expired_before():
             return
         for cursor in self.cursors:
             if cursor.position <= gone and stream.number in cursor.streams():
-                cursor.overtaken = True
+                start = max(cursor.position, old_floor)
+                cursor.lost += self.bucket.tally(stream.number, start, stream.state.floor)[0]
 
     @property
     def durable(self) -> bool:

@@ -209,7 +209,7 @@ class Stream(Numbered):
         if count:
             self.gone += count
             if self.group.cursors:
-                self.group.overtake_cursors(self)
+                self.group.overtake_cursors(self, old)
 
     def _counted(self, first: int, end: int | None = None) -> tuple[int, int]:
         """(messages, bytes) in [first, end) of what is still to be counted."""

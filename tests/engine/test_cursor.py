@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from mqfs import limits
 from mqfs.errors import BadCommand, Denied, FellBehind, NotFound
 from mqfs.record import HEAD
 from mqfs.types import Kind, Wait
@@ -204,3 +205,41 @@ def test_a_cursor_far_behind_that_lost_nothing_is_told_nothing() -> None:
     cursor = hand.cursor("seek first")
     hand.group.trim(always=True)
     assert drain(cursor) == [b"old", b"2999"]
+
+
+@pytest.mark.parametrize("form", ["raw", "line", "json", "record"])
+@pytest.mark.parametrize("every", [0, 3])
+@pytest.mark.parametrize("command", ["", "select a", "select"])
+def test_under_replay_off_each_message_is_read_or_told_to_be_lost(form: str, every: int, command: str) -> None:
+    """A reader slower than the writers: up to the slack all waits for it, and what does not is counted."""
+    hand = Hand("replay off")
+    for name in ("a", "b"):
+        hand.stream(name)
+    cursor = hand.cursor(command, f"format {form}")
+    writers = [hand.open(name, os.O_WRONLY) for name in ("a", "b")]
+    got, lost = 0, 0
+
+    def read() -> bool:
+        nonlocal got, lost
+        try:
+            data = cursor.read(4096)
+        except FellBehind as error:
+            lost += int(error.detail.split()[0])
+            return True
+        if isinstance(data, Wait):
+            return not data.cancel()
+        got += data.count(b"body<")
+        return True
+
+    for number in range(6000):
+        writers[number % 2].write(b"body<" + b"." * 59)
+        if number % 1000 == 999:
+            hand.tree.tick()
+        if every and number % every == 0:
+            read()
+    while read():
+        pass
+    assert got + lost == (3000 if command == "select a" else 6000)
+    assert lost == hand.group.counts.lost
+    assert lost > 0 or every
+    assert got >= limits.CURSOR_SLACK_MESSAGES // 2

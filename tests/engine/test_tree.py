@@ -249,6 +249,20 @@ def test_attributes_of_meta_files(hand: Hand) -> None:
         hand.open("order", os.O_WRONLY)
 
 
+@pytest.mark.parametrize("count", [64, 3, 2])
+def test_a_read_at_the_same_offset_again_means_what_comes_next(hand: Hand, count: int) -> None:
+    hand.stream("s")
+    hand.write("s", b"first", b"second")
+    reader = hand.open("s")
+    assert b"".join(reader.read(count, 0) for _ in range(-(-5 // count) + -(-6 // count))) == b"firstsecond"
+    step = reader.read(count, 0)
+    assert isinstance(step, Wait)
+    assert step.cancel()
+    hand.write("s", b"third")
+    assert reader.read(64, 100) == b"third"
+    assert reader.read(64, 102) == b"ird", "programs read ahead and seek back"
+
+
 def test_limits(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STREAMS", 1)
     hand.stream("one")

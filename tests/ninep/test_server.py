@@ -249,11 +249,13 @@ def test_client_that_goes_leaves_nothing(server: Running, tree: Tree) -> None:
 
 def test_client_that_does_not_read_is_held_up_and_nobody_else(server: Running, tree: Tree) -> None:
     body = 50_000
+    asked = 400  # 20 MB of replies
     with server.connect() as client:
         with client.open("ctl", "w") as ctl:
             ctl.write(b"replay all\nsync off\n")
         with client.create("s", "r+") as stream:
-            stream.write(b"x" * body)
+            for _ in range(asked):
+                stream.write(b"x" * body)
     sock = server.socket()
     sock.sendall(encode(Tversion(0xFFFF, limits.MSIZE_DEFAULT, "9P2000"), False))
     raw = Raw(sock)
@@ -261,7 +263,6 @@ def test_client_that_does_not_read_is_held_up_and_nobody_else(server: Running, t
     raw.ask('Tattach tag 0 fid 0 afid NOFID uname "" aname ""')
     raw.ask("Twalk tag 1 fid 0 newfid 1 names [s]")
     raw.ask("Topen tag 1 fid 1 mode 0")
-    asked = 400  # 20 MB of replies
     sock.settimeout(0.2)
     sent = b"".join(encode(Tread(tag, 1, 0, body), False) for tag in range(asked))
     sock.sendall(sent)
