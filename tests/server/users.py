@@ -1,0 +1,205 @@
+"""Two users of one server, as programs: `greedy KIND` takes what it can get, `polite` makes round trips when asked.
+
+    python -m tests.server.users ADDRESS UID greedy KIND
+    python -m tests.server.users ADDRESS UID polite
+
+Owns what each does. Everything is imported before it becomes the user, who may not be able to read the sources. Each
+prints a line when it is at work: greedy once, polite for every number of seconds that
+it reads, how long each round trip took, as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from mqfs import limits
+from mqfs.errors import MqfsError
+from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.messages import Fcall, Tflush, Tread, Twrite
+from mqfs.ninep.wire import Framer, encode
+
+FLUSHED = 109  # the type of Rflush
+WAITING = 15_000  # reads of one connection
+HANDLES = 4_000
+NAMES = 3_000
+
+
+def send(client: Client, *requests: Fcall) -> None:
+    client.socket.sendall(b"".join(encode(request, False) for request in requests))
+
+
+def settle(client: Client) -> None:
+    """Everything sent so far was performed. Nothing else may be asked of this connection from then on."""
+    send(client, Tflush(60_000, 60_001))
+    framer = Framer(1 << 30)
+    while data := client.socket.recv(1 << 20):
+        if any(buffer[start + 4] == FLUSHED for buffer, start, _ in framer.frames(data)):
+            return
+
+
+def park(client: Client, count: int) -> None:
+    file = client.open("theirs/own/empty")
+    send(client, *(Tread(tag, file.channel.fid, 0, 100) for tag in range(100, 100 + count)))
+    settle(client)
+
+
+def parked(reach: Callable[[], Client]) -> Iterator[None]:
+    """All the reads that it may have wait; some of them come and go with their connection."""
+    held = [reach(), reach()]
+    for client in held:
+        park(client, WAITING)
+    while True:
+        with reach() as client:
+            park(client, WAITING)
+        yield
+
+
+def handles(reach: Callable[[], Client]) -> Iterator[None]:
+    """Thousands of open files, and as many that are opened and closed again."""
+    client = reach()
+    files = [client.open("theirs/own/empty") for _ in range(HANDLES)]
+    for at in itertools.cycle(range(HANDLES)):
+        files[at].close()
+        files[at] = client.open("theirs/own/empty")
+        yield
+
+
+def replies(reach: Callable[[], Client]) -> Iterator[None]:
+    """Asks for much, and takes nothing of it."""
+    clients = deque(reach() for _ in range(30))
+    while True:
+        clients.popleft().close()
+        clients.append(client := reach())
+        file = client.open("theirs/own/.kept/large")
+        send(client, *(Tread(tag, file.channel.fid, 0, 100_000) for tag in range(100, 200)))
+        yield
+
+
+def frames(reach: Callable[[], Client]) -> Iterator[None]:
+    """Half a frame on each of many connections."""
+    half = encode(Twrite(5, 1, 0, b"x" * 120_000), False)[:-1]
+    clients = [reach() for _ in range(200)]
+    while True:
+        for at, client in enumerate(clients):
+            client.socket.sendall(half)
+            client.close()
+            clients[at] = reach()
+            yield
+
+
+def puts(reach: Callable[[], Client]) -> Iterator[None]:
+    """What `.put` refuses, as large as can be."""
+    client = reach()
+    large = '{"stream":"none","headers":{' + ",".join(['"k":"v"'] * 7_000) + "}}"
+    heads = (large, "[" * 60_000, '{"' + "x" * 60_000 + '":1}')
+    for head in itertools.cycle(heads):
+        with client.open("theirs/own/.put", "w") as put, suppress(MqfsError):
+            put.write(head.encode() + b" body")
+        yield
+
+
+def lines(reach: Callable[[], Client]) -> Iterator[None]:
+    """Lines without an end, in many handles."""
+    client = reach()
+    client.mkdir(f"theirs/own/lines-{os.getpid()}")
+    group = f"theirs/own/lines-{os.getpid()}"
+    with client.open(f"{group}/ctl", "w") as ctl:
+        ctl.write(b"data line\n")
+    client.create(f"{group}/s").close()
+    files = [client.open(f"{group}/s", "w") for _ in range(200)]
+    for file in itertools.cycle(files):
+        with suppress(MqfsError):
+            file.write(b"x" * 100_000)
+        yield
+
+
+def listings(reach: Callable[[], Client]) -> Iterator[None]:
+    """The names of a large group, and its counters."""
+    client = reach()
+    while True:
+        client.list("theirs/own")
+        with client.open("theirs/own/.stats") as stats:
+            stats.receive()
+        yield
+
+
+def programs(reach: Callable[[], Client]) -> Iterator[None]:
+    """Programs as deep and as long as can be, those that are refused too."""
+    client = reach()
+    call = 'route_contains("a")'
+    deep, long = "(" * 31 + call + ")" * 31, " || ".join([call] * 150)
+    texts = [f'prefix:"" {text}' for text in (deep, long, "(" * 4_000)] + ['prefix:"' + '\\"' * 30_000]
+    with client.open("theirs/own/ctl", "w") as ctl:
+        for text in itertools.cycle(texts):
+            with suppress(MqfsError):
+                ctl.write(f"bind view '{text}'\n".encode())
+                ctl.write(b"unbind view\n")
+            yield
+
+
+KINDS = {one.__name__: one for one in (parked, handles, replies, frames, puts, lines, listings, programs)}
+
+
+def prepare(client: Client) -> None:
+    """The greedy user's own group."""
+    client.mkdir("theirs/own")
+    with client.open("theirs/own/ctl", "w") as ctl:
+        ctl.write(b"replay all\n")
+    client.create("theirs/own/empty").close()
+    with client.create("theirs/own/large") as large:
+        for _ in range(30):
+            large.write(b"x" * 100_000)
+    for number in range(NAMES):
+        client.create(f"theirs/own/{number}").close()
+
+
+def greedy(reach: Callable[[], Client], kind: str) -> None:
+    """For ever: once round, then tell that it is at work."""
+    with reach() as client:
+        prepare(client)
+    work = KINDS[kind](reach)
+    next(work)
+    print("at work", flush=True)
+    for _ in work:
+        pass
+
+
+def polite(reach: Callable[[], Client]) -> None:
+    client = reach()
+    reader, writer = client.open("ours/s"), client.open("ours/s", "w")
+    for line in sys.stdin:
+        times = []
+        end = time.monotonic() + float(line)
+        for number in itertools.count():
+            if (began := time.monotonic()) >= end:
+                break
+            writer.write(b"%d" % number)
+            assert reader.receive() == b"%d" % number
+            times.append(time.monotonic() - began)
+        print(json.dumps(times), flush=True)
+
+
+def main() -> None:
+    address, uid, role, *kind = sys.argv[1:]
+    os.setgroups([])
+    os.setgid(int(uid))
+    os.setuid(int(uid))
+
+    def reach() -> Client:
+        return connect(address, timeout=limits.HANDSHAKE_S)
+
+    if role == "greedy":
+        greedy(reach, *kind)
+    else:
+        polite(reach)
+
+
+if __name__ == "__main__":
+    main()
