@@ -5,6 +5,7 @@ Owns that list, in memory: about 200 B for each such message that is kept. All o
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -68,7 +69,10 @@ class Ranks:
         """A message with headers was found or appended."""
         rank = self._rank(record)
         if rank is not None:
-            self._all()[record.sequence] = rank
+            messages = self._all()
+            if record.sequence in messages:  # the first look at the log came across it
+                return messages[record.sequence]
+            messages[record.sequence] = rank
             if rank.expires_ns != NEVER:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
                 self.group.alarm(rank.expires_ns)  # a writer may wait for its room
@@ -147,8 +151,11 @@ class Ranks:
 
     def remove(self, sequence: int) -> None:
         """That message is not kept any more."""
-        if self._messages is not None:
-            self._messages.pop(sequence, None)
+        rank = self._messages.pop(sequence, None) if self._messages is not None else None
+        if rank is not None and rank.single:
+            singles = self._singles[rank.stream]
+            at = bisect.bisect_left(singles, sequence)
+            del singles[at : bisect.bisect_right(singles, sequence, at)]
 
     def forget(self) -> None:
         """Leave out what is not kept any more."""
@@ -158,6 +165,8 @@ class Ranks:
             stream = numbers.get(rank.stream)
             if stream is None or sequence < stream.state.floor:
                 del messages[sequence]
+        for number in self._singles.keys() - numbers.keys():
+            del self._singles[number]
 
 
 __all__ = ["NEVER", "NORMAL", "ORDINARY", "Rank", "Ranks"]

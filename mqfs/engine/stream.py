@@ -484,7 +484,7 @@ class Stream(Numbered):
         """Who took it could not keep it. Raises DiskFailed, ReadOnly."""
         self.group.consumers.acknowledge_all([*also, (self.own_consumer().state, step(BACK, sequence, sequence))])
         singles = self.group.ranks.singles(self.number)
-        if sequence not in singles:
+        if sequence not in singles and self.group.ranks.is_single(sequence):  # it may have left the log meanwhile
             bisect.insort(singles, sequence)
 
     # ------------------------------------------------------------ who shares it

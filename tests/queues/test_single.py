@@ -150,3 +150,32 @@ def test_a_consumer_made_before_it_is_taken_may_take_it(tmp_path: Path, replay: 
     assert got.count(b"for all") == (replay == "all") or replay == "last"
     q.consumer("late", over)
     assert not {b"x", b"y"} & set(drain(q.worker("late")))
+
+
+def test_it_is_noted_once() -> None:
+    q = Queues()
+    sequences = [q.put(b"x", single=True) for _ in range(2)]
+    assert q.group.streams["s"].all_untaken() == sequences
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+@pytest.mark.parametrize("ends", ["drop", "ttl"])
+def test_one_that_has_left_the_log_holds_nothing_back(ends: str, claimed: bool) -> None:
+    q = Queues("consumer w")
+    first = q.put(b"first", single=True)
+    second = q.put(b"second", single=True, **({"ttl": "1s"} if ends == "ttl" else {}))
+    worker = q.worker()
+    if claimed:
+        assert [read(worker), read(worker)] == [b"first", b"second"]
+    if ends == "drop":
+        q.ctl(f"drop s {second}")
+    q.pass_time(2)
+    q.group.trim(always=True)
+    assert not {second} & (q.group.state.dropped.keys() | q.group.lapsed.keys())
+    for sequence in (first, second) if claimed else ():
+        say(worker, f"release {sequence}")
+    assert q.group.streams["s"].untaken() != second
+    worker.close()
+    assert read(q.taker()) == b"first"
+    q.group.trim(always=True)
+    assert q.group.streams["s"].untaken() == 0
