@@ -668,10 +668,18 @@ class Journal:
         self.ended = True
         if self._look_who_follows():
             self.group.past_rings.add(self)
-        self.group.bucket, self.group.ring = self.inner, None
-        self.inner.grants(None)
+        self._restore_bucket()
         last = self.inner.next - 1
         self.inner.sync(lambda error: self._is_over(last, error))
+
+    def _restore_bucket(self) -> None:
+        self.group.bucket, self.group.ring = self.inner, None
+        self.inner.grants(None)
+
+    def detach(self) -> None:
+        """Leave the ring as it is and the group without it, before anything was taken."""
+        self._restore_bucket()
+        self._taker.close()
 
     def _is_over(self, last: int, error: OSError | None) -> None:
         if error is None:

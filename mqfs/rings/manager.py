@@ -7,6 +7,7 @@ is taken from a ring, and how, is journal.py's; how clients come here is door.py
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -35,7 +36,8 @@ _LOOK_AGAIN_S = 0.05  # while somebody does
 _RETRY_S = 0.25  # when the log had no room
 
 
-_NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, OSError)  # but the disk's or the machine's
+# but the disk's or the machine's
+_NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.OverLimit, OSError)
 
 
 class Follower:
@@ -156,39 +158,42 @@ class Rings:
         self._tree: Tree | None = None
         self._rings: dict[Group, _Own] = {}
         self._ending: dict[Journal, _Own] = {}
-        self._left: dict[Journal, float] = {}  # ended, and followers are yet to change over: since when
+        self._draining: dict[Journal, float] = {}  # ended, and followers are yet to change over: since when
         self._generations: dict[int, int] = {}
         self._spoilt: dict[int, list[float]] = {}
         self._closing: Wait[None] | None = None
-        self._untold: dict[int, list[Ring]] = {}  # of groups, generations before the one that is held
-        self._unready: dict[int, Exception] = {}  # groups whose log cannot be read now: their rings are kept
+        self._unreadable: dict[int, Exception] = {}  # why the log of a group with a ring cannot be read now
         self._keeper = KeeperLink(store.path) if store.path else None
         self._held = self._take_over()
 
     # ------------------------------------------------------------ after a kill
 
-    def _take_over(self) -> dict[int, Ring]:
-        """Rings that outlived the server before this one: the numbers of their groups' messages go on as they say."""
+    def _take_over(self) -> dict[int, list[Ring]]:
+        """Rings that outlived the server before this one, by group, oldest generation first: the numbers of their
+        groups' messages go on as they say."""
         if self._keeper is None or ring.MISSING:
             return {}
-        found: dict[int, Ring] = {}
+        held: dict[int, list[Ring]] = {}
         for (number, generation), fd in sorted(KeeperLink.held(self._store.path).items()):
             self._generations[number] = max(self._generations.get(number, 0), generation)
             try:
-                held = ring.attach(fd, generation)
-                cast(Log, self._store.open(number)).continue_at(_first_untaken(held))
+                held.setdefault(number, []).append(self._attach_held(number, generation, fd))
             except _NOT_ITS_FAULT as error:
-                self._unready[number] = error
-                continue
+                self._unreadable[number] = error
             except Exception as error:
                 self._give_up(number, generation, fd, error)
-                continue
             finally:
                 os.close(fd)
-            if number in found:
-                self._untold.setdefault(number, []).append(found[number])
-            found[number] = held
-        return found
+        return held
+
+    def _attach_held(self, number: int, generation: int, fd: int) -> Ring:
+        held = ring.attach(fd, generation)
+        try:
+            cast(Log, self._store.open(number)).continue_at(_first_untaken(held))
+        except BaseException:
+            held.close()
+            raise
+        return held
 
     def _give_up(self, number: int, generation: int, fd: int, error: Exception) -> None:
         """A ring that a start cannot go on with: what it has goes to quarantine, and no later start meets it again."""
@@ -202,30 +207,42 @@ class Rings:
 
     def resume(self, group: Group) -> None:
         """Go on with the ring that a group has, if it has. Before anything is written to the group. Raises what its
-        log fails with: the ring stays with the keeper for the next start."""
+        log or the machine fails with: the ring stays with the keeper for the next start, and the group is read-only
+        until then, as the ring holds the numbers that its next messages would take."""
         self._tree = group.tree
-        if group.number in self._unready:
-            raise self._unready[group.number]
-        held = self._held.pop(group.number, None)
-        for ended in self._untold.pop(group.number, []):
-            told = functools.partial(self._tell, group.number, ended, group.bucket.next - 1)
-            group.bucket.sync(told)
-        if held is None:
-            return
+        generations, last = self._held.pop(group.number, []), group.bucket.next - 1
         try:
-            own = self._begin(group, held)
+            journal = self._begin_held(group, generations)
         except _NOT_ITS_FAULT as error:
-            self._unready[group.number] = error
+            for kept in generations:
+                kept.close()
+            group.bucket.fail(OSError(errno.EIO, f"ring not resumed: {error}"))
             raise
-        except Exception as error:  # somebody else has the server's seat, say
-            self._give_up(group.number, held.generation, held.fileno(), error)
-            held.close()
+        for ended in generations[:-1]:
+            group.bucket.sync(functools.partial(self._tell, group.number, ended, last))
+        if journal is None:
             return
         log.info("the ring of group %d goes on", group.number)
-        own.journal.pump()
-        own.journal.commit()  # the server before may have taken more than it told
-        if not own.journal.ended and held.retired:
-            own.journal.retire("the server before had begun to")
+        journal.pump()
+        journal.commit()  # the server before may have taken more than it told
+        if not journal.ended and journal.ring.retired:
+            journal.retire("the server before had begun to")
+
+    def _begin_held(self, group: Group, generations: list[Ring]) -> Journal | None:
+        """The journal of the newest generation; None where there is none, or it is given up."""
+        if (why := self._unreadable.pop(group.number, None)) is not None:
+            raise why
+        if not generations:
+            return None
+        newest = generations[-1]
+        try:
+            return self._begin(group, newest).journal
+        except _NOT_ITS_FAULT:
+            raise
+        except Exception as error:  # somebody else has the server's seat, say
+            self._give_up(group.number, newest.generation, newest.fileno(), error)
+            newest.close()
+            return None
 
     def _tell(self, number: int, ended: Ring, last: int, error: OSError | None) -> None:
         """A generation of which the server before had taken all when it made the next: what it had not told yet."""
@@ -258,9 +275,8 @@ class Rings:
             raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
         for stream in group.numbers.values():
             require(user, stream.state, R | W, stream.name)
-        failed = group.bucket.failed or self._unready.get(group.number)
-        if failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {failed}")
+        if group.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
         if why := why_not(group.settings, bool(group.consumers.bounded)):
             raise errors.Unsupported(why)
         spoilt = self._spoilt.get(group.number, [])
@@ -289,22 +305,26 @@ class Rings:
     # ------------------------------------------------------------ rings come and go
 
     def _make(self, group: Group) -> _Own:
-        if len(self._rings) + len(self._ending) + len(self._left) >= limits.RINGS:
+        if len(self._rings) + len(self._ending) + len(self._draining) >= limits.RINGS:
             self._make_room()
         number = group.number
         generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
         bucket = group.bucket
         made = ring.create(limits.RING_BYTES, generation=generation, sequence=bucket.next, time_ns=bucket.last_ns)
         self._generations[number] = generation
-        own = self._begin(group, made)
+        try:
+            own = self._begin(group, made)
+        except BaseException:
+            made.close()
+            raise
         if self._keeper is not None:
             self._keeper.keep(number, generation, made.fileno())
         return own
 
     def _make_room(self) -> None:
         """The one that was left longest ago goes."""
-        if self._left:
-            self._let_go(next(iter(self._left)))
+        if self._draining:
+            self._let_go(next(iter(self._draining)))
             return
         unused = [own for own in self._rings.values() if not own.attached]
         if not unused:
@@ -314,7 +334,12 @@ class Rings:
     def _begin(self, group: Group, made: Ring) -> _Own:
         journal = Journal(group, made, lambda change: self._judge(group, change), self._over)
         own = self._rings[group] = _Own(journal)
-        own.follower = Follower(journal, self._post)
+        try:
+            own.follower = Follower(journal, self._post)
+        except RuntimeError as error:
+            del self._rings[group]
+            journal.detach()
+            raise errors.OverLimit(f"ring not followed: {error} (expected a machine with room for a thread)") from None
         return own
 
     def _judge(self, group: Group, change: Mapping[str, Any]) -> str:
@@ -347,7 +372,7 @@ class Rings:
             own.follower.stop()
         self._drop(journal.group.number, journal.ring.generation)
         if journal in journal.group.past_rings and self._closing is None:
-            self._left[journal] = time.monotonic()
+            self._draining[journal] = time.monotonic()
         else:
             journal.let_go()
         if self._closing is not None and not self._closing.settled and not self._is_committing():
@@ -355,7 +380,7 @@ class Rings:
 
     def _let_go(self, journal: Journal) -> None:
         """Whoever followed it has changed over, or is given up."""
-        self._left.pop(journal)
+        self._draining.pop(journal)
         journal.let_go()
 
     def _drop(self, number: int, generation: int) -> None:
@@ -373,7 +398,7 @@ class Rings:
             self._apart(own.journal, own.journal.tick)
             if not own.attached and not own.journal.why and now - own.alone_since >= limits.RING_IDLE_S:
                 own.journal.retire("nobody is attached")
-        for journal, since in list(self._left.items()):
+        for journal, since in list(self._draining.items()):
             if now - since >= limits.RING_CHANGE_S or not journal.is_needed():
                 self._let_go(journal)
 
@@ -385,7 +410,7 @@ class Rings:
         if self._keeper is not None and all(own.journal.ended for own in self._all()):
             self._keeper.quit()
             self._keeper = None
-        for journal in list(self._left):
+        for journal in list(self._draining):
             self._let_go(journal)
         if not self._is_committing():
             return None

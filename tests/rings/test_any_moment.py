@@ -6,9 +6,13 @@ retiring a ring and its end.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import logging
+import os
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,33 +111,122 @@ def test_power_loss(keeper: Any) -> None:
             keeper("").quit()
 
 
+def publish_and_kill(bodies: list[bytes]) -> LyingDisk:
+    """What a killed server leaves: messages in the ring that its log has not."""
+    disk = LyingDisk()
+    rig = Rig("replay all", disk=disk)
+    client = rig.attach()
+    rig.write("s", b"before")
+    for body in bodies:
+        client.ring.publish(16, body, b"", 1, 0, 0)
+    rig.kill()
+    return disk.after_kill()
+
+
+def write_meanwhile(rig: Rig, count: int) -> list[bytes]:
+    """Which of so many messages the group took."""
+    taken = []
+    for number in range(count):
+        try:
+            rig.write("s", b"meanwhile %d" % number)
+        except (errors.MqfsError, OSError):
+            continue
+        taken.append(b"meanwhile %d" % number)
+    return taken
+
+
+def start_once(disk: LyingDisk) -> list[bytes]:
+    """A start on a disk that may fail, writes, and a kill. Returns the messages it took."""
+    taken: list[bytes] = []
+    try:
+        rig = Rig(disk=disk)
+        taken = write_meanwhile(rig, 5)
+        rig.tick()
+        rig.kill()
+    except (errors.MqfsError, OSError):
+        pass
+    return taken
+
+
 @pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.ENOSPC])
 def test_a_start_on_a_disk_that_fails_once(keeper: Any, error: int) -> None:
-    """Whichever call it is: what was published is in the ring still, for a start on a disk that is well."""
+    """Whichever call it is: what was published is in the ring still, for a start on a disk that is well. What the
+    start that failed accepted is there too."""
     bodies = [b"%d" % number for number in range(3)]
     failed = 1
     with small():
         for number in range(1, 200):
             if not failed:
                 break
-            disk = LyingDisk()
-            rig = Rig("replay all", disk=disk)
-            client = rig.attach()
-            rig.write("s", b"before")
-            for body in bodies:
-                client.ring.publish(16, body, b"", 1, 0, 0)
-            rig.kill()
-            disk = disk.after_kill()
+            disk = publish_and_kill(bodies)
             disk.fail_at, disk.fail_with = number, error
-            try:
-                rig = Rig(disk=disk)
-                rig.tick()
-                rig.kill()
-            except (errors.MqfsError, OSError):
-                pass
+            taken = start_once(disk)
             failed = len(disk.failed)
             rig = Rig(disk=disk.after_kill())
-            assert [body for _, _, body in rig.log()] == [b"before", *bodies], f"call {number}: {disk.failed}"
+            expected = [b"before", *bodies, *taken]  # and perhaps what could not be committed
+            assert [body for _, _, body in rig.log() if body in expected] == expected, f"call {number}: {disk.failed}"
             rig.stop()
             keeper("").quit()
     assert number > 3
+
+
+def count_ring_descriptors() -> int:
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum("/memfd:" in link for link in links)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE])
+def test_a_start_keeps_no_descriptor_of_a_ring_that_it_could_not_resume(keeper: Any, error: int) -> None:
+    with small():
+        for number in range(1, 200):
+            disk = publish_and_kill([b"published"])
+            gc.collect()
+            before = count_ring_descriptors()
+            disk.fail_at, disk.fail_with = number, error
+            try:
+                rig = Rig(disk=disk)
+            except (errors.MqfsError, OSError):
+                keeper("").quit()
+                continue
+            if rig.own is None and keeper.rings:
+                assert count_ring_descriptors() <= before, f"call {number}: {disk.failed}"
+            if not disk.failed:
+                break
+            rig.kill()
+            keeper("").quit()
+        rig.stop()
+
+
+def test_a_machine_without_another_thread_takes_no_ring_and_no_message(
+    keeper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group goes on as before where it asked for a ring, and is read-only where a start found one."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with small():
+        rig = Rig("replay all", disk=LyingDisk())
+        before = count_ring_descriptors()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(errors.OverLimit):
+                rig.attach()
+        assert count_ring_descriptors() == before
+        rig.write("s", b"before")
+        client = rig.attach()
+        client.ring.publish(16, b"published", b"", 1, 0, 0)
+        rig.kill()
+        assert isinstance(rig.disk, LyingDisk)
+        disk = rig.disk.after_kill()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            rig = Rig(disk=disk)
+        assert write_meanwhile(rig, 5) == []
+        rig.kill()
+        rig = Rig(disk=disk.after_kill())
+        assert [body for _, _, body in rig.log()] == [b"before", b"published"]
+        rig.stop()
