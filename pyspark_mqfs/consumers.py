@@ -30,7 +30,7 @@ class Consumers:
         """`required`: it was asked for by name, so that not being permitted to have it is an error. `patience_s`: how
         long a query that has it is waited for; one that was killed may be there a little longer than its driver."""
         self.required, self.patience_s = required, patience_s
-        self._held: tuple[Client, File] | None = None
+        self._held: tuple[Client, File, str] | None = None  # and its path
         self._over: dict[str, frozenset[str]] = {}  # of each group, the streams its consumer was made over
         self._at: dict[str, int] = {}  # of each group, where its consumer is
         self._without: set[str] = set()  # groups where there can be none
@@ -93,7 +93,8 @@ class Consumers:
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
-                self._held = client, client.open(path_of(group.path, f".consumers/{name}"), "r+")
+                path = path_of(group.path, f".consumers/{name}")
+                self._held = client, client.open(path, "r+"), path
                 return
             except Busy:
                 if time.monotonic() > deadline:
@@ -139,8 +140,12 @@ class Consumers:
         self._command(client, group, f"remove {quote(name)}\n{views}consumer {quote(name)} {quote(name)} private\n")
 
     def _seek(self, client: Client, name: str, group: Group, position: int) -> None:
-        with client.open(path_of(group.path, f".consumers/{name}"), "w") as file:
-            file.write(f"seek {position}\n".encode())
+        path, command = path_of(group.path, f".consumers/{name}"), f"seek {position}\n".encode()
+        if self._held is not None and self._held[0] is client and self._held[2] == path:
+            self._held[1].write(command)  # private: nobody opens it a second time
+            return
+        with client.open(path, "w") as file:
+            file.write(command)
 
     def _let_go(self) -> None:
         if self._held is not None:
