@@ -31,6 +31,7 @@ class Changes:
         self._thinned = False  # messages go that a new `depth` need not cut any more
         self._next = group.state.next_stream  # the number of the next file
         self._bound: dict[str, list[str]] = {}  # patterns and programs of views, bound here
+        self._dropped: set[int] = set()  # messages that lines before this one drop
         self._numbers: dict[str, int | None] = {}  # of the consumers that are made here; None: removed
 
     def set(self, settings: Settings) -> None:
@@ -47,15 +48,17 @@ class Changes:
     def drop(self, stream: Stream, sequences: list[int]) -> None:
         held, group = self._group.held, self._group
         self._thinned = True
+        sequences = [sequence for sequence in sequences if sequence not in self._dropped]
+        self._dropped.update(sequences)
         waiting = [sequence for sequence in sequences if held.is_for(stream, sequence)]
         stream.advance()
         new = [s for s in sequences if s not in group.state.dropped and s not in waiting]
         self._steps += held.drop_steps(waiting)
         if new:
             self._changes.append({"do": "drop", "stream": stream.number, "sequences": new})
-        self._after.append(lambda: self._dropped(stream, waiting))
+        self._after.append(lambda: self._put_drop_in_force(stream, waiting))
 
-    def _dropped(self, stream: Stream, waiting: list[int]) -> None:
+    def _put_drop_in_force(self, stream: Stream, waiting: list[int]) -> None:
         self._group.held.dropped(waiting)
         stream.recount()
         stream.advance()

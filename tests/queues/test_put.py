@@ -146,6 +146,15 @@ def test_they_come_in_the_order_of_their_times() -> None:
     assert [row["body"] for row in q.kept()] == ["a", "b", "c", "c2"]
 
 
+def test_a_delayed_message_dropped_by_two_lines_of_one_write() -> None:
+    q = Queues()
+    sequence = q.put(b"x", delay="1s")
+    q.ctl(f"drop s {sequence}", f"drop s {sequence}")
+    q.pass_time(2)
+    assert len(q.group.held) == 0
+    assert q.kept() == []
+
+
 def test_at_a_time() -> None:
     q = Queues("replay all")
     q.put(b"later", at=1_700_000_010)
