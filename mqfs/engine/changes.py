@@ -40,7 +40,7 @@ class Changes:
     def clear(self, streams: list[Stream]) -> None:
         self._thinned = True
         clearings = [stream.plan_clear() for stream in streams]
-        floors = [[stream.number, floor] for stream, floor, _ in clearings if floor]
+        floors = [[c.stream.number, c.floor] for c in clearings if c.floor]
         if floors:
             self._changes.append({"do": "floor", "floors": floors})
         self._after += [lambda clearing=clearing: clearing.stream.cleared(clearing) for clearing in clearings]  # type: ignore[misc]

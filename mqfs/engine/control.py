@@ -115,6 +115,7 @@ class CtlHandle(PrintedCommands):
         for settings, action in steps:
             if action is not None:
                 plan.check(settings, action)
+        self._end_ring(steps)
         changes = Changes(self.group, self.user)
         for settings, action in steps:
             changes.set(settings)
@@ -127,6 +128,12 @@ class CtlHandle(PrintedCommands):
         changes.commit()
         self.group.unblock()
         return self.group.promised(value)
+
+    def _end_ring(self, steps: list[tuple[Settings, Action | None]]) -> None:
+        """Where new settings end the ring, take its messages before anything is planned."""
+        group = self.group
+        if group.ring is not None and steps and steps[-1][0] != group.settings:
+            group.ring.changed([{"do": "ctl", "lines": steps[-1][0].lines(given=True)}])
 
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:

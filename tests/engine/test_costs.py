@@ -69,7 +69,10 @@ def evicting(path: Path, messages: int) -> tuple[int, int]:
     limits.GROUP_BYTES = 8 * limits.SEGMENT_BYTES
     cost = 0
     while not stream.state.floor:
-        cost = calls_once(lambda: writer.write(b"x"))
+        cost = calls_once(lambda: writer.write(b"xx"))
+    assert (stream.count, stream.size) == queues.group.bucket.tally(stream.number, stream.state.floor)[:2]
+    assert stream.cut == stream.state.floor
+    assert queues.group.counts.cut == stream.gone
     return cost, queues.group.counts.cut
 
 
