@@ -235,6 +235,13 @@ class Group:
         if not (always or grown or loose or expired > self._trimmed_expired):
             return
         self._loose, self._trimmed_expired = False, expired
+        try:
+            self._give_back(size)
+        except Exception:
+            self._loose = True  # to be tried again
+            raise
+
+    def _give_back(self, size: int) -> None:
         floors, self._kept_from = {}, self.bucket.next
         for stream in self.numbers.values():
             stream.advance()
