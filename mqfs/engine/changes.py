@@ -31,6 +31,8 @@ class Changes:
         self._thinned = False  # messages go that a new `depth` need not cut any more
         self._next = group.state.next_stream  # the number of the next file
         self._bound: dict[str, list[str]] = {}  # patterns and programs of views, bound here
+        self._dropped: set[int] = set()  # messages that lines before this one drop
+        self._patterns: dict[str, dict[str, None]] = {}  # of views that lines here name: all they will be bound to
         self._numbers: dict[str, int | None] = {}  # of the consumers that are made here; None: removed
 
     def set(self, settings: Settings) -> None:
@@ -39,7 +41,7 @@ class Changes:
     def clear(self, streams: list[Stream]) -> None:
         self._thinned = True
         clearings = [stream.plan_clear() for stream in streams]
-        floors = [[stream.number, floor] for stream, floor, _ in clearings if floor]
+        floors = [[c.stream.number, c.floor] for c in clearings if c.floor]
         if floors:
             self._changes.append({"do": "floor", "floors": floors})
         self._after += [lambda clearing=clearing: clearing.stream.cleared(clearing) for clearing in clearings]  # type: ignore[misc]
@@ -47,15 +49,17 @@ class Changes:
     def drop(self, stream: Stream, sequences: list[int]) -> None:
         held, group = self._group.held, self._group
         self._thinned = True
+        sequences = [sequence for sequence in sequences if sequence not in self._dropped]
+        self._dropped.update(sequences)
         waiting = [sequence for sequence in sequences if held.is_for(stream, sequence)]
         stream.advance()
         new = [s for s in sequences if s not in group.state.dropped and s not in waiting]
         self._steps += held.drop_steps(waiting)
         if new:
             self._changes.append({"do": "drop", "stream": stream.number, "sequences": new})
-        self._after.append(lambda: self._dropped(stream, waiting))
+        self._after.append(lambda: self._put_drop_in_force(stream, waiting))
 
-    def _dropped(self, stream: Stream, waiting: list[int]) -> None:
+    def _put_drop_in_force(self, stream: Stream, waiting: list[int]) -> None:
         self._group.held.dropped(waiting)
         stream.recount()
         stream.advance()
@@ -100,15 +104,28 @@ class Changes:
             self._after.append(lambda: self._group.consumers.removed(consumer, covered))
 
     def bind(self, name: str, pattern: str) -> None:
+        patterns = self._patterns_of(name)
+        if pattern in patterns:
+            return
+        patterns[pattern] = None
         now = self._group.tree.clock.wall_ns()
         self._changes.append({"do": "bind", "number": self._next, "name": name, "pattern": pattern, "time": now})
         self._next += 1
         self._bound.setdefault(name, []).append(pattern)
-        self._after.append(lambda: self._group.views.refresh(name))
 
     def unbind(self, name: str, pattern: str | None) -> None:
+        patterns = self._patterns_of(name)
+        if pattern is None:
+            patterns.clear()
+        else:
+            patterns.pop(pattern, None)
         self._changes.append({"do": "unbind", "name": name, "pattern": pattern})
-        self._after.append(lambda: self._group.views.refresh(name))
+
+    def _patterns_of(self, name: str) -> dict[str, None]:
+        if name not in self._patterns:
+            view = self._group.views.get(name)
+            self._patterns[name] = dict.fromkeys(view.state.patterns) if view is not None else {}
+        return self._patterns[name]
 
     def commit(self) -> None:
         """Record them, and put them in force. Raises DiskFailed, DiskFull, ReadOnly; then nothing of them holds."""
@@ -120,6 +137,8 @@ class Changes:
             group.change(*self._changes, steps=self._steps)
         if change is not None:
             group.put_in_force(settings, change.cuts)
+        if self._patterns:
+            group.views.refresh(*self._patterns)
         for then in self._after:
             then()
         if change is not None and self._thinned:

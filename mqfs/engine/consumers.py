@@ -159,6 +159,8 @@ class Consumers(dict[str, Consumer]):
 
     def make(self, name: str, user: User, mode: int) -> Consumer:
         """A new consumer of the whole group, at the place where `replay` lets readers begin."""
+        if len(self) >= limits.CONSUMERS:
+            raise errors.OverLimit(f"a group has at most {limits.CONSUMERS} consumers")
         number = self.group.state.next_stream
         change = self.plan(number, name, "", user, mode, self.group.settings.replay, self.streams_of(""))
         self.group.change(change)
@@ -168,9 +170,7 @@ class Consumers(dict[str, Consumer]):
     def plan(
         self, number: int, name: str, over: str, user: User, mode: int, replay: str, streams: Sequence[Stream]
     ) -> Change:
-        """The change that makes one; `streams`: which it will be over. Raises OverLimit."""
-        if len(self) >= limits.CONSUMERS:
-            raise errors.OverLimit(f"a group has at most {limits.CONSUMERS} consumers")
+        """The change that makes one; `streams`: which it will be over. The caller has checked that there is room."""
         return {
             "do": "consumer", "number": number, "name": name, "over": over, "transient": False, "private": False,
             "backlog": 0, "mode": mode & bits_for_writers(self.group.state.mode), "uid": user.uid, "gid": user.gid,

@@ -115,6 +115,7 @@ class CtlHandle(PrintedCommands):
         for settings, action in steps:
             if action is not None:
                 plan.check(settings, action)
+        self._end_ring(steps)
         changes = Changes(self.group, self.user)
         for settings, action in steps:
             changes.set(settings)
@@ -127,6 +128,12 @@ class CtlHandle(PrintedCommands):
         changes.commit()
         self.group.unblock()
         return self.group.promised(value)
+
+    def _end_ring(self, steps: list[tuple[Settings, Action | None]]) -> None:
+        """Where new settings end the ring, take its messages before anything is planned."""
+        group = self.group
+        if group.ring is not None and steps and steps[-1][0] != group.settings:
+            group.ring.changed([{"do": "ctl", "lines": steps[-1][0].lines(given=True)}])
 
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:
@@ -171,6 +178,8 @@ class Plan:
         self._consumers: dict[str, str | None] = {}  # what those spoken of will be over; None: gone
         self._views: dict[str, list[str]] = {}  # the patterns of those spoken of; without any it is gone
         self._grown = 0  # by so many patterns all views together
+        self._made = 0  # so many consumers more than there are
+        self._dropped: set[int] = set()
 
     def over(self, name: str) -> str | None:
         """What a consumer will be over; None where there will be none of that name."""
@@ -219,8 +228,6 @@ class Plan:
         stream = self._require_stream(action)
         self._require_unprotected(settings, action)
         group = self.group
-        if len(group.state.dropped) + len(action.sequences) > limits.DROPPED:
-            raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
         for sequence in action.sequences:
             if group.held.is_for(stream, sequence):
                 continue
@@ -228,6 +235,9 @@ class Plan:
             gone = sequence < stream.kept_from() or stream.is_gone(sequence)
             if gone or found is None or found[0] != sequence:
                 raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
+            self._dropped.add(sequence)
+            if len(group.state.dropped) + len(self._dropped) > limits.DROPPED:
+                raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
 
     def _check_redrive(self, settings: Settings, action: Action) -> None:
         if action.stream is not None:
@@ -238,6 +248,9 @@ class Plan:
         over, *_ = consumer_options(action)
         if (now := self.over(name)) is None:
             check_name(name)
+            if len(self.group.consumers) + self._made >= limits.CONSUMERS:
+                raise errors.OverLimit(f"consumer: a group has at most {limits.CONSUMERS} consumers")
+            self._made += 1
             if over and over not in self.group.streams and over not in self.group.views:
                 check_name(over)
         elif now != over:
@@ -253,6 +266,7 @@ class Plan:
         if consumer is not None and consumer.claims:
             raise errors.Busy(f"remove: consumer {name} holds {len(consumer.claims)} claims")
         self._consumers[name] = None
+        self._made -= 1
 
     def _check_bind(self, settings: Settings, action: Action) -> None:
         name, pattern = action.stream or "", action.words[0]
@@ -265,6 +279,8 @@ class Plan:
         else:
             topics.check_pattern(pattern)
         patterns = self.patterns(name)
+        if pattern in patterns:
+            return
         if len(patterns) >= limits.VIEW_PATTERNS or self.group.views.bound + self._grown >= limits.PATTERNS:
             raise errors.OverLimit(f"bind: at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group")
         patterns.append(pattern)

@@ -33,13 +33,19 @@ class Faults:
         except (errors.MqfsError, OSError) as error:
             self.report(group.number, f"{what} failed: {error}")
         except Exception as error:
-            text = f"{what} failed: {error!r}"
-            log.debug("group %d: %s", group.number, text, exc_info=True)
-            self.report(group.number, f"{text}; the group is read-only until the next start")
-            group.bucket.fail(OSError(errno.EIO, text))
+            self._fail(group, f"{what} failed: {error!r}")
         else:
             return True
         return False
+
+    def _fail(self, group: Group, text: str) -> None:
+        """Log the bug being handled with its traceback, once a group."""
+        line = f"{text}; the group is read-only until the next start"
+        if group.bucket.failed is None:
+            log.exception("group %d: %s", group.number, line)
+        else:
+            self.report(group.number, line)
+        group.bucket.fail(OSError(errno.EIO, text))
 
     def report(self, number: int, text: str) -> None:
         """Log a line about a group, unless there was one a moment ago."""

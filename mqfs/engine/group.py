@@ -177,8 +177,10 @@ class Group:
         for absent in (self.state.dropped, self.lapsed):
             for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
                 found = self.bucket.peek(number, sequence)
-                if found is None or found[0] != sequence:
-                    del absent[sequence]
+                del absent[sequence]
+                if found is not None and found[0] == sequence:
+                    absent[sequence] = number  # behind the others, which are looked at before it is again
+                else:
                     self.ranks.remove(sequence)
 
     def outlived(self, sequence: int) -> bool:
@@ -236,6 +238,13 @@ class Group:
         if not (always or grown or loose or expired > self._trimmed_expired):
             return
         self._loose, self._trimmed_expired = False, expired
+        try:
+            self._give_back(size)
+        except Exception:
+            self._loose = True  # to be tried again
+            raise
+
+    def _give_back(self, size: int) -> None:
         floors, self._kept_from = {}, self.bucket.next
         for stream in self.numbers.values():
             stream.advance()

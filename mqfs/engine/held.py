@@ -147,7 +147,7 @@ class Held:
     def dropped(self, sequences: list[int]) -> None:
         """That was recorded."""
         for sequence in sequences:
-            del self._streams[sequence]
+            self._streams.pop(sequence, None)
 
 
 __all__ = ["Held"]

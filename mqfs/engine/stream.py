@@ -71,6 +71,7 @@ class Cut:
     gone_size: int = 0
     lost: int = 0  # messages among them
     last_lost: int = 0
+    before: int = 0  # `Stream.gone` when it was planned
 
 
 class Clearing(NamedTuple):
@@ -79,6 +80,7 @@ class Clearing(NamedTuple):
     stream: Stream
     floor: int
     newest: int  # message that goes; 0: none
+    cut: Cut
 
 
 class Routes(NamedTuple):
@@ -381,7 +383,7 @@ class Stream(Numbered):
 
     def plan_cut(self, depth: Depth, messages: int = 0, size: int = 0) -> Cut:
         """The oldest, until the rest and so much more fits."""
-        cut = Cut(self.state.floor, self.count, self.size)
+        cut = self.begin_cut()
         while cut.count > 0 and not _fits(depth, cut, messages, size):
             self.extend_cut(cut)
         return cut
@@ -397,11 +399,11 @@ class Stream(Numbered):
         newest = bucket.before(target, self.number) or 0
         while lost and newest >= floor and (self.is_gone(newest) or bucket.end_marks(self.number, newest, newest + 1)):
             newest = bucket.before(newest, self.number) or 0
-        return Cut(target, self.count - count, self.size - size, count, lost, newest)
+        return Cut(target, self.count - count, self.size - size, count, size, lost, newest, self.gone)
 
     def begin_cut(self) -> Cut:
         """Nothing of it yet."""
-        return Cut(self.state.floor, self.count, self.size)
+        return Cut(self.state.floor, self.count, self.size, before=self.gone)
 
     def extend_cut(self, cut: Cut) -> None:
         """By the oldest message that would be left."""
@@ -424,14 +426,20 @@ class Stream(Numbered):
 
     def carry_out_cut(self, cut: Cut) -> None:
         """Readers behind it are told. What has to be in the log is there; more may have been appended meanwhile."""
-        self.state.floor = cut.floor
-        self.count -= cut.gone
-        self.size -= cut.gone_size
-        self.gone += cut.gone
+        self.state.floor = max(self.state.floor, cut.floor)
+        self._count_gone(cut)
         if cut.lost:
-            self.cut = cut.last_lost + 1
+            self.cut = max(self.cut, cut.last_lost + 1)
             self.group.counts.cut += cut.lost
             self.group.cuts += cut.lost
+
+    def _count_gone(self, cut: Cut) -> None:
+        """Count anew where messages came or went since it was planned."""
+        if (self.count, self.gone) != (cut.count + cut.gone, cut.before):
+            self.recount()
+        else:
+            self.count, self.size = cut.count, cut.size
+        self.gone += cut.gone
 
     def plan_clear(self) -> Clearing:
         """What it takes to take away all that is kept."""
@@ -439,15 +447,15 @@ class Stream(Numbered):
         bucket = self.group.bucket
         last = bucket.before(bucket.next, self.number)
         floor = self.state.floor if last is None else max(self.state.floor, last + 1)
-        return Clearing(self, floor, self.newest_kept())
+        cut = Cut(floor, 0, 0, self.count, self.size, before=self.gone)
+        return Clearing(self, floor, self.newest_kept(), cut)
 
     def cleared(self, clearing: Clearing) -> None:
         """The log and the state say so."""
         if clearing.newest:
-            self.cut = clearing.newest + 1
+            self.cut = max(self.cut, clearing.newest + 1)
             self.group.cuts += 1
-        self.gone += max(self.count, 0)
-        self.count = self.size = 0
+        self._count_gone(clearing.cut)
 
     # ------------------------------------------------------------ messages for one taker (`single`)
 

@@ -12,7 +12,7 @@ import attrs
 from mqfs import errors, limits
 from mqfs.engine.files import Open, Reader
 from mqfs.engine.stream import Parked, Post, Stream
-from mqfs.types import Kind, Record, Step, User
+from mqfs.types import Kind, Record, Step, User, Wait
 
 
 @attrs.define
@@ -92,6 +92,9 @@ class Writer(Open):
     def _post_lines(self, post: LinePost) -> Step[int]:
         post.undo = lambda: self._undo(post)
         step = self.group.write(self.node, post)
+        if not (isinstance(step, Wait) and step in self.node.blocked):  # it is done, and all before it
+            self.newest = post.undo = None
+            return step
         if self.newest is not None:
             self.newest.follows = post
         self.newest = post

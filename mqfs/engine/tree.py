@@ -490,7 +490,9 @@ class Tree:
         for group in list(self.touched):
             if not group.settings.ttl and not group.settings.idle:
                 self.touched.discard(group)
-            self.faults.contain(group, "maintenance", partial(self._maintain, group))
+            succeeded = self.faults.contain(group, "maintenance", partial(self._maintain, group))
+            if not succeeded and group.bucket.failed is None:  # what has failed for good is not tried again
+                self.touched.add(group)
         self.store.tick()
 
     def _maintain(self, group: Group) -> None:

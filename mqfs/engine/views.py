@@ -54,8 +54,15 @@ class Views(dict[str, View]):
         self.group.change({"do": "unbind", "name": name, "pattern": None})
         self.refresh(name)
 
-    def refresh(self, name: str) -> None:
-        """What the state says of that view has changed."""
+    def refresh(self, *names: str) -> None:
+        """What the state says of these views has changed."""
+        for name in names:
+            self._refresh(name)
+        self.group.shape += 1  # streams may have been looked up since the state changed
+        self.group.consumers.reshaped()
+        self.group.consumers.rank_anew()
+
+    def _refresh(self, name: str) -> None:
         view, own = self.get(name), self.group.state.views.get(name)
         if view is not None:
             self._leave(view)
@@ -67,8 +74,6 @@ class Views(dict[str, View]):
                 self._end(view)
             if own is not None:
                 self._enter(View(self.group, own))
-        self.group.consumers.reshaped()
-        self.group.consumers.rank_anew()
 
     def _leave(self, view: View) -> None:
         """Forget what it is bound to."""

@@ -82,7 +82,10 @@ def evicting(path: Path, messages: int) -> tuple[int, int]:
     limits.GROUP_BYTES = 8 * limits.SEGMENT_BYTES
     cost = 0
     while not stream.state.floor:
-        cost = calls_once(lambda: writer.write(b"x"))
+        cost = calls_once(lambda: writer.write(b"xx"))
+    assert (stream.count, stream.size) == queues.group.bucket.tally(stream.number, stream.state.floor)[:2]
+    assert stream.cut == stream.state.floor
+    assert queues.group.counts.cut == stream.gone
     return cost, queues.group.counts.cut
 
 
@@ -112,3 +115,14 @@ def test_eviction_waits_for_the_disk_to_give_back_what_was_cut(tmp_path: Path, m
     for _ in range(100):
         writer.write(b"x")
     assert queues.group.counts.cut == cut
+
+
+@pytest.mark.parametrize("pattern", ["a%d.#", 'prefix:"a%d" true()'])
+def test_lines_of_one_write_that_bind_a_view_cost_the_same_each(pattern: str) -> None:
+    def binding(lines: int) -> int:
+        hand = Hand("replay all")
+        ctl = hand.open("ctl", os.O_WRONLY)
+        text = "".join(f"bind v '{pattern % number}'\n" for number in range(lines))
+        return calls_once(lambda: ctl.write(text.encode()))
+
+    assert binding(200) <= 12 * binding(20)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqfs import limits
 from mqfs.engine.ctl import Depth, Settings, parse, parse_duration, parse_settings, print_duration
 from mqfs.engine.names import quote, split
-from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted
+from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted, OverLimit
 from tests.engine.conftest import ANNA, ROOT, Hand
 
 SETTINGS = st.builds(
@@ -149,3 +150,43 @@ def test_a_depth_cuts_no_more_than_it_has_to(hand: Hand, lines: tuple[str, ...])
     hand.ctl(*lines)
     handle = hand.tree.open(ROOT, hand.tree.find(ROOT, "g/.kept/s"), os.O_RDONLY)
     assert len(bytes(handle.read(64))) == 3  # type: ignore[arg-type]
+
+
+def count_changes(hand: Hand) -> int:
+    """Records in the log that are no messages."""
+    return len(list(hand.group.bucket.history()[1]))
+
+
+def test_a_bind_that_is_there_writes_nothing(hand: Hand) -> None:
+    hand.ctl("bind v a", "bind v b")
+    written = count_changes(hand)
+    hand.ctl("bind v a", "bind v b")
+    assert count_changes(hand) == written
+    hand.ctl("bind v c", "bind v c")
+    assert count_changes(hand) == written + 1
+    hand.ctl("unbind v a", "bind v a")
+    assert hand.group.views["v"].state.patterns == ["b", "c", "a"]
+    hand.ctl("unbind v", "bind v a")
+    assert hand.group.views["v"].state.patterns == ["a"]
+
+
+@pytest.mark.parametrize("most", ["CONSUMERS", "DROPPED", "VIEW_PATTERNS", "PATTERNS"])
+def test_a_write_is_held_to_the_limits_by_all_of_its_lines(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch, most: str
+) -> None:
+    monkeypatch.setattr(limits, most, 3)
+    hand.stream()
+    hand.write("s", *[b"x"] * 4)
+    start = hand.group.streams["s"].first_kept()
+    line, undo = {
+        "CONSUMERS": ("consumer w{}", "remove w{}"),
+        "DROPPED": ("drop s {}", ""),
+    }.get(most, ("bind v w{}", "unbind v w{}"))
+    lines = [line.format(number) for number in range(start, start + 4)]
+    before = hand.text("ctl"), count_changes(hand)
+    with pytest.raises(OverLimit):
+        hand.open("ctl", os.O_WRONLY).write("".join(f"{text}\n" for text in lines).encode())
+    assert (hand.text("ctl"), count_changes(hand)) == before
+    hand.ctl(*lines[:3], *lines[:3])  # twice is once
+    if undo:
+        hand.ctl(undo.format(start), lines[3])  # what goes makes room

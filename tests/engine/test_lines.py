@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
 import pytest
 
+from mqfs.engine.stream_handle import LinePost
 from mqfs.errors import Interrupted, NotFound, StreamFull
 from mqfs.types import Wait
 from tests.engine.conftest import ROOT, Hand
@@ -61,3 +63,22 @@ def test_a_removed_stream_and_the_end_of_the_server() -> None:
     with pytest.raises(Interrupted):
         steps[1].result()
     assert writer.partial == b"X"
+
+
+@pytest.mark.parametrize("sync", ["off", "always"])
+def test_a_handle_keeps_nothing_of_lines_that_were_written(sync: str) -> None:
+    def posts() -> int:
+        return sum(isinstance(thing, LinePost) for thing in gc.get_objects())
+
+    hand = Hand("replay all", "data line", f"sync {sync}")
+    hand.stream()
+    writer = hand.open("s", os.O_WRONLY)
+    gc.collect()
+    before = posts()
+    gc.disable()
+    try:
+        for _ in range(3):
+            writer.write(b"line\nrest")
+        assert posts() == before
+    finally:
+        gc.enable()

@@ -177,7 +177,8 @@ class Machine(RuleBasedStateMachine):
             name, sequence = data.draw(SOME([name, "dead"])), data.draw(self.a_sequence())
             if self.lies_between(sequence):
                 return
-            self.same(model.drop(name, sequence), subject.ctl(f"drop {name} {sequence}"))
+            lines = [f"drop {name} {sequence}"] * data.draw(SOME([1, 1, 2]))
+            self.same(model.drop(name, sequence), subject.ctl(*lines))
         elif what == "redrive":
             if not bounded:
                 words = data.draw(SOME([[], *[[n] for n in model.names], *[[n, 1] for n in model.names]]))

@@ -146,6 +146,15 @@ def test_they_come_in_the_order_of_their_times() -> None:
     assert [row["body"] for row in q.kept()] == ["a", "b", "c", "c2"]
 
 
+def test_a_delayed_message_dropped_by_two_lines_of_one_write() -> None:
+    q = Queues()
+    sequence = q.put(b"x", delay="1s")
+    q.ctl(f"drop s {sequence}", f"drop s {sequence}")
+    q.pass_time(2)
+    assert len(q.group.held) == 0
+    assert q.kept() == []
+
+
 def test_at_a_time() -> None:
     q = Queues("replay all")
     q.put(b"later", at=1_700_000_010)
@@ -487,3 +496,22 @@ def test_one_behind_a_message_that_stays_is_forgotten_when_the_log_has_given_it_
     assert (len(q.group.lapsed), len(q.group.ranks)) == (0, 0)
     assert q.shows(".kept/s") == [b"stays"]
     assert json.loads(q.text(".stats"))["plain"]
+
+
+def test_dropped_messages_that_the_log_still_has_hide_none_that_it_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 4_096)
+    monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 1_024)
+    monkeypatch.setattr("mqfs.engine.group._LOOKED_AT", 2)
+    q = Queues("replay all", path=tmp_path / "store")
+    q.write("s", *[b"x" * 100] * 200)
+    first = q.group.streams["s"].first_kept()
+    newest = range(first + 196, first + 198)
+    q.ctl(*(f"drop s {sequence}" for sequence in newest))
+    for begin in range(first + 1, first + 161, 20):
+        q.ctl(*(f"drop s {sequence}" for sequence in range(begin, begin + 20)))
+        q.group.trim(always=True)
+        q.tree.tick()
+    assert set(newest) <= q.group.state.dropped.keys()
+    assert len(q.group.state.dropped) < 162
