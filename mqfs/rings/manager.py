@@ -395,7 +395,7 @@ class Rings:
         if self._keeper is not None:
             self._keeper.look()
         for own in self._all():
-            self._apart(own.journal, own.journal.tick)
+            self._contain(own.journal, "maintaining its ring", own.journal.tick)
             if not own.attached and not own.journal.why and now - own.alone_since >= limits.RING_IDLE_S:
                 own.journal.retire("nobody is attached")
         for journal, since in list(self._draining.items()):
@@ -406,7 +406,7 @@ class Rings:
         """What was published is in the log. Where that has no room the keeper goes on holding the ring. The step comes
         when who waits for a commit was told of it."""
         for own in self._all():
-            self._apart(own.journal, functools.partial(own.journal.retire, "the server stops"))
+            self._contain(own.journal, "ending its ring", functools.partial(own.journal.retire, "the server stops"))
         if self._keeper is not None and all(own.journal.ended for own in self._all()):
             self._keeper.quit()
             self._keeper = None
@@ -417,15 +417,9 @@ class Rings:
         self._closing = Wait(lambda _: True)
         return self._closing
 
-    @staticmethod
-    def _apart(journal: Journal, act: Callable[[], None]) -> None:
-        """What fails in one ring is that ring's."""
-        try:
-            act()
-        except errors.MqfsError as error:
-            log.error("the ring of group %d: %s", journal.group.number, error)
-        except Exception:
-            log.exception("ring of group %d", journal.group.number)
+    def _contain(self, journal: Journal, what: str, act: Callable[[], None]) -> None:
+        assert self._tree is not None
+        self._tree.faults.contain(journal.group, what, act)
 
     def _all(self) -> list[_Own]:
         return [*self._rings.values(), *self._ending.values()]
