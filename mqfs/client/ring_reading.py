@@ -64,7 +64,7 @@ class RingReading(Reading):
         self._group, self._at = group, at
         self._ready: deque[Message] = deque()
         self._past: Reading | None = None  # what is read before the ring goes on
-        self._left: list[ring.Consumer] = []  # of rings before: while it sits there the log keeps what it has not had
+        self._old_seats: list[ring.Consumer] = []  # of rings before: the log keeps what it has not had
         self._forever = False  # ... and there is no ring any more
         self._floor = 0  # records below are, or were, read from the log
         self._read_to = 0  # in the ring
@@ -117,11 +117,16 @@ class RingReading(Reading):
         """Read there no more; it is left when what is to be read next is held elsewhere."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            self._left.append(consumer)
+            self._old_seats.append(consumer)
 
-    def _leave(self) -> None:
-        left, self._left = self._left, []
-        for consumer in left:
+    def _close_seat(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+    def _close_old_seats(self) -> None:
+        seats, self._old_seats = self._old_seats, []
+        for consumer in seats:
             consumer.close()
 
     def _catch_up(self, start: str) -> None:
@@ -129,7 +134,7 @@ class RingReading(Reading):
         at = self._at
         end = self._floor = at.next
         if end <= 1 or (start.isdigit() and int(start) >= end):
-            self._leave()
+            self._close_old_seats()
             return
         while not at.ring.wait_committed(end - 1, SLICE_S):
             end = self._floor = min(end, at.next)  # what was not published in the end is not waited for
@@ -140,9 +145,18 @@ class RingReading(Reading):
                 return
             if at.door.lost and not self._group.goes_on(at):
                 raise Stale("the ring ended")
-        self._past = Reading(self._link, self._path, self._names, start=start, until=str(end - 1), singly=True)
-        self._leave()
-        self._look_for_losses(self._past, start)
+        past = Reading(self._link, self._path, self._names, start=start, until=str(end - 1), singly=True)
+        self._read_first(past, start)
+
+    def _read_first(self, past: Reading, start: str) -> None:
+        """Have that cursor read before the ring; what fails leaves all as it was."""
+        try:
+            self._look_for_losses(past, start)
+        except BaseException:
+            past.close()
+            raise
+        self._past = past
+        self._close_old_seats()
 
     def _look_for_losses(self, past: Reading, start: str) -> None:
         """Whether something from that sequence on is no longer kept. What expired is not lost."""
@@ -187,7 +201,7 @@ class RingReading(Reading):
 
     def _begin_again(self, at: Attached) -> None:
         if self._known and self._all_gone(at):
-            self._leave()
+            self._close_old_seats()
             self._over = True
             return
         try:
@@ -199,7 +213,7 @@ class RingReading(Reading):
         try:
             self._catch_up(str(self._position))
         except BaseException:
-            self._move_on()
+            self._close_seat()  # the old ones hold what is to be read
             raise
 
     def _all_gone(self, at: Attached) -> bool:
@@ -216,9 +230,8 @@ class RingReading(Reading):
         self._move_on()
         self._forever = True
         start = str(self._position)
-        self._past = Reading(self._link, self._path, self._names, start=start, reconnect=self._reconnect, singly=True)
-        self._leave()
-        self._look_for_losses(self._past, start)
+        past = Reading(self._link, self._path, self._names, start=start, reconnect=self._reconnect, singly=True)
+        self._read_first(past, start)
 
     # ------------------------------------------------------------ messages
 
@@ -296,13 +309,13 @@ class RingReading(Reading):
         try:
             records = consumer.records(BATCH, slice_s)
         except FellBehind:
-            self._read_to = consumer.position
             self._catch_up(str(self._position))  # the ring was faster: the log has what is missing
+            self._read_to = consumer.position
             return
         except Damaged:
             consumer.skip()  # somebody wrote nonsense there; the log has what was taken of it
-            self._read_to = consumer.position
             self._catch_up(str(self._position))
+            self._read_to = consumer.position
             return
         if records:
             self._take(records)
@@ -387,7 +400,7 @@ class RingReading(Reading):
         self.interrupt()
         with self._turn:
             self._move_on()
-            self._leave()
+            self._close_old_seats()
             past, self._past = self._past, None
             if past is not None:
                 past.close()

@@ -165,6 +165,7 @@ class Rings:
         self._unreadable: dict[int, Exception] = {}  # why the log of a group with a ring cannot be read now
         self._keeper = KeeperLink(store.path) if store.path else None
         self._held = self._take_over()
+        self._unresumed = {*self._held, *self._unreadable}  # groups whose rings stay with the keeper
 
     # ------------------------------------------------------------ after a kill
 
@@ -218,6 +219,7 @@ class Rings:
                 kept.close()
             group.bucket.fail(OSError(errno.EIO, f"ring not resumed: {error}"))
             raise
+        self._unresumed.discard(group.number)
         for ended in generations[:-1]:
             group.bucket.sync(functools.partial(self._tell, group.number, ended, last))
         if journal is None:
@@ -395,7 +397,7 @@ class Rings:
         if self._keeper is not None:
             self._keeper.look()
         for own in self._all():
-            self._apart(own.journal, own.journal.tick)
+            self._contain(own.journal, "maintaining its ring", own.journal.tick)
             if not own.attached and not own.journal.why and now - own.alone_since >= limits.RING_IDLE_S:
                 own.journal.retire("nobody is attached")
         for journal, since in list(self._draining.items()):
@@ -403,11 +405,11 @@ class Rings:
                 self._let_go(journal)
 
     def close(self) -> Step[None]:
-        """What was published is in the log. Where that has no room the keeper goes on holding the ring. The step comes
-        when who waits for a commit was told of it."""
+        """What was published is in the log. Where that has no room, or a ring was not resumed, the keeper goes on
+        holding it. The step comes when who waits for a commit was told of it."""
         for own in self._all():
-            self._apart(own.journal, functools.partial(own.journal.retire, "the server stops"))
-        if self._keeper is not None and all(own.journal.ended for own in self._all()):
+            self._contain(own.journal, "ending its ring", functools.partial(own.journal.retire, "the server stops"))
+        if self._keeper is not None and not self._unresumed and all(own.journal.ended for own in self._all()):
             self._keeper.quit()
             self._keeper = None
         for journal in list(self._draining):
@@ -417,15 +419,9 @@ class Rings:
         self._closing = Wait(lambda _: True)
         return self._closing
 
-    @staticmethod
-    def _apart(journal: Journal, act: Callable[[], None]) -> None:
-        """What fails in one ring is that ring's."""
-        try:
-            act()
-        except errors.MqfsError as error:
-            log.error("the ring of group %d: %s", journal.group.number, error)
-        except Exception:
-            log.exception("ring of group %d", journal.group.number)
+    def _contain(self, journal: Journal, what: str, act: Callable[[], None]) -> None:
+        assert self._tree is not None
+        self._tree.faults.contain(journal.group, what, act)
 
     def _all(self) -> list[_Own]:
         return [*self._rings.values(), *self._ending.values()]

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from mqfs.client import Client, Group, Reading
-from mqfs.errors import FellBehind
+from mqfs import ring
+from mqfs.client import Client, Group, Reading, ring_reading
+from mqfs.client.link import read_whole
+from mqfs.errors import Disconnected, FellBehind
 from mqfs.types import Message
+from tests.client.conftest import Away
 
 SETTINGS = ([], ["replay last"], ["replay all"], ["replay all", "depth 20"], ["keep ring"], ["keep ring", "depth 20"])
 
@@ -111,3 +115,57 @@ def test_a_loss_is_told_where_nothing_comes_behind_it(tree: Client, name: str) -
         with pytest.raises(FellBehind) as caught:
             reading.get(timeout=10)
         assert caught.value.lost == 10
+
+
+@pytest.mark.parametrize("failing", ["Reading", "read_whole"])
+def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cursor(
+    shared: Away, name: str, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Until it succeeds; nothing is lost meanwhile."""
+    if ring.MISSING:
+        pytest.skip(ring.MISSING)
+    real, failures, seats, cursors = getattr(ring_reading, failing), 5, [], []
+    with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
+        group = client.group(name, create=True, ctl=["replay all"])
+        with group.subscribe("s") as reading:
+            group.publish("s", b"0")
+            assert reading.get(timeout=10).body == b"0"
+            other.group(name).ctl("ttl 1h")  # ends the ring
+            group.publish_many(("s", b"%d" % number) for number in range(1, 4))
+
+            def fail_at_first(*arguments: Any, **options: Any) -> Any:
+                made = group._publisher._direct._now.ring  # type: ignore[union-attr]
+                seats.append(sum(bool(seat and lives) for seat, _, _, _, lives in made.seats()))
+                cursors.append(read_whole(other._link, f"{other.group(name).path}/.who").count(b".cursor"))
+                if len(seats) <= failures:
+                    raise Disconnected("the connection was lost")
+                return real(*arguments, **options)
+
+            monkeypatch.setattr(ring_reading, failing, fail_at_first)
+            assert [reading.get(timeout=20).body for _ in range(3)] == [b"1", b"2", b"3"]
+    assert seats == [1] * (failures + 1)
+    assert set(cursors) == {0 if failing == "Reading" else 1}
+
+
+def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
+    shared: Away, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked again, it goes on where it was."""
+    if ring.MISSING:
+        pytest.skip(ring.MISSING)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise Disconnected("the connection was lost")
+
+    with shared.connect(transport="ring") as client:
+        group = client.group(name, create=True, ctl=["replay all"])
+        with group.subscribe("s") as reading:
+            flood(group, 5_000, 4_000)
+            group.publish("s", b"last")
+            with monkeypatch.context() as patched:
+                patched.setattr(ring_reading, "Reading", fail)
+                with pytest.raises(Disconnected):
+                    reading.get(timeout=10)
+            found, told = drain(reading, lambda message: message.body == b"last")
+    assert [int(message.body.split()[0]) for message in found[:-1]] == list(range(5_000))
+    assert told == []

@@ -13,7 +13,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -135,21 +135,30 @@ def write_meanwhile(rig: Rig, count: int) -> list[bytes]:
     return taken
 
 
-def start_once(disk: LyingDisk) -> list[bytes]:
-    """A start on a disk that may fail, writes, and a kill. Returns the messages it took."""
+def stop_process(rig: Rig) -> None:
+    """In order; what the server still has of rings goes with its process."""
+    try:
+        rig.stop()
+    finally:
+        rig.kill()
+
+
+def start_once(disk: LyingDisk, end: Callable[[Rig], None]) -> list[bytes]:
+    """A start on a disk that may fail, writes, and an end. Returns the messages it took."""
     taken: list[bytes] = []
     try:
         rig = Rig(disk=disk)
         taken = write_meanwhile(rig, 5)
         rig.tick()
-        rig.kill()
+        end(rig)
     except (errors.MqfsError, OSError):
         pass
     return taken
 
 
+@pytest.mark.parametrize("end", [Rig.kill, stop_process])
 @pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.ENOSPC])
-def test_a_start_on_a_disk_that_fails_once(keeper: Any, error: int) -> None:
+def test_a_start_on_a_disk_that_fails_once(keeper: Any, error: int, end: Callable[[Rig], None]) -> None:
     """Whichever call it is: what was published is in the ring still, for a start on a disk that is well. What the
     start that failed accepted is there too."""
     bodies = [b"%d" % number for number in range(3)]
@@ -160,7 +169,7 @@ def test_a_start_on_a_disk_that_fails_once(keeper: Any, error: int) -> None:
                 break
             disk = publish_and_kill(bodies)
             disk.fail_at, disk.fail_with = number, error
-            taken = start_once(disk)
+            taken = start_once(disk, end)
             failed = len(disk.failed)
             rig = Rig(disk=disk.after_kill())
             expected = [b"before", *bodies, *taken]  # and perhaps what could not be committed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import signal
@@ -310,3 +311,44 @@ def test_a_ring_that_was_taken_over_leaves_no_descriptor(keeper: Any) -> None:
     gc.collect()
     keeper("").quit()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+class Faulty:
+    """A ring with a bug in what maintenance asks of it."""
+
+    def __init__(self, real: Ring) -> None:
+        self._real = real
+
+    @property
+    def retired(self) -> bool:
+        raise ValueError("a bug")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_a_bug_in_a_rings_maintenance_is_one_line_and_a_group_that_takes_no_more(
+    keeper: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was published is in the ring still, for the next start."""
+    logging.disable(logging.NOTSET)
+    disk = LyingDisk()
+    rig = Rig("replay all", disk=disk)
+    client = rig.attach()
+    client.ring.publish(16, b"published", b"", 1, 0, 0)
+    rig.own.journal.ring = Faulty(rig.own.journal.ring)
+    caplog.set_level(logging.ERROR)
+    for _ in range(5):
+        rig.rings.tick()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "group 2: maintaining its ring failed: ValueError('a bug'); the group is read-only until the next start",
+        "group 2 is read-only: [Errno 5] maintaining its ring failed: ValueError('a bug')",
+    ]
+    assert all(record.exc_info is None for record in caplog.records)
+    with pytest.raises(errors.ReadOnly):
+        rig.attach()
+    rig.kill()
+    rig = Rig(disk=disk.after_kill())
+    assert b"published" in [body for _, _, body in rig.log()]
+    rig.stop()
