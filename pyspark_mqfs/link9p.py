@@ -78,7 +78,7 @@ class Link:
                     server.address,
                     user=server.user,
                     msize=server.msize,
-                    timeout=max(server.retry_s, 1.0),
+                    timeout=max(server.retry_s, limits.TOKEN_DELAY_S + 1.0),  # a wrong token is answered late
                     token=server.token,
                 )
             except BadAddress as error:  # nobody answers there, now

@@ -42,6 +42,7 @@ class Faults:
         """Log the bug being handled with its traceback, once a group."""
         line = f"{text}; the group is read-only until the next start"
         if group.bucket.failed is None:
+            self._silent_until[group.number] = self._clock.engine_ns() + limits.LOG_AGAIN_S * 10**9
             log.exception("group %d: %s", group.number, line)
         else:
             self.report(group.number, line)

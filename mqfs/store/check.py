@@ -83,7 +83,7 @@ class Log:
         self.identity = int.from_bytes(self.data[4:8], "little")
         self.index, self.others = OpenIndex(), Others()
         self.listed: set[int] = set()  # where its index says that records are
-        covered = self._covered(disk)
+        covered = self.covered = self._covered(disk)
         end = covered if newest else len(self.data)
         self.found: Survey = survey(self.data[:end], 0, self.index, self.others, tail=False)
         if newest and covered < len(self.data):
@@ -291,7 +291,7 @@ class Checker:
             self.problem(f"group {number}: {log.name}: bytes {start} to {end} do not pass their check")
         if log.found.written > log.found.end and not log.found.bad:
             count = log.found.written - log.found.end
-            if log.newest:
+            if log.found.end >= log.covered or all(at < log.found.end for at in log.listed):
                 self.report(f"note: group {number}: {log.name}: a torn tail of {count} bytes; cut at the next start")
             else:
                 self.problem(f"group {number}: {log.name}: {count} bytes behind the last whole unit")

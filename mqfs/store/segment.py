@@ -530,7 +530,8 @@ class Segment:
             self.aside(self, start, data[start:end], "a torn tail")
         self._report(found)
         if found.written > found.end and not found.bad:
-            self.rot(found.end, data[found.end : found.written])  # a unit without its end
+            why = "a torn tail" if found.end >= self.covered else "a damaged record"
+            self.aside(self, found.end, data[found.end : found.written], why)  # a unit without its end
         index.collect()
         self.used, self.others, self.started = size, others, True
         self.finish(index, save=save)

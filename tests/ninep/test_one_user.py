@@ -152,7 +152,8 @@ def test_replies_to_who_does_not_read_are_bounded(shared: Running, tree: Tree) -
         with client.open("ctl", "w") as ctl:
             ctl.write(b"replay all\nsync off\n")
         with client.open("s", "w") as stream:
-            stream.write(b"x" * 100_000)
+            for _ in range(100):
+                stream.write(b"x" * 100_000)
     asked = b"".join(encode(Tread(tag, 1, 0, 100_000), False) for tag in range(100))
     theirs = []
     for _ in range(10):
