@@ -10,7 +10,7 @@ PATH_GROUPS = 64  # depth of nesting: keeps every path under PATH_MAX and every 
 LINE_BYTES = MESSAGE_BYTES  # an unfinished line that waits in a handle (`data line`)
 
 # The tree
-GROUPS = 16_384  # in one tree: each costs a folder, a lazily opened file and about 2 KiB
+GROUPS = 16_384  # in one tree: each costs a folder, a lazily opened file and about 2 KiB; shared by their owners
 STREAMS = 1_048_576  # in one group: about 500 B each, and the state record names them all
 SHARE_KEPT = 16  # one part in so many of what users share is kept for root and the server's user: see shares.py
 HANDLES = 131_072  # open files of all faces together; shared
@@ -35,8 +35,7 @@ CONSUMERS = 65_536  # in one group: about 2 KiB each, and the state record names
 PATTERNS = 65_536  # patterns and programs of one group's views
 VIEW_PATTERNS = 1_024  # of one view
 HELD = 262_144  # messages of a group that wait for their time: about 200 B of memory each
-DEDUP_IDS = 262_144  # remembered in one group: about 250 B each, and the state record holds them
-DEDUP_IDS_PER_USER = 131_072  # so that one user cannot take all of them
+DEDUP_IDS = 262_144  # remembered in one group: about 250 B each, and the state record holds them; shared
 ID_BYTES = 255  # id of a `.put`
 PUT_BYTES = 65_536  # the JSON object before the body of a `.put`
 UNIT_BYTES = 512 << 20  # of one unit in the log: a start after a kill reads a torn one whole, and others wait for it
@@ -44,10 +43,9 @@ UNIT_PIECE_BYTES = 1 << 20  # of a large unit that is encoded and written at onc
 UNIT_MESSAGES = 1_048_576  # of one unit: others wait for them, and the index of its segment is in memory
 PARTS = 4_096  # of transactions, open at once in the whole tree; shared: some 70 KiB of memory each if small
 PART_BUFFER_BYTES = 64 << 10  # of a part: what is more lies on disk, and small parts never do
-STAGED_BYTES = 8 << 30  # of all parts together, on disk; in a memory store MEMORY_BYTES
+STAGED_BYTES = 8 << 30  # of all parts together, on disk; in a memory store MEMORY_BYTES; shared
 TRANSACTION_IDLE_S = 24 * 3_600  # a part nobody writes to is dropped: a day is the longest job whose first part waits
-PRODUCERS = 16_384  # remembered in one group: about 100 B each in the state record
-PRODUCERS_PER_USER = 8_192  # so that one user cannot take all of them
+PRODUCERS = 16_384  # remembered in one group: about 100 B each in the state record; shared
 PRODUCER_KEPT_S = 7 * 24 * 3_600  # one that has not committed for so long may be forgotten where there are too many
 COMMAND_BYTES = MESSAGE_BYTES  # one write to `.txn/ctl`: it names every part
 HEADER_BYTES = 16_384  # headers of one message: what the dead letter adds must still fit a u16
@@ -102,7 +100,7 @@ TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with al
 # FUSE
 UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file twice: see nodes.py
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
-LOCKS = 65_536  # flock and POSIX locks of the whole mount
+LOCKS = 65_536  # flock and POSIX locks, held and waited for, of the whole tree; shared
 INTERRUPTS = 1_024  # remembered that came before their request; and threads told to look a name up again
 LISTINGS = 65_536  # open directories
 
@@ -122,7 +120,7 @@ BENCH_STALL_S = 30.0  # without one message while some are missing: it is given 
 
 # Rings
 RING_BYTES = 16 << 20  # records of one group's ring: what a reader may be behind before it reads the log
-RINGS = 64  # in one server: a GiB of memory
+RINGS = 128  # in one server: 2 GiB of memory at most; shared by the owners of the groups
 RING_RANGE_BYTES = 1 << 20  # copied into the log at once
 RING_TURN_BYTES = 4 << 20  # before the server's other tasks have their turn
 RING_PATIENCE_S = 0.1  # that the server itself waits for a ring's lock before it does without the ring
@@ -131,7 +129,6 @@ RING_CHANGE_S = 60.0  # after its end the log keeps what followers of a ring hav
 RING_IDLE_S = 60.0  # a ring is kept after its last client has gone
 RING_SPOILT = 3  # times in RING_REST_S that nonsense may be found in a group's rings before it has none for so long
 RING_REST_S = 60.0
-RING_DOORS = 4_096  # connections to doors: an attachment each
-RING_DOORS_PER_USER = 1_024  # so that one user cannot take all of them
+RING_DOORS = 4_096  # connections to doors: an attachment each; shared
 RING_PACKET_BYTES = 8_192  # a request or an answer at the door: a path of PATH_MAX fits
 ATTACHMENTS = 63  # clients of one ring: each may follow it, and it has 64 seats

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from mqfs import limits
-from mqfs.errors import OverLimit
+from mqfs.shares import Shares
 from mqfs.types import Step, Wait
 
 END = 1 << 64
@@ -28,6 +27,7 @@ class Held(NamedTuple):
     end: int
     pid: int = 0
     through: Hashable = None
+    user: Hashable = 0  # whose share it is of
 
 
 class Key(NamedTuple):
@@ -40,7 +40,8 @@ class Key(NamedTuple):
 class Ranges:
     """What is held of one file, ordered by where it begins, so that few locks are looked at for a range."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
         self._locks: list[Held] = []
         self._starts: list[int] = []
         self._longest = 0  # that any of them was
@@ -79,6 +80,7 @@ class Ranges:
         self._longest = max(self._longest, lock.end - lock.start)
         self._exclusive += lock.exclusive
         self._owned.setdefault(lock.owner, set()).add(lock)
+        self._shares.give(lock.user, -1)
 
     def cut(self, owner: Hashable, start: int, end: int) -> bool:
         """An owner holds nothing of a range any more. Whether it did."""
@@ -100,6 +102,7 @@ class Ranges:
         at = self._locks.index(lock, bisect_left(self._starts, lock.start))
         del self._locks[at], self._starts[at]
         self._exclusive -= lock.exclusive
+        self._shares.give(lock.user)
         own = self._owned[lock.owner]
         own.discard(lock)
         if not own:
@@ -113,10 +116,10 @@ class Locks:
         self._held: dict[Key, Ranges] = {}
         self._waiting: dict[Key, dict[Wait[None], Held]] = {}
         self._waiters: Counter[tuple[Key, Hashable]] = Counter()  # how many wait for each owner
-        self._count = 0  # held and waited for
+        self._shares = Shares("locks", "LOCKS")  # held and waited for
 
     def __len__(self) -> int:
-        return self._count
+        return self._shares.used
 
     def conflict(self, key: Key, wanted: Held) -> Held | None:
         """Somebody else's lock that stands in the way."""
@@ -125,8 +128,7 @@ class Locks:
     def take(self, key: Key, wanted: Held, *, wait: bool) -> Step[None] | bool:
         """Take a lock in place of what its owner held of that range: None when held, False when another is in the way,
         or a Wait. A flock that is to change its kind is given up first, as flock(2) says. Raises OverLimit."""
-        if self._count >= limits.LOCKS:
-            raise OverLimit(f"{limits.LOCKS} locks are held")
+        self._shares.check(wanted.user)
         if key.flock and key in self._held and not self._held[key].has(wanted):
             self.release(key, wanted.owner)
         if self.conflict(key, wanted) is None:
@@ -137,22 +139,22 @@ class Locks:
         promise: Wait[None] = Wait(lambda promise: self._give_up(key, promise))
         self._waiting.setdefault(key, {})[promise] = wanted
         self._waiters[key, wanted.owner] += 1
-        self._count += 1
+        self._shares.give(wanted.user, -1)
         return promise
 
     def _put(self, key: Key, wanted: Held) -> None:
-        ranges = self._held.setdefault(key, Ranges())
-        before = len(ranges)
+        ranges = self._held.get(key)
+        if ranges is None:
+            ranges = self._held[key] = Ranges(self._shares)
         ranges.cut(wanted.owner, wanted.start, wanted.end)
         ranges.add(wanted)
-        self._count += len(ranges) - before
 
     def _give_up(self, key: Key, promise: Wait[None]) -> bool:
         waiting = self._waiting.get(key, {})
         wanted = waiting.pop(promise, None)
         if wanted is None:
             return False
-        self._count -= 1
+        self._shares.give(wanted.user)
         self._waiters[key, wanted.owner] -= 1
         if not self._waiters[key, wanted.owner]:
             del self._waiters[key, wanted.owner]
@@ -178,9 +180,7 @@ class Locks:
         ranges = self._held.get(key)
         if ranges is None:
             return False
-        before = len(ranges)
         held = ranges.cut(owner, start, end)
-        self._count += len(ranges) - before
         if not ranges:
             del self._held[key]
         return held

@@ -13,6 +13,13 @@ from mqfs import limits
 from mqfs.errors import OverLimit
 
 
+def require_share(what: str, total: int, user: Hashable, mine: int, used: int) -> None:
+    """A user may have `mine`, and all users together `used`, of `total`. Raises OverLimit, which names `what`."""
+    open_to_all = total if user in (0, os.geteuid()) else total - total // limits.SHARE_KEPT
+    if mine > max(total // 2, 1) or used > open_to_all:
+        raise OverLimit(f"at most {max(total // 2, 1)} {what} a user, {total} in all")
+
+
 class Shares:
     """What users have of one thing. `limit` names its bound in limits.py, `what` the thing in an error."""
 
@@ -22,21 +29,23 @@ class Shares:
         self.used = 0  # of all users
         self.most = 0  # that it was after a `change`; for others to set back
         self._what, self._limit = what, limit
-        self._preferred = (0, os.geteuid())
         self._taken: dict[Hashable, int] = {}
 
     def of(self, user: Hashable) -> int:
         """What a user has."""
         return self._taken.get(user, 0)
 
-    def take(self, user: Hashable, amount: int = 1) -> None:
-        """A user gets so much more. Raises OverLimit, and then has what it had."""
+    def check(self, user: Hashable, amount: int = 1, bound: int | None = None) -> None:
+        """A user may get so much more, where the whole is at most `bound`. Raises OverLimit."""
         total: int = getattr(limits, self._limit)
-        mine, used = self._taken.get(user, 0) + amount, self.used + amount
-        open_to_all = total if user in self._preferred else total - total // limits.SHARE_KEPT
-        if mine > max(total // 2, 1) or used > open_to_all:
-            raise OverLimit(f"at most {max(total // 2, 1)} {self._what} a user, {total} in all")
-        self._taken[user], self.used = mine, used
+        if bound is not None:
+            total = min(total, bound)
+        require_share(self._what, total, user, self._taken.get(user, 0) + amount, self.used + amount)
+
+    def take(self, user: Hashable, amount: int = 1, bound: int | None = None) -> None:
+        """A user gets so much more. Raises OverLimit, and then has what it had."""
+        self.check(user, amount, bound)
+        self.give(user, -amount)
 
     def give(self, user: Hashable, amount: int = 1) -> None:
         """A user gives so much back."""
@@ -57,4 +66,4 @@ class Shares:
         return after
 
 
-__all__ = ["Shares"]
+__all__ = ["Shares", "require_share"]

@@ -191,7 +191,6 @@ class Cursor(Commands):
             if data is not None:
                 self.group.unblock()
                 return data
-        self.group.tree.park()
         wait: Wait[bytes] = Wait(self._unpark)
         self.waits[wait] = count
         self.group.cursors_parked[self] = None
@@ -364,7 +363,6 @@ class Cursor(Commands):
         wait.settle(data)
 
     def _unparked(self) -> None:
-        self.group.tree.parked -= 1
         if not self.waits:
             del self.group.cursors_parked[self]
 

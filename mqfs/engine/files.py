@@ -243,7 +243,6 @@ class Reader(Open):
         return self.last.first(b"".join(pieces), count, offset) if pieces else None
 
     def _park(self, count: int, offset: int) -> Wait[bytes]:
-        self.group.tree.park()
         wait: Wait[bytes] = Wait(self._unpark)
         self.waiting_room().setdefault(self, {})[wait] = count, offset
         return wait
@@ -255,7 +254,6 @@ class Reader(Open):
             return False
         if not waits:
             del room[self]
-        self.group.tree.parked -= 1
         # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
         self.position = max(self.position, self.group.bucket.next)
         return True
@@ -283,6 +281,6 @@ class Reader(Open):
     def _end(self) -> None:
         room = self.waiting_room()
         if self in room:
-            end_parked({self: room.pop(self)}, self.group)
+            end_parked({self: room.pop(self)})
         self.group.loosened()
         super()._end()

@@ -349,14 +349,12 @@ class Group:
 
     def block(self, stream: Stream, post: Post) -> Wait[int]:
         """It waits for room there."""
-        self.tree.park()
 
         def cancel(wait: Wait[int]) -> bool:
             place = stream if post.unit is None else post.unit.lacking
             first = place is not None and next(iter(place.blocked), None) is wait
             if place is None or place.blocked.pop(wait, None) is None:
                 return False
-            self.tree.parked -= 1
             if post.undo is not None:
                 post.undo()
             if first:
@@ -675,14 +673,14 @@ class Group:
 
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""
-        end_parked(self.order_parked, self)
+        end_parked(self.order_parked)
         watchers, self.order_watchers = self.order_watchers, {}
         for then in watchers.values():
             then()
         for cursor in list(self.cursors):
             cursor.end()
         for view in self.views.values():
-            end_parked(view.parked, self)
+            end_parked(view.parked)
         for consumer in self.consumers.every():
             consumer.end()
         self.transactions.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, limits
+from mqfs.shares import require_share
 from mqfs.state import ANYONE, Change, Known
 
 if TYPE_CHECKING:
@@ -38,21 +39,18 @@ class Ids:
 
     def note(self, put_id: PutId, sequence: int) -> Change:
         """The change by which an id is remembered. Raises OverLimit."""
-        self._require_room(put_id.uid)
+        try:
+            self._require_room(put_id.uid)
+        except errors.OverLimit:
+            self.forget()
+            self._require_room(put_id.uid)
         until = self.group.tree.clock.engine_ns() + self.group.settings.dedup
         return {"do": "id", "id": put_id.text, "uid": put_id.uid, "until": until, "sequence": sequence}
 
     def _require_room(self, uid: int) -> None:
-        if self._has_room(uid):
-            return
-        self.forget()
-        if not self._has_room(uid):
-            most = f"{limits.DEDUP_IDS_PER_USER} ids of a user, {limits.DEDUP_IDS} in all"
-            raise errors.OverLimit(f"at most {most} are remembered; make 'dedup' shorter")
-
-    def _has_room(self, uid: int) -> bool:
         ids = self.group.state.ids
-        return len(ids.get(uid, ())) < limits.DEDUP_IDS_PER_USER and sum(map(len, ids.values())) < limits.DEDUP_IDS
+        mine, used = len(ids.get(uid, ())) + 1, sum(map(len, ids.values())) + 1
+        require_share("ids within 'dedup'", limits.DEDUP_IDS, uid, mine, used)
 
     def forget(self) -> None:
         """Those whose time is over."""

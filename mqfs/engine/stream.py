@@ -623,7 +623,6 @@ class Stream(Numbered):
                 self.group.blocking.add(place)
                 continue
             self.blocked = blocked = rest
-            self.group.tree.parked -= 1
             chain(step, wait)
         if self.watchers:
             self.wake_watchers()
@@ -631,7 +630,7 @@ class Stream(Numbered):
     def end(self) -> None:
         """The stream is gone: its readers get end-of-file, its writers an error."""
         self.removed = True
-        end_parked(self.parked, self.group)
+        end_parked(self.parked)
         if self.nameless is not None:
             self.nameless.removed = True
             self.nameless.end()
@@ -645,7 +644,6 @@ class Stream(Numbered):
     def _refuse_blocked(self, wait: Wait[int], post: Post, error: Exception) -> None:
         if post.undo is not None:
             post.undo()
-        self.group.tree.parked -= 1
         wait.fail(error)
 
 
@@ -677,14 +675,12 @@ def serve_parked(parked: Parked, record: Record) -> None:
         count, offset = waits.pop(wait)
         if not waits:
             del parked[reader]
-        reader.group.tree.parked -= 1
         wait.settle(reader.hand(record, count, offset))
 
 
-def end_parked(parked: Parked, group: Group) -> None:
+def end_parked(parked: Parked) -> None:
     for waits in list(parked.values()):
         for wait in waits:
-            group.tree.parked -= 1
             wait.settle(b"")
     parked.clear()
 

@@ -80,7 +80,6 @@ class Taker(Open):
                 return data
         else:
             self.consumer.restless.add(self)  # a read before it may leave something for this one
-        self.group.tree.park()
         wait: Wait[bytes] = Wait(self._unpark)
         self.waits[wait] = count, offset, self.reader_pid
         self.consumer.park(wait, self)
@@ -109,7 +108,6 @@ class Taker(Open):
 
     def answer(self, wait: Wait[bytes], result: bytes | errors.MqfsError) -> None:
         del self.waits[wait]
-        self.group.tree.parked -= 1
         if isinstance(result, bytes):
             wait.settle(result)
         else:
@@ -119,7 +117,6 @@ class Taker(Open):
         if not self.consumer.unpark(wait):
             return False
         del self.waits[wait]
-        self.group.tree.parked -= 1
         return True
 
     def unread(self, data: bytes) -> None:

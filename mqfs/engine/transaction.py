@@ -17,7 +17,7 @@ from mqfs.engine.names import check_control, check_name, one_line
 from mqfs.engine.nodes import Folder, Meta, bits_for_writers
 from mqfs.engine.permission import W, X, allowed, require, require_owner
 from mqfs.engine.unit import Source, Tally, Unit, require_fit
-from mqfs.shares import Shares
+from mqfs.shares import Shares, require_share
 from mqfs.state import Attributes, Change
 from mqfs.types import QTDIR, QTFILE, Qid, Step, User
 
@@ -198,11 +198,11 @@ class Part(Staging):
         for row in packed.rows:
             self.stream(user, names[row.place])
         require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
-        self.group.tree.staging.take(len(packed.data), self.group.bound_bytes())
+        self.group.tree.staging.bytes.take(self._own.uid, len(packed.data), self.group.bound_bytes())
         try:
             self.staged.append(packed.data)
         except OSError as error:
-            self.group.tree.staging.give(len(packed.data))
+            self.group.tree.staging.bytes.give(self._own.uid, len(packed.data))
             raise errors.DiskFull(f"part {self.name}: {error}") from error
         self._count(packed)
         self.ranked = self.ranked or ranked
@@ -280,28 +280,11 @@ class PartFile:
 
 
 class Totals:
-    """What all parts of a tree take together."""
+    """What all parts of a tree take together, and of each user."""
 
     def __init__(self) -> None:
-        self.size = 0
-        self._parts = Shares("parts", "PARTS")
-
-    def take(self, size: int, bound: int) -> None:
-        """So many bytes more. Raises OverLimit."""
-        most = min(limits.STAGED_BYTES, bound)
-        if self.size + size > most:
-            raise errors.OverLimit(f"all parts of transactions together have at most {most} bytes")
-        self.size += size
-
-    def give(self, size: int) -> None:
-        self.size -= size
-
-    def add(self, uid: int) -> None:
-        """A part more of that user. Raises OverLimit."""
-        self._parts.take(uid)
-
-    def remove(self, uid: int) -> None:
-        self._parts.give(uid)
+        self.parts = Shares("parts", "PARTS")
+        self.bytes = Shares("bytes in parts of transactions", "STAGED_BYTES")
 
 
 class Transactions:
@@ -332,11 +315,11 @@ class Transactions:
             raise errors.Exists(name)
         check_name(name)
         tree = self.group.tree
-        tree.staging.add(user.uid)
+        tree.staging.parts.take(user.uid)
         try:
             part = Part(self.group, name, tree.store.number(), Attributes(mode & 0o777, user.uid, user.gid))
         except BaseException:
-            tree.staging.remove(user.uid)
+            tree.staging.parts.give(user.uid)
             raise
         self.parts[name] = part
         self.group.alarm(part.used_ns + limits.TRANSACTION_IDLE_S * _SECOND_NS)
@@ -347,8 +330,8 @@ class Transactions:
         del self.parts[part.name]
         part.dropped = True
         staging = self.group.tree.staging
-        staging.give(part.staged.size)
-        staging.remove(part.attributes.uid)
+        staging.bytes.give(part.attributes.uid, part.staged.size)
+        staging.parts.give(part.attributes.uid)
         try:
             part.staged.close()
         except OSError as error:
@@ -411,24 +394,27 @@ class Transactions:
         """What is recorded with the unit. Raises OverLimit where no more producers are remembered."""
         now = self.group.tree.clock.engine_ns()
         commit: Change = {"do": "commit", "producer": producer, "number": number, "uid": user.uid, "engine": now}
-        if producer in self.group.state.producers.get(user.uid, {}) or self._has_room(user.uid):
+        if producer in self.group.state.producers.get(user.uid, {}):
             return [commit]
-        old = self._unused_producers(now - limits.PRODUCER_KEPT_S * _SECOND_NS)
-        if not self._has_room(user.uid, old):
-            most = f"{limits.PRODUCERS_PER_USER} producers of a user, {limits.PRODUCERS} in all"
-            raise errors.OverLimit(f"at most {most} are remembered; 'forget PRODUCER' makes room")
-        return [_forget(old), commit]
+        try:
+            self._require_room(user.uid)
+        except errors.OverLimit:
+            old = self._unused_producers(now - limits.PRODUCER_KEPT_S * _SECOND_NS)
+            self._require_room(user.uid, old)
+            return [_forget(old), commit]
+        return [commit]
 
     def _unused_producers(self, before_ns: int) -> list[tuple[int, str]]:
         """Those that committed last before that engine time: user and name."""
         users = self.group.state.producers.items()
         return [(uid, name) for uid, mine in users for name, last in mine.items() if last.engine_ns <= before_ns]
 
-    def _has_room(self, uid: int, without: Sequence[tuple[int, str]] = ()) -> bool:
+    def _require_room(self, uid: int, without: Sequence[tuple[int, str]] = ()) -> None:
+        """One producer more can be remembered, without those. Raises OverLimit."""
         producers = self.group.state.producers
-        mine = len(producers.get(uid, ())) - sum(owner == uid for owner, _ in without)
-        every = sum(map(len, producers.values())) - len(without)
-        return mine < limits.PRODUCERS_PER_USER and every < limits.PRODUCERS
+        mine = len(producers.get(uid, ())) - sum(owner == uid for owner, _ in without) + 1
+        used = sum(map(len, producers.values())) - len(without) + 1
+        require_share("producers that are not forgotten", limits.PRODUCERS, uid, mine, used)
 
     def _require_writer(self, user: User) -> None:
         """Raises Denied where the user does not own the group and may write to no stream of it."""

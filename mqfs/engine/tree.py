@@ -36,7 +36,7 @@ from mqfs.engine.text import TextHandle
 from mqfs.engine.transaction import PartFile, Staging, Totals, TxnCtl
 from mqfs.engine.view import View, ViewHandle
 from mqfs.locks import Locks
-from mqfs.shares import Shares
+from mqfs.shares import Shares, require_share
 from mqfs.state import Attributes, State, decode_change
 from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
 
@@ -68,7 +68,6 @@ class Tree:
         self.faults = Faults(clock)
         self.defaults = parse_settings(defaults).lines(given=True)
         self.locks = Locks()
-        self.parked = 0  # reads and writes that wait
         self.staging = Totals()  # what all parts of transactions take
         self.touched: set[Group] = set()  # groups that house-keeping has to look at
         self.closing = False
@@ -310,12 +309,6 @@ class Tree:
         """How many files are open."""
         return sum(map(len, self._handles.values()))
 
-    def park(self) -> None:
-        """One more read or write waits. Raises OverLimit."""
-        if self.parked >= limits.PARKED:
-            raise errors.OverLimit(f"at most {limits.PARKED} reads and writes wait")
-        self.parked += 1
-
     # ------------------------------------------------------------ making and removing
 
     def create(self, user: User, directory: Group | Folder, name: str, mode: int) -> Step[Node]:
@@ -343,8 +336,8 @@ class Tree:
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"in {group.name} there are no groups")
         self._require_new(user, group, name)
-        if len(self.groups) >= limits.GROUPS:
-            raise errors.OverLimit(f"at most {limits.GROUPS} groups")
+        mine = sum(other.state.uid == user.uid for other in self.groups.values()) + 1
+        require_share("groups", limits.GROUPS, user.uid, mine, len(self.groups) + 1)
         if depth(group) >= limits.PATH_GROUPS:
             raise errors.OverLimit(f"a path has at most {limits.PATH_GROUPS} groups")
         try:
@@ -552,7 +545,7 @@ class Tree:
 
     def _close_streams(self, group: Group) -> None:
         for stream in group.numbers.values():
-            end_parked(stream.parked, group)
+            end_parked(stream.parked)
             stream.refuse_all_blocked(errors.Interrupted("the server stops"))
 
 

@@ -85,7 +85,7 @@ class Views(dict[str, View]):
     def _end(self, view: View) -> None:
         del self[view.name]
         view.removed = True
-        end_parked(view.parked, self.group)
+        end_parked(view.parked)
 
     def _look_up_views(self, stream: Stream) -> tuple[frozenset[str], frozenset[str]]:
         found = stream.views

@@ -416,7 +416,8 @@ class Lane:
     def _wanted(self) -> tuple[Key, Held, int]:
         fh, owner, start, end, kind, pid, flags = wire.LOCK_IN.unpack_from(self.buffer, wire.IN_HEADER)
         key = Key(self._file(fh).ino, bool(flags & wire.LK_FLOCK))
-        return key, Held(owner, kind == 1, start, end + 1, pid), kind
+        uid = wire.U32.unpack_from(self.buffer, wire.USER)[0]
+        return key, Held(owner, kind == 1, start, end + 1, pid, user=uid), kind
 
     def _getlk(self, unique: int) -> None:
         key, wanted, _ = self._wanted()

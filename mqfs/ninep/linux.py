@@ -231,7 +231,8 @@ def _lock(session: Session, fid: Fid, request: m.Tlock | m.Tgetlock) -> tuple[Ke
     end = min(request.start + request.length, END) if request.length else END  # 0: to the end of the file
     owner = (session.number, request.client_id, request.proc_id)
     exclusive, through = request.type == WRITE_LOCK, (session.number, fid.number)
-    return Key(fid.node.qid.path, False), Held(owner, exclusive, request.start, end, request.proc_id, through)
+    held = Held(owner, exclusive, request.start, end, request.proc_id, through, session.peer.account)
+    return Key(fid.node.qid.path, False), held
 
 
 def lock(session: Session, request: m.Tlock) -> Fcall:

@@ -7,7 +7,6 @@ which group has a ring, is manager.py's.
 from __future__ import annotations
 
 import array
-import collections
 import contextlib
 import itertools
 import logging
@@ -20,6 +19,7 @@ from mqfs import limits
 from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
 from mqfs.ninep import dial, people
 from mqfs.rings import packets
+from mqfs.shares import Shares
 from mqfs.sockets import SocketFile, peer, peer_groups
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Door:
 
     def __init__(self, rings: Rings, listeners: list[SocketFile]) -> None:
         self.rings, self.listeners = rings, listeners
-        self._users: collections.Counter[int] = collections.Counter()  # connections of each
+        self._places = Shares("attachments to rings", "RING_DOORS")
         self._numbers = itertools.count(1)
         self._scope = trio.CancelScope()
         self._over = trio.Event()
@@ -165,25 +165,22 @@ class Door:
                 sock.setblocking(False)
                 pid, uid, gid = peer(sock)
                 if self._may_enter(sock, uid):
-                    self._users[uid] += 1
                     nursery.start_soon(self._serve, sock, pid, uid, gid)
 
     def _may_enter(self, sock: socket.socket, uid: int) -> bool:
-        """Whether there is room for one more; who is turned away is told why."""
-        if self._users.total() >= limits.RING_DOORS:
-            error = OverLimit(f"at most {limits.RING_DOORS} attachments to rings")
-        elif uid and self._users[uid] >= limits.RING_DOORS_PER_USER:
-            error = OverLimit(f"at most {limits.RING_DOORS_PER_USER} attachments to rings by one user")
-        else:
-            self._full = False
-            return True
-        self._refuse(str(error))
-        with sock, contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RD)
-            sock.send(packets.encode(packets.refusal(error)))
-            while sock.recv(1):  # what it had said: left there it would take our answer from it
-                pass
-        return False
+        """Take a place for one more, if there is one; if not, the client gets the reason."""
+        try:
+            self._places.take(uid)
+        except OverLimit as error:
+            self._refuse(str(error))
+            with sock, contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RD)
+                sock.send(packets.encode(packets.refusal(error)))
+                while sock.recv(1):  # what it had said: left there it would take our answer from it
+                    pass
+            return False
+        self._full = False
+        return True
 
     def _refuse(self, why: str) -> None:
         """Say once why connections are not accepted, until one is."""
@@ -199,9 +196,7 @@ class Door:
         except Exception:
             log.exception("%s: connection ended", where)
         finally:
-            self._users[uid] -= 1
-            if not self._users[uid]:
-                del self._users[uid]
+            self._places.give(uid)
 
 
 __all__ = ["Door", "listen"]

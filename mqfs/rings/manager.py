@@ -23,6 +23,7 @@ from mqfs.engine.permission import R, W, X, require
 from mqfs.engine.tree import Tree
 from mqfs.rings.journal import Journal
 from mqfs.rings.keeper import KeeperLink
+from mqfs.shares import require_share
 from mqfs.types import Log, Step, Store, User, Wait
 
 if TYPE_CHECKING:
@@ -265,8 +266,7 @@ class Rings:
             raise errors.NotDirectory(path)
         self._admit(user, group)
         own = self._current(group) or self._make(group)
-        if len(own.attached) >= limits.ATTACHMENTS:
-            raise errors.OverLimit(f"at most {limits.ATTACHMENTS} clients are attached to a ring")
+        self._require_seat(group, own, user)
         attachment = Attachment(self, user, group, own.journal)
         own.attached.add(attachment)
         return attachment
@@ -284,6 +284,14 @@ class Rings:
         spoilt = self._spoilt.get(group.number, [])
         if len(spoilt) >= limits.RING_SPOILT and time.monotonic() - spoilt[-limits.RING_SPOILT] < limits.RING_REST_S:
             raise errors.Unsupported("nonsense was found in the group's rings: it has none for a while")
+
+    def _require_seat(self, group: Group, own: _Own, user: User) -> None:
+        """Raises OverLimit. Of a ring for all each user has a share of the seats; another is its owner's whole."""
+        if len(own.attached) >= limits.ATTACHMENTS:
+            raise errors.OverLimit(f"at most {limits.ATTACHMENTS} clients are attached to a ring")
+        if group.settings.ring == "all":
+            mine = sum(other.user.uid == user.uid for other in own.attached) + 1
+            require_share("attachments to one ring", limits.ATTACHMENTS, user.uid, mine, len(own.attached) + 1)
 
     def _current(self, group: Group) -> _Own | None:
         """The generation that is not retired."""
@@ -307,8 +315,7 @@ class Rings:
     # ------------------------------------------------------------ rings come and go
 
     def _make(self, group: Group) -> _Own:
-        if len(self._rings) + len(self._ending) + len(self._draining) >= limits.RINGS:
-            self._make_room()
+        self._make_room(group.state.uid)
         number = group.number
         generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
         bucket = group.bucket
@@ -323,15 +330,22 @@ class Rings:
             self._keeper.keep(number, generation, made.fileno())
         return own
 
-    def _make_room(self) -> None:
-        """The one that was left longest ago goes."""
-        if self._draining:
-            self._let_go(next(iter(self._draining)))
-            return
-        unused = [own for own in self._rings.values() if not own.attached]
-        if not unused:
-            raise errors.OverLimit(f"at most {limits.RINGS} groups have rings")
-        min(unused, key=lambda own: own.alone_since).journal.retire("another group wants one")
+    def _make_room(self, owner: int) -> None:
+        """Where a ring more of that owner is one too many, the one that was left longest ago goes. Raises OverLimit."""
+        owners = [journal.group.state.uid for journal in (*(own.journal for own in self._all()), *self._draining)]
+        mine = owners.count(owner)
+        try:
+            require_share("rings", limits.RINGS, owner, mine + 1, len(owners) + 1)
+        except errors.OverLimit:
+            whose = {owner} if mine >= limits.RINGS // 2 else set(owners)
+            draining = [journal for journal in self._draining if journal.group.state.uid in whose]
+            unused = [own for own in self._rings.values() if not own.attached and own.journal.group.state.uid in whose]
+            if draining:
+                self._let_go(draining[0])
+            elif unused:
+                min(unused, key=lambda own: own.alone_since).journal.retire("another group wants one")
+            else:
+                raise
 
     def _begin(self, group: Group, made: Ring) -> _Own:
         journal = Journal(group, made, lambda change: self._judge(group, change), self._over)

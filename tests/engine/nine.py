@@ -17,6 +17,7 @@ from mqfs.store.memory import MemoryStore
 from tests.clocks import ManualClock
 from tests.engine.subject import USER
 from tests.model import WAIT
+from tests.parked import parked
 
 TEXTS = {
     kind.text: name
@@ -168,6 +169,6 @@ class NineSubject:
             self.remove(name)
         self.do(self.caller.clunk(self.ctl_channel.fid))
         assert self.tree.handles == 0
-        assert self.tree.parked == 0
+        assert parked(self.tree) == 0
         self.session.close()
         self.tree.close()

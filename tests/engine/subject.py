@@ -12,6 +12,7 @@ from mqfs.errors import MqfsError
 from mqfs.types import Store, User, Wait
 from tests.clocks import ManualClock
 from tests.model import WAIT
+from tests.parked import parked
 
 USER = User(uid=0, gid=0)
 
@@ -140,6 +141,6 @@ class TreeSubject:
             self.remove(name)  # an unfinished line may wait for room, for nobody
         self.ctl_handle.close()
         assert self.tree.handles == 0
-        assert self.tree.parked == 0
+        assert parked(self.tree) == 0
         self.tree.close()
         self.store.close()

@@ -276,9 +276,22 @@ def test_limits(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.OverLimit):
         hand.open("one")
     held.close()
-    monkeypatch.setattr(limits, "PARKED", 0)
+
+
+def test_no_user_makes_all_groups(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand.tree.setattr(ROOT, hand.tree.root, mode=0o777)
+    monkeypatch.setattr(limits, "GROUPS", 8)
+    for name in "abcd":
+        hand.mkdir(name, ANNA)
+    with pytest.raises(errors.OverLimit, match="at most 4 groups a user, 8 in all"):
+        hand.mkdir("e", ANNA)
+    hand.mkdir("e", BERT)
+    hand.tree.rmdir(ANNA, hand.tree.root, "a")
+    hand.mkdir("a", ANNA)
+    hand.tree.setattr(ROOT, hand.tree.root.groups["a"], uid=BERT.uid)
+    hand.mkdir("f", ANNA)
     with pytest.raises(errors.OverLimit):
-        hand.open("one").read(1)
+        hand.mkdir("h", BERT)  # there are eight
 
 
 def test_depth_of_nesting(hand: Hand) -> None:
@@ -435,7 +448,6 @@ def test_closing_answers_everyone(hand: Hand) -> None:
     with pytest.raises(errors.Interrupted):
         blocked.result()
     assert hand.tree.handles == 0
-    assert hand.tree.parked == 0
 
 
 def test_the_offset_rule(hand: Hand) -> None:

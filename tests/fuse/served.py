@@ -36,7 +36,7 @@ def sizes(tree: Tree, mount: FuseMount) -> str:
             "locks": len(mount.lane.locks),
             "watched": len(mount.processes),
             "handles": tree.handles,
-            "parked": tree.parked,
+            "parked": tree.waits.used,
         }
     )
 

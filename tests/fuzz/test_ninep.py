@@ -22,6 +22,7 @@ from mqfs.ninep.wire import Framer, decode, encode, layout
 from mqfs.types import Qid
 from tests.campaign import seed, size
 from tests.ninep.support import ME, Raw, eventually, make_tree, open_handles, running
+from tests.parked import parked
 
 VERSIONS = ("9P2000", "9P2000.u", "9P2000.L")
 REQUESTS = [kind for number, kind in m.TYPES.items() if not number & 1]
@@ -168,7 +169,7 @@ def test_sessions(version: str, malformed: bool) -> None:
                 replies += well_formed(sessions[at], framers[at])
         for session in sessions:
             session.close()
-        assert (open_handles(tree), tree.parked, len(tree.locks)) == (0, 0, 0)
+        assert (open_handles(tree), parked(tree), len(tree.locks)) == (0, 0, 0)
     assert replies > size(60) * 50
     assert bool(ended) == malformed
 

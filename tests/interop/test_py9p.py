@@ -90,7 +90,7 @@ def test_first_steps(server: Running, version: Any) -> None:
         got: list[bytes] = []
         reader = threading.Thread(target=lambda: got.append(two.read(100)))
         reader.start()
-        eventually(lambda: server.tree.parked == 1)
+        eventually(lambda: server.tree.waits.used == 1)
         assert got == []
         one.write(b"second")
         reader.join(DEADLINE_S)

@@ -63,4 +63,4 @@ def test_v9fs(tmp_path: Path) -> None:
         want = [f"GUEST-OK {dialect} {msize}" for dialect in DIALECTS for msize in ("default", "131096")]
         assert told[1:] == [*want, "GUEST-RC 0"], printed
         assert server.call(lambda: open_handles(tree)) == 0
-        assert server.call(lambda: tree.parked) == 0
+        assert server.call(lambda: tree.waits.used) == 0

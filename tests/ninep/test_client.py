@@ -72,7 +72,7 @@ def test_blocking(server: Running, tree: Tree, dialect: Dialect) -> None:
         answers: list[bytes] = []
         waiting = threading.Thread(target=lambda: answers.append(reader.receive()))
         waiting.start()
-        eventually(lambda: tree.parked == 1)
+        eventually(lambda: tree.waits.used == 1)
         writer.write(b"more")
         waiting.join(DEADLINE_S)
         assert answers == [b"more"]
@@ -172,7 +172,7 @@ def test_time_out_keeps_what_came(server: Running, tree: Tree, dialect: Dialect)
         writer, reader = one.create("s"), two.open("s")
         with pytest.raises(TimeoutError):
             reader.receive(timeout=0.05)
-        assert tree.parked == 0
+        assert tree.waits.used == 0
         writer.write(b"later")
         assert reader.receive(timeout=DEADLINE_S) == b"later"
         reader.close()
@@ -332,7 +332,7 @@ def test_many_tasks_share_a_client(server: Running) -> None:
         async with trio.open_nursery() as nursery:
             for file in readers:
                 nursery.start_soon(read, file)
-            while server.tree.parked < 50:
+            while server.tree.waits.used < 50:
                 await trio.sleep(0.001)
             async with await one.open("s", "w") as writer:
                 await writer.write(b"all")

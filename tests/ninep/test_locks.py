@@ -11,6 +11,7 @@ import pytest
 from mqfs import limits
 from mqfs.errors import OverLimit
 from mqfs.locks import END, Held, Key, Locks
+from mqfs.types import Wait
 from tests.campaign import seed, size
 
 BYTES = 12
@@ -78,12 +79,21 @@ def test_files_and_kinds_are_apart() -> None:
 
 
 def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LOCKS", 2)
+    """Of each user, whichever of its processes has them; those that wait count, too."""
+    monkeypatch.setattr(limits, "LOCKS", 4)
     locks = Locks()
-    for start in (0, 2):
-        assert locks.take(KEY, Held(OWNERS[0], True, start, start + 1), wait=False) is None
-    with pytest.raises(OverLimit):
-        locks.take(KEY, Held(OWNERS[0], True, 4, 5), wait=False)
+    mine, others = (Held(OWNERS[0], True, 0, 1, user=user) for user in (1001, 1002))
+    assert locks.take(KEY, mine, wait=False) is None
+    waits = locks.take(KEY, mine._replace(owner=OWNERS[1]), wait=True)
+    assert isinstance(waits, Wait)
+    for wait in (False, True):
+        with pytest.raises(OverLimit, match="at most 2 locks a user, 4 in all"):
+            locks.take(KEY, mine._replace(owner=OWNERS[2], start=4, end=5), wait=wait)
+    assert locks.take(KEY, others._replace(start=4, end=5), wait=False) is None
+    assert waits.cancel()
+    assert locks.take(KEY, mine._replace(start=6, end=7), wait=False) is None
+    locks.release(KEY, OWNERS[0])
+    assert len(locks) == 0
 
 
 def test_who_waits_gets_it_in_order_and_with_it_what_it_waits_for_besides() -> None:

@@ -97,11 +97,11 @@ def test_who_hangs_up_with_many_requests_waiting_holds_up_nobody(shared: Running
     raw.ask("Topen tag 1 fid 1 mode 2")
     count = limits.TAGS - 10
     raw.socket.sendall(b"".join(encode(request_._replace(tag=tag), False) for tag in range(2, count)))
-    eventually(lambda: shared.tree.parked >= count - 3)
+    eventually(lambda: shared.tree.waits.used >= count - 3)
     with shared.connect() as client:
         raw.close()
         began = time.monotonic()
-        while shared.tree.parked:
+        while shared.tree.waits.used:
             client.stat("s")
         assert time.monotonic() - began < 1  # some 30 ms; it was four seconds
 

@@ -242,9 +242,9 @@ def test_client_that_goes_leaves_nothing(server: Running, tree: Tree) -> None:
     raw.ask("Twalk tag 1 fid 0 newfid 1 names []")
     raw.ask("Tcreate tag 1 fid 1 name s perm 0666 mode 2")
     raw.send("Tread tag 5 fid 1 offset 0 count 10")
-    eventually(lambda: tree.parked == 1)
+    eventually(lambda: tree.waits.used == 1)
     raw.close()
-    eventually(lambda: (tree.parked, open_handles(tree), len(server.server.connections)) == (0, 0, 0))
+    eventually(lambda: (tree.waits.used, open_handles(tree), len(server.server.connections)) == (0, 0, 0))
 
 
 def test_client_that_does_not_read_is_held_up_and_nobody_else(server: Running, tree: Tree) -> None:
@@ -308,7 +308,7 @@ def test_client_that_sends_no_more_hears_of_what_was_done(tmp_path: Path) -> Non
         raw.send("Tread tag 7 fid 1 offset 0 count 9")
         raw.socket.shutdown(socket.SHUT_WR)
         assert raw.reply() == 'Rread tag 6 data "x"'
-        eventually(lambda: store.owed and tree.parked == 0)
+        eventually(lambda: store.owed and tree.waits.used == 1)
         server.call(store.release)
         assert raw.reply() == "Rwrite tag 5 count 1"
         assert raw.reply() == "EOF"
@@ -348,7 +348,7 @@ def test_stop_answers_who_waits(tree: Tree, tmp_path: Path) -> None:
     raw.ask("Twalk tag 1 fid 0 newfid 1 names []")
     raw.ask("Tcreate tag 1 fid 1 name s perm 0666 mode 2")
     raw.send("Tread tag 5 fid 1 offset 0 count 10")
-    eventually(lambda: tree.parked == 1)
+    eventually(lambda: tree.waits.used == 1)
     server.stop()
     assert raw.reply() == 'Rread tag 5 data ""'
     assert raw.reply() == "EOF"

@@ -18,6 +18,7 @@ from mqfs.ninep.pending import both
 from mqfs.ninep.wire import Reader, encode
 from mqfs.types import User, Wait
 from tests.ninep.support import ME, META, Line, SlowStore, make_tree, open_handles
+from tests.parked import parked
 
 FOR_ALL = (
     "Twstat tag 1 fid 0 stat {type ~ dev ~ qid 0.0.f mode 020000000777 "
@@ -135,7 +136,7 @@ def test_what_was_appended_stays_though_nobody_hears_of_it(slow: Slow, how: str)
     else:
         assert slow.line.one("Tversion tag NOTAG msize 8192 version 9P2000").startswith("Rversion")
     assert open_handles(slow.tree) == 0
-    assert slow.tree.parked == 0
+    assert parked(slow.tree) == 0
     slow.store.release()
     assert slow.line.replies() == []
     other = Line(slow.tree, version="9P2000")
@@ -184,9 +185,9 @@ def test_writer_without_room_that_goes_appends_nothing(tree: Tree) -> None:
     make(line, 1, "s", 1)
     line.send('Twrite tag 5 fid 1 offset 0 data "kept"', 'Twrite tag 6 fid 1 offset 0 data "waits"')
     assert line.replies()[-1] == "Rwrite tag 5 count 4"
-    assert tree.parked == 1
+    assert parked(tree) == 1
     line.session.close()
-    assert tree.parked == 0
+    assert parked(tree) == 0
     other = Line(tree, version="9P2000")
     ctl(other, "depth 0\n")
     tree.tick()
@@ -549,9 +550,9 @@ def test_end_of_a_connection_leaves_nothing(tree: Tree) -> None:
     line.send("Tlock tag 1 fid 1 type 1 flags 0 start 0 length 0 proc_id 1 client_id x")
     line.send("Tread tag 5 fid 1 offset 0 count 9", "Tread tag 6 fid 1 offset 0 count 9")
     assert line.replies()[-1] == "Rlock tag 1 status 0"
-    assert (len(tree.locks), tree.parked, open_handles(tree)) == (1, 2, 1)
+    assert (len(tree.locks), parked(tree), open_handles(tree)) == (1, 2, 1)
     line.session.close()
-    assert (len(tree.locks), tree.parked, open_handles(tree)) == (0, 0, 0)
+    assert (len(tree.locks), parked(tree), open_handles(tree)) == (0, 0, 0)
 
 
 def test_end_of_the_tree_answers_who_waits(tree: Tree, line: Line) -> None:

@@ -448,12 +448,12 @@ def test_an_id_of_an_older_log_is_anybodys() -> None:
 
 
 def test_no_user_takes_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "DEDUP_IDS_PER_USER", 2)
+    monkeypatch.setattr(limits, "DEDUP_IDS", 4)
     q = Queues("replay all", "dedup 10s")
     q.tree.setattr(ROOT, q.group.streams["s"], mode=0o666)
     for number in range(2):
         put_as(q, ANNA, "x", id=str(number))
-    with pytest.raises(errors.OverLimit, match="2 ids of a user"):
+    with pytest.raises(errors.OverLimit, match="at most 2 ids within 'dedup' a user, 4 in all"):
         put_as(q, ANNA, "x", id="2")
     put_as(q, BERT, "x", id="2")
     put_as(q, ANNA, "x")

@@ -278,17 +278,58 @@ def test_ring_says_who_attaches() -> None:
             away.close()
 
 
+SOMEBODY = User(70_000, 70_000, frozenset(), 1, "test")
+
+
+def test_no_user_has_all_seats_of_a_ring_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ATTACHMENTS", 4)
+    rig = Rig("ring all")
+    rig.tree.setattr(ME, rig.group, mode=0o777)
+    theirs = [rig.rings.attach(SOMEBODY, "g") for _ in range(2)]
+    with pytest.raises(errors.OverLimit, match="at most 2 attachments to one ring a user, 4 in all"):
+        rig.rings.attach(SOMEBODY, "g")
+    mine = [rig.attach(), rig.attach()]
+    with pytest.raises(errors.OverLimit):
+        rig.attach()
+    for one in theirs:
+        one.close()
+    rig.ctl("ring owner")
+    mine += [rig.attach(), rig.attach()]  # nobody else may
+    assert len(mine) == 4
+    rig.stop()
+
+
+def test_no_owner_has_all_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose share is full gets a ring only in place of one of its own that is left."""
+    monkeypatch.setattr(limits, "RINGS", 4)
+    rig = Rig()
+    for name in ("a", "b", "c"):
+        rig.tree.mkdir(ME, rig.tree.root, name, 0o777)
+        rig.tree.setattr(ME, rig.tree.root.groups[name], uid=SOMEBODY.uid)
+    a, b = (rig.rings.attach(SOMEBODY, name) for name in ("a", "b"))
+    with pytest.raises(errors.OverLimit, match="at most 2 rings a user, 4 in all"):
+        rig.rings.attach(SOMEBODY, "c")
+    rig.attach()
+    a.close()
+    c = rig.rings.attach(SOMEBODY, "c")
+    rig.until(lambda: rig.tree.root.groups["a"].ring is None)
+    assert rig.own.attached
+    assert not rig.own.journal.why
+    b.close()
+    c.close()
+    rig.stop()
+
+
 def test_a_ring_ends_whose_clients_a_setting_excludes() -> None:
     rig = Rig("ring all")
-    somebody = User(70_000, 70_000, frozenset(), 1, "test")
     rig.tree.setattr(ME, rig.group, mode=0o777)
     mine = rig.attach()
     rig.ctl("ring owner")
     assert not mine.ring.retired  # nobody else is attached
     with pytest.raises(errors.Denied, match="ring owner"):
-        rig.rings.attach(somebody, "g")
+        rig.rings.attach(SOMEBODY, "g")
     rig.ctl("ring all")
-    mine, other = rig.attach(), rig.rings.attach(somebody, "g")
+    mine, other = rig.attach(), rig.rings.attach(SOMEBODY, "g")
     rig.ctl("ring all", "ttl 0")
     assert not mine.ring.retired
     rig.ctl("ring owner")
@@ -406,12 +447,9 @@ def test_who_says_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     trio.run(main)
 
 
-@pytest.mark.parametrize(("limit", "mine"), [("RING_DOORS", 0), ("RING_DOORS_PER_USER", 65_534)])
-def test_bounds(limit: str, mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many may come at once; who goes makes room. Root is bound by the whole only."""
-    monkeypatch.setattr(limits, limit, 3)
-    if mine:
-        monkeypatch.setattr(door, "peer", lambda sock: (1, os.geteuid() or 1, os.getegid()))
+def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many may come at once; who goes makes room."""
+    monkeypatch.setattr(limits, "RING_DOORS", 6)
 
     async def main() -> None:
         with short_folder() as folder:
@@ -422,7 +460,7 @@ def test_bounds(limit: str, mine: int, monkeypatch: pytest.MonkeyPatch) -> None:
                     assert "generation" in await inside.attach()
                 said = await inside.attach()
                 assert said["error"] == "OverLimit"
-                assert "at most 3 attachments" in said["text"]
+                assert "at most 3 attachments to rings a user, 6 in all" in said["text"]
                 inside.calls[0].close()
                 with trio.fail_after(10):
                     while (await inside.attach()).get("error") == "OverLimit":

@@ -11,6 +11,7 @@ import pytest
 from mqfs import errors, limits
 from mqfs.types import Wait
 from tests.engine.conftest import ANNA, ROOT
+from tests.parked import parked
 from tests.queues.hand import read
 from tests.units.hand import frame
 
@@ -200,7 +201,7 @@ def test_a_wait_that_is_given_up_appends_nothing(made: Any) -> None:
     u.ctl("clear s")
     assert behind.settled
     assert u.log() == [("s", "3")]
-    assert u.tree.parked == 0
+    assert parked(u.tree) == 0
 
 
 def test_a_stream_removed_under_a_unit_that_waits(made: Any) -> None:
@@ -348,7 +349,7 @@ def test_a_batch_that_has_moved_can_be_ended(made: Any, end: str) -> None:
         u.ctl("full reject")
         with pytest.raises(errors.StreamFull):
             batch.result()
-    assert u.tree.parked == 0
+    assert parked(u.tree) == 0
     u.write("s", b"s2")
     u.ctl("clear")
     assert u.log() == []

@@ -147,7 +147,7 @@ def test_a_disk_that_fails_once(number: int) -> None:
                 failures += 1
                 for part in u.parts():
                     u.say(f"abort {part}")
-                assert u.tree.staging.size == 0
+                assert u.tree.staging.bytes.used == 0
         check(u, done)
         disk.fail_at = 0
         check(Lying(disk.after_kill()), [])

@@ -144,7 +144,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.units.tree.close()
-        assert self.units.tree.staging.size == 0
+        assert self.units.tree.staging.bytes.used == 0
         self.units.store.close()
         if self.path:
             shutil.rmtree(self.path)

@@ -288,11 +288,11 @@ def test_who_may_write_nothing_commits_nothing(made: Any) -> None:
 
 
 def test_no_user_takes_all_producers(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PRODUCERS_PER_USER", 2)
+    monkeypatch.setattr(limits, "PRODUCERS", 4)
     u = made()
     for name in ("a", "b"):
         u.say(f"commit {name}.1", ANNA)
-    refused(errors.OverLimit, "2 producers of a user", u, "commit c.1", ANNA)
+    refused(errors.OverLimit, "at most 2 producers that are not forgotten a user, 4 in all", u, "commit c.1", ANNA)
     u.say("commit c.1", BERT)
     u.say("commit a.2", ANNA)
     monkeypatch.setattr(limits, "PRODUCER_KEPT_S", 5)
@@ -396,7 +396,7 @@ def test_an_empty_commit_is_remembered(made: Any) -> None:
 LIMITS = [
     ("UNIT_MESSAGES", 2, "3 messages; one unit has at most 2"),
     ("UNIT_BYTES", 100, "bytes in the log; one unit has at most 100"),
-    ("STAGED_BYTES", 60, "all parts of transactions together have at most 60 bytes"),
+    ("STAGED_BYTES", 120, "at most 60 bytes in parts of transactions a user, 120 in all"),
     ("PARTS", 1, "at most"),
     ("PARTS", 2, "at most 1 parts a user"),
 ]
@@ -416,7 +416,7 @@ def test_limits(made: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: in
     monkeypatch.undo()
     u.say("commit x.1 p")
     assert 0 < len(u.log()) <= 4
-    assert u.tree.staging.size == 0
+    assert u.tree.staging.bytes.used == 0
     u.part("q")
 
 
@@ -432,12 +432,12 @@ def test_two_parts_that_are_too_large_together(made: Any, monkeypatch: pytest.Mo
 
 
 def test_producers_are_bounded(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PRODUCERS", 2)
+    monkeypatch.setattr(limits, "PRODUCERS", 4)
     u = made()
     u.say("commit a.1")
     u.pass_time(10)
     u.say("commit b.1")
-    refused(errors.OverLimit, "2 in all are remembered", u, "commit c.1")
+    refused(errors.OverLimit, "at most 2 producers that are not forgotten a user, 4 in all", u, "commit c.1")
     u.say("commit a.2")
     monkeypatch.setattr(limits, "PRODUCER_KEPT_S", 5)
     u.pass_time(3)
@@ -472,7 +472,7 @@ def test_removing_the_group_drops_its_parts(made: Any) -> None:
     for name in ("s", "t"):
         u.tree.unlink(ROOT, u.group, name)
     u.tree.rmdir(ROOT, u.tree.root, "g")
-    assert u.tree.staging.size == 0
+    assert u.tree.staging.bytes.used == 0
     with pytest.raises(errors.MqfsError):
         handle.write(b"y")
     handle.close()

@@ -16,6 +16,7 @@ from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
 from mqfs.ninep.wire import Framer, decode, encode
 from tests.ninep.support import ME, Raw, make_tree, open_handles, running
+from tests.parked import parked
 
 FOLDER = Path(__file__).parent
 DIALOGUES = sorted(path.name for path in FOLDER.glob("*.txt"))
@@ -162,7 +163,7 @@ def test_in_memory(name: str, by_byte: bool) -> None:
     for session in sessions:
         session.close()
     assert open_handles(tree) == 0
-    assert tree.parked == 0
+    assert parked(tree) == 0
     assert len(tree.locks) == 0
 
 

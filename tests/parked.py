@@ -1,0 +1,19 @@
+"""How many reads and writes an engine holds, counted where they are held."""
+
+from __future__ import annotations
+
+from mqfs.engine.tree import Tree
+
+
+def parked(tree: Tree) -> int:
+    """Of all groups. On the engine's thread only."""
+    count = 0
+    for group in tree.groups.values():
+        waits = [group.order_parked, *(view.parked for view in group.views.values())]
+        for stream in group.streams.values():
+            waits.append(stream.parked)
+            count += len(stream.blocked) + (len(stream.nameless.parked) if stream.nameless is not None else 0)
+        count += sum(len(waits_of_one) for room in waits for waits_of_one in room.values())
+        count += sum(len(cursor.waits) for cursor in group.cursors_parked)
+        count += sum(len(consumer.parked) for consumer in group.consumers.values())
+    return count
