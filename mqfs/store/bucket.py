@@ -643,6 +643,7 @@ class DiskBucket(Syncing):
             log.warning("group %d: house-keeping failed: %s", self.id, error)
 
     def _tick(self, until: float) -> None:
+        self._ask_again()
         self._go_on_removing()
         self._rest_when_idle()
         if not self._told:

@@ -20,6 +20,8 @@ from mqfs.types import Committed
 
 log = logging.getLogger("mqfs.store")
 
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # nothing was synced, and nothing failed: `_ask_again` after a while
+
 
 class _Waiting(NamedTuple):
     mark: int
@@ -65,7 +67,8 @@ class Syncing(Reading):
                 for segment in self._unsynced:
                     segment.open()  # and it stays open until the answer: see _quiet
             except errors.DiskFailed as error:
-                self._break(OSError(errno.EIO, str(error)))
+                if not _lacks_descriptor(error.__cause__):
+                    self._break(OSError(errno.EIO, str(error)))
                 return
             self._asked = due
             self._home.committer.request(self, self._sync_job, self._committed, max(0.0, due - time.monotonic()))
@@ -79,7 +82,8 @@ class Syncing(Reading):
             try:
                 self._sync_all()
             except OSError as error:
-                self._sync_error = error
+                if not _lacks_descriptor(error):
+                    self._sync_error = error
                 raise
 
     def _sync_all(self) -> None:
@@ -96,6 +100,9 @@ class Syncing(Reading):
         self._asked = None
         if self._closed:
             return
+        if _lacks_descriptor(error):
+            log.warning("group %d: not synced yet: %s", self.id, error)
+            return
         if error is not None:
             self._break(error)
             return
@@ -104,7 +111,11 @@ class Syncing(Reading):
             then = self._waiting.popleft().then
             if then is not None:
                 then(None)
-        if self._waiting and self.failed is None:
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Whoever waits for a sync that could not begin."""
+        if self._waiting and self._asked is None and self.failed is None:
             self._ask(min(waiting.due for waiting in self._waiting))
 
     def _settle(self, mark: int) -> None:
@@ -137,7 +148,8 @@ class Syncing(Reading):
                 segment.open()
             self._sync_job()
         except OSError as error:
-            self._break(error)
+            if not _lacks_descriptor(error):
+                self._break(error)
             raise errors.DiskFailed(str(error)) from error
 
     def fail(self, error: OSError) -> None:
@@ -178,5 +190,8 @@ class Syncing(Reading):
         self._asked = None
 
     def resume(self) -> None:
-        if self._waiting:
-            self._ask(time.monotonic())
+        self._ask_again()
+
+
+def _lacks_descriptor(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR

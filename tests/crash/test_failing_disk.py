@@ -111,6 +111,28 @@ def test_a_failed_sync_is_for_good() -> None:
     assert again.next > 2
 
 
+@pytest.mark.parametrize("later", ["another sync", "the next tick"])
+def test_a_sync_that_had_no_descriptor_comes_later(later: str) -> None:
+    """Nothing was synced, nothing failed: who waits goes on waiting, and nobody else is refused."""
+    disk = LyingDisk()
+    store, bucket = made(disk)
+    bucket.append(Kind.MESSAGE, 16, 0, b"kept")
+    bucket._note_folder_change()  # as a new segment does
+    answers: list[OSError | None] = []
+    disk.fail_at, disk.fail_with = disk.calls + 2, errno.EMFILE
+    bucket.sync(answers.append)
+    assert disk.failed == ["sync_folder"]
+    assert answers == []
+    assert bucket.append(Kind.MESSAGE, 16, 0, b"too") == 2
+    if later == "another sync":
+        bucket.sync(answers.append)
+    else:
+        store.tick()
+    assert answers == [None] * len(answers) != []
+    again = DiskStore(PATH, disk=disk.after_power_loss(None)).open(1)
+    assert again.scan(2) is not None
+
+
 def test_a_failed_write_is_for_good() -> None:
     disk = LyingDisk()
     _, bucket = made(disk)
