@@ -10,7 +10,7 @@ PATH_GROUPS = 64  # depth of nesting: keeps every path under PATH_MAX and every 
 LINE_BYTES = MESSAGE_BYTES  # an unfinished line that waits in a handle (`data line`)
 
 # The tree
-GROUPS = 16_384  # in one tree: each costs a folder, a lazily opened file and about 2 KiB; shared by their owners
+GROUPS = 16_384  # in one tree: each costs a folder, a lazily opened file and about 14 KiB; shared by their owners
 STREAMS = 1_048_576  # in one group: about 500 B each, and the state record names them all
 SHARE_KEPT = 16  # one part in so many of what users share is kept for root and the server's user: see shares.py
 HANDLES = 131_072  # open files of all faces together; shared
@@ -120,7 +120,7 @@ BENCH_STALL_S = 30.0  # without one message while some are missing: it is given 
 
 # Rings
 RING_BYTES = 16 << 20  # records of one group's ring: what a reader may be behind before it reads the log
-RINGS = 128  # in one server: 2 GiB of memory at most; shared by the owners of the groups
+RINGS = 64  # in one server: a GiB of memory; shared by the owners of the groups
 RING_RANGE_BYTES = 1 << 20  # copied into the log at once
 RING_TURN_BYTES = 4 << 20  # before the server's other tasks have their turn
 RING_PATIENCE_S = 0.1  # that the server itself waits for a ring's lock before it does without the ring

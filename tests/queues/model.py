@@ -388,10 +388,16 @@ class Model:
     def close(self, key):
         for wait in [p[0] for p in self.parked if p[1] == key]:
             self.cancel(wait)
-        for seq in self.claims(key):
-            self.fail(self.handles[key]["c"], seq, "its reader ended", delay=0)
+        h, claims, retries = self.handles[key], self.claims(key), self.set["retries"]
+        last = [seq for seq in claims if retries and h["c"]["open"][seq]["failed"] + 1 >= retries]
+        for seq in last:
+            self.fail(h["c"], seq, "its reader ended", delay=0)
             self.serve()
-        h = self.handles.pop(key)
+        for seq in claims:
+            if seq not in last:
+                self.fail(h["c"], seq, "its reader ended", delay=0)
+        self.serve()  # the first of all that came back, not of each
+        del self.handles[key]
         c = h["c"]
         if c and c["transient"] and not c["gone"] and not any(other["c"] is c for other in self.handles.values()):
             self.forget(c)

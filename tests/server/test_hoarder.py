@@ -1,0 +1,87 @@
+"""One user has its whole share of everything: the others go on, and the server's memory has a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqfs import limits
+from mqfs.ninep.blocking import connect
+from tests import campaign
+from tests.client.conftest import short_folder
+from tests.patience import patient
+from tests.server.process import ROOT, Running, environment, serving
+from tests.server.test_starvation import GREEDY, POLITE, user
+
+MIB = 1 << 20
+PART = 1.0 if campaign.size(10) == 10 else 0.03
+BOUND_BYTES = 1_280 * MIB  # of memory that one user makes the server hold, besides its rings: doc/reliability.md
+SHARED = {
+    "connections": "CONNECTIONS", "groups": "GROUPS", "parts": "PARTS", "ids": "DEDUP_IDS", "locks": "LOCKS",
+    "waits": "PARKED", "files": "HANDLES", "rings": "RINGS",
+}  # fmt: skip
+
+
+def resident(server: Running) -> int:
+    """Without rings, which are shared memory."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) << 10
+
+
+@contextlib.contextmanager
+def hoarder(address: str, uid: int, part: float) -> Iterator[dict[str, int]]:
+    """What it has, while it has it."""
+    command = [sys.executable, "-m", "tests.server.hoarder", address, str(uid), str(part)]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], patient(600))[0], "it has not taken everything in time"
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.timeout(patient(900))
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+def test_others_go_on_beside_one_who_has_its_share_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    with short_folder() as folder, serving("--listen", f"unix!{folder}/s", "--store", "store", cwd=folder) as server:
+        address = f"unix!{folder}/s"
+        os.chmod(folder, 0o755)
+        for socket in folder.glob("s*"):
+            os.chmod(socket, 0o666)
+        with connect(address) as client:
+            for group in ("ours", "theirs"):
+                client.mkdir(group)
+                client.chmod(group, 0o777)
+            client.create("ours/s").close()
+            client.chmod("ours/s", 0o666)
+        with user(address, POLITE, "polite") as ours:
+            ours.trips()
+            alone = [ours.trips()[0] for _ in range(5)]
+            before = resident(server)
+            with hoarder(address, GREEDY, PART) as has:
+                held = resident(server) - before
+                beside = [ours.trips()[0] for _ in range(5)]
+                with hoarder(address, POLITE, 0.01) as gets:
+                    pass
+        ratio = statistics.median(beside) / statistics.median(alone)
+        with capsys.disabled():
+            print(f"\none user has {has}: {held / MIB:.0f} MiB; another's p99 is {ratio:.1f} times what it was")
+        for name, limit in SHARED.items():
+            most = getattr(limits, limit) // 2
+            assert int(most * PART) - 10 <= has[name] <= most, name  # some were needed to come there
+            assert gets[name] == most // 100, name
+        assert has["bytes"] > 0.8 * PART * limits.HELD_BYTES // 2
+        assert held < BOUND_BYTES * PART + 64 * MIB
+        assert ratio < 3
+        assert server.process.poll() is None
