@@ -23,7 +23,7 @@ from tests.server.process import ROOT, Running, environment, serving
 from tests.server.test_starvation import GREEDY, POLITE, user
 
 MIB = 1 << 20
-PART = 1.0 if campaign.size(10) == 10 else 0.03
+PART = 1.0 if campaign.size(10) == 10 else 0.04
 BOUND_BYTES = 1_280 * MIB  # of memory that one user makes the server hold, besides its rings: doc/reliability.md
 SHARED = {
     "connections": "CONNECTIONS", "groups": "GROUPS", "parts": "PARTS", "ids": "DEDUP_IDS", "locks": "LOCKS",
