@@ -1,0 +1,66 @@
+"""What the common ways cost, in calls of Python functions: they may only become shorter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mqfs.types import Wait
+from tests.calls import calls, calls_once
+from tests.house.today import check
+from tests.queues.hand import Queues
+
+
+def written(queues: Queues) -> int:
+    writer = queues.at("s", os.O_WRONLY)
+    return calls(lambda: writer.write(b"x"))
+
+
+def written_to_a_reader(queues: Queues) -> int:
+    reader, writer = queues.at("s"), queues.at("s", os.O_WRONLY)
+    waits: list[Wait[bytes]] = []
+
+    def once() -> None:
+        wait = reader.read(100)
+        assert isinstance(wait, Wait)
+        waits.append(wait)
+        writer.write(b"x")
+
+    cost = calls(once)
+    assert all(wait.settled for wait in waits)
+    return cost
+
+
+def worked(queues: Queues) -> tuple[int, int]:
+    """A claim, and its acknowledgement."""
+    queues.consumer()
+    writer, worker = queues.at("s", os.O_WRONLY), queues.worker()
+    for _ in range(20):
+        writer.write(b"x")
+    costs = [(calls_once(lambda: worker.read(100)), calls_once(lambda: worker.write(b"ack\n"))) for _ in range(10)]
+    claims, acknowledged = zip(*costs, strict=True)
+    return min(claims), min(acknowledged)
+
+
+def beside_a_consumer(queues: Queues) -> int:
+    queues.consumer("idle")
+    return written(queues)
+
+
+def breaches() -> dict[str, int]:
+    with TemporaryDirectory() as folder:
+        disk = Path(folder)
+        claim, acknowledged = worked(Queues("replay all"))
+        return {
+            "write": written(Queues("replay all")),
+            "write, on disk": written(Queues("replay all", path=disk / "write")),
+            "write to a parked reader, and its read": written_to_a_reader(Queues()),
+            "write beside an idle consumer": beside_a_consumer(Queues("replay all")),
+            "claim": claim,
+            "ack": acknowledged,
+        }
+
+
+def test_calls() -> None:
+    check("budgets", breaches())

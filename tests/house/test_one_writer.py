@@ -1,0 +1,45 @@
+"""One module appends to a group's log and applies what it appended; no one else changes what is remembered of a log."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+from tests.house.today import check, name_of, sources
+
+WRITER = "mqfs/engine/log/group_log.py"
+APPENDS = {"append", "append_unit", "append_many", "append_batch", "skip", "place", "pass_to"}
+LOGS = {"bucket", "log"}  # what a group's log is called where it is used
+APPLIES = {"apply"}
+STATES = {"state", "progress"}
+
+
+def owner(node: ast.expr) -> str:
+    """The last word of what an attribute is of: `bucket` of `self.group.bucket`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def breaks(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        called = node.func
+        return (called.attr in APPENDS and owner(called.value) in LOGS) or (
+            called.attr in APPLIES and owner(called.value) in STATES
+        )
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+    return any(isinstance(target, ast.Attribute) and owner(target.value) in STATES for target in targets)
+
+
+def of(path: Path) -> int:
+    return sum(map(breaks, ast.walk(ast.parse(path.read_text()))))
+
+
+def breaches() -> dict[str, int]:
+    found = Counter(
+        {name_of(path): of(path) for path in sources("mqfs/engine", "mqfs/rings") if name_of(path) != WRITER}
+    )
+    return {where: count for where, count in found.items() if count}
+
+
+def test_one_module_writes_a_log() -> None:
+    check("one_writer", breaches())

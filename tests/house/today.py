@@ -1,0 +1,52 @@
+"""Where the project does not keep its rules yet: counts that may only fall, in today.json.
+
+A count that grew is a breach; one that fell is to be recorded, so that it cannot grow again:
+
+    python -m tests.house.today
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FILE = Path(__file__).with_name("today.json")
+PACKAGES = ("mqfs", "pyspark_mqfs", "mq_cat", "mq_tool", "mq_work", "pin")
+RULES = ("words", "size", "one_writer", "imports", "budgets")  # each a module test_RULE.py with a function `breaches`
+
+
+def sources(*packages: str) -> Iterator[Path]:
+    for package in packages or PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def check(rule: str, found: Mapping[str, int]) -> None:
+    """Raises AssertionError where there are more breaches of a rule than are allowed, or fewer."""
+    allowed: dict[str, int] = json.loads(FILE.read_text())[rule]
+    more = {
+        where: f"{count} (allowed {allowed.get(where, 0)})"
+        for where, count in found.items()
+        if count > allowed.get(where, 0)
+    }
+    assert not more, f"new breaches of the rule '{rule}': {json.dumps(more, indent=1)}"
+    fewer = [where for where, count in allowed.items() if count > found.get(where, 0)]
+    assert not fewer, f"fewer breaches of the rule '{rule}' in {fewer}: run python -m tests.house.today"
+
+
+def record() -> None:
+    rules: dict[str, Callable[[], Mapping[str, int]]] = {
+        rule: importlib.import_module(f"tests.house.test_{rule}").breaches for rule in RULES
+    }
+    found = {rule: dict(sorted(breaches().items())) for rule, breaches in rules.items()}
+    FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    record()
