@@ -108,6 +108,9 @@ def user(uid: int, where: str, *, gid: int | None = None, pid: int = 0) -> User:
     return User(uid, primary, groups, pid, where)
 
 
+_looked_up: dict[int, int] = {}  # each user, and in which period
+
+
 class Peer:
     """Who is at the other end of one connection."""
 
@@ -134,7 +137,7 @@ class Peer:
         if self.fixed or self._is_itself(uname, n_uname):
             return self.itself()
         if self.uid not in (0, os.geteuid()):
-            wanted = uname if n_uname == NONUNAME else user_name(n_uname)
+            wanted = uname if n_uname == NONUNAME else n_uname  # not its name: nobody asks the system for that here
             raise Denied(f"user {user_name(self.uid)} cannot attach as {wanted}")
         uid = user_number(uname) if n_uname == NONUNAME else n_uname
         if uid is None:
@@ -146,6 +149,19 @@ class Peer:
         if n_uname != NONUNAME:
             return n_uname == self.uid
         return uname in ("", user_name(self.uid), str(self.uid))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what the system says of it was looked up lately."""
+        return _looked_up.get(self.uid) == _period()
+
+    def look_up(self) -> None:
+        """Ask the system for all that an attach needs. On any thread: it may take long."""
+        user_name(self.uid)
+        group_name(self.itself().gid)
+        if len(_looked_up) >= 1_024:
+            _looked_up.clear()
+        _looked_up[self.uid] = _period()
 
     def itself(self) -> User:
         """Who the other end is."""

@@ -463,6 +463,8 @@ class Server:
         self._stranger_came.set()
         try:
             with sock:
+                if not peer.is_known:
+                    await trio.to_thread.run_sync(peer.look_up)
                 await self._serve(connection)
             if connection.session.wrong_tokens:
                 await trio.sleep(limits.TOKEN_DELAY_S)

@@ -6,7 +6,9 @@ Who is somebody else comes over TCP here: there a user is a host.
 from __future__ import annotations
 
 import os
+import pwd
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from mqfs.ninep import people
 from mqfs.ninep.messages import Tread, Tversion, Twrite
 from mqfs.ninep.wire import encode
 from tests.ninep.support import DEADLINE_S, Raw, Running, eventually, make_tree, running
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -170,3 +173,30 @@ def test_replies_to_who_does_not_read_are_bounded(shared: Running, tree: Tree) -
     for raw in theirs:
         raw.close()
     eventually(lambda: tree.memory.used == 0)
+
+
+def test_a_slow_directory_service_holds_up_nobody_else(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system is asked who a client is on a thread of its own, once in a while."""
+    answered = threading.Event()
+
+    at_once = pwd.getpwuid
+
+    def ask(uid: int) -> pwd.struct_passwd:
+        assert answered.wait(patient(60))
+        return at_once(uid)
+
+    with shared.connect() as client:
+        monkeypatch.setattr(pwd, "getpwuid", ask)
+        people._looked_up.clear()
+        people.user_name.cache_clear()
+        raw = Raw(shared.socket())
+        raw.send("Tversion tag NOTAG msize 8192 version 9P2000")
+        for _ in range(20):
+            client.open("s").close()
+        assert not answered.is_set()
+        answered.set()
+        assert raw.reply().startswith("Rversion")
+        raw.close()
+        monkeypatch.setattr(pwd, "getpwuid", None)  # for a while it is not asked again
+        with shared.connect() as another:
+            another.stat("s")
