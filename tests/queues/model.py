@@ -243,6 +243,7 @@ class Model:
         for c in tight:
             if full == "drop-new":
                 self.done(c, m["seq"])
+                continue
             unclaimed = [o for o in self.mine(c) if not c["open"].get(o["seq"], {}).get("claim")]
             for o in unclaimed[: max(len(self.mine(c)) - c["backlog"], 0)]:
                 self.done(c, o["seq"])
