@@ -309,8 +309,9 @@ class Consumers(dict[str, Consumer]):
         routes = stream.routes()
         for consumer in routes.bounded:
             self._keep_bound(consumer, record)
-        if stream.nameless is not None:
-            stream.nameless.serve()
+        own = stream.nameless
+        if own is not None and (rank is not None or not own.singles_only):
+            own.serve()
         for crowd in routes.crowds:
             if crowd.waiting:
                 for consumer in list(crowd.waiting):
