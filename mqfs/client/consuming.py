@@ -132,7 +132,8 @@ class Claim:
 
 
 class Claims(Waiting[Claim]):
-    """One handle on a consumer: an iterator of claims. Any number of threads may share it; each claim is one's.
+    """One handle on a consumer, or one that takes from a stream: an iterator of claims. Any number of threads may share
+    it; each claim is one's.
 
     At the end of the `with` block claims that nobody spoke about are released, not counted; if it ends by an exception
     they are counted as failed.
@@ -314,12 +315,18 @@ def maker(link: Link, group: str, name: str, over: str, private: bool, transient
                 file.close()
         return link.open(path, "r+")
 
+    return by_ctl if over or private or transient else opener(link, path, path)
+
+
+def opener(link: Link, path: str, missing: str) -> Callable[[], File]:
+    """What opens a file, and makes `missing`, by which it is there, if it is not."""
+
     def plainly() -> File:
         try:
             return link.open(path, "r+")
         except NotFound:
             with suppress(Exists):
-                link.create(path)
+                link.create(missing)
             return link.open(path, "r+")
 
-    return by_ctl if over or private or transient else plainly
+    return plainly

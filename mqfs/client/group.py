@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from mqfs.client.bodies import BodyWriter
-from mqfs.client.consuming import Claim, Claims, maker
-from mqfs.client.link import Body, Link, read_whole
+from mqfs.client.consuming import Claim, Claims, maker, opener
+from mqfs.client.link import Body, File, Link, read_whole
 from mqfs.client.listening import Handler, Joined, OnError, Registration, Registry
 from mqfs.client.publishing import Outgoing, Publisher
 from mqfs.client.reading import Filters, Patterns, Reading, names_of
@@ -208,11 +208,35 @@ class Group:
         handle takes. `private`, `transient`: as in ctl. `renew`: while a `with claim:` block runs its lease is
         renewed, so that only a death or a lost connection ends it. For concurrency open several, a thread each.
         """
-        file_name(consumer)
-        make = maker(self._link, self.path, consumer, over, private, transient) if create else None
+        make = maker(self._link, self.path, file_name(consumer), over, private, transient) if create else None
+        return self._claims(consumer, make, pattern, renew, reconnect)
+
+    def take(
+        self, stream: str, *, create: bool = False, renew: bool = False, reconnect: bool | float | None = None
+    ) -> Claims:
+        """A handle that takes from a stream: an iterator of claims, each message for one taker only, whether that is
+        a program with this call or one that reads the stream's file.
+
+        With `deliver one` that is every message, under `ack read` and `ack next` alike until it is acknowledged; with
+        `deliver all`, those that were published with `single`. Needs r and w on the stream. NotFound where it is
+        missing (`create`: make it). `renew`, `reconnect`: as `consume` has them. For concurrency open several.
+        """
+        name = f".{file_name(stream)}"
+        make = opener(self._link, f"{self.path}/.consumers/{name}", f"{self.path}/{stream}") if create else None
+        return self._claims(name, make, (), renew, reconnect)
+
+    def _claims(
+        self,
+        name: str,
+        make: Callable[[], File] | None,
+        pattern: Patterns,
+        renew: bool,
+        reconnect: bool | float | None,
+    ) -> Claims:
+        """A handle on that file of `.consumers`."""
         renew_s = self._lease_s() / RENEWALS if renew else 0.0
         again = self._reconnect if reconnect is None else reconnect
-        path = f"{self.path}/.consumers/{consumer}"
+        path = f"{self.path}/.consumers/{name}"
         return Claims(self._link, path, make, patterns=pattern, renew_s=renew_s, reconnect=again)
 
     def work(

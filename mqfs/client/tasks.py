@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
@@ -256,22 +256,33 @@ class AsyncGroup:
             raise
         await in_thread(body.close)
 
-    @asynccontextmanager
-    async def consume(
+    def consume(
         self, consumer: str, *, over: str = "", private: bool = False, transient: bool = False, renew: bool = False
-    ) -> AsyncIterator[AsyncClaims]:
+    ) -> AbstractAsyncContextManager[AsyncClaims]:
         """As `Group.consume`; always in an `async with`."""
-        make = partial(self.sync.consume, consumer, over=over, private=private, transient=transient, renew=renew)
-        claims = await in_thread(make)
-        clean = False
-        try:
-            yield AsyncClaims(claims)
-            clean = True
-        except anyio.get_cancelled_exc_class():
-            clean = True
-            raise
-        finally:
-            await in_thread(partial(claims.close, release=clean))
+        return _claiming(
+            partial(self.sync.consume, consumer, over=over, private=private, transient=transient, renew=renew)
+        )
+
+    def take(
+        self, stream: str, *, create: bool = False, renew: bool = False
+    ) -> AbstractAsyncContextManager[AsyncClaims]:
+        """As `Group.take`; always in an `async with`."""
+        return _claiming(partial(self.sync.take, stream, create=create, renew=renew))
+
+
+@asynccontextmanager
+async def _claiming(make: Callable[[], Claims]) -> AsyncIterator[AsyncClaims]:
+    claims = await in_thread(make)
+    clean = False
+    try:
+        yield AsyncClaims(claims)
+        clean = True
+    except anyio.get_cancelled_exc_class():
+        clean = True
+        raise
+    finally:
+        await in_thread(partial(claims.close, release=clean))
 
 
 class AsyncClient:

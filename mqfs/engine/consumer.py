@@ -82,13 +82,20 @@ class Consumer(Numbered):
         self.watchers: dict[object, Callable[[], None]] = {}
         self.counts = Counts()
         self.picker = Picker(self)
+        self.singles_only = False  # only messages for one taker are for it: the nameless one under `deliver all`
         self.undelivered: dict[Taker, int] = {}  # `ack read`: what was handed out last, by who got it
         self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, perhaps outdated
         self._backlog: int | None = None
         self._returning: deque[tuple[Iterator[Claim], str]] = deque()  # claims whose reader has gone, and why
-        self._singles: set[int] = set()  # messages for one taker that this one took first, and has not dealt with
+        self.singles: set[int] = set()  # messages for one taker that this one took first, and has not dealt with
         self._selection: Selection | None = None
         self._epoch = -1
+        self.serve_anew()
+
+    def serve_anew(self) -> None:
+        """The order in which messages are served has changed, or which they are."""
+        self.singles_only = self.stream is not None and self.group.settings.deliver == "all"
+        self.picker.forget()
 
     # ------------------------------------------------------------ as a file
 
@@ -163,14 +170,14 @@ class Consumer(Numbered):
     def is_mine(self, stream: Stream, record: Record) -> bool:
         """Whether the message is for this consumer, had or not."""
         if self.stream is not None:
-            return True
+            return not self.singles_only or self.group.ranks.is_hidden(record)
         return self.covers(stream) and self.selection.selects(stream, record) and not self._is_others(stream, record)
 
     def _is_others(self, stream: Stream, record: Record) -> bool:
         """Whether it is for one taker, and another has come first."""
         if not record.headers or not self.group.ranks.is_single(record.sequence):
             return False
-        return stream.is_taken(record.sequence) and record.sequence not in self._singles
+        return stream.is_taken(record.sequence) and record.sequence not in self.singles
 
     def record(self, sequence: int) -> Record | None:
         """The message, if it is still there to be had."""
@@ -199,7 +206,7 @@ class Consumer(Numbered):
         steps = before + step(op, entry.first, sequence, entry.failed)
         if self.picker.gaps:
             steps = self.picker.gaps + steps
-        if self.stream is None and record.headers and self.group.ranks.is_single(sequence):
+        if record.headers and (self.stream is None or self.singles_only) and self.group.ranks.is_single(sequence):
             self._take_single(record, steps)
         else:
             self._log(steps)
@@ -218,23 +225,27 @@ class Consumer(Numbered):
         return record
 
     def _take_single(self, record: Record, steps: bytes) -> None:
-        if record.sequence in self._singles:
+        if record.sequence in self.singles or self.stream is not None:
             self._log(steps)
-            return
-        self.group.numbers[record.stream].take_single(record.sequence, (self.state, steps))
-        self._singles.add(record.sequence)
+        else:
+            self.group.numbers[record.stream].take_single(record.sequence, (self.state, steps))
+        self.singles.add(record.sequence)
 
     def give_singles_back(self) -> None:
         """It is removed: messages for one taker that it took and did not deal with are for others again."""
-        for sequence in list(self._singles):
+        for sequence in list(self.singles):
             if (record := self.record(sequence)) is not None:
                 self._give_single_back(self.group.numbers[record.stream], sequence)
-            self._singles.discard(sequence)
+            self.singles.discard(sequence)
 
     def _give_single_back(self, stream: Stream, sequence: int, *also: Steps) -> None:
         others = [other for other in stream.consumers() if other is not self]
         offers = [steps for other in others if (steps := other.offer_steps(sequence)) is not None]
         stream.give_single_back(sequence, *also, *offers)
+        for other in others:
+            other.picker.gaps = b""
+        if self.stream is None and stream.nameless is not None:
+            others.append(stream.nameless)
         for other in others:
             other.offered(sequence)
 
@@ -247,7 +258,6 @@ class Consumer(Numbered):
 
     def offered(self, sequence: int) -> None:
         """That was recorded."""
-        self.picker.gaps = b""
         if (entry := self.state.progress.open.get(sequence)) is not None:
             self.free(sequence, entry)
         self.serve()
@@ -295,7 +305,7 @@ class Consumer(Numbered):
             self._backlog = None
         if self._backlog is not None:
             self._backlog -= 1
-        self._singles.discard(sequence)
+        self.singles.discard(sequence)
         stream = self.group.numbers.get(number)
         if stream is not None and long:
             stream.recount()
@@ -306,15 +316,15 @@ class Consumer(Numbered):
     def release(self, claim: Claim) -> None:
         """Back at once, not counted; what is for one taker is for anyone, as if it had never been taken."""
         stream = self.group.numbers.get(claim.stream)
-        if stream is None or claim.entry.failed or claim.sequence not in self._singles:
+        if stream is None or claim.entry.failed or claim.sequence not in self.singles:
             self._give_back(claim, claim.entry.failed, 0)
             return
-        self._singles.discard(claim.sequence)
+        self.singles.discard(claim.sequence)
         try:
             back = self.state, step(BACK, claim.entry.first, claim.sequence)
             self._give_single_back(stream, claim.sequence, back)
         except BaseException:
-            self._singles.add(claim.sequence)
+            self.singles.add(claim.sequence)
             raise
         self._gave_back(claim, 0)
 
@@ -388,9 +398,9 @@ class Consumer(Numbered):
         """After a start: what was claimed then is free, counted as failed; delays go on."""
         progress = self.state.progress
         dead = self.group.settings.retries
-        if self.stream is None:
+        if self.stream is None or self.singles_only:
             had_once = (sequence for sequence, entry in progress.open.items() if entry.claimed or entry.failed)
-            self._singles = {sequence for sequence in had_once if self.group.ranks.is_single(sequence)}
+            self.singles = {sequence for sequence in had_once if self.group.ranks.is_single(sequence)}
         for sequence, entry in list(progress.open.items()):
             if entry.claimed:
                 entry.claimed, entry.failed, entry.due_ns = False, entry.failed + 1, 0
@@ -569,7 +579,7 @@ class Consumer(Numbered):
             counted, retries = not self.group.tree.closing, self.group.settings.retries
             plain: list[Claim] = []
             for claim in claims:
-                if not counted and claim.sequence in self._singles:
+                if not counted and claim.sequence in self.singles:
                     self.release(claim)
                 elif counted and retries and claim.entry.failed + 1 >= retries:
                     self.fail(claim, reason, 0)
@@ -705,6 +715,29 @@ class Consumer(Numbered):
         self._gone(last.sequence, last.stream, len(last.body), first < last.sequence)
 
 
+class Taken:
+    """The nameless consumer of a stream under `deliver all`, to those who ask what may go: only what is for one taker,
+    was taken through it and is not dealt with may not."""
+
+    low = 0
+
+    def __init__(self, singles: set[int]) -> None:
+        self._singles = singles
+
+    def has_had(self, sequence: int) -> bool:
+        return sequence not in self._singles
+
+    def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        for sequence in sorted(self._singles):
+            if sequence > last:
+                break
+            if first < sequence:
+                yield first, sequence - 1
+            first = max(first, sequence + 1)
+        if first <= last:
+            yield first, last
+
+
 class Untouched:
     """The nameless consumer of a stream of which nothing was ever taken: not worth an object each."""
 
@@ -725,4 +758,4 @@ def delivery_count(entry: Entry) -> int:
     return entry.failed + 1
 
 
-__all__ = ["UNTOUCHED", "Claim", "Consumer", "Crowd", "Untouched", "delivery_count"]
+__all__ = ["UNTOUCHED", "Claim", "Consumer", "Crowd", "Taken", "Untouched", "delivery_count"]

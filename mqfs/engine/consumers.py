@@ -77,7 +77,7 @@ class Consumers(dict[str, Consumer]):
     def rank_anew(self) -> None:
         """The order in which messages are served has changed, or which they are."""
         for consumer in self.every():
-            consumer.picker.forget()
+            consumer.serve_anew()
 
     @property
     def hindmost(self) -> Consumer | None:
@@ -309,8 +309,9 @@ class Consumers(dict[str, Consumer]):
         routes = stream.routes()
         for consumer in routes.bounded:
             self._keep_bound(consumer, record)
-        if stream.nameless is not None:
-            stream.nameless.serve()
+        own = stream.nameless
+        if own is not None and (rank is not None or not own.singles_only):
+            own.serve()
         for crowd in routes.crowds:
             if crowd.waiting:
                 for consumer in list(crowd.waiting):
@@ -327,9 +328,10 @@ class Consumers(dict[str, Consumer]):
         """Those that end here, whatever stream took the message."""
         while (number := self._ends.name) is not None and self._ends.value <= self.group.bucket.next:
             self._ends.remove(number)
-            own = self.group.state.consumers.get(number)
-            if own is not None and own.name in self:
-                self._end_reads_of(self[own.name])
+            stream, own = self.group.numbers.get(number), self.group.state.consumers.get(number)
+            consumer = stream.nameless if stream is not None else self.get(own.name) if own is not None else None
+            if consumer is not None:
+                self._end_reads_of(consumer)
         self.next_end = self._ends.value
 
     def _end_reads_of(self, consumer: Consumer) -> None:

@@ -476,10 +476,11 @@ class Group:
                 cursor.offer(record)
         if self.views:
             self.views.offer(stream, record)
-        if head or self.consumers or stream.nameless is not None:
+        consumers = self.consumers
+        if head or consumers or stream.nameless is not None or record.sequence + 1 >= consumers.next_end:
             self.fresh = record
             try:
-                self.consumers.offer(stream, record, rank)
+                consumers.offer(stream, record, rank)
             finally:
                 self.fresh = None
         if stream.watchers:

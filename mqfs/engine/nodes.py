@@ -1,4 +1,4 @@
-"""A group's own files and directories: `ctl`, `.stats`, `.consumers`, `.kept/STREAM`, ...
+"""A group's own files and directories: `ctl`, `.stats`, `.consumers`, `.kept/STREAM`, `.consumers/.STREAM`, ...
 
 Owns what they are called, their numbers and modes. Streams, views and consumers are files too, with classes of their
 own.
@@ -29,6 +29,7 @@ META_FILES = {
 }
 FOLDERS = {".consumers": state.CONSUMERS, ".kept": state.KEPT, ".txn": state.TXN}
 _KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay below
+_TAKE_BITS = 3 << 30  # in the number of `.consumers/.STREAM`: stream numbers stay below 2**30
 
 
 def bits_for_writers(mode: int) -> int:
@@ -101,8 +102,8 @@ class Folder(Own):
         return self.group.state
 
 
-class KeptFile:
-    """`.kept/STREAM`: what the stream keeps, as an ordinary file."""
+class OfStream:
+    """Another file of a stream, there as long as the stream is."""
 
     __slots__ = ("group", "stream")
     directory = False
@@ -111,10 +112,20 @@ class KeptFile:
         self.stream, self.group = stream, stream.group
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, KeptFile) and other.stream is self.stream
+        return type(other) is type(self) and other.stream is self.stream
 
     def __hash__(self) -> int:
         return hash(self.stream)
+
+    @property
+    def removed(self) -> bool:
+        return self.stream.removed
+
+
+class KeptFile(OfStream):
+    """`.kept/STREAM`: what the stream keeps, as an ordinary file."""
+
+    __slots__ = ()
 
     @property
     def name(self) -> str:
@@ -123,10 +134,6 @@ class KeptFile:
     @property
     def parent(self) -> Folder:
         return self.group.folders[".kept"]
-
-    @property
-    def removed(self) -> bool:
-        return self.stream.removed
 
     @property
     def qid(self) -> Qid:
@@ -138,4 +145,26 @@ class KeptFile:
         return Attributes(own.mode & 0o444, own.uid, own.gid)
 
 
-__all__ = ["FOLDERS", "META_FILES", "Folder", "KeptFile", "Meta", "Numbered", "bits_for_writers"]
+class TakeFile(OfStream):
+    """`.consumers/.STREAM`: the consumer that all who take from the stream share, with claims; in no listing."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return f".{self.stream.name}"
+
+    @property
+    def parent(self) -> Folder:
+        return self.group.folders[".consumers"]
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.group.number << 32 | _TAKE_BITS | self.stream.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        return self.stream.state
+
+
+__all__ = ["FOLDERS", "META_FILES", "Folder", "KeptFile", "Meta", "Numbered", "TakeFile", "bits_for_writers"]

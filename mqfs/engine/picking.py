@@ -73,7 +73,7 @@ class Picker:
 
     def rank(self, sequence: int, rank: Rank) -> None:
         """A new message has a rank of its own."""
-        if self._ready is not None:
+        if self._ready is not None and (rank.single or not self.consumer.singles_only):
             heapq.heappush(self._ready, self.group.ranks.key(sequence, rank))
             if not self.consumer.takers:
                 self.rest()
@@ -86,7 +86,9 @@ class Picker:
     @property
     def dry(self) -> bool:
         """There is surely nothing, whoever asks: all that is known was handed out, and the log was read to its end."""
-        return self._ready is not None and not self._ready and self._scan >= self.group.bucket.next
+        if self._ready is None or self._ready:
+            return False
+        return self._scan >= self.group.bucket.next or self.consumer.singles_only
 
     def pick(self, taker: Taker) -> tuple[Record, Entry] | None:
         """What this handle is to have next, not claimed yet. Raises Damaged, once for each record that is."""
@@ -95,7 +97,7 @@ class Picker:
         ready = self._best_ready(taker) if self._ready_keys() else None
         if ready is not None and ready[0] < ORDINARY:
             return ready[1]
-        found = self._look(taker)
+        found = None if self.consumer.singles_only else self._look(taker)  # those all have ranks
         if ready is None or (found is not None and self._key(found[0]) < ready[2]):
             return found
         return ready[1]
@@ -103,8 +105,9 @@ class Picker:
     def _ready_keys(self) -> list[Key]:
         if self._ready is None:
             self._ready = []
+            only = self.consumer.singles_only
             for sequence, rank in self.group.ranks.over(self.consumer.covers):
-                if not self.progress.has_had(sequence):
+                if not self.progress.has_had(sequence) and (rank.single or not only):
                     heapq.heappush(self._ready, self.group.ranks.key(sequence, rank))
             for sequence, entry in self.progress.open.items():
                 self.consumer.free(sequence, entry)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import attrs
 
 from mqfs import errors
-from mqfs.engine.consumer import UNTOUCHED, Untouched
+from mqfs.engine.consumer import UNTOUCHED, Taken, Untouched
 from mqfs.engine.nodes import Numbered
 from mqfs.progress import ACK, BACK, step
 from mqfs.state import ConsumerState, StreamState
@@ -167,6 +167,8 @@ class Stream(Numbered):
         live = group.live_floor(self)
         if single := self.untaken():
             live = min(live, single)
+        if held := self._held_singles():
+            live = min(live, *held)
         if settings.replay == "last" and (newest := self.newest_kept()) >= floor and newest:
             live = min(live, newest)
         return max(floor, live)
@@ -481,7 +483,15 @@ class Stream(Numbered):
         if not self._has_consumer:
             return False
         consumer = self.own_consumer()
-        return consumer.has_had(sequence) or sequence in consumer.claims
+        return consumer.has_had(sequence) or sequence in consumer.claims or sequence in consumer.singles
+
+    def _held_singles(self) -> set[int]:
+        """Of those: what was taken from the stream under `deliver all`, and is not dealt with."""
+        if self.nameless is None or not self.nameless.singles:
+            return set()
+        group, floor = self.group, self.state.floor
+        held = (s for s in self.nameless.singles if s >= floor and group.ranks.is_single(s))
+        return {s for s in held if s not in group.state.dropped and s not in group.lapsed}
 
     def take_single(self, sequence: int, *also: Steps) -> None:
         """Somebody takes it: nobody else gets it. Raises DiskFailed, ReadOnly."""
@@ -522,10 +532,13 @@ class Stream(Numbered):
         live = self.readers or group.log_readers or group.cursors
         return not live and self.name != group.settings.dead and bool(self.consumers())
 
-    def sharers(self) -> tuple[Consumer | Untouched, ...]:
+    def sharers(self) -> tuple[Consumer | Untouched | Taken, ...]:
         """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
         if self.group.settings.deliver == "all":
-            return self.consumers()
+            own = self.nameless
+            if own is None or not own.singles:
+                return self.consumers()
+            return (*self.consumers(), Taken(own.singles))
         if not self._has_consumer:
             return (UNTOUCHED, *self.consumers())
         return (self.own_consumer(), *self.consumers())

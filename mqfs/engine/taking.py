@@ -16,6 +16,7 @@ from mqfs.engine.ctl import parse_duration, parse_number
 from mqfs.engine.files import Given, Open
 from mqfs.engine.format import FORMATS, Names, describe, parse_seek, shape
 from mqfs.engine.names import split
+from mqfs.engine.nodes import TakeFile
 from mqfs.engine.permission import R, W, allowed, require
 from mqfs.engine.seeking import position
 from mqfs.engine.selection import Selection, select
@@ -218,13 +219,14 @@ class TakeHandle(Taker, Writer):
 
 
 class ConsumerHandle(Taker, Commands):
-    """`.consumers/NAME`, opened for reading and writing, or for writing: then only to command it."""
+    """`.consumers/NAME` or `.consumers/.STREAM`, opened for reading and writing, or for writing: then only to command
+    it."""
 
-    node: Consumer
+    node: Consumer | TakeFile
     sequential = True
 
-    def __init__(self, node: Consumer, user: User, reads: bool, writes: bool) -> None:
-        if node.state.private and node.takers:
+    def __init__(self, node: Consumer | TakeFile, user: User, reads: bool, writes: bool) -> None:
+        if isinstance(node, Consumer) and node.state.private and node.takers:
             raise errors.Busy(f"{node.name} is private, and open already")
         self.format = "raw"
         self.selection = Selection(node.group)
@@ -237,7 +239,7 @@ class ConsumerHandle(Taker, Commands):
         super().__init__(node, user, reads, writes)
 
     def _consumer(self) -> Consumer:
-        return self.node
+        return self.node if isinstance(self.node, Consumer) else self.node.stream.own_consumer()
 
     def admits(self, stream: Stream, sequence: int) -> bool:
         return sequence < self.until and allowed(self.user, stream.state, R) and self.selection.covers(stream)
@@ -451,6 +453,8 @@ class ConsumerHandle(Taker, Commands):
 
     def _seek(self, word: str) -> Callable[[], None]:
         parse_seek(word)
+        if isinstance(self.node, TakeFile):
+            raise errors.BadCommand("seek: what is taken from a stream has no place that could be moved")
         require(self.user, self.node.state, R | W, self.node.name)
         consumer = self.consumer
         for number in {claim.stream for claim in consumer.claims.values()}:  # which it makes void
@@ -482,7 +486,7 @@ _USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1}
 class ShowHandle(Open):
     """What waits for a consumer, opened for reading only: oldest first, then end-of-file. Takes nothing."""
 
-    def __init__(self, node: Consumer | Stream, user: User, reads: bool, writes: bool) -> None:
+    def __init__(self, node: Consumer | Stream | TakeFile, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.last = Given()
         self.position = 0
@@ -492,7 +496,8 @@ class ShowHandle(Open):
 
     @property
     def consumer(self) -> Consumer:
-        return self.node if isinstance(self.node, Consumer) else self.node.shown_consumer()
+        node = self.node.stream if isinstance(self.node, TakeFile) else self.node
+        return node if isinstance(node, Consumer) else node.shown_consumer()
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
@@ -505,6 +510,8 @@ class ShowHandle(Open):
         return b"" if record is None else self.last.first(record.body, count, offset)
 
     def _next(self) -> Record | None:
+        if self.consumer.singles_only:
+            return None  # who merely reads is shown none of them
         for record in self.consumer.waiting(self.position):
             self.position = record.sequence + 1
             hidden = self.group.ranks.is_hidden(record)

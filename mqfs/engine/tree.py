@@ -25,7 +25,7 @@ from mqfs.engine.files import Open
 from mqfs.engine.group import Group
 from mqfs.engine.kept import KeptHandle
 from mqfs.engine.names import check_name, with_suffix
-from mqfs.engine.nodes import Folder, KeptFile, Meta
+from mqfs.engine.nodes import Folder, KeptFile, Meta, TakeFile
 from mqfs.engine.order import OrderHandle
 from mqfs.engine.permission import R, W, X, require, require_owner, require_unsticky
 from mqfs.engine.put import PutHandle
@@ -41,7 +41,7 @@ from mqfs.state import Attributes, State, decode_change
 from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
 
 T = TypeVar("T")
-Node = Group | Stream | View | Consumer | Meta | Folder | KeptFile | PartFile
+Node = Group | Stream | View | Consumer | Meta | Folder | KeptFile | TakeFile | PartFile
 ROOT = 1
 
 _OPENS: dict[str, type[Open]] = {
@@ -187,7 +187,8 @@ class Tree:
         if isinstance(folder, Staging):
             return folder.find(name)
         if folder.name == ".consumers":
-            return folder.group.consumers.get(name)
+            taken = folder.group.streams.get(name[1:]) if name.startswith(".") else None
+            return folder.group.consumers.get(name) or (TakeFile(taken) if taken is not None else None)
         stream = folder.group.streams.get(name)
         return KeptFile(stream) if stream is not None else None
 
@@ -279,7 +280,7 @@ class Tree:
             if node.group.settings.deliver == "one" and reads:
                 return TakeHandle if writes else ShowHandle
             return StreamHandle
-        if isinstance(node, Consumer):
+        if isinstance(node, Consumer | TakeFile):
             return ConsumerHandle if writes else ShowHandle
         if isinstance(node, PartFile | TxnCtl):
             return staged.kind(node)
@@ -379,6 +380,8 @@ class Tree:
             return None
         if isinstance(node, KeptFile):
             return None
+        if isinstance(node, TakeFile):
+            raise errors.NotPermitted(f"{name} is there as long as its stream")
         require_unsticky(user, group.state, attributes(node), name)
         require_unprotected(group)
         if isinstance(node, Stream):
@@ -454,7 +457,7 @@ class Tree:
         own = attributes(node)
         if node.removed:
             raise errors.NotFound(f"{node.name} was removed")
-        if isinstance(node, Folder | KeptFile | View | PartFile):
+        if isinstance(node, Folder | KeptFile | TakeFile | View | PartFile):
             raise errors.NotPermitted(f"{node.name} has the permissions of what it shows")
         require_owner(user, own, node.name)
         if uid is not None and uid != own.uid and user.uid != 0:

@@ -44,6 +44,8 @@ CALLS: dict[str, Callable[[Group, str], Any]] = {
     "consume": lambda group, name: group.consume(name),
     "consume with options": lambda group, name: group.consume(name, over="good", transient=True),
     "work": lambda group, name: group.work(name, print),
+    "take": lambda group, name: group.take(name),
+    "take and create": lambda group, name: group.take(name, create=True),
     "remove_consumer": lambda group, name: group.remove_consumer(name),
 }
 

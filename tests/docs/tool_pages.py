@@ -132,6 +132,11 @@ def give_up_at_once(at: Scene, block: Block) -> None:
     at.type_as_shown(block)
 
 
+@treated("mq-work.1", "mkdir mq/post")
+def from_a_stream(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+
+
 @treated("mq-work.1", "mq put mq/jobs/mail -H lang=de")
 def what_a_command_finds(at: Scene, block: Block) -> None:
     at.type_as_shown(block)

@@ -231,6 +231,8 @@ class Machine(RuleBasedStateMachine):
     def open_one(self, data: st.DataObject, kind: str) -> None:
         if len(self.keys) < 8:
             names = WORKERS if kind == "worker" else ["a", "b", "c", *(["dead"] if kind == "taker" else [])]
+            if kind == "worker" and self.model.set["deliver"] == "one":
+                names = [*names, ".a", ".a", ".b", ".dead"]  # a stream's own consumer
             if kind == "taker" and self.model.set["deliver"] == "all":
                 kind = "writer"
             name = data.draw(SOME(names))
@@ -441,7 +443,8 @@ class Machine(RuleBasedStateMachine):
         if verb == "seek" and isinstance(value, int):
             value = min(value, self.model.next)
         h = self.model.handles[key]
-        if verb == "seek" and (h["select"] is not None or (value != "end" and self.had_by_all(h["c"], value))):
+        moves = verb == "seek" and h["c"]["stream"] is None  # a stream's own consumer refuses it
+        if moves and (h["select"] is not None or (value != "end" and self.had_by_all(h["c"], value))):
             return
         self.stop_of(key)  # a command while a read waits is tested elsewhere
         mine = getattr(self.model, verb)(key, value)

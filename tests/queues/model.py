@@ -368,11 +368,13 @@ class Model:
     # -------------------------------------------------------- handles
 
     def open(self, key, name, kind):
-        """`kind`: writer, or taker (of a stream under deliver one); both of a stream. worker: of a consumer."""
+        """`kind`: writer, or taker (of a stream under deliver one); both of a stream. worker: of a consumer, also of
+        the nameless one of a stream ("." before its name)."""
         h = {"kind": kind, "of": None, "c": None, "rest": b"", "due": False, "last": [], "lost": None}
         h.update(select=None, until=None, format="raw")
         if kind == "worker":
-            h["c"] = c = self.named(name)
+            nameless = (c for c in self.consumers if name[:1] == "." and c["stream"] == self.names.get(name[1:], -1))
+            h["c"] = c = self.named(name) or next(nameless, None)
             if c is None:
                 return "NotFound"
             if c["private"] and any(other["c"] is c for other in self.handles.values()):
@@ -587,6 +589,8 @@ class Model:
         c = h["c"]
         if c["gone"]:
             return "Stale"
+        if c["stream"] is not None:
+            return "BadCommand"
         mine = [m["seq"] for m in self.kept() if self.covers(c, m["stream"])]
         if where == "end" or (not mine and not (isinstance(where, int) and where >= 0)):
             c["low"] = self.next

@@ -101,7 +101,7 @@ def readers(q: Queues) -> dict[str, Any]:
 
 def shown(q: Queues) -> bytes:
     """What all files show to who comes later."""
-    found = b"".join(q.shows(".kept/s") + q.shows(".consumers/w"))
+    found = b"".join(q.shows(".kept/s") + q.shows(".consumers/w") + q.shows(".consumers/.s"))
     if q.group.settings.deliver == "one":
         found += b"".join(q.shows("s"))
     for form in FORMATS:

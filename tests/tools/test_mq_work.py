@@ -80,6 +80,18 @@ def test_each_message_is_done_in_order(server: Server) -> None:
     assert mq_work("-e", consumer, "cat").stdout == b""
 
 
+def test_a_stream_is_worked_from(server: Server) -> None:
+    """With `deliver one` its own consumer is `.consumers/.STREAM`, with dead letters as any other."""
+    group = server.group("own", "deliver one", "sync off", "retries 1", streams=("mail",))
+    say(group / "mail", *(f"{number}\n" for number in range(6)))
+    with open(group / "mail", "r+b", buffering=0) as reader:
+        assert reader.read(64) == b"0\n"
+    result = mq_work("-e", group / ".consumers" / ".mail", "--", "sh", "-c", 'read -r n; [ "$n" != 3 ] && echo "$n"')
+    assert (result.returncode, result.stdout) == (0, b"1\n2\n4\n5\n")
+    assert (group / ".kept" / "mail").read_bytes() == b""
+    assert (group / "dead").read_bytes() == b"3\n"
+
+
 def test_the_message_in_arguments(server: Server) -> None:
     group, consumer = work(server, "arguments")
     say(group / "mail", "a b\n\n", "x")

@@ -1,0 +1,435 @@
+"""Taking from a stream: the same over all transports, beside those who read its file, and what a death gives back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+import mqfs
+from mqfs import Client, errors
+from mqfs.client import Claims, Group, tasks
+from tests.client.conftest import Away, short_folder
+from tests.patience import patient
+from tests.server.process import Running, environment, unmount, until
+
+SOON = patient(20)
+
+
+def work(tree: Client, name: str, *ctl: str, deliver: str = "one") -> Group:
+    return tree.group(name, create=True, ctl=[f"deliver {deliver}", "sync off", "backoff 1ms 1ms", *ctl])
+
+
+def waiting(group: Group, stream: str = "s") -> tuple[int, int]:
+    row = group.stats()["streams"][stream]["consumer"]
+    return int(row["waiting"]), int(row["claimed"])
+
+
+def drained(claims: Claims) -> list[bytes]:
+    """What is there now: published by this very client before."""
+    bodies = []
+    try:
+        while True:
+            claim = claims.get(0.1)
+            claim.ack()
+            bodies.append(claim.body)
+    except TimeoutError:
+        return bodies
+
+
+@pytest.mark.parametrize("ack", ["ack read", "ack next"])
+def test_a_clean_exit_acknowledges(tree: Client, name: str, ack: str) -> None:
+    group = work(tree, name, ack)
+    group.publish_many([("s", b"1"), ("t", b"no"), ("s", bytes(range(256)) * 3_000)])
+    group.publish("s", "ünï", priority=9, headers={"a": "b"})
+    got = []
+    with group.take("s") as claims:
+        for claim in claims:
+            with claim:
+                assert waiting(group)[1] == 1
+                got.append((claim.stream, claim.body, claim.headers.get("a"), claim.deliveries))
+            if len(got) == 3:
+                break
+    assert got == [("s", "ünï".encode(), "b", 1), ("s", b"1", None, 1), ("s", bytes(range(256)) * 3_000, None, 1)]
+    assert waiting(group) == (0, 0)
+    assert [message.stream for message in group.history()] == ["t"]
+
+
+def test_each_message_is_for_one_of_many(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    group.create("s")
+    got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def run() -> None:
+        with group.take("s") as claims:
+            for claim in claims:
+                with claim:
+                    if claim.body == b"end":
+                        return
+                    got.put(claim.body)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    group.publish_many(("s", str(number)) for number in range(300))
+    group.publish_many(("s", b"end") for _ in threads)
+    for thread in threads:
+        thread.join(SOON)
+    assert sorted(int(got.get(timeout=1)) for _ in range(300)) == list(range(300))
+    assert got.empty()
+
+
+def test_a_body_of_any_size_is_one_message(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    body = os.urandom(2_500_000)
+    group.publish("s", body)
+    group.publish("s", b"after")
+    with group.take("s") as claims, group.take("s") as others, claims.get(SOON) as claim:
+        assert claim.body == body
+        assert others.get(SOON).body == b"after"
+    assert waiting(group) == (1, 0)
+
+
+def test_what_a_taker_leaves_comes_again(tree: Client, name: str) -> None:
+    """At the end of its block uncounted, after an exception counted."""
+    group = work(tree, name)
+    group.publish("s", b"x")
+    with group.take("s") as claims:
+        assert claims.get(SOON).deliveries == 1
+    claims = group.take("s")
+    assert claims.get(SOON).deliveries == 1
+    with pytest.raises(ZeroDivisionError), claims:
+        1 / 0  # noqa: B018
+    with group.take("s") as claims, claims.get(SOON) as claim:
+        assert claim.deliveries == 2
+    assert waiting(group) == (0, 0)
+
+
+def test_retries_and_dead_letters(tree: Client, name: str) -> None:
+    group = work(tree, name, "retries 3")
+    group.publish("s", b"poison")
+    seen = []
+    with group.take("s") as claims:
+        for _ in range(3):
+            claim = claims.get(SOON)
+            seen.append(claim.deliveries)
+            with pytest.raises(ZeroDivisionError), claim:
+                1 / 0  # noqa: B018
+        assert seen == [1, 2, 3]
+        (dead,) = group.history(pattern="dead")
+        assert (dead.body, dead.headers["stream"], dead.headers["deliveries"]) == (b"poison", "s", "3")
+        with group.take("dead") as letters, letters.get(SOON) as letter:
+            assert letter.body == b"poison"
+        assert waiting(group, "dead") == (0, 0)
+        group.publish("s", b"worse")
+        claims.get(SOON).dead("no good")
+        group.redrive("s")
+        with claims.get(SOON) as claim:
+            assert (claim.body, claim.deliveries) == (b"worse", 1)
+
+
+def test_every_word_about_a_claim(tree: Client, name: str) -> None:
+    group = work(tree, name, "lease 1h")
+    group.publish_many(("s", str(number)) for number in range(3))
+    with group.take("s") as claims:
+        first = claims.get(SOON)
+        first.touch()
+        first.release()
+        assert (claims.get(SOON).body, first.settled) == (b"0", True)
+        claims.get(SOON).nack(delay=3_600)
+        claims.get(SOON).ack()
+        with pytest.raises(errors.Stale):
+            first.ack()
+        with pytest.raises(TimeoutError):
+            claims.get(0.01)
+    row = group.stats()["streams"]["s"]["consumer"]
+    assert (row["waiting"], row["delayed"]) == (2, 1)
+
+
+def test_a_lease_that_ran_out_and_one_that_is_renewed(tree: Client, name: str) -> None:
+    group = work(tree, name, "lease 60ms")
+    group.publish("s", b"x")
+    with group.take("s") as claims, group.take("s") as others:
+        claim, again = claims.get(SOON), others.get(SOON)
+        assert (again.sequence, again.deliveries) == (claim.sequence, 2)
+        with pytest.raises(errors.Stale, match="not any more"):
+            claim.ack()
+        again.ack()
+        group.publish("s", b"y")
+        assert claims.get(SOON).body == b"y"  # the refusal's text is no message
+    group.ctl("lease 500ms")  # short and yet long enough for a machine that is busy
+    with group.take("s", renew=True) as claims, group.take("s") as others, claims.get(SOON):
+        with pytest.raises(TimeoutError):
+            others.get(1.2)
+        assert waiting(group) == (0, 1)
+    assert waiting(group) == (0, 0)
+
+
+def test_a_stream_that_is_missing(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    with pytest.raises(errors.NotFound):
+        group.take("s")
+    assert group.streams() == []
+    with group.take("s", create=True) as claims:
+        group.publish("s", b"1", create=False)
+        claims.get(SOON).ack()
+        group.remove("s")
+        assert list(claims) == []
+    assert group.streams() == []
+    with pytest.raises(errors.NotFound):
+        group.take("s")
+    with pytest.raises(errors.NotFound):
+        tree.group(f"{name}-2", create=True).take("s")
+
+
+def test_it_is_no_consumer(tree: Client, name: str) -> None:
+    """It stands in no list, and a name of one cannot stand for it."""
+    group = work(tree, name)
+    group.create("s")
+    with group.take("s"):
+        assert group.consumers() == []
+        for call in (group.consume, group.remove_consumer, group.take):
+            with pytest.raises(errors.BadName):
+                call(".s")
+    with group.consume("s") as claims, group.take("s") as takes:
+        group.publish("s", b"for both")
+        assert claims.get(SOON).body == takes.get(SOON).body == b"for both"
+
+
+def test_a_group_that_delivers_to_all_has_what_is_for_one(tree: Client, name: str) -> None:
+    group = work(tree, name, "replay all", deliver="all")
+    group.publish("s", b"before")
+    group.publish("s", b"first", single=True)
+    with group.take("s") as claims, group.take("s") as others, group.subscribe() as reading:
+        assert claims.get(SOON).body == b"first"
+        group.publish("s", b"between")
+        group.publish("s", b"second", single=True)
+        assert others.get(SOON).body == b"second"
+        for takes in (claims, others):
+            with pytest.raises(TimeoutError):
+                takes.get(0.05)
+        assert reading.get(SOON).body == b"between"
+    assert [message.body for message in group.history()] == [b"before", b"between"]
+    with group.take("s") as claims:
+        assert drained(claims) == [b"first", b"second"]
+    with group.take("s") as claims, pytest.raises(TimeoutError):
+        claims.get(0.05)
+
+
+@pytest.mark.parametrize("replay", ["off", "all"])
+def test_one_for_one_goes_to_one_of_takers_consumers_and_handlers(tree: Client, name: str, replay: str) -> None:
+    """Handlers of `on` have what is for all."""
+    group = work(tree, name, f"replay {replay}", deliver="all")
+    group.create("s")
+    handled: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    taken: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    with group.take("s") as one, group.take("s") as two, group.consume("c") as named:
+
+        def run(claims: Claims) -> None:
+            for claim in claims:
+                with claim:
+                    taken.put(claim.body)
+
+        def first(message: mqfs.Message) -> None:
+            handled.put(message.body)
+
+        def second(message: mqfs.Message) -> None:
+            handled.put(message.body)
+
+        group.on("s", first)
+        group.on("#", second)
+        threads = [threading.Thread(target=run, args=(claims,), daemon=True) for claims in (one, two, named)]
+        for thread in threads:
+            thread.start()
+        for number in range(100):
+            group.publish("s", str(number), single=True)
+        group.publish("s", b"all")
+        got = [taken.get(timeout=SOON) for _ in range(101)]
+        assert sorted(got) == sorted([b"all", *(b"%d" % number for number in range(100))])
+        assert [handled.get(timeout=SOON) for _ in range(2)] == [b"all"] * 2
+        group.unsubscribe()
+        for claims in (one, two, named):
+            claims.finish()
+        for thread in threads:
+            thread.join(SOON)
+    assert handled.empty()
+    assert taken.empty()
+
+
+def test_one_for_one_that_failed_is_taken_again(tree: Client, name: str) -> None:
+    """By whoever takes from the stream; with the last retry it is a dead letter."""
+    group = work(tree, name, "retries 2", deliver="all")
+    with group.consume("c") as named, group.take("s", create=True) as claims:
+        group.publish("s", b"x", single=True)
+        claim = claims.get(SOON)
+        with pytest.raises(TimeoutError):
+            named.get(0.05)
+        claim.nack()
+        group.publish("s", b"for all")
+        assert named.get(SOON).body == b"for all"
+        with group.take("s") as others:
+            again = others.get(SOON)
+            assert (again.body, again.deliveries) == (b"x", 2)
+            again.nack()
+        with group.take("dead") as letters, letters.get(SOON) as letter:
+            assert (letter.body, letter.headers["deliveries"]) == (b"x", "2")
+        assert list(group.history(pattern="dead")) == []
+
+
+# ---------------------------------------------------------------- what only a server can do
+
+
+TAKE = """
+import sys, mqfs
+with mqfs.connect(sys.argv[1], transport=sys.argv[2]) as client:
+    with client.group("g").take("s") as claims:
+        claim = claims.get()
+        print(claim.body.decode(), claim.deliveries, flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_a_taker_that_is_killed_gives_back(server: Away) -> None:
+    with server.connect() as client:
+        group = work(client, "g", "retries 3")
+        group.publish("s", b"x")
+        for delivery in (1, 2):
+            command = [sys.executable, "-c", TAKE, server.address, server.transport]
+            with subprocess.Popen(
+                command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as taker:
+                assert taker.stdout is not None
+                assert taker.stdout.readline() == f"x {delivery}\n"
+                assert waiting(group) == (0, 1)
+                taker.kill()
+        with group.take("s") as claims, claims.get(SOON) as claim:
+            assert claim.deliveries == 3
+        assert waiting(group) == (0, 0)
+
+
+@pytest.mark.parametrize("deliver", ["one", "all"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_goes_on_when_the_server_comes_back(server: Away, number: int, deliver: str) -> None:
+    """What was claimed comes again; a kill counts it as a failed delivery."""
+    with server.connect() as client:
+        group = work(client, "g", "sync always", deliver=deliver)
+        with group.take("s", create=True) as claims, group.take("s") as waits:
+            group.publish("s", b"1", single=True)
+            group.publish("s", b"2", single=True)
+            held = claims.get(SOON)
+            waits.get(SOON).ack()
+            server.again(number)
+            with server.connect() as other:
+                other.group("g").publish("s", b"3", single=True)
+            again = waits.get(SOON)
+            assert (again.body, again.deliveries) == (held.body, 1 + (number == signal.SIGKILL))
+            again.ack()
+            with pytest.raises((errors.Stale, errors.Disconnected)):
+                held.ack()
+            assert drained(claims) == [b"3"]
+
+
+def test_beside_readers_of_the_file_on_the_mount(tmp_path: Path) -> None:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("/dev/fuse is missing or may not be opened")
+    mount = tmp_path / "mq"
+    mount.mkdir()
+    with short_folder() as folder:
+        address = f"unix!{folder}/socket"
+        arguments = ["--store", str(tmp_path / "store"), "--listen", address, "--mount", str(mount)]
+        server = Running(*arguments, cwd=tmp_path)
+        try:
+            beside_readers(address, mount / "g")
+        finally:
+            server.stop()
+            unmount(mount)
+        assert "Traceback" not in server.text(), server.text()
+
+
+def beside_readers(address: str, path: Path) -> None:
+    with mqfs.connect(address) as client:
+        group = work(client, "g")
+        group.create("s")
+        assert os.listdir(path / ".consumers") == []
+        assert (path / ".consumers" / ".s").stat().st_ino != (path / "s").stat().st_ino
+        output = path.parent.parent / "output"
+        cats = []
+        for _ in range(2):
+            with open(path / "s", "r+b", buffering=0) as stream, open(output, "ab") as into:
+                cats.append(subprocess.Popen(["cat"], stdin=stream, stdout=into))
+        mine: list[bytes] = []
+        with contextlib.ExitStack() as stack, group.take("s") as claims:
+            for cat in cats:
+                stack.callback(cat.wait)
+                stack.callback(cat.kill)
+            thread = threading.Thread(target=took, args=(claims, mine), daemon=True)
+            thread.start()
+            wanted = sorted(b"%d\n" % number for number in range(300))
+            group.publish_many(("s", body) for body in wanted)
+            until(lambda: sorted([*mine, *output.read_bytes().splitlines(keepends=True)]) == wanted, "all were had")
+            claims.finish()
+            thread.join(SOON)
+        assert mine
+        assert output.stat().st_size
+
+
+def took(claims: Claims, into: list[bytes]) -> None:
+    for claim in claims:
+        with claim:
+            into.append(claim.body)
+
+
+ACCOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="only root is somebody else")
+
+
+@ACCOUNTS
+def test_who_may_not_read_the_stream_may_not_take(server: Away) -> None:
+    with server.connect() as client, server.connect(user="nobody", transport="9p") as nobody:
+        group = work(client, "g")
+        group.publish("s", b"secret")
+        with pytest.raises(errors.Denied):
+            nobody.group("g").take("s")
+        with group.take("s") as claims:
+            assert claims.get(SOON).body == b"secret"
+
+
+# ---------------------------------------------------------------- awaited
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("how", ["9p", "auto", "inside"])
+def test_awaited(request: pytest.FixtureRequest, tmp_path: Path, name: str, how: str, backend: str) -> None:
+    opening = partial(tasks.open, tmp_path / "store")
+    if how != "inside":
+        opening = partial(tasks.connect, request.getfixturevalue("shared").address, transport=how)  # type: ignore[assignment]
+
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["deliver one", "sync off"])
+            with pytest.raises(errors.NotFound):
+                async with group.take("s"):
+                    pass
+            async with group.take("s", create=True, renew=False) as claims:
+                await group.publish_many([("s", b"1"), ("s", b"2")])
+                async with await claims.get() as claim:
+                    assert claim.body == b"1"
+                with anyio.move_on_after(0) as scope:
+                    async with await claims.get():
+                        await anyio.sleep_forever()
+                assert scope.cancelled_caught
+                async for claim in claims:
+                    async with claim:
+                        assert (claim.body, claim.deliveries) == (b"2", 1)
+                    break
+            assert waiting(group.sync) == (0, 0)
+
+    anyio.run(main, backend=backend)
