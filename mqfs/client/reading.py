@@ -18,6 +18,7 @@ from mqfs.client.bodies import Assembly
 from mqfs.client.link import File, Link, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.client.words import commands, file_name, quote
+from mqfs.engine import topics
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
 from mqfs.types import Kind, Message, Record
 
@@ -153,12 +154,8 @@ class Reading(Waiting[Message]):
         self._set_up(link, path, patterns, until, filters, reconnect)
         self._singly = singly
         self._exactly: frozenset[str] = frozenset()  # names that are looked for here, as no stream is called so yet
-        if start == "end":
-            # So that it is known where to go on, or how much was lost, if that comes before the first message.
-            start = str(json.loads(read_whole(link, f"{path}/.stats"))["next"])
         self._start = start
-        self._counted = 0  # losses below that sequence were counted
-        self._missed = False  # something was lost; the next message shows how much
+        self._gone = 0  # below that sequence what is not given is lost
         self._next: Message | None = None  # read, and to be given when the loss before it was told
         self._file = self._open()
 
@@ -174,6 +171,7 @@ class Reading(Waiting[Message]):
         self._singly = False
         self._assembly = Assembly()
         self._lost = 0  # messages, and not told yet
+        self._counted = 0  # losses below that sequence were counted
         self.told_at = -TELL_S  # when losses were told last
 
     # ------------------------------------------------------------ the cursor
@@ -184,7 +182,10 @@ class Reading(Waiting[Message]):
         try:
             self._select(file)
             until = (f"until {self._until}",) if self._until else ()
-            file.write(commands(f"seek {self._start}", *until, "format record"))
+            follows = self._singly or not self._until
+            file.write(commands(f"seek {self._start}", *until, "format record", *(["streams"] if follows else [])))
+            if follows:
+                self._begin(*self._places(file))
         except BaseException:
             file.close()
             raise
@@ -204,6 +205,36 @@ class Reading(Waiting[Message]):
                 require_name(name)
             file.read(65_536)  # the refusal's text
             self._exactly = frozenset(self._names)
+
+    def _begin(self, next_sequence: int, streams: list[dict[str, int]]) -> None:
+        """At that moment it was positioned. So it is known where to go on, and how much was lost, also where that comes
+        before the first message."""
+        if self._start == "end":
+            self._start = str(next_sequence)
+        elif self._start == "first":
+            self._start = str(min((s["first"] for s in streams if s["first"]), default=next_sequence))
+        elif self._start.isdigit():
+            self._gone = max(self._gone, max((s["floor"] for s in streams), default=0))
+            if self._gone > int(self._start) and self._keeps_until_it_expires():
+                self._gone = max((s["cut"] for s in streams), default=0)  # what expired is not lost
+
+    def _places(self, file: File) -> tuple[int, list[dict[str, int]]]:
+        """The sequence that comes next, and what `.stats` says of each stream that may be meant: number, floor, cut,
+        first. From a cursor that was asked for its `streams`."""
+        text = b""
+        while not text.endswith(b"\n"):
+            text += file.read()
+        said = json.loads(text)
+        streams = said["streams"]
+        patterns = [topics.compile(name) for name in self._names if wild(name)]
+        plain = {name for name in self._names if not wild(name)}
+        if self._names and plain <= streams.keys():  # none of them is a view
+            streams = {n: row for n, row in streams.items() if n in plain or any(match(n) for match in patterns)}
+        return said["next"], list(streams.values())
+
+    def _keeps_until_it_expires(self) -> bool:
+        lines = read_whole(self._link, f"{self._path}/ctl").split(b"\n")
+        return b"replay all" in lines and b"ttl 0" not in lines
 
     def _reopen(self) -> None:
         """A new cursor behind the last message; the server is waited for."""
@@ -239,7 +270,7 @@ class Reading(Waiting[Message]):
     def _get(self, deadline: float | None) -> Message:
         with self._turn:
             while True:
-                if self._missed or self._lost or self._next is not None:
+                if self._gone or self._lost or self._next is not None:
                     message = self._behind_losses()
                 else:
                     message = self._records.next()
@@ -258,12 +289,12 @@ class Reading(Waiting[Message]):
         try:
             data = self._file.read(timeout=self._patience(deadline))
         except FellBehind:
-            self._missed = True
+            self._note_gone()
             return
         except TimeoutError:
             if deadline is not None and time.monotonic() >= deadline:
                 raise
-            self._tell_losses(-1)
+            self._tell_losses(self._gone)
             return
         except Interrupted as error:
             self._interrupted(error)
@@ -275,18 +306,23 @@ class Reading(Waiting[Message]):
         if data:
             self._records.feed(data)
         elif not self._closed.is_set():
-            self._tell_losses(int(self._until) + 1 if self._until.isdigit() else -1)
+            self._tell_losses(min(self._gone, int(self._until) + 1) if self._until.isdigit() else self._gone)
             self._ended()
 
     # ------------------------------------------------------------ losses
 
-    def missed(self) -> None:
-        """Somebody knows that what it was begun with is not all there any more."""
-        self._missed = True
+    def _note_gone(self) -> None:
+        """It fell behind: up to where that may have been, whatever comes before it."""
+        try:
+            self._file.write(commands("streams"))
+            self._gone = max((row["floor"] for row in self._places(self._file)[1]), default=0)
+        except Disconnected as error:
+            self._away(error)
+            self._reopen()
 
     def _patience(self, deadline: float | None) -> float | None:
         """For how long to wait for more: a loss is not kept back for longer than the next message may take."""
-        if self._missed or self._lost:
+        if self._gone or self._lost:
             soon = max(self.told_at + TELL_S, time.monotonic() + FIRST_PAUSE_S)
             deadline = soon if deadline is None else min(soon, deadline)
         return None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -303,19 +339,20 @@ class Reading(Waiting[Message]):
         return message
 
     def _count(self, sequence: int) -> None:
-        """All up to that message are lost, if they were any of ours."""
-        if self._missed:
-            first = max(int(self._start) if self._start.isdigit() else 0, self._counted)
-            self._missed, self._counted = False, sequence
-            if first:
-                self._lost = max(self._lost, 0) + max(sequence - first, 0)
+        """All below that one was given, or is lost where it is below `_gone`."""
+        if self._gone:
+            if self._start.isdigit():
+                first = max(int(self._start), self._counted)
+                self._lost = max(self._lost, 0) + max(min(sequence, self._gone) - first, 0)
             else:
                 self._lost = self._lost or -1
+            self._counted = sequence
+            if sequence >= self._gone:
+                self._gone = 0
 
     def _tell_losses(self, end: int) -> None:
-        """Where nothing comes behind them. `end`: of what was lost; -1: the group's present end."""
-        if self._missed:
-            self._count(end if end >= 0 else json.loads(read_whole(self._link, f"{self._path}/.stats"))["next"])
+        """Where nothing comes behind them. `end`: of what was lost."""
+        self._count(end)
         if self._lost:
             self._tell()
 

@@ -329,15 +329,21 @@ class RingGroup:
         """See `Direct`."""
         from mqfs.client.ring_reading import NotInRing, RingReading
 
-        at = self.usable()
-        if at is None or at.deliver != "all":
-            return None
-        try:
-            return RingReading(
-                self, at, self._link, self._path, patterns, existing=existing, filters=filters, reconnect=reconnect
-            )
-        except (NotInRing, Stale):
-            return None
+        while (at := self.usable()) is not None and at.deliver == "all":
+            try:
+                return RingReading(
+                    self, at, self._link, self._path, patterns, existing=existing, filters=filters, reconnect=reconnect
+                )
+            except NotInRing:
+                break
+            except Stale:
+                if not at.over:
+                    break
+            except Disconnected:
+                if not at.door.lost:
+                    raise
+                self.goes_on(at)
+        return None
 
     def close(self) -> None:
         self.closed.set()

@@ -117,14 +117,15 @@ def test_a_loss_is_told_where_nothing_comes_behind_it(tree: Client, name: str) -
         assert caught.value.lost == 10
 
 
-@pytest.mark.parametrize("failing", ["Reading", "read_whole"])
+@pytest.mark.parametrize("failing", ["Reading", "_places"])
 def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cursor(
     shared: Away, name: str, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """Until it succeeds; nothing is lost meanwhile."""
     if ring.MISSING:
         pytest.skip(ring.MISSING)
-    real, failures, seats, cursors = getattr(ring_reading, failing), 5, [], []
+    where: Any = ring_reading if failing == "Reading" else Reading
+    real, failures, seats, cursors = getattr(where, failing), 5, [], []
     with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
         group = client.group(name, create=True, ctl=["replay all"])
         with group.subscribe("s") as reading:
@@ -141,7 +142,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
                     raise Disconnected("the connection was lost")
                 return real(*arguments, **options)
 
-            monkeypatch.setattr(ring_reading, failing, fail_at_first)
+            monkeypatch.setattr(where, failing, fail_at_first)
             assert [reading.get(timeout=20).body for _ in range(3)] == [b"1", b"2", b"3"]
     assert seats == [1] * (failures + 1)
     assert set(cursors) == {0 if failing == "Reading" else 1}
