@@ -149,10 +149,12 @@ class Reading(Waiting[Message]):
         filters: Filters = (),
         reconnect: bool | float = False,
         singly: bool = False,
+        was_away: bool = False,
     ) -> None:
-        """`singly`: parts of bodies are left as they are."""
+        """`singly`: parts of bodies are left as they are. `was_away`: the server is another one than that which
+        gave what comes before `start`."""
         self._set_up(link, path, patterns, until, filters, reconnect)
-        self._singly = singly
+        self._singly, self._was_away = singly, was_away
         self._exactly: frozenset[str] = frozenset()  # names that are looked for here, as no stream is called so yet
         self._start = start
         self._gone = 0  # below that sequence what is not given is lost
@@ -214,31 +216,56 @@ class Reading(Waiting[Message]):
         elif self._start == "first":
             self._start = str(min((s["first"] for s in streams if s["first"]), default=next_sequence))
         elif self._start.isdigit():
-            self._gone = max(self._gone, max((s["floor"] for s in streams), default=0))
-            if self._gone > int(self._start) and self._keeps_until_it_expires():
-                self._gone = max((s["cut"] for s in streams), default=0)  # what expired is not lost
+            gone = max((s["floor"] for s in streams), default=0)
+            if self._was_away:
+                if b"replay off" in self._ctl_lines():
+                    gone = next_sequence  # what came while nobody was there is nowhere to be seen
+            elif gone > int(self._start):
+                gone = self._really_gone()
+            self._gone = max(self._gone, gone)
+
+    def _really_gone(self) -> int:
+        """Below that sequence messages were lost. A floor rises above what expired, too, and where nothing was."""
+        said = json.loads(read_whole(self._link, f"{self._path}/.stats"))
+        lines, streams = self._ctl_lines(), self._meant(said["streams"])
+        if b"replay all" in lines:
+            return max((s["cut"] for s in streams), default=0)
+        before = b"replay last" in lines  # one may be of before the server's start
+        return max((s["floor"] for s in streams if s["messages"] < s["written"] + before), default=0)
+
+    def _ctl_lines(self) -> list[bytes]:
+        return read_whole(self._link, f"{self._path}/ctl").splitlines()
 
     def _places(self, file: File) -> tuple[int, list[dict[str, int]]]:
         """The sequence that comes next, and what `.stats` says of each stream that may be meant: number, floor, cut,
         first. From a cursor that was asked for its `streams`."""
-        text = b""
+        text, interrupted = b"", False
         while not text.endswith(b"\n"):
-            text += file.read()
+            try:
+                piece = file.read()
+            except Interrupted:
+                interrupted = True
+                continue
+            if not piece:
+                raise NotFound(f"{self._path} was removed")
+            text += piece
+        if interrupted:
+            file.interrupt()  # it was meant for the read of a message
         said = json.loads(text)
-        streams = said["streams"]
+        return said["next"], self._meant(said["streams"])
+
+    def _meant(self, streams: dict[str, dict[str, int]]) -> list[dict[str, int]]:
+        """Of the streams those that it is over; all, where a name may be a view's."""
         patterns = [topics.compile(name) for name in self._names if wild(name)]
         plain = {name for name in self._names if not wild(name)}
         if self._names and plain <= streams.keys():  # none of them is a view
             streams = {n: row for n, row in streams.items() if n in plain or any(match(n) for match in patterns)}
-        return said["next"], list(streams.values())
-
-    def _keeps_until_it_expires(self) -> bool:
-        lines = read_whole(self._link, f"{self._path}/ctl").split(b"\n")
-        return b"replay all" in lines and b"ttl 0" not in lines
+        return list(streams.values())
 
     def _reopen(self) -> None:
         """A new cursor behind the last message; the server is waited for."""
         patience = Patience(self._reconnect, self._closed, self._link.where)
+        self._was_away = True
         while True:
             try:
                 self._file = self._open()

@@ -105,6 +105,8 @@ class RingGroup:
         self._now: Attached | None = None
         self._refused: tuple[float, MqfsError] | None = None
         self._doorless_since = 0.0
+        self.times_away = 0  # the server was
+        self._lost_door: DoorCall | None = None  # the last by which that was seen
         _groups.add(self)
 
     # ------------------------------------------------------------ attaching
@@ -114,6 +116,9 @@ class RingGroup:
         with self._lock:
             self.require()
             at = self._now
+            if at is not None and at.door.lost and at.door is not self._lost_door:
+                self._lost_door = at.door
+                self.times_away += 1
             if at is not None and at.ring.retired:
                 at.over = True
             if at is not None and not at.over and not at.door.lost:

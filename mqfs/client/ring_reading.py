@@ -60,7 +60,7 @@ class RingReading(Reading):
     ) -> None:
         """Raises NotInRing, and what the tree refuses with."""
         self._set_up(link, path, patterns, "", filters, reconnect)
-        self._group, self._at = group, at
+        self._group, self._at, self._times_away = group, at, group.times_away
         self._ready: deque[Message] = deque()
         self._past: Reading | None = None  # what is read before the ring goes on
         self._old_seats: list[ring.Consumer] = []  # of rings before: the log keeps what it has not had
@@ -149,8 +149,19 @@ class RingReading(Reading):
                 return
             if at.door.lost and not self._group.goes_on(at):
                 raise Stale("the ring ended")
-        past = Reading(self._link, self._path, self._names, start=start, until=str(end - 1), singly=True)
+        past = Reading(
+            self._link,
+            self._path,
+            self._names,
+            start=start,
+            until=str(end - 1),
+            singly=True,
+            was_away=self._server_was_away(),
+        )
         self._read_first(past)
+
+    def _server_was_away(self) -> bool:
+        return self._group.times_away > self._times_away
 
     def _read_first(self, past: Reading) -> None:
         """Have that cursor read before the ring."""
@@ -219,7 +230,10 @@ class RingReading(Reading):
         self._move_on()
         self._forever = True
         start = str(self._position)
-        past = Reading(self._link, self._path, self._names, start=start, reconnect=self._reconnect, singly=True)
+        past = Reading(
+            self._link, self._path, self._names,
+            start=start, reconnect=self._reconnect, singly=True, was_away=self._server_was_away(),
+        )  # fmt: skip
         self._read_first(past)
 
     # ------------------------------------------------------------ messages

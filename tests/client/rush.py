@@ -40,7 +40,7 @@ def publish(spec: Spec, client: Client, begin: Callable[[], object]) -> Result:
     file = os.open(spec["file"], os.O_WRONLY) if spec["file"] else -1
     until = time.monotonic() + spec["seconds"]
     while time.monotonic() < until and size < MOST_BYTES:
-        bodies = []
+        bodies: list[bytes] = []
         for _ in range(dice.choice([1, 1, 1, 2, 30])):
             body = b"%s %d %s" % (spec["name"].encode(), sent + len(bodies), bytes(body_size(dice, spec["most"])))
             bodies.append(body)

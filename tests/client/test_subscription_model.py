@@ -239,11 +239,9 @@ class Story:
         for stream in (*STREAMS, "later"):
             self.publish(stream, [self.body()])
         for following, owed in self.followers:
-            while owed.due() or owed.told < owed.lost:
-                self.get(following, owed)
             with contextlib.suppress(TimeoutError):
                 while True:
-                    self.get(following, owed, 0)
+                    self.get(following, owed, patient(20) if owed.due() or owed.told < owed.lost else 0)
             owed.settled(self.files.stats()["next"])
 
     def close(self) -> None:
