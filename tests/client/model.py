@@ -128,8 +128,9 @@ class Owed:
     def fell_behind(self, lost: int) -> None:
         assert lost > 0, "told of a loss, and not how many at most"
         self.told += lost
-        # A ring may still have what the log has not; and of how many it was is not known where a floor is all there is.
-        places = range(self.next if self.log.replay == "all" else 0, len(self.log.sent))
+        # A ring may still have what the log has not; and where a floor is all that is known it may be above nothing.
+        exact = self.log.replay == "all" and not self.log.room
+        places = range(self.next if exact else 0, len(self.log.sent))
         self.perhaps += any(self.may_be_gone(p) and self.wants(self.log.sent[p].stream) for p in places)
 
     def bound(self, next_sequence: int) -> None:
