@@ -211,16 +211,17 @@ def test_a_loss_before_the_first_message_is_counted(tree: Client, name: str) -> 
     assert given + lost == 12
 
 
-def test_who_begins_when_the_ring_has_just_ended_gets_what_comes(shared: Away, name: str) -> None:
+@pytest.mark.parametrize("lines", [[], ["replay all"]], ids=" ".join)
+def test_who_begins_when_the_ring_has_just_ended_gets_what_comes(shared: Away, name: str, lines: list[str]) -> None:
     """And nothing that was there before."""
     if ring.MISSING:
         pytest.skip(ring.MISSING)
     with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
-        group, there = client.group(name, create=True), other.group(name)
+        group, there = client.group(name, create=True, ctl=lines), other.group(name)
         group.publish("s", b"0")
         there.ctl("ttl 1h")  # ends the ring
         there.publish("s", b"1")
-        with group.subscribe("s") as reading:
+        with group.subscribe("*") as reading:
             there.publish_many(("s", b"%d" % number) for number in range(2, 5))
             assert [reading.get(timeout=20).body for _ in range(3)] == [b"2", b"3", b"4"]
 
@@ -231,7 +232,7 @@ def test_what_a_server_that_was_started_again_has_not_is_told(server: Away, numb
     with server.connect() as client:
         group = client.group("g", create=True, ctl=lines)
         group.create("s")
-        with group.subscribe("s") as reading:
+        with group.subscribe("*") as reading:
             group.publish("s", b"first")
             assert reading.get(timeout=20).body == b"first"
             server.again(number)
