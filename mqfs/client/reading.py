@@ -18,6 +18,7 @@ from mqfs.client.bodies import Assembly
 from mqfs.client.link import File, Link, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.client.words import commands, file_name, quote
+from mqfs.engine import topics
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
 from mqfs.types import Kind, Message, Record
 
@@ -148,17 +149,15 @@ class Reading(Waiting[Message]):
         filters: Filters = (),
         reconnect: bool | float = False,
         singly: bool = False,
+        was_away: bool = False,
     ) -> None:
-        """`singly`: parts of bodies are left as they are."""
+        """`singly`: parts of bodies are left as they are. `was_away`: the server is another one than that which
+        gave what comes before `start`."""
         self._set_up(link, path, patterns, until, filters, reconnect)
-        self._singly = singly
+        self._singly, self._was_away = singly, was_away
         self._exactly: frozenset[str] = frozenset()  # names that are looked for here, as no stream is called so yet
-        if start == "end":
-            # So that it is known where to go on, or how much was lost, if that comes before the first message.
-            start = str(json.loads(read_whole(link, f"{path}/.stats"))["next"])
         self._start = start
-        self._counted = 0  # losses below that sequence were counted
-        self._missed = False  # something was lost; the next message shows how much
+        self._gone = 0  # below that sequence what is not given is lost
         self._next: Message | None = None  # read, and to be given when the loss before it was told
         self._file = self._open()
 
@@ -174,6 +173,7 @@ class Reading(Waiting[Message]):
         self._singly = False
         self._assembly = Assembly()
         self._lost = 0  # messages, and not told yet
+        self._counted = 0  # losses below that sequence were counted
         self.told_at = -TELL_S  # when losses were told last
 
     # ------------------------------------------------------------ the cursor
@@ -184,7 +184,10 @@ class Reading(Waiting[Message]):
         try:
             self._select(file)
             until = (f"until {self._until}",) if self._until else ()
-            file.write(commands(f"seek {self._start}", *until, "format record"))
+            follows = self._singly or not self._until
+            file.write(commands(f"seek {self._start}", *until, "format record", *(["streams"] if follows else [])))
+            if follows:
+                self._begin(*self._places(file))
         except BaseException:
             file.close()
             raise
@@ -205,9 +208,64 @@ class Reading(Waiting[Message]):
             file.read(65_536)  # the refusal's text
             self._exactly = frozenset(self._names)
 
+    def _begin(self, next_sequence: int, streams: list[dict[str, int]]) -> None:
+        """At that moment it was positioned. So it is known where to go on, and how much was lost, also where that comes
+        before the first message."""
+        if self._start == "end":
+            self._start = str(next_sequence)
+        elif self._start == "first":
+            self._start = str(min((s["first"] for s in streams if s["first"]), default=next_sequence))
+        elif self._start.isdigit():
+            gone = max((s["floor"] for s in streams), default=0)
+            if self._was_away:
+                if b"replay off" in self._ctl_lines():
+                    gone = next_sequence  # what came while nobody was there is nowhere to be seen
+            elif gone > int(self._start):
+                gone = self._really_gone()
+            self._gone = max(self._gone, gone)
+
+    def _really_gone(self) -> int:
+        """Below that sequence messages were lost. A floor rises above what expired, too, and where nothing was."""
+        said = json.loads(read_whole(self._link, f"{self._path}/.stats"))
+        lines, streams = self._ctl_lines(), self._meant(said["streams"])
+        if b"replay all" in lines:
+            return max((s["cut"] for s in streams), default=0)
+        before = b"replay last" in lines  # one may be of before the server's start
+        return max((s["floor"] for s in streams if s["messages"] < s["written"] + before), default=0)
+
+    def _ctl_lines(self) -> list[bytes]:
+        return read_whole(self._link, f"{self._path}/ctl").splitlines()
+
+    def _places(self, file: File) -> tuple[int, list[dict[str, int]]]:
+        """The sequence that comes next, and what `.stats` says of each stream that may be meant: number, floor, cut,
+        first. From a cursor that was asked for its `streams`."""
+        text, interrupted = b"", False
+        while not text.endswith(b"\n"):
+            try:
+                piece = file.read()
+            except Interrupted:
+                interrupted = True
+                continue
+            if not piece:
+                raise NotFound(f"{self._path} was removed")
+            text += piece
+        if interrupted:
+            file.interrupt()  # it was meant for the read of a message
+        said = json.loads(text)
+        return said["next"], self._meant(said["streams"])
+
+    def _meant(self, streams: dict[str, dict[str, int]]) -> list[dict[str, int]]:
+        """Of the streams those that it is over; all, where a name may be a view's."""
+        patterns = [topics.compile(name) for name in self._names if wild(name)]
+        plain = {name for name in self._names if not wild(name)}
+        if self._names and plain <= streams.keys():  # none of them is a view
+            streams = {n: row for n, row in streams.items() if n in plain or any(match(n) for match in patterns)}
+        return list(streams.values())
+
     def _reopen(self) -> None:
         """A new cursor behind the last message; the server is waited for."""
         patience = Patience(self._reconnect, self._closed, self._link.where)
+        self._was_away = True
         while True:
             try:
                 self._file = self._open()
@@ -239,7 +297,7 @@ class Reading(Waiting[Message]):
     def _get(self, deadline: float | None) -> Message:
         with self._turn:
             while True:
-                if self._missed or self._lost or self._next is not None:
+                if self._gone or self._lost or self._next is not None:
                     message = self._behind_losses()
                 else:
                     message = self._records.next()
@@ -258,12 +316,12 @@ class Reading(Waiting[Message]):
         try:
             data = self._file.read(timeout=self._patience(deadline))
         except FellBehind:
-            self._missed = True
+            self._note_gone()
             return
         except TimeoutError:
             if deadline is not None and time.monotonic() >= deadline:
                 raise
-            self._tell_losses(-1)
+            self._tell_losses(self._gone)
             return
         except Interrupted as error:
             self._interrupted(error)
@@ -275,18 +333,23 @@ class Reading(Waiting[Message]):
         if data:
             self._records.feed(data)
         elif not self._closed.is_set():
-            self._tell_losses(int(self._until) + 1 if self._until.isdigit() else -1)
+            self._tell_losses(min(self._gone, int(self._until) + 1) if self._until.isdigit() else self._gone)
             self._ended()
 
     # ------------------------------------------------------------ losses
 
-    def missed(self) -> None:
-        """Somebody knows that what it was begun with is not all there any more."""
-        self._missed = True
+    def _note_gone(self) -> None:
+        """It fell behind: up to where that may have been, whatever comes before it."""
+        try:
+            self._file.write(commands("streams"))
+            self._gone = max((row["floor"] for row in self._places(self._file)[1]), default=0)
+        except Disconnected as error:
+            self._away(error)
+            self._reopen()
 
     def _patience(self, deadline: float | None) -> float | None:
         """For how long to wait for more: a loss is not kept back for longer than the next message may take."""
-        if self._missed or self._lost:
+        if self._gone or self._lost:
             soon = max(self.told_at + TELL_S, time.monotonic() + FIRST_PAUSE_S)
             deadline = soon if deadline is None else min(soon, deadline)
         return None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -303,19 +366,20 @@ class Reading(Waiting[Message]):
         return message
 
     def _count(self, sequence: int) -> None:
-        """All up to that message are lost, if they were any of ours."""
-        if self._missed:
-            first = max(int(self._start) if self._start.isdigit() else 0, self._counted)
-            self._missed, self._counted = False, sequence
-            if first:
-                self._lost = max(self._lost, 0) + max(sequence - first, 0)
+        """All below that one was given, or is lost where it is below `_gone`."""
+        if self._gone:
+            if self._start.isdigit():
+                first = max(int(self._start), self._counted)
+                self._lost = max(self._lost, 0) + max(min(sequence, self._gone) - first, 0)
             else:
                 self._lost = self._lost or -1
+            self._counted = sequence
+            if sequence >= self._gone:
+                self._gone = 0
 
     def _tell_losses(self, end: int) -> None:
-        """Where nothing comes behind them. `end`: of what was lost; -1: the group's present end."""
-        if self._missed:
-            self._count(end if end >= 0 else json.loads(read_whole(self._link, f"{self._path}/.stats"))["next"])
+        """Where nothing comes behind them. `end`: of what was lost."""
+        self._count(end)
         if self._lost:
             self._tell()
 

@@ -105,6 +105,8 @@ class RingGroup:
         self._now: Attached | None = None
         self._refused: tuple[float, MqfsError] | None = None
         self._doorless_since = 0.0
+        self.times_away = 0  # the server was
+        self._lost_door: DoorCall | None = None  # the last by which that was seen
         _groups.add(self)
 
     # ------------------------------------------------------------ attaching
@@ -114,6 +116,9 @@ class RingGroup:
         with self._lock:
             self.require()
             at = self._now
+            if at is not None and at.door.lost and at.door is not self._lost_door:
+                self._lost_door = at.door
+                self.times_away += 1
             if at is not None and at.ring.retired:
                 at.over = True
             if at is not None and not at.over and not at.door.lost:
@@ -329,15 +334,21 @@ class RingGroup:
         """See `Direct`."""
         from mqfs.client.ring_reading import NotInRing, RingReading
 
-        at = self.usable()
-        if at is None or at.deliver != "all":
-            return None
-        try:
-            return RingReading(
-                self, at, self._link, self._path, patterns, existing=existing, filters=filters, reconnect=reconnect
-            )
-        except (NotInRing, Stale):
-            return None
+        while (at := self.usable()) is not None and at.deliver == "all":
+            try:
+                return RingReading(
+                    self, at, self._link, self._path, patterns, existing=existing, filters=filters, reconnect=reconnect
+                )
+            except NotInRing:
+                break
+            except Stale:
+                if not at.over:
+                    break
+            except Disconnected:
+                if not at.door.lost:
+                    raise
+                self.goes_on(at)
+        return None
 
     def close(self) -> None:
         self.closed.set()

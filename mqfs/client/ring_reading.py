@@ -6,14 +6,13 @@ more, or never had, is read by a cursor first; then it goes on in the ring, behi
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 
 from mqfs import headers, ring
-from mqfs.client.link import Link, read_whole
+from mqfs.client.link import Link
 from mqfs.client.reading import Filters, Patience, Patterns, Reading, require_name, wild
 from mqfs.client.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
 from mqfs.engine import topics
@@ -61,7 +60,7 @@ class RingReading(Reading):
     ) -> None:
         """Raises NotInRing, and what the tree refuses with."""
         self._set_up(link, path, patterns, "", filters, reconnect)
-        self._group, self._at = group, at
+        self._group, self._at, self._times_away = group, at, group.times_away
         self._ready: deque[Message] = deque()
         self._past: Reading | None = None  # what is read before the ring goes on
         self._old_seats: list[ring.Consumer] = []  # of rings before: the log keeps what it has not had
@@ -106,12 +105,17 @@ class RingReading(Reading):
     # ------------------------------------------------------------ the ring, and the log before it
 
     def _sit(self, at: Attached) -> None:
-        """Read from that ring's present end on."""
+        """Read from that ring's present end on. Raises Stale where it was retired, as nothing is kept for who
+        comes then."""
         self._move_on()
         with at.publishing:  # a handle is one thread's for that, too
             self._at, self._consumer = at, at.ring.consumer(hold=True)
         self._wanted_names = _Names(at.name, self._matching)
         self._read_to = self._consumer.position
+        if at.ring.retired:
+            self._close_seat()
+            at.over = True
+            raise Stale("the ring ended")
 
     def _move_on(self) -> None:
         """Read there no more; it is left when what is to be read next is held elsewhere."""
@@ -145,30 +149,26 @@ class RingReading(Reading):
                 return
             if at.door.lost and not self._group.goes_on(at):
                 raise Stale("the ring ended")
-        past = Reading(self._link, self._path, self._names, start=start, until=str(end - 1), singly=True)
-        self._read_first(past, start)
+        past = Reading(
+            self._link,
+            self._path,
+            self._names,
+            start=start,
+            until=str(end - 1),
+            singly=True,
+            was_away=self._server_was_away(),
+        )
+        self._read_first(past)
 
-    def _read_first(self, past: Reading, start: str) -> None:
-        """Have that cursor read before the ring; what fails leaves all as it was."""
-        try:
-            self._look_for_losses(past, start)
-        except BaseException:
-            past.close()
-            raise
+    def _server_was_away(self) -> bool:
+        return self._group.times_away > self._times_away
+
+    def _read_first(self, past: Reading) -> None:
+        """Have that cursor read before the ring."""
+        past.told_at, past._counted = self.told_at, self._counted
+        past._lost, self._lost = self._lost, 0
         self._past = past
         self._close_old_seats()
-
-    def _look_for_losses(self, past: Reading, start: str) -> None:
-        """Whether something from that sequence on is no longer kept. What expired is not lost."""
-        past.told_at = self.told_at
-        if not start.isdigit():
-            return
-        streams = json.loads(read_whole(self._link, f"{self._path}/.stats"))["streams"]
-        key = "cut" if self._at.ttl_ns else "floor"
-        for name, stream in streams.items():
-            gone = stream[key] > int(start) and 0 <= stream["messages"] < stream["written"]
-            if gone and self._matching(name):
-                past.missed()
 
     def _change_over(self) -> None:
         """That generation is over, or its server was away: go on behind what was given; the server is waited for."""
@@ -230,8 +230,11 @@ class RingReading(Reading):
         self._move_on()
         self._forever = True
         start = str(self._position)
-        past = Reading(self._link, self._path, self._names, start=start, reconnect=self._reconnect, singly=True)
-        self._read_first(past, start)
+        past = Reading(
+            self._link, self._path, self._names,
+            start=start, reconnect=self._reconnect, singly=True, was_away=self._server_was_away(),
+        )  # fmt: skip
+        self._read_first(past)
 
     # ------------------------------------------------------------ messages
 
@@ -285,6 +288,7 @@ class RingReading(Reading):
         except EOFError:
             past.close()
             self._past, self._over = None, self._forever
+            self._position = max(self._position, self._floor)  # what was lost below it is told
         except FellBehind:
             self.told_at = past.told_at
             raise
@@ -294,7 +298,7 @@ class RingReading(Reading):
             self._away(error)
             if self._forever:
                 raise
-            self._past = None
+            self._lost, self._counted, self._past = past._lost, past._counted, None  # not all of it is told yet
             self._change_over()
         else:
             self._position = message.sequence + 1
@@ -364,7 +368,6 @@ class RingReading(Reading):
             if headers.SINGLE not in more:  # that is for one who takes
                 messages.append(Message(sequence, name, time_ns, body, more))
         return messages
-
 
     def _look(self) -> None:
         """Whether the server is there; the ring goes on without it for a time."""

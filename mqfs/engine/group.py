@@ -216,7 +216,7 @@ class Group:
         for cursor in self.cursors:
             if cursor.position <= gone and stream.number in cursor.streams():
                 start = max(cursor.position, old_floor)
-                cursor.lost += self.bucket.tally(stream.number, start, stream.state.floor)[0]
+                cursor.lost += stream.messages(start, stream.state.floor)
 
     @property
     def durable(self) -> bool:
@@ -396,6 +396,7 @@ class Group:
     def _append_one(self, stream: Stream, kind: int, body: bytes, time_ns: int) -> None:
         if not self.durable and self.ring is None and not self.past_rings and self._all_wait(stream):
             sequence = self.bucket.skip()
+            stream.gone += 1  # had by its readers, as what they count
         else:
             try:
                 sequence = self.bucket.append(kind, stream.number, time_ns, body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -23,6 +24,7 @@ def stats(group: Group, user: User) -> str:
     bucket = group.bucket
     failed = bucket.failed
     counts: dict[object, int] = {}
+    streams = {name: _stream(stream, counts) for name, stream in sorted(_streams(group, user))}
     body = {
         **_log(group),
         "read_only": failed is not None,
@@ -32,7 +34,7 @@ def stats(group: Group, user: User) -> str:
         "order_readers": len(group.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.cursors),
         "held": len(group.held),
-        "streams": {name: _stream(stream, counts) for name, stream in sorted(_streams(group, user))},
+        "streams": streams,
         "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
         "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(_consumers(group, user))},
     }
@@ -65,7 +67,8 @@ def _over(consumer: Consumer) -> Stream | None:
 
 def places(group: Group, user: User) -> str:
     """Of `.stats` what a reader needs to plan with: nothing of it is counted, however much is kept or waits."""
-    body = {**_log(group), "streams": {name: _place(stream) for name, stream in _streams(group, user)}}
+    streams = {name: _place(stream) for name, stream in _streams(group, user)}
+    body = {**_log(group), "streams": streams}
     return json.dumps(body, ensure_ascii=False) + "\n"
 
 
@@ -82,9 +85,14 @@ def _log(group: Group) -> dict[str, Any]:
 
 
 def _plain(group: Group) -> bool:
-    """Whether the log on disk and the floors tell all that there is to be read."""
-    hidden = group.lapsed or group.state.dropped or group.ranks or group.settings.keep != "disk"
-    return not hidden and not any(stream.shared for stream in group.streams.values())
+    """Whether the log on disk and the floors tell all that there is to be read; the floors are as they are by now.
+    What is below them does not count, however long it is remembered."""
+    if group.settings.keep != "disk" or any(stream.shared for stream in group.streams.values()):
+        return False
+    ranked = ((sequence, rank.stream) for sequence, rank in group.ranks.over(lambda stream: True))
+    special = chain(group.lapsed.items(), group.state.dropped.items(), ranked)
+    streams = group.numbers
+    return not any(number in streams and sequence >= streams[number].state.floor for sequence, number in special)
 
 
 def _place(stream: Stream) -> dict[str, int | None]:

@@ -26,6 +26,8 @@ def short_folder() -> Iterator[Path]:
 class Away:
     """A server on a unix socket, that can be killed and started again."""
 
+    program: tuple[str, ...] = ()  # instead of `mqfs serve`
+
     def __init__(self, folder: Path, *options: str, transport: str = "9p") -> None:
         self.folder, self.options, self.transport = folder, options, transport
         self.address = f"unix!{folder / 'socket'}"
@@ -34,7 +36,7 @@ class Away:
     def start(self) -> None:
         store = str(self.folder / "store")
         arguments = ["--store", store, "--listen", self.address, *self.options]
-        self.process = Running(*arguments, cwd=self.folder)
+        self.process = Running(*arguments, cwd=self.folder, program=list(self.program) or None)
 
     def again(self, number: int = signal.SIGKILL) -> None:
         """End it by that signal, and start it again."""

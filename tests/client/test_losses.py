@@ -5,6 +5,7 @@ The same over 9P, through rings and with the engine inside.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -117,14 +118,15 @@ def test_a_loss_is_told_where_nothing_comes_behind_it(tree: Client, name: str) -
         assert caught.value.lost == 10
 
 
-@pytest.mark.parametrize("failing", ["Reading", "read_whole"])
+@pytest.mark.parametrize("failing", ["Reading", "_places"])
 def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cursor(
     shared: Away, name: str, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """Until it succeeds; nothing is lost meanwhile."""
     if ring.MISSING:
         pytest.skip(ring.MISSING)
-    real, failures, seats, cursors = getattr(ring_reading, failing), 5, [], []
+    where: Any = ring_reading if failing == "Reading" else Reading
+    real, failures, seats, cursors = getattr(where, failing), 5, [], []
     with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
         group = client.group(name, create=True, ctl=["replay all"])
         with group.subscribe("s") as reading:
@@ -141,7 +143,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
                     raise Disconnected("the connection was lost")
                 return real(*arguments, **options)
 
-            monkeypatch.setattr(ring_reading, failing, fail_at_first)
+            monkeypatch.setattr(where, failing, fail_at_first)
             assert [reading.get(timeout=20).body for _ in range(3)] == [b"1", b"2", b"3"]
     assert seats == [1] * (failures + 1)
     assert set(cursors) == {0 if failing == "Reading" else 1}
@@ -169,3 +171,94 @@ def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
             found, told = drain(reading, lambda message: message.body == b"last")
     assert [int(message.body.split()[0]) for message in found[:-1]] == list(range(5_000))
     assert told == []
+
+
+def told(reading: Reading, is_last: Callable[[Message], bool]) -> tuple[int, int]:
+    """How many it gives up to the last one, and how many it says were lost."""
+    found, losses = drain(reading, is_last)
+    lost = sum(error.lost for error in losses)
+    while True:
+        try:
+            reading.get(timeout=1.5)  # what was lost between them is told within a second
+        except FellBehind as error:
+            lost += error.lost
+        except TimeoutError:
+            return len(found), lost
+
+
+def test_what_is_lost_between_messages_that_are_kept_is_told(tree: Client, name: str) -> None:
+    """Of two streams: one keeps all it has, of the other `depth` cuts what stands between."""
+    group = tree.group(name, create=True, ctl=["replay all", "depth 3"])
+    with tree.group(name).subscribe("#") as reading:
+        if type(reading) is not Reading:
+            return  # what was cut is in the ring still
+        for number in range(3):
+            group.publish("kept", b"%d" % number)
+            group.publish_many(("cut", b"%d" % number) for number in range(10))
+        group.publish("end", b"end")
+        given, lost = told(reading, lambda message: message.stream == "end")
+    assert given + lost == 34
+    assert given == 7
+
+
+def test_a_loss_before_the_first_message_is_counted(tree: Client, name: str) -> None:
+    """Of what was kept when it began."""
+    group = tree.group(name, create=True, ctl=["replay all", "depth 5"])
+    group.publish_many(("s", b"%d" % number) for number in range(20))
+    with group.subscribe("s", existing=True) as reading:
+        group.publish_many(("s", b"%d" % number) for number in range(20, 27))
+        given, lost = told(reading, lambda message: message.body == b"26")
+    assert given + lost == 12
+
+
+@pytest.mark.parametrize("lines", [[], ["replay all"]], ids=" ".join)
+def test_who_begins_when_the_ring_has_just_ended_gets_what_comes(shared: Away, name: str, lines: list[str]) -> None:
+    """And nothing that was there before."""
+    if ring.MISSING:
+        pytest.skip(ring.MISSING)
+    with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
+        group, there = client.group(name, create=True, ctl=lines), other.group(name)
+        group.publish("s", b"0")
+        there.ctl("ttl 1h")  # ends the ring
+        there.publish("s", b"1")
+        with group.subscribe("*") as reading:
+            there.publish_many(("s", b"%d" % number) for number in range(2, 5))
+            assert [reading.get(timeout=20).body for _ in range(3)] == [b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("lines", [[], ["replay last"], ["replay last", "ttl 1h"]], ids=" ".join)
+def test_what_a_server_that_was_started_again_has_not_is_told(server: Away, number: int, lines: list[str]) -> None:
+    with server.connect() as client:
+        group = client.group("g", create=True, ctl=lines)
+        group.create("s")
+        with group.subscribe("*") as reading:
+            group.publish("s", b"first")
+            assert reading.get(timeout=20).body == b"first"
+            server.again(number)
+            with server.connect() as other:
+                other.group("g").publish_many(("s", b"%d" % number) for number in range(200))
+                other.group("g").stats()  # looks at what is kept
+                given, lost = 0, 0
+                try:
+                    given += reading.get(timeout=20).body != b""  # now it is there again
+                except FellBehind as error:
+                    lost = error.lost
+                other.group("g").publish("s", b"last")
+                more = told(reading, lambda message: message.body == b"last")
+    assert given + lost + sum(more) >= 201
+
+
+def test_the_first_subscription_after_a_restart_finds_the_server(server: Away) -> None:
+    with server.connect() as client:
+        group = client.group("g", create=True)
+        group.publish("s", b"0")
+        server.again()
+        try:
+            reading = group.subscribe("s")
+        except Disconnected:
+            assert server.transport == "9p"
+            reading = group.subscribe("s")
+        with reading, server.connect() as other:
+            other.group("g").publish("s", b"1")
+            assert reading.get(timeout=20).body == b"1"

@@ -243,3 +243,51 @@ def test_under_replay_off_each_message_is_read_or_told_to_be_lost(form: str, eve
     assert lost == hand.group.counts.lost
     assert lost > 0 or every
     assert got >= limits.CURSOR_SLACK_MESSAGES // 2
+
+
+def test_end_marks_are_no_lost_messages() -> None:
+    """Of a `replay off` group, whose cursor is behind by more than the slack."""
+    hand = Hand("replay off")
+    hand.stream("s")
+    cursor = hand.cursor("select s", "seek end")
+    for number in range(1_500):
+        hand.write("s", b"" if number % 3 else b"%d" % number)
+    hand.group.trim(always=True)
+    with pytest.raises(FellBehind) as caught:
+        cursor.read(4096)
+    lost, got = int(caught.value.detail.split()[0]), len([body for body in drain(cursor) if body])
+    assert lost + got == 500
+    assert lost > 100
+
+
+def test_what_a_reader_waited_for_does_not_hide_a_loss() -> None:
+    """It was given to it at once, and never in the log; what is cut later is counted all the same."""
+    hand = Hand("replay off", "depth 2")
+    hand.stream("s")
+    reader = hand.open("s")
+    for number in range(3):
+        step = reader.read(4096)
+        assert isinstance(step, Wait)
+        hand.write("s", b"%d" % number)
+        assert step.result() == b"%d" % number
+    hand.write("s", *(b"more %d" % number for number in range(5)))
+    with pytest.raises(FellBehind, match=r": 3 messages of s were lost"):
+        reader.read(4096)
+    assert json.loads(hand.text(".stats"))["lost"] == 3
+
+
+def test_a_log_is_plain_again_when_what_was_special_is_below_the_floor() -> None:
+    hand = Hand("replay all", "depth 2")
+    hand.stream("s")
+
+    def is_plain() -> bool:
+        return bool(json.loads(hand.text(".stats"))["plain"])
+
+    hand.write(".put", b'{"stream": "s", "priority": 3}\nurgent')
+    assert not is_plain()
+    hand.write("s", b"1", b"2")
+    assert is_plain()
+    hand.ctl(f"drop s {hand.group.bucket.next - 1}")
+    assert not is_plain()
+    hand.write("s", b"3", b"4", b"5")
+    assert is_plain()
