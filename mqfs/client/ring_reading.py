@@ -365,7 +365,6 @@ class RingReading(Reading):
                 messages.append(Message(sequence, name, time_ns, body, more))
         return messages
 
-
     def _look(self) -> None:
         """Whether the server is there; the ring goes on without it for a time."""
         self._look_at = time.monotonic() + LOOK_S
