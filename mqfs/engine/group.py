@@ -7,7 +7,7 @@ work queue is the consumer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -39,6 +39,7 @@ T = TypeVar("T")
 MESSAGE = int(Kind.MESSAGE)
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see Group.shape
 _LOOKED_AT = 4_096  # messages looked up in the log at once: some ms
+_STEPS = 64  # looked at between two looks at the clock: 0.1 ms
 RECORD_BYTES = 40  # of a message in the log, beside its body
 
 
@@ -98,6 +99,7 @@ class Group:
         self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
         self._trimmed_expired = 0
         self._loose = False  # something that was wanted then may not be any more
+        self._trimming: Iterator[None] | None = None  # what is left of it
         self._kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
         self._cut_below = 0  # what the log's bound has cut last
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
@@ -149,7 +151,7 @@ class Group:
 
     def lapse(self) -> None:
         """Messages whose own ttl has ended count no more."""
-        for sequence, rank in self.ranks.expired(self.tree.clock.engine_ns()):
+        for sequence, rank in self.ranks.expired(self.tree.clock.engine_ns(), _LOOKED_AT):
             stream = self.numbers.get(rank.stream)
             if stream is not None:
                 stream.lapse(sequence)
@@ -157,20 +159,22 @@ class Group:
                 self._loose = True
                 self.tree.touched.add(self)
 
-    def forget_lapsed(self) -> None:
-        """Those at the beginning of their stream need not be remembered: it keeps nothing there."""
+    def _forget_lapsed(self) -> Iterator[None]:
+        """Those at the beginning of their stream need not be remembered: it keeps nothing there. In steps."""
         for number in set(self.lapsed.values()):
             if (stream := self.numbers.get(number)) is not None:
-                stream.pass_absent()
-        self._forget_absent(self.lapsed)
+                yield from stream.pass_absent()
+        yield from self._forget_absent(self.lapsed)
 
-    def _forget_absent(self, absent: dict[int, int]) -> None:
-        """Of messages that are not to be seen: what is below its stream's floor."""
-        for sequence, number in list(absent.items()):
+    def _forget_absent(self, absent: dict[int, int]) -> Iterator[None]:
+        """Of messages that are not to be seen: what is below its stream's floor. In steps."""
+        for count, (sequence, number) in enumerate(list(absent.items())):
             owner = self.numbers.get(number)
             if owner is None or sequence < owner.state.floor:
-                del absent[sequence]
+                absent.pop(sequence, None)
                 self.ranks.remove(sequence)
+            if count % _STEPS == 0:
+                yield
 
     def _forget_removed(self) -> None:
         """The log has given back room: messages in the middle may be gone from it, too."""
@@ -230,31 +234,51 @@ class Group:
 
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
-        if self.lapsed:
-            self.forget_lapsed()
-        size, expired = self.bucket.size, self.times.expired_before()
-        grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
-        loose = self._loose and (size > limits.TRIM_BYTES or bool(self.lapsed))
-        if not (always or grown or loose or expired > self._trimmed_expired):
-            return
-        self._loose, self._trimmed_expired = False, expired
+        if always or self._trimming is None:
+            size, expired = self.bucket.size, self.times.expired_before()
+            grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
+            loose = self._loose and (size > limits.TRIM_BYTES or bool(self.lapsed))
+            wanted = always or grown or loose or expired > self._trimmed_expired
+            if not (wanted or self.lapsed):
+                return
+            self._trimming = self._trim(size, expired, wanted)
+        self._go_on_trimming(always)
+
+    def _go_on_trimming(self, always: bool = False) -> None:
+        """A slice of it, or with `always` all."""
+        clock = self.tree.clock
+        until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
         try:
-            self._give_back(size)
+            for _ in self._trimming or ():
+                if not always and clock.engine_ns() >= until:
+                    self.alarm(clock.engine_ns() + 1)
+                    return
         except Exception:
             self._loose = True  # to be tried again
+            self._trimming = None
             raise
+        self._trimming = None
 
-    def _give_back(self, size: int) -> None:
-        floors, self._kept_from = {}, self.bucket.next
-        for stream in self.numbers.values():
+    def _trim(self, size: int, expired: int, wanted: bool) -> Iterator[None]:
+        """In steps. Floors only rise, so those found first still hold at the end; streams made meanwhile have theirs."""
+        yield from self._forget_lapsed()
+        if not wanted:
+            return
+        self._loose, self._trimmed_expired = False, expired
+        floors, kept_from, made = {}, self.bucket.next, self.state.next_stream
+        for count, stream in enumerate(list(self.numbers.values())):
             stream.advance()
+            floors[stream.number] = stream.state.floor
             if (kept := self.bucket.peek(stream.number, stream.state.floor)) is not None:
-                floors[stream.number] = stream.state.floor
-                self._kept_from = min(self._kept_from, kept[0])
+                kept_from = min(kept_from, kept[0])
+            if count % _STEPS == 0:
+                yield
         for absent in (self.state.dropped, self.lapsed):
-            self._forget_absent(absent)
+            yield from self._forget_absent(absent)
+        floors.update((number, 0) for number in range(made, self.state.next_stream) if number in self.numbers)
         if self.held.floor:
             floors[state.PUT] = self.held.floor
+        self._kept_from = kept_from
         self.ranks.forget()
         self.ids.forget()
         self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
@@ -648,11 +672,13 @@ class Group:
         contain(self, "ending leases and delays", partial(self.consumers.wake, now_ns))
         contain(self, "dropping idle parts", partial(self.transactions.wake, now_ns))
         contain(self, "letting writers go on", self.unblock)
+        if self._trimming is not None:
+            contain(self, "giving back room", self._go_on_trimming)
 
     def _wake_expiry(self) -> None:
         self.lapse()
         if self.ranks.next_expiry_ns != NEVER:
-            self.alarm(self.ranks.next_expiry_ns)
+            self.alarm(max(self.ranks.next_expiry_ns, self.tree.clock.engine_ns() + 1))  # the rest after others
 
     def start(self) -> None:
         """After the log was read: time goes on for what waits for it."""
