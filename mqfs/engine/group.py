@@ -100,7 +100,7 @@ class Group:
         self._trimmed_expired = 0
         self._loose = False  # something that was wanted then may not be any more
         self._trimming: Iterator[None] | None = None  # what is left of it
-        self._kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
+        self.kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
         self._cut_below = 0  # what the log's bound has cut last
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._cuts_settled = False
@@ -212,6 +212,19 @@ class Group:
                 low = min(low, max(cursor.position, slack))
         return low
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing but time and commands decide what is kept."""
+        settings = self.settings
+        return settings.replay == "all" and settings.deliver == "all" and settings.depth is NO_DEPTH
+
+    def advance_all(self) -> None:
+        """What is not kept any more stays gone, whoever goes back. Where time alone says what that is it does anyway."""
+        if not self.keeps_all:
+            for stream in self.numbers.values():
+                if stream.count:
+                    stream.advance()
+
     def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
         """Messages of the stream went because a cursor may hold back only so many: tell those who had not had them."""
         gone = self.bucket.before(stream.state.floor, stream.number)
@@ -278,7 +291,7 @@ class Group:
         floors.update((number, 0) for number in range(made, self.state.next_stream) if number in self.numbers)
         if self.held.floor:
             floors[state.PUT] = self.held.floor
-        self._kept_from = kept_from
+        self.kept_from = kept_from
         self.ranks.forget()
         self.ids.forget()
         self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
@@ -308,7 +321,7 @@ class Group:
             raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
         if self.bucket.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
             return  # what was cut is given back as soon as the disk has that
-        self._cut_below = self.bucket.stretch_end(self._kept_from)
+        self._cut_below = self.bucket.stretch_end(self.kept_from)
         cuts = {stream: cut for stream in self.numbers.values() if (cut := stream.plan_cut_below(self._cut_below))}
         if cuts:
             self.note_floors({stream.number: cut.floor for stream, cut in cuts.items()})
