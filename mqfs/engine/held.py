@@ -85,16 +85,15 @@ class Held:
         clock = self.group.tree.clock
         until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
         while self._due and self._due[0][0] <= now_ns:
-            if clock.engine_ns() >= until:
-                self.group.alarm(clock.engine_ns() + 1)
-                return
             _, sequence = self._due[0]
             if sequence in self._streams and not self._release(sequence):
                 self.group.alarm(now_ns + 10**9)
                 return
             heapq.heappop(self._due)
+            if clock.engine_ns() >= until:
+                break
         if self._due:
-            self.group.alarm(self._due[0][0])
+            self.group.alarm(max(self._due[0][0], clock.engine_ns() + 1))
 
     def _release(self, sequence: int) -> bool:
         """False: the disk does not take it; it is tried again."""

@@ -1,10 +1,11 @@
-"""`mqfs serve` that measures how long requests of one user wait for others: a trio instrument, and nothing else.
+"""`mqfs serve` that measures how long requests wait for others: a trio instrument, and nothing else.
 
     python -m tests.server.measured UID OPTIONS OF SERVE
 
 SIGUSR1 appends to the file `waits` a line of JSON: of each time that a connection of that user was served since the
-last one, how long the thread had worked in that round of the event loop and in the one before, in seconds. They are
-seconds of the processor: what else the machine does is not in them.
+last one, how long the thread had worked in that round of the event loop and in the one before, in seconds; and, as the
+last number, the longest piece of work in which nobody else was served. They are seconds of the processor: what else the
+machine does is not in them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Waits(trio.abc.Instrument):
         self.began = thread_time()
         self.before = 0.0  # the work of the last round
         self.waits: list[float] = []
+        self.step = self.longest = 0.0
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         peer = task.coro.cr_frame.f_locals.get("peer")
@@ -44,11 +46,16 @@ class Waits(trio.abc.Instrument):
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         if task in self.tasks:
             self.waits.append(self.before + thread_time() - self.began)
+        self.step = thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.longest = max(self.longest, thread_time() - self.step)
 
     def tell(self, *_: object) -> None:
         with open("waits", "a", encoding="utf-8") as file:
-            print(json.dumps(self.waits), file=file)
+            print(json.dumps([*self.waits, self.longest]), file=file)
         self.waits.clear()
+        self.longest = 0.0
 
 
 def main() -> None:
