@@ -74,6 +74,7 @@ DOWNTIME_DAYS = 7  # the most the engine clock moves on over a restart on anothe
 # Memory of a process
 LARGE_BYTES = 8 << 20  # one piece of that size is given back to the system as soon as it is let go of: few are so large
 KEPT_BYTES = 32 << 20  # kept for the next requests when they are done: some of the largest ones
+GARBAGE = 5_000, 5, 50  # objects between two looks at new ones, such looks between two at young ones, and at all
 
 # 9P
 MSIZE_LEAST = 4_096
@@ -81,8 +82,17 @@ MSIZE_MOST = 1 << 20
 MSIZE_DEFAULT = (128 << 10) + 24
 CONNECTIONS = 4_096  # shared: those of one user, over TCP of one host
 FIDS = 65_536  # of one connection
+TURN_S = 0.0002  # of one user's requests in one piece, while other users have some, too
+TURN_SHARED_S = 0.25  # after two users had a request each they count as present
+TURN_LONG_S = 0.001  # one request above it is followed by a rest of its user, while others are present:
+TURN_REST_S = 0.02  # at least so long, so that of their round trips about one in 100 meets such a request,
+TURN_REST = 3  # or so many times what it took,
+TURN_REST_MOST_S = 1.0  # and at most so long
+BATCH_S = 0.0005  # of requests in one piece where one user is alone; see BATCHES in server.py
 TAGS = 16_384  # requests of one connection that wait at once; above it reads are refused, writes hold it up
 LISTED = 2_097_152  # names that the open directories of one connection hold: two listings of the largest group
+STATS_AT_ONCE = 24  # entries in one reply of 9P2000: 8 us each, and others are served between two
+NAMES_AT_ONCE = 128  # the same of 9P2000.L: 1 us each
 WALK_NAMES = 16  # the protocol's own bound
 SILENT_S = 30  # of a TCP connection, before its host is asked whether it is there: what it holds, others wait for
 ASKED, ASKED_S = 3, 10  # so often, and so long apart; the system's own figures make two hours of it

@@ -206,6 +206,7 @@ class Server:
             defaults=self.options.default,
             prepare=rings.resume,
         )
+        memory.spare_collector()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.heed, signals)
             nursery.start_soon(self.guard, "house-keeping", functools.partial(self.keep_house, tree, rings))

@@ -210,8 +210,7 @@ class Consumers(dict[str, Consumer]):
         end = group.bucket.next
         if replay == "off":
             return end
-        for stream in group.streams.values():  # what was not kept any more stays gone
-            stream.advance()
+        group.advance_all()
         if replay == "all":
             return group.bucket.first
         return max((stream.newest_kept() for stream in streams), default=0) or end

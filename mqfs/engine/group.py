@@ -7,7 +7,7 @@ work queue is the consumer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -39,6 +39,8 @@ T = TypeVar("T")
 MESSAGE = int(Kind.MESSAGE)
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see Group.shape
 _LOOKED_AT = 4_096  # messages looked up in the log at once: some ms
+_LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
+_STEPS = 64  # looked at between two looks at the clock: 0.1 ms
 RECORD_BYTES = 40  # of a message in the log, beside its body
 
 
@@ -98,7 +100,8 @@ class Group:
         self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
         self._trimmed_expired = 0
         self._loose = False  # something that was wanted then may not be any more
-        self._kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
+        self._trimming: Iterator[None] | None = None  # what is left of it
+        self.kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
         self._cut_below = 0  # what the log's bound has cut last
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._cuts_settled = False
@@ -111,7 +114,7 @@ class Group:
         self.consumers = Consumers(self)
         self.transactions = Transactions(self)
         self.folders[".txn"] = self.transactions.folder
-        self._alarm_ns = 0  # when the tree was last asked to wake this group; 0: not
+        self.alarm_ns = 0  # when the tree was last asked to wake this group; 0: not
         for row in own.streams.values():
             self._enter(Stream(self, row))
         self.views.load()
@@ -149,7 +152,7 @@ class Group:
 
     def lapse(self) -> None:
         """Messages whose own ttl has ended count no more."""
-        for sequence, rank in self.ranks.expired(self.tree.clock.engine_ns()):
+        for sequence, rank in self.ranks.expired(self.tree.clock.engine_ns(), _LAPSED):
             stream = self.numbers.get(rank.stream)
             if stream is not None:
                 stream.lapse(sequence)
@@ -157,20 +160,22 @@ class Group:
                 self._loose = True
                 self.tree.touched.add(self)
 
-    def forget_lapsed(self) -> None:
-        """Those at the beginning of their stream need not be remembered: it keeps nothing there."""
+    def _forget_lapsed(self) -> Iterator[None]:
+        """Those at the beginning of their stream need not be remembered: it keeps nothing there. In steps."""
         for number in set(self.lapsed.values()):
             if (stream := self.numbers.get(number)) is not None:
-                stream.pass_absent()
-        self._forget_absent(self.lapsed)
+                yield from stream.pass_absent()
+        yield from self._forget_absent(self.lapsed)
 
-    def _forget_absent(self, absent: dict[int, int]) -> None:
-        """Of messages that are not to be seen: what is below its stream's floor."""
-        for sequence, number in list(absent.items()):
+    def _forget_absent(self, absent: dict[int, int]) -> Iterator[None]:
+        """Of messages that are not to be seen: what is below its stream's floor. In steps."""
+        for count, (sequence, number) in enumerate(list(absent.items())):
             owner = self.numbers.get(number)
             if owner is None or sequence < owner.state.floor:
-                del absent[sequence]
+                absent.pop(sequence, None)
                 self.ranks.remove(sequence)
+            if count % _STEPS == 0:
+                yield
 
     def _forget_removed(self) -> None:
         """The log has given back room: messages in the middle may be gone from it, too."""
@@ -208,6 +213,19 @@ class Group:
                 low = min(low, max(cursor.position, slack))
         return low
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing but time and commands decide what is kept."""
+        settings = self.settings
+        return settings.replay == "all" and settings.deliver == "all" and settings.depth is NO_DEPTH
+
+    def advance_all(self) -> None:
+        """What is not kept any more stays gone, whoever goes back. Where only time decides it does so by itself."""
+        if not self.keeps_all:
+            for stream in self.numbers.values():
+                if stream.count:
+                    stream.advance()
+
     def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
         """Messages of the stream went because a cursor may hold back only so many: tell those who had not had them."""
         gone = self.bucket.before(stream.state.floor, stream.number)
@@ -230,31 +248,51 @@ class Group:
 
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
-        if self.lapsed:
-            self.forget_lapsed()
-        size, expired = self.bucket.size, self.times.expired_before()
-        grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
-        loose = self._loose and (size > limits.TRIM_BYTES or bool(self.lapsed))
-        if not (always or grown or loose or expired > self._trimmed_expired):
-            return
-        self._loose, self._trimmed_expired = False, expired
+        if always or self._trimming is None:
+            size, expired = self.bucket.size, self.times.expired_before()
+            grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
+            loose = self._loose and (size > limits.TRIM_BYTES or bool(self.lapsed))
+            wanted = always or grown or loose or expired > self._trimmed_expired
+            if not (wanted or self.lapsed):
+                return
+            self._trimming = self._trim(size, expired, wanted)
+        self._go_on_trimming(always)
+
+    def _go_on_trimming(self, always: bool = False) -> None:
+        """A slice of it, or with `always` all."""
+        clock = self.tree.clock
+        until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
         try:
-            self._give_back(size)
+            for _ in self._trimming or ():
+                if not always and clock.engine_ns() >= until:
+                    self.alarm(clock.engine_ns() + 1)
+                    return
         except Exception:
             self._loose = True  # to be tried again
+            self._trimming = None
             raise
+        self._trimming = None
 
-    def _give_back(self, size: int) -> None:
-        floors, self._kept_from = {}, self.bucket.next
-        for stream in self.numbers.values():
+    def _trim(self, size: int, expired: int, wanted: bool) -> Iterator[None]:
+        """In steps. Floors only rise: those found first still hold at the end. Of streams made meanwhile all stays."""
+        yield from self._forget_lapsed()
+        if not wanted:
+            return
+        self._loose, self._trimmed_expired = False, expired
+        floors, kept_from, made = {}, self.bucket.next, self.state.next_stream
+        for count, stream in enumerate(list(self.numbers.values())):
             stream.advance()
+            floors[stream.number] = stream.state.floor
             if (kept := self.bucket.peek(stream.number, stream.state.floor)) is not None:
-                floors[stream.number] = stream.state.floor
-                self._kept_from = min(self._kept_from, kept[0])
+                kept_from = min(kept_from, kept[0])
+            if count % _STEPS == 0:
+                yield
         for absent in (self.state.dropped, self.lapsed):
-            self._forget_absent(absent)
+            yield from self._forget_absent(absent)
+        floors.update((number, 0) for number in range(made, self.state.next_stream) if number in self.numbers)
         if self.held.floor:
             floors[state.PUT] = self.held.floor
+        self.kept_from = kept_from
         self.ranks.forget()
         self.ids.forget()
         self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
@@ -284,7 +322,7 @@ class Group:
             raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
         if self.bucket.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
             return  # what was cut is given back as soon as the disk has that
-        self._cut_below = self.bucket.stretch_end(self._kept_from)
+        self._cut_below = self.bucket.stretch_end(self.kept_from)
         cuts = {stream: cut for stream in self.numbers.values() if (cut := stream.plan_cut_below(self._cut_below))}
         if cuts:
             self.note_floors({stream.number: cut.floor for stream, cut in cuts.items()})
@@ -635,24 +673,26 @@ class Group:
 
     def alarm(self, due_ns: int) -> None:
         """Have the tree wake this group then."""
-        if not self._alarm_ns or due_ns < self._alarm_ns:
-            self._alarm_ns = due_ns
+        if not self.alarm_ns or due_ns < self.alarm_ns:
+            self.alarm_ns = due_ns
             self.tree.set_alarm(self, due_ns)
 
     def wake(self, now_ns: int) -> None:
         """Delays and leases that are over."""
-        self._alarm_ns = 0
+        self.alarm_ns = 0
         contain = self.tree.faults.contain
         contain(self, "expiring messages", self._wake_expiry)
         contain(self, "appending what is due", partial(self.held.wake, now_ns))
         contain(self, "ending leases and delays", partial(self.consumers.wake, now_ns))
         contain(self, "dropping idle parts", partial(self.transactions.wake, now_ns))
         contain(self, "letting writers go on", self.unblock)
+        if self._trimming is not None:
+            contain(self, "giving back room", self._go_on_trimming)
 
     def _wake_expiry(self) -> None:
         self.lapse()
         if self.ranks.next_expiry_ns != NEVER:
-            self.alarm(self.ranks.next_expiry_ns)
+            self.alarm(max(self.ranks.next_expiry_ns, self.tree.clock.engine_ns() + 1))  # the rest after others
 
     def start(self) -> None:
         """After the log was read: time goes on for what waits for it."""

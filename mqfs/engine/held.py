@@ -81,15 +81,19 @@ class Held:
         return self._streams.get(sequence) == stream.number
 
     def wake(self, now_ns: int) -> None:
-        """Append what is due."""
+        """Append what is due; after a slice the rest later."""
+        clock = self.group.tree.clock
+        until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
         while self._due and self._due[0][0] <= now_ns:
             _, sequence = self._due[0]
             if sequence in self._streams and not self._release(sequence):
                 self.group.alarm(now_ns + 10**9)
                 return
             heapq.heappop(self._due)
+            if clock.engine_ns() >= until:
+                break
         if self._due:
-            self.group.alarm(self._due[0][0])
+            self.group.alarm(max(self._due[0][0], clock.engine_ns() + 1))
 
     def _release(self, sequence: int) -> bool:
         """False: the disk does not take it; it is tried again."""

@@ -49,8 +49,7 @@ class LogReader(Reader):
         replay = "all" if self.group.settings.deliver == "one" else self.group.settings.replay
         if replay == "off":
             return
-        for stream in self.group.numbers.values():
-            stream.advance()
+        self.group.advance_all()
         if replay == "all":
             self.position = self.group.bucket.first
         else:

@@ -133,11 +133,11 @@ class Ranks:
             expires = min(rank.expires_ns, self.group.times.expires_by_ttl(sequence))
         return (-rank.priority, expires, sequence, rank.stream)
 
-    def expired(self, now_ns: int) -> list[tuple[int, Rank]]:
-        """Those whose own ttl has ended since this was last asked."""
+    def expired(self, now_ns: int, most: int) -> list[tuple[int, Rank]]:
+        """Those whose own ttl has ended since this was last asked, the first so many."""
         messages = self._all()
-        gone = []
-        while self._expiring and self._expiring[0][0] <= now_ns:
+        gone: list[tuple[int, Rank]] = []
+        while self._expiring and self._expiring[0][0] <= now_ns and len(gone) < most:
             _, sequence = heapq.heappop(self._expiring)
             rank = messages.get(sequence)
             if rank is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,25 @@ def stats(group: Group, user: User) -> str:
         "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
         "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(_consumers(group, user))},
     }
-    return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+    return _indented(body) + "\n"
+
+
+def _indented(value: Any, depth: int = 1) -> str:
+    """As json.dumps(value, indent=1), made of what its encoder in C makes: that in Python takes ten times as long."""
+    margin = "\n" + " " * depth
+    if isinstance(value, dict) and any(isinstance(one, dict | list) for one in value.values()):
+        rows = [f"{_encoder(depth)(key)}: {_indented(one, depth + 1)}" for key, one in value.items()]
+        text = f"{{{f',{margin}'.join(rows)}}}"
+    else:
+        text = _encoder(depth)(value)
+        if not isinstance(value, dict | list) or not value:
+            return text
+    return f"{text[0]}{margin}{text[1:-1]}{margin[:-1]}{text[-1]}"
+
+
+@cache
+def _encoder(depth: int) -> Callable[[Any], str]:
+    return json.JSONEncoder(ensure_ascii=False, separators=(",\n" + " " * depth, ": ")).encode
 
 
 def ctl(group: Group, user: User) -> str:

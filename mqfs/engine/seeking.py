@@ -23,11 +23,11 @@ def position(selection: Selection, word: str, streams: Collection[Stream], shows
     kind, value = parse_seek(word)
     group = selection.group
     bucket = group.bucket
-    for stream in group.numbers.values():  # what was not kept any more stays gone, whoever seeks back
-        if stream.count:
-            stream.advance()
+    group.advance_all()
     if kind == "end":
         return bucket.next
+    if kind == "first" and len(streams) == len(group.numbers) and group.keeps_all:
+        return min(max(bucket.first, group.kept_from), bucket.next)  # a little before it, without a look at each stream
     if kind == "first":
         return min((s.first_kept() or bucket.next for s in streams), default=bucket.next)
     if kind == "last":

@@ -521,9 +521,9 @@ class Tree:
         """What was to be done by now: delayed messages, leases, retries."""
         now = self.clock.engine_ns()
         while self._alarms and self._alarms[0][0] <= now:
-            _, number = heapq.heappop(self._alarms)
+            due, number = heapq.heappop(self._alarms)
             group = self.groups.get(number)
-            if group is not None:
+            if group is not None and group.alarm_ns == due:  # or it was woken sooner
                 group.wake(now)
 
     def _remove_idle(self, group: Group) -> None:

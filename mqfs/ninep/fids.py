@@ -169,8 +169,9 @@ class Listing:
             self._begin(tree, fid, room)
         elif offset != self._offset:
             raise BadRequest(f"offset {offset} in a directory; 0 or {self._offset} is right")
-        nodes, parts, size = self._nodes or [], [], 0
-        while self._next < len(nodes):
+        nodes, size = self._nodes or [], 0
+        parts: list[bytes] = []
+        while self._next < len(nodes) and len(parts) < limits.STATS_AT_ONCE:
             raw = _stat_or_nothing(tree, nodes[self._next], unix)
             if size + len(raw) > count:
                 break
@@ -187,8 +188,9 @@ class Listing:
         nodes = self._nodes
         if offset == 0 or nodes is None:
             nodes = self._begin(tree, fid, room)
-        found, size, at = [], 0, offset
-        while at < len(nodes) + 2:
+        found: list[Entry] = []
+        size, at = 0, offset
+        while at < len(nodes) + 2 and len(found) < limits.NAMES_AT_ONCE:
             entry = self._entry(fid, nodes, at)
             at += 1
             if entry is None:

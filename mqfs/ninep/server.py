@@ -11,10 +11,13 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from time import perf_counter, thread_time
 from typing import TextIO
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -83,6 +86,64 @@ def _listen_tcp(address: Tcp, insecure: bool) -> Listener:
     return Listener(Tcp(address.host, sock.getsockname()[1]), sock, sock.close)
 
 
+# ---------------------------------------------------------------- turns
+
+
+class Turns:
+    """Who performs, of users. `shared` while there is more than one of them."""
+
+    def __init__(self) -> None:
+        self.last: Turn | None = None
+        self.changed_at = -math.inf  # when another user than before came
+
+    def shared(self, turn: Turn) -> bool:
+        now = perf_counter()
+        if self.last is not turn:
+            self.last, self.changed_at = turn, now
+        return now - self.changed_at < limits.TURN_SHARED_S
+
+
+class Turn:
+    """One user's: what its connections perform together, some limits.TURN_S, before all other users have had theirs.
+
+    Counted, in seconds of the processor, while others perform something, too. Then a request that took long, as it
+    cannot be divided, is followed by a rest, for otherwise every second request of others would wait for such a one.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self.owner: trio.lowlevel.Task | None = None  # whose turn it is next, or who rests; None: whoever comes
+        self._turns = turns
+        self._spent = 0.0
+        self._queue = trio.lowlevel.ParkingLot()
+
+    async def come(self) -> None:
+        """Wait for the turn, behind others of the same user."""
+        if self.owner is not None:
+            await self._queue.park()
+
+    def begin(self) -> float:
+        """When it began on the processor's clock; 0 where that does not matter."""
+        return thread_time() if self._turns.shared(self) else 0.0
+
+    async def end(self, began: float, done: bool) -> None:
+        """Something was performed: let others have their turn where it was enough."""
+        cost = thread_time() - began if began else 0.0
+        self._spent += cost
+        if not done or self._spent >= limits.TURN_S:
+            if began:
+                self.owner, self._spent = trio.lowlevel.current_task(), 0.0
+            if cost > limits.TURN_LONG_S:
+                await trio.sleep(min(max(limits.TURN_REST * cost, limits.TURN_REST_S), limits.TURN_REST_MOST_S))
+            else:
+                await trio.lowlevel.checkpoint()
+        self.leave()
+
+    def leave(self) -> None:
+        """The next one has the turn, if it was this one's."""
+        if self.owner is trio.lowlevel.current_task():
+            self.owner = next(iter(self._queue.unpark()), None)
+
+
 # ---------------------------------------------------------------- one connection
 
 
@@ -96,6 +157,7 @@ class Connection:
         self.ended = False
         self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
         self.session.delay = self._delay
+        self._turn = server.turn_of(peer.account)
         self.sent = 0  # bytes
         self._held = 0  # bytes of memory that count as the client's
         self._unsent: list[memoryview] = []
@@ -129,15 +191,17 @@ class Connection:
         except BadFrame as error:
             log.warning("%s: connection ended: %s", self.session.peer.where, error)
         finally:
+            self._turn.leave()
             self.flush()
             self.ended = True
-            self.session.close(self.sent)
+            with trio.CancelScope(shield=True):
+                await self._in_slices(self.session.closing(self.sent))
             self._unsent = []
             self._held = self._memory.change(self.session.peer.account, self._held, 0)
 
     async def _finish(self) -> None:
         """The client sends no more, but may still read: what was done and is not answered yet goes to it."""
-        self.session.give_up()
+        await self._in_slices(self.session.give_up())
         with trio.move_on_after(limits.SHUTDOWN_S):
             while (self._unsent or self.session.waiting) and not self.ended:
                 self._moved = trio.Event()
@@ -160,27 +224,42 @@ class Connection:
                 return b""
         return b""
 
+    async def _in_slices(self, steps: Iterator[None]) -> None:
+        """Others have their turn now and then."""
+        until = perf_counter() + limits.TURN_S
+        for _ in steps:
+            if perf_counter() > until:
+                await trio.lowlevel.checkpoint()
+                until = perf_counter() + limits.TURN_S
+
     async def _perform(self, data: bytes) -> bool:
         """Perform a batch and send what it answers; wait while too much is unanswered or unsent. False: ended."""
-        server, session = self.server, self.session
-        self.dirty = True  # so that the session's wake has nothing to do
-        server.inside += 1
-        try:
-            done = session.receive(data)
-        finally:
-            server.inside -= 1
-            self.flush()
-            server.flush_woken()
-        while not done and not self.ended:
-            if session.congested:
+        server, session, turn = self.server, self.session, self._turn
+        done = False
+        while not done:
+            if turn.owner is not None:
+                await turn.come()
+            if self.ended:
+                break
+            began = turn.begin()
+            self.dirty = True  # so that the session's wake has nothing to do
+            server.inside += 1
+            try:
+                done = session.receive(data, limits.TURN_S if began else limits.BATCH_S)
+            finally:
+                server.inside -= 1
+                self.flush()
+                server.flush_woken()
+            data = b""
+            server.batches += 1
+            if began or not done or turn.owner is not None:
+                await turn.end(began, done)
+            elif server.batches % BATCHES == 0:
+                await trio.lowlevel.checkpoint()
+            if not done and session.congested:
                 self._count_memory()
                 self._moved = trio.Event()
                 await self._moved.wait()
-            done = session.receive()
-            self.flush()
-        server.batches += 1
-        if server.batches % BATCHES == 0:
-            await trio.lowlevel.checkpoint()
         return not self.ended
 
     def flush(self) -> None:
@@ -304,6 +383,7 @@ class Server:
         self.tree = tree
         self.connections: set[Connection] = set()
         self._places = Shares("connections", "CONNECTIONS")
+        self._turns, self._turn_of = Turns(), WeakValueDictionary[Hashable, Turn]()
         self._strangers: dict[Connection, float] = {}  # those without a Tattach yet, and until when that is well
         self._stranger_came = trio.Event()
         self.listeners: list[Listener] = []
@@ -357,6 +437,10 @@ class Server:
                 self.flush_woken()
                 await trio.sleep(0.005)
         self._scope.cancel()
+
+    def turn_of(self, user: Hashable) -> Turn:
+        """That of a user, for all its connections."""
+        return self._turn_of.setdefault(user, Turn(self._turns))
 
     def tracer(self, where: str) -> Callable[[str], None] | None:
         """The function that prints a connection's messages, if there is a trace."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from mqfs import limits
@@ -97,6 +99,7 @@ class Session:
         self._framer = Framer(self.msize)
         self._pending: dict[int, Pending] = {}  # by tag; a flush that waits is there too, as what it waits for
         self._ready: deque[Pending] = deque()  # settled, and the reply needs the tree
+        self._anew: Iterator[None] | None = None  # what a Tversion still has to do
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._taken_bytes = 0
@@ -128,12 +131,14 @@ class Session:
         """How many requests wait, flushes included."""
         return len(self._pending)
 
-    def receive(self, data: bytes = b"") -> bool:
-        """Perform what arrived. False: congested before its end, to be called again when that has changed.
+    def receive(self, data: bytes = b"", slice_s: float = math.inf) -> bool:
+        """Perform what arrived. False: congested, or the slice was over, before its end: to be called again.
 
         BadFrame: the connection is to be ended.
         """
-        room = limits.REPLY_BYTES - self.unsent
+        room, until = limits.REPLY_BYTES - self.unsent, perf_counter() + slice_s
+        if self._anew is not None and not self._begin_anew(until):
+            return False
         for buffer, start, size in self._framer.frames(data):
             number = buffer[start + 4]
             if self._trace is not None:
@@ -144,8 +149,18 @@ class Session:
                 self._write(buffer, start, size)
             else:
                 self._general(buffer, start, size)
-            if self._out_bytes > room or len(self._pending) > limits.TAGS:
+            if self._anew is not None and not self._begin_anew(until):
                 return False
+            if self._out_bytes > room or len(self._pending) > limits.TAGS or perf_counter() > until:
+                return False
+        return True
+
+    def _begin_anew(self, until: float) -> bool:
+        """Go on with a Tversion. False: the slice was over before its end."""
+        for _ in self._anew or ():
+            if perf_counter() > until:
+                return False
+        self._anew = None
         return True
 
     def take(self) -> list[bytes]:
@@ -156,22 +171,30 @@ class Session:
         out, self._out, self._out_bytes = self._out, [], 0
         return out
 
-    def give_up(self) -> None:
-        """The client asks for nothing more: only what is done and not yet answered still waits."""
+    def give_up(self) -> Iterator[None]:
+        """The client asks for nothing more: only what is done and not yet answered still waits. In steps."""
         for pending in reversed(dict.fromkeys(self._pending.values())):  # so that none becomes the first of its queue
-            if pending.wait.cancel():
+            if self._pending.get(pending.tag) is pending and pending.wait.cancel():
                 self._forget(pending)
+            yield
 
     def close(self, sent: int | None = None) -> None:
-        """The connection ended: nothing waits any more, nothing stays open.
+        """As `closing`, in one piece."""
+        for _ in self.closing(sent):
+            pass
+
+    def closing(self, sent: int | None = None) -> Iterator[None]:
+        """The connection ended: nothing waits any more, nothing stays open. In steps.
 
         `sent`: how many of the bytes that `take` returned left. A message that was taken and did not is given back.
         """
+        yield from self._anew or ()
+        yield from self.give_up()  # first: until then a message may come for one of its reads
         if sent is not None:
             for fid in self.fids.values():
                 if fid.reader is not None and fid.given[0] > sent:
                     fid.reader.unread(fid.given[1])
-        self._reset()
+        yield from self._reset()
         self._out, self._out_bytes, self._framer = [], 0, Framer(self.msize)  # now, and not with the next collection
 
     def _put(self, head: bytes, data: bytes = b"") -> None:
@@ -217,7 +240,7 @@ class Session:
         if buffer[start + 4] & 1:
             raise BadFrame(f"{kind.__name__} from a client")
         if isinstance(request, Tversion):
-            self._version(request)
+            self._anew = self._version(request)
         elif self.dialect is None:
             raise BadFrame(f"{kind.__name__} before Tversion")
         elif isinstance(request, Tread):
@@ -236,9 +259,10 @@ class Session:
             return request._replace(data=b"(a token)")
         return request
 
-    def _version(self, request: Tversion) -> None:
-        """Begin anew: whatever was, is over."""
-        self._reset()
+    def _version(self, request: Tversion) -> Iterator[None]:
+        """Begin anew: whatever was, is over. In steps."""
+        yield from self.give_up()
+        yield from self._reset()
         dialect = negotiate(request.version)
         if dialect is not None and request.msize < limits.MSIZE_LEAST:
             self._refuse(request.tag, BadRequest(f"msize {request.msize}; at least {limits.MSIZE_LEAST} is right"))
@@ -495,14 +519,15 @@ class Session:
             except MqfsError as error:
                 log.info("not removed at its close: %s: %s", fid.node.name, error)
 
-    def _reset(self) -> None:
-        """Nothing waits and no fid is known any more. A write that is appended stays, unanswered."""
+    def _reset(self) -> Iterator[None]:
+        """Nothing waits and no fid is known any more. A write that is appended stays, unanswered. In steps."""
         pending, self._pending = self._pending, {}
+        self._ready.clear()
         for one in reversed(dict.fromkeys(pending.values())):
             one.wait.cancel()
             if one.counted:
                 self.tree.waits.give(self.peer.account)
-        self._ready.clear()
+            yield
         fids, self.fids, self.proofs = self.fids, {}, {}
         self.tree.memory.give(self.peer.account, limits.FID_BYTES * len(fids))
         for fid in fids.values():
@@ -510,3 +535,4 @@ class Session:
                 self._close(fid)
             except Exception:
                 log.exception("closing fid %d failed", fid.number)
+            yield

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -144,7 +145,31 @@ def programs(reach: Callable[[], Client]) -> Iterator[None]:
             yield
 
 
-KINDS = {one.__name__: one for one in (parked, handles, replies, frames, puts, lines, listings, programs)}
+def everything(reach: Callable[[], Client]) -> Iterator[None]:
+    """All of these at once, each again from its beginning where the server refuses to go on."""
+    begun = threading.Barrier(len(KINDS))
+
+    def work(kind: Kind) -> None:
+        waits: Callable[[], object] = begun.wait
+        while True:
+            with suppress(MqfsError, OSError):
+                for _ in kind(reach):
+                    waits()
+                    waits = int
+
+    for kind in KINDS.values():
+        if kind is not everything:
+            threading.Thread(target=work, args=(kind,), daemon=True).start()
+    begun.wait()
+    while True:
+        yield
+        time.sleep(1.0)
+
+
+Kind = Callable[[Callable[[], Client]], Iterator[None]]
+KINDS: dict[str, Kind] = {
+    one.__name__: one for one in (parked, handles, replies, frames, puts, lines, listings, programs, everything)
+}
 
 
 def prepare(client: Client) -> None:

@@ -1,0 +1,138 @@
+"""Standstills: whatever is done of which there is much, the event loop serves others between two portions of it.
+
+Measured is the longest piece of work of the server's thread (measured.py), in time of the processor, while a second
+client makes round trips. How long those took on this machine is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from mqfs import limits
+from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.messages import Topen, Tversion, Twalk
+from tests import campaign
+from tests.server.users import park, send, settle
+from tests.server.watched import POLITE, measuring, user
+
+LARGE = campaign.size(100_000)  # of whatever there is much of
+RUN_S = 1.5
+PIECE_S = 2 * limits.SLICE_S
+
+Act = Callable[[], object]
+
+
+def create(client: Client, path: str, body: bytes = b"") -> None:
+    with client.create(path) as file:
+        if body:
+            file.write(body)
+
+
+def write(client: Client, path: str, text: str) -> None:
+    with client.open(path, "w") as file:
+        file.write(text.encode())
+
+
+def group(client: Client) -> None:
+    client.mkdir("theirs/own")
+    write(client, "theirs/own/ctl", "replay all\n")
+    create(client, "theirs/own/empty")
+
+
+def names(client: Client, body: bytes) -> None:
+    for number in range(LARGE):
+        create(client, f"theirs/own/{number}", body)
+
+
+def many_open_files(client: Client) -> Act:
+    """Their connection ends."""
+    for number in range(LARGE):
+        own = client.caller.root
+        send(client, Twalk(1, own, 1_000 + number, ("theirs", "own", "empty")), Topen(1, 1_000 + number, 0))
+    settle(client)
+    return client.close
+
+
+def many_open_files_and_tversion(client: Client) -> Act:
+    many_open_files(client)
+    return lambda: send(client, Tversion(0xFFFF, 8_192, "9P2000"))
+
+
+def many_reads_that_wait(client: Client) -> Act:
+    park(client, 15_000)
+    return client.close
+
+
+def many_requests_at_once(client: Client) -> Act:
+    return lambda: park(client, 15_000)
+
+
+def many_names(client: Client) -> Act:
+    names(client, b"")
+    return lambda: client.list("theirs/own")
+
+
+def many_streams_to_trim(client: Client) -> Act:
+    names(client, b"x" * 100)
+    return lambda: write(client, "theirs/own/empty", "x" * (limits.TRIM_BYTES // 2))
+
+
+def a_cursor_over_many_streams(client: Client) -> Act:
+    names(client, b"x")
+    cursor = client.open("theirs/own/.cursor", "r+")
+
+    def act() -> None:
+        cursor.write(b"seek first\nseek end\n")
+        client.open("theirs/own/.cursor", "r+").close()
+
+    return act
+
+
+def many_that_are_due(client: Client) -> Act:
+    return puts(client, "at")
+
+
+def many_that_expire(client: Client) -> Act:
+    return puts(client, "ttl")
+
+
+def puts(client: Client, key: str) -> Act:
+    """All at the same time, during the round trips of the other."""
+    began = time.time()
+    due = began + LARGE / 4_000
+    with client.open("theirs/own/.put", "w") as put:
+        for _ in range(LARGE):
+            value = due if key == "at" else f"{max(int((due - time.time()) * 1e3), 1)}ms"
+            put.write(json.dumps({"stream": "empty", key: value}).encode() + b" x")
+    time.sleep(max(due - time.time() - RUN_S / 2, 0))
+    return lambda: None
+
+
+WORK = (
+    many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
+    many_streams_to_trim, a_cursor_over_many_streams, many_that_are_due, many_that_expire,
+)  # fmt: skip
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+@pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
+def test_others_are_served_between_portions(work: Callable[[Client], Act], capsys: pytest.CaptureFixture[str]) -> None:
+    with measuring() as server, user(server.address, POLITE, "polite") as ours:
+        ours.trips(0.2)
+        with connect(server.address) as client:
+            group(client)
+            act = work(client)
+            server.settle()
+            ours.begin(RUN_S)
+            act()
+            times = sorted(ours.times())
+            _, longest = server.settle()
+        with capsys.disabled():
+            trips = f"round trips: {len(times)}, p99.9 {times[-1 - len(times) // 1_000] * 1e3:.1f} ms"
+            print(f"\n{work.__name__}: at most {longest * 1e3:.1f} ms in one piece; {trips}")
+    assert longest < PIECE_S

@@ -1,0 +1,104 @@
+"""A server that says how long requests waited in it, and users of it as processes: for tests of who waits for whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from mqfs.ninep.blocking import connect
+from tests.client.conftest import short_folder
+from tests.patience import patient
+from tests.server.process import ROOT, Running, environment, serving, until
+
+GREEDY, POLITE = 65_533, 65_534
+HANG_S = patient(60.0)
+
+
+class User:
+    """A program that acts as a user."""
+
+    def __init__(self, address: str, uid: int, *role: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.users", address, str(uid), *role],
+            cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def line(self) -> bytes:
+        """The next that it prints."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], HANG_S)[0], "it stands still"
+        line = self.process.stdout.readline()
+        assert line, "it ended"
+        return line
+
+    def trips(self, seconds: float) -> tuple[float, float]:
+        """How long the 99th of 100 round trips takes, and the longest, in seconds."""
+        self.begin(seconds)
+        times = self.times()
+        return statistics.quantiles(times, n=100)[98], max(times)
+
+    def begin(self, seconds: float) -> None:
+        """Round trips for so long."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"%f\n" % seconds)
+        self.process.stdin.flush()
+
+    def times(self) -> list[float]:
+        """How long each took."""
+        times: list[float] = json.loads(self.line())
+        return times
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def user(address: str, uid: int, *role: str) -> Iterator[User]:
+    made = User(address, uid, *role)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+class Measured(NamedTuple):
+    """A server that measures how long the polite user's requests wait."""
+
+    address: str
+    server: Running
+    waits: Path
+
+    def settle(self) -> tuple[list[float], float]:
+        """What each request, or each few of them, waited since the last time, and the longest piece of work: in seconds
+        of the server's thread."""
+        before = self.waits.read_text().count("\n") if self.waits.exists() else 0
+        self.server.process.send_signal(signal.SIGUSR1)
+        until(lambda: self.waits.exists() and self.waits.read_text().count("\n") > before, "the waits are written")
+        *found, longest = json.loads(self.waits.read_text().splitlines()[-1])
+        return found, longest
+
+
+@contextmanager
+def measuring() -> Iterator[Measured]:
+    """For all users of this machine, with a group for each of the two."""
+    program = [sys.executable, "-m", "tests.server.measured", str(POLITE)]
+    with short_folder() as folder, serving("--listen", f"unix!{folder}/s", cwd=Path(folder), program=program) as server:
+        os.chmod(folder, 0o755)
+        os.chmod(f"{folder}/s", 0o666)
+        with connect(f"unix!{folder}/s") as client:
+            for group in ("ours", "theirs"):
+                client.mkdir(group)
+                client.chmod(group, 0o777)
+            client.create("ours/s").close()
+            client.chmod("ours/s", 0o666)
+        yield Measured(f"unix!{folder}/s", server, Path(folder, "waits"))
