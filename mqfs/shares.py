@@ -35,16 +35,14 @@ class Shares:
         """What a user has."""
         return self._taken.get(user, 0)
 
-    def check(self, user: Hashable, amount: int = 1, bound: int | None = None) -> None:
-        """A user may get so much more, where the whole is at most `bound`. Raises OverLimit."""
+    def check(self, user: Hashable, amount: int = 1) -> None:
+        """A user may get so much more. Raises OverLimit."""
         total: int = getattr(limits, self._limit)
-        if bound is not None:
-            total = min(total, bound)
         require_share(self._what, total, user, self._taken.get(user, 0) + amount, self.used + amount)
 
-    def take(self, user: Hashable, amount: int = 1, bound: int | None = None) -> None:
+    def take(self, user: Hashable, amount: int = 1) -> None:
         """A user gets so much more. Raises OverLimit, and then has what it had."""
-        self.check(user, amount, bound)
+        self.check(user, amount)
         self.give(user, -amount)
 
     def give(self, user: Hashable, amount: int = 1) -> None:

@@ -198,7 +198,7 @@ class Part(Staging):
         for row in packed.rows:
             self.stream(user, names[row.place])
         require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
-        self.group.tree.staging.bytes.take(self._own.uid, len(packed.data), self.group.bound_bytes())
+        self.group.tree.staging.bytes.take(self._own.uid, len(packed.data))
         try:
             self.staged.append(packed.data)
         except OSError as error:
@@ -282,9 +282,9 @@ class PartFile:
 class Totals:
     """What all parts of a tree take together, and of each user."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_memory: bool) -> None:
         self.parts = Shares("parts", "PARTS")
-        self.bytes = Shares("bytes in parts of transactions", "STAGED_BYTES")
+        self.bytes = Shares("bytes in parts of transactions", "MEMORY_BYTES" if in_memory else "STAGED_BYTES")
 
 
 class Transactions:

@@ -68,7 +68,7 @@ class Tree:
         self.faults = Faults(clock)
         self.defaults = parse_settings(defaults).lines(given=True)
         self.locks = Locks()
-        self.staging = Totals()  # what all parts of transactions take
+        self.staging = Totals(in_memory=not store.path)  # what all parts of transactions take
         self.touched: set[Group] = set()  # groups that house-keeping has to look at
         self.closing = False
         self._prepare = prepare
