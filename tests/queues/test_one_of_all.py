@@ -155,6 +155,7 @@ class Story:
         """Whoever is left gets all that is not done."""
         for handle in list(self.handles):
             self.close(handle)
+            self.look()
         self.q.pass_time(3)
         self.q.group.trim(always=True)
         for way in ("takes", "group", "over"):
