@@ -16,6 +16,7 @@ SHARE_KEPT = 16  # one part in so many of what users share is kept for root and 
 HANDLES = 131_072  # open files of all faces together; shared
 PARKED = 65_536  # reads and writes that wait, all together; shared
 HELD_BYTES = 1 << 30  # of memory that users make the server hold (half frames, replies, fids, `.kept`, lines); shared
+LISTING_BYTES, LISTED_BYTES = 1_024, 128  # of memory, about, for an open directory and for each name that it holds
 LOG_AGAIN_S = 60  # between two lines of the log about one group: a fault that comes back each second fills no disk
 ERRORS = 64  # lines kept for `.errors` of one group, of each user
 ERROR_USERS = 64  # whose lines are kept: 2 MB where each was refused often; who was refused longest ago is forgotten
@@ -90,7 +91,6 @@ TURN_REST = 3  # or so many times what it took,
 TURN_REST_MOST_S = 1.0  # and at most so long
 BATCH_S = 0.0005  # of requests in one piece where one user is alone; see BATCHES in server.py
 TAGS = 16_384  # requests of one connection that wait at once; above it reads are refused, writes hold it up
-LISTED = 2_097_152  # names that the open directories of one connection hold: two listings of the largest group
 STATS_AT_ONCE = 24  # entries in one reply of 9P2000: 8 us each, and others are served between two
 NAMES_AT_ONCE = 128  # the same of 9P2000.L: 1 us each
 WALK_NAMES = 16  # the protocol's own bound
@@ -112,7 +112,6 @@ UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file tw
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
 LOCKS = 65_536  # flock and POSIX locks, held and waited for, of the whole tree; shared
 INTERRUPTS = 1_024  # remembered that came before their request; and threads told to look a name up again
-LISTINGS = 65_536  # open directories
 
 # The server
 LOG_LINES = 60  # from one statement in LOG_S: what clients can bring about again and again does not fill a disk

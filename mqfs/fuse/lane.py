@@ -24,9 +24,10 @@ from typing import Any
 import trio
 
 from mqfs import errors, limits
+from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Node, Tree
 from mqfs.fuse import people, wire
-from mqfs.fuse.nodes import File, Files, Listing, Nodes
+from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.fuse.operations import BLOCK_BYTES, known_name
 from mqfs.locks import Held, Key
 from mqfs.types import Handle, Stat, Wait
@@ -520,11 +521,9 @@ class Lane:
         _, _, _, nodeid, uid, gid, thread = wire.HEADER.unpack_from(self.buffer)
         user, node = people.user(uid, gid, thread), self.nodes.directory(nodeid)
         self.tree.access(user, node, os.R_OK)
-        if len(self.files.listings) >= limits.LISTINGS:
-            raise errors.OverLimit(f"at most {limits.LISTINGS} open directories")
-        fh = self.files.add_listing(Listing(node, user))
+        fh = self.files.add_listing(Listing(self.tree, user, node, uid))
         if not self.send(wire.OPENED.pack(32, 0, unique, fh, 0, 0)):
-            del self.files.listings[fh]
+            self.files.close_listing(fh)
 
     def _readdir(self, unique: int) -> None:
         _, _, fh, offset, room, _, _ = wire.HOT.unpack_from(self.buffer)
@@ -532,11 +531,11 @@ class Lane:
         if listing is None:
             raise errors.Stale(f"file handle {fh}")
         if offset == 0:
-            listing.names = self.tree.entries(listing.user, listing.node)
+            listing.begin()
         self.answer(unique, pack_names(listing, offset, room))
 
     def _releasedir(self, unique: int) -> None:
-        self.files.listings.pop(wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0], None)
+        self.files.close_listing(wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0])
         self.refuse(unique, 0)
 
     # ------------------------------------------------------------ what pyfuse3 cannot say
@@ -591,7 +590,7 @@ def pack_names(listing: Listing, offset: int, room: int) -> bytes:
     """Entries of a directory from a position on, as many as fit. Position n is behind the nth: ".", "..", names."""
     directory = listing.node
     packed: list[bytes] = []
-    names = listing.names
+    names = listing.nodes
     for position in range(offset, len(names) + 2):
         if position < 2:
             node: Node = directory.parent if position else directory

@@ -19,8 +19,9 @@ import itertools
 from typing import Any, TypeAlias
 
 from mqfs import errors, limits
+from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Node, Tree
-from mqfs.types import Handle, User
+from mqfs.types import Handle
 
 ROOT = 1  # the kernel's name for the root directory
 Directory: TypeAlias = Any  # a node with `directory`: a group, or one of its folders
@@ -46,16 +47,6 @@ class File:
     def __init__(self, node: Node, handle: Any, ino: int, reads: bool, writes: bool) -> None:
         self.node, self.handle, self.ino, self.reads, self.writes = node, handle, ino, reads, writes
         self.thread = self.process = 0  # who read last, where it is asked for
-
-
-class Listing:
-    """An open directory: what it held when it was read from its beginning, so that positions stay what they are."""
-
-    __slots__ = ("names", "node", "user")
-
-    def __init__(self, node: Directory, user: User) -> None:
-        self.node, self.user = node, user
-        self.names: list[Node] = []
 
 
 class Nodes:
@@ -164,6 +155,11 @@ class Files:
         self.listings[fh] = listing
         return fh
 
+    def close_listing(self, fh: int) -> None:
+        listing = self.listings.pop(fh, None)
+        if listing is not None:
+            listing.close()
+
     def close(self, fh: int) -> None:
         file = self.open.pop(fh, None)
         if file is not None:
@@ -172,6 +168,7 @@ class Files:
 
     def close_all(self) -> None:
         """The kernel is gone, and releases nothing any more."""
-        self.listings.clear()
+        for fh in list(self.listings):
+            self.close_listing(fh)
         for fh in list(self.open):
             self.close(fh)

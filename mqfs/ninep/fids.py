@@ -6,12 +6,13 @@ Owns no replies and no tags (session.py); it calls the tree, but never waits.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from mqfs import limits
+from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Tree
-from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError, OverLimit
+from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError
 from mqfs.ninep import people
 from mqfs.ninep.messages import Dir, Entry
 from mqfs.ninep.wire import ENTRY, stat_bytes
@@ -60,7 +61,7 @@ class Fid:
         self.handle: Handle | None = None
         self.reader: Handle | None = None  # the handle, if open for reading
         self.writer: Handle | None = None  # the handle, if open for writing
-        self.listing: Listing | None = None  # an open directory
+        self.listing: OpenDirectory | None = None
         self.takes = False  # what it reads is claimed for it
         self.given = 0, b""  # and where in all that was answered the last such reply ends, and its data
         self.xattr = False  # stands for the (empty) list of extended attributes
@@ -99,7 +100,9 @@ class Fid:
             return node
         return tree.walk(self.user, node, name)
 
-    def open_node(self, tree: Tree, flags: int, *, nonblocking: bool = False, made: bool = False) -> None:
+    def open_node(
+        self, tree: Tree, flags: int, account: Hashable, *, nonblocking: bool = False, made: bool = False
+    ) -> None:
         """Open what it stands for; `flags` are those of open(2). `made`: by this very request, for this user."""
         mode = flags & os.O_ACCMODE
         if self.node.directory:
@@ -107,7 +110,7 @@ class Fid:
                 raise IsDirectory
             if not made:
                 tree.access(self.user, self.node, os.R_OK)
-            self.listing = Listing()
+            self.listing = OpenDirectory(Listing(tree, self.user, self.node, account))
             return
         handle = tree.open(self.user, self.node, mode, made=made)
         self.handle = handle
@@ -136,40 +139,34 @@ def stat(tree: Tree, node: Any, size: int | None = None) -> Dir:
     )  # fmt: skip
 
 
-class Listing:
-    """An open directory: the names as they were when it was read from its beginning.
+class OpenDirectory:
+    """An open directory, as 9P reads it."""
 
-    So removing files while reading skips none and repeats none.
-    """
-
-    def __init__(self) -> None:
-        self._nodes: list[Any] | None = None
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._begun = False
         self._next = 0
         self._offset = 0
         self._left = 0  # bytes that the last read asked for and did not get
 
-    def __len__(self) -> int:
-        return len(self._nodes or ())
+    def _begin(self) -> None:
+        self._listing.begin()
+        self._begun, self._next, self._offset, self._left = True, 0, 0, 0
 
-    def _begin(self, tree: Tree, fid: Fid, room: Callable[[], int]) -> list[Any]:
-        self._nodes = None
-        nodes = tree.entries(fid.user, fid.node)
-        if len(nodes) > room():
-            raise OverLimit(f"{limits.LISTED} names in the open directories of one connection")
-        self._nodes, self._next, self._offset, self._left = nodes, 0, 0, 0
-        return nodes
+    def close(self) -> None:
+        self._listing.close()
 
-    def read(self, tree: Tree, fid: Fid, offset: int, count: int, unix: bool, room: Callable[[], int]) -> bytes:
+    def read(self, tree: Tree, offset: int, count: int, unix: bool) -> bytes:
         """Whole stat entries, as many as fit; `offset` is 0 or where the last read ended.
 
         Too few bytes for one are an error, but for a client that asks for what is left of its buffer (Linux v9fs):
         0 bytes end its loop, and its next read continues here.
         """
         if offset == 0:
-            self._begin(tree, fid, room)
+            self._begin()
         elif offset != self._offset:
             raise BadRequest(f"offset {offset} in a directory; 0 or {self._offset} is right")
-        nodes, size = self._nodes or [], 0
+        nodes, size = self._listing.nodes, 0
         parts: list[bytes] = []
         while self._next < len(nodes) and len(parts) < limits.STATS_AT_ONCE:
             raw = _stat_or_nothing(tree, nodes[self._next], unix)
@@ -183,11 +180,11 @@ class Listing:
         self._offset, self._left = self._offset + size, count - size
         return b"".join(parts)
 
-    def entries(self, tree: Tree, fid: Fid, offset: int, count: int, room: Callable[[], int]) -> tuple[Entry, ...]:
+    def entries(self, fid: Fid, offset: int, count: int) -> tuple[Entry, ...]:
         """Entries of 9P2000.L behind the cookie `offset`, as many as fit in `count` bytes."""
-        nodes = self._nodes
-        if offset == 0 or nodes is None:
-            nodes = self._begin(tree, fid, room)
+        if offset == 0 or not self._begun:
+            self._begin()
+        nodes = self._listing.nodes
         found: list[Entry] = []
         size, at = 0, offset
         while at < len(nodes) + 2 and len(found) < limits.NAMES_AT_ONCE:

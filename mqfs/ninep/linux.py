@@ -131,7 +131,7 @@ def readdir(session: Session, request: m.Treaddir) -> Fcall:
     if fid.listing is None:
         raise NotDirectory if fid.open else BadFid(f"fid {request.fid} is not open")
     count = min(request.count, session.msize - READ_OVERHEAD)
-    return m.Rreaddir(request.tag, fid.listing.entries(session.tree, fid, request.offset, count, session.room))
+    return m.Rreaddir(request.tag, fid.listing.entries(fid, request.offset, count))
 
 
 # ---------------------------------------------------------------- attributes

@@ -115,7 +115,7 @@ def _may_remove(session: Session, fid: Fid, node: Any) -> None:
 
 def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False) -> tuple[Qid, int]:
     """Open a fid's file: the qid and the iounit of the reply."""
-    fid.open_node(session.tree, flags, nonblocking=nonblocking, made=made)
+    fid.open_node(session.tree, flags, session.peer.account, nonblocking=nonblocking, made=made)
     if fid.writer is not None:
         fid.writer.whole_below = session.msize - IO_OVERHEAD  # one as long may be cut by the client
     return fid.node.qid, session.msize - IO_OVERHEAD

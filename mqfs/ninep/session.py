@@ -330,7 +330,7 @@ class Session:
         fid = self.fid(number)
         if fid.listing is not None and not self.dialect.linux:
             most = min(count, self.msize - READ_OVERHEAD)
-            self._reply(Rread(tag, fid.listing.read(self.tree, fid, offset, most, self.unix, self.room)))
+            self._reply(Rread(tag, fid.listing.read(self.tree, offset, most, self.unix)))
         elif fid.listing is not None:
             raise IsDirectory
         elif fid.reader is None and not fid.xattr:
@@ -474,11 +474,6 @@ class Session:
 
     # ------------------------------------------------------------ fids
 
-    def room(self) -> int:
-        """How many names the open directories may still hold."""
-        held = sum(len(fid.listing) for fid in self.fids.values() if fid.listing is not None)
-        return limits.LISTED - held
-
     def fid(self, number: int) -> Fid:
         fid = self.fids.get(number)
         if fid is None:
@@ -510,6 +505,8 @@ class Session:
     def _close(self, fid: Fid) -> None:
         if fid.locked:
             self.tree.locks.release_through(Key(fid.node.qid.path, False), (self.number, fid.number))
+        if fid.listing is not None:
+            fid.listing.close()
         handle, fid.handle, fid.reader, fid.writer, fid.listing = fid.handle, None, None, None, None
         if handle is not None:
             handle.close()

@@ -14,11 +14,12 @@ import trio.testing
 
 from mqfs import limits
 from mqfs.clock import SystemClock
+from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Tree
 from mqfs.errors import Stale
 from mqfs.fuse import wire
 from mqfs.fuse.lane import Lane
-from mqfs.fuse.nodes import File, Files, Listing, Nodes
+from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.store.memory import MemoryStore
 from mqfs.types import User
 
@@ -108,7 +109,7 @@ def test_who_may_not_write_asks_for_no_sync() -> None:
         node: Any = bench.files.open[bench.fh].node
         other = User(1001, 1001)
         fh = bench.files.add(node, bench.tree.open(other, node, os.O_RDONLY), True, False)
-        listing = bench.files.add_listing(Listing(bench.tree.root, other))
+        listing = bench.files.add_listing(Listing(bench.tree, other, bench.tree.root, other.uid))
         for unique, opcode, of, refused in (
             (2, wire.FSYNC, bench.fh, 0),
             (4, wire.FSYNC, fh, errno.EACCES),

@@ -340,13 +340,19 @@ def test_fids_are_bounded(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_open_directories_are_bounded(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LISTED", 14)
+    """Each of the two holds some 14 names; there is room for 20 more."""
     for fid in (1, 2):
         open_(line, fid, "")
     line.replies()
+    memory = line.session.tree.memory
+    monkeypatch.setattr(limits, "HELD_BYTES", 2 * (memory.used + 20 * limits.LISTED_BYTES))
     assert line.one("Tread tag 1 fid 1 offset 0 count 8000").startswith("Rread")
     assert "limit reached" in line.one("Tread tag 1 fid 2 offset 0 count 8000")
     assert line.one("Tread tag 1 fid 1 offset 0 count 8000").startswith("Rread")
+    line.one("Tclunk tag 1 fid 1")
+    assert line.one("Tread tag 1 fid 2 offset 0 count 8000").startswith("Rread")
+    line.one("Tclunk tag 1 fid 2")
+    assert memory.used == limits.FID_BYTES
 
 
 def test_no_reply_is_larger_than_was_agreed(tree: Tree) -> None:
