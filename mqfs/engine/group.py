@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 MESSAGE = int(Kind.MESSAGE)
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see Group.shape
-_LOOKED_AT = 4_096  # messages looked up in the log at once: some ms
+_LOOKED_AT = 1_024  # messages looked up in the log at once: some ms
 _LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
 _STEPS = 64  # looked at between two looks at the clock: 0.1 ms
 RECORD_BYTES = 40  # of a message in the log, beside its body
@@ -289,11 +289,11 @@ class Group:
                 yield
         for absent in (self.state.dropped, self.lapsed):
             yield from self._forget_absent(absent)
+        yield from self.ranks.forget()
         floors.update((number, 0) for number in range(made, self.state.next_stream) if number in self.numbers)
         if self.held.floor:
             floors[state.PUT] = self.held.floor
         self.kept_from = kept_from
-        self.ranks.forget()
         self.ids.forget()
         self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
         if self.bucket.size < max(size, self._trimmed_bytes):

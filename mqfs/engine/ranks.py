@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NORMAL = 5
 ORDINARY = (-NORMAL,)  # less than the key of any message of normal priority, more than that of an urgent one
 NEVER = 1 << 62
+_STEPS = 256  # messages between two looks at the clock: some 0.1 ms
 
 
 _PRIORITIES = {str(priority): priority for priority in range(10)}
@@ -157,14 +158,16 @@ class Ranks:
             at = bisect.bisect_left(singles, sequence)
             del singles[at : bisect.bisect_right(singles, sequence, at)]
 
-    def forget(self) -> None:
-        """Leave out what is not kept any more."""
+    def forget(self) -> Iterator[None]:
+        """Leave out what is not kept any more. In steps."""
         numbers = self.group.numbers
         messages = self._messages or {}
-        for sequence, rank in list(messages.items()):
+        for count, (sequence, rank) in enumerate(list(messages.items())):
             stream = numbers.get(rank.stream)
             if stream is None or sequence < stream.state.floor:
-                del messages[sequence]
+                messages.pop(sequence, None)
+            if count % _STEPS == 0:
+                yield
         for number in self._singles.keys() - numbers.keys():
             del self._singles[number]
 

@@ -73,6 +73,10 @@ OPERATIONS: dict[type[Any], Operation] = {**operations.OPERATIONS, **linux.OPERA
 _numbers = itertools.count(1)
 
 
+def ended(*_: object) -> None:
+    """What is left to do for a driver of which the connection has ended."""
+
+
 class Session:
     """One connection. `wake` is called when a reply came without `receive`, perhaps from inside the engine."""
 
@@ -196,6 +200,7 @@ class Session:
                     fid.reader.unread(fid.given[1])
         yield from self._reset()
         self._out, self._out_bytes, self._framer = [], 0, Framer(self.msize)  # now, and not with the next collection
+        self._wake = self.delay = ended  # no circle with its driver: looks for those are rare
 
     def _put(self, head: bytes, data: bytes = b"") -> None:
         """A frame goes out, in one piece or two."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pwd
 import socket
 import stat
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -452,3 +454,19 @@ def test_a_disk_that_fails_is_an_answer_and_a_line_in_the_log(tmp_path: Path, ca
             assert stream.receive() == b"x"
     assert [(record.levelname, record.exc_info) for record in caplog.records] == [("ERROR", None)] * 3
     assert "Input/output error" in caplog.text
+
+
+def test_a_connection_that_ended_leaves_nothing_for_the_garbage_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which looks at everything only rarely, since all stands still meanwhile."""
+    monkeypatch.setattr(limits, "HANDSHAKE_S", 0.2)  # so long the server holds one to see whether its client attaches
+    with running(make_tree(), tmp_path) as server:
+        gc.disable()
+        try:
+            with server.connect() as client:
+                client.create("s").close()
+                (connection,) = server.call(lambda: [weakref.ref(one) for one in server.server.connections])
+            eventually(lambda: connection() is None)
+        finally:
+            gc.enable()
