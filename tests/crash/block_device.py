@@ -35,6 +35,7 @@ class BlockDevice(pyfuse3.Operations):  # type: ignore[misc]
     def on(self) -> None:
         """The cache begins as what is durable; holes stay holes."""
         self.cut_off, at = False, 0
+        self.pending.clear()
         os.truncate(self.cache, 0)
         os.truncate(self.cache, self.size)
         while True:
@@ -79,7 +80,7 @@ class BlockDevice(pyfuse3.Operations):  # type: ignore[misc]
         return await self.getattr(inode)
 
     async def open(self, inode: int, flags: int, ctx: Any) -> Any:
-        return pyfuse3.FileInfo(fh=DISK)
+        return pyfuse3.FileInfo(fh=DISK, keep_cache=False)  # what a cut took is not to be read from memory
 
     async def read(self, fh: int, offset: int, size: int) -> bytes:
         return os.pread(self.cache, size, offset)
