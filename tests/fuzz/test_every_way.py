@@ -170,7 +170,7 @@ def test_every_way(tmp_path: Path) -> None:
                 witness.create(path).close()
             files = [witness.open(path, "w") for path in WITNESSED]
             ways = Ways(tmp_path, dice)
-            for number in range(size(30_000)):
+            for number in range(size(20_000)):
                 way = dice.choice(list(ways.all))
                 refusal = ways.attempt(way)
                 clear = refusal is None or is_clear(refusal)

@@ -14,7 +14,7 @@ from tests.campaign import size
 from tests.ring import build
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = ["tests/gather", "tests/bulk", "tests/ring/test_scan.py", "tests/ring/test_attach.py"]
+SHORT = ["tests/gather", "tests/bulk"]
 LONG = [
     "tests/gather", "tests/bulk", "tests/ring", "tests/rings/test_nonsense.py", "tests/rings/test_hostile_memory.py",
     "tests/rings/test_full.py",

@@ -252,6 +252,27 @@ def test_a_ring_that_cannot_be_read_is_one_groups(keeper: Any, monkeypatch: pyte
     rig.stop()
 
 
+def test_a_state_that_makes_no_sense(keeper: Any) -> None:
+    """Publishers are refused; the server gives the group another ring, though it writes nothing to the group itself."""
+    rig = Rig("replay all", disk=LyingDisk())
+    client = rig.attach()
+    client.ring.publish(16, b"before")
+    rig.pump()
+    memory = mmap.mmap(client.ring.fileno(), ring.HEAD_BYTES)
+    for name in ("state0", "state1"):
+        memory[KNOWN[name] : KNOWN[name] + 8] = (1 << 40).to_bytes(8, "little")
+    memory.close()
+    with pytest.raises(errors.BadRing):
+        client.ring.publish(16, b"refused")
+    rig.tick()
+    rig.tick()
+    client = rig.attach()
+    client.ring.publish(16, b"after")
+    rig.pump()
+    assert [body for _, _, body in rig.log()] == [b"before", b"after"]
+    rig.stop()
+
+
 @pytest.mark.parametrize("word", ["magic", "seat"])
 def test_a_ring_that_cannot_be_resumed(keeper: Any, word: str) -> None:
     """A start puts what it has into quarantine and has it dropped from the keeper: the next one does not meet it."""
@@ -309,8 +330,11 @@ def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int
     assert "Traceback" not in server.text(), server.text()
 
 
-# Rings are given again and to as many groups as are asked for: else there would be three tries a minute.
-SCRIBBLED = "from mqfs import cli, limits; import sys; limits.RING_SPOILT = 1 << 30; sys.argv[0] = 'mqfs'; cli.main()"
+# Rings are given again and again, and a lock is held for less long: else few would be met in a minute.
+SCRIBBLED = (
+    "from mqfs import cli, limits; import sys; limits.RING_SPOILT = 1 << 30; limits.RING_HOLD_S = 0.05;"
+    " sys.argv[0] = 'mqfs'; cli.main()"
+)
 
 
 class Stranger(Member):
@@ -334,7 +358,7 @@ def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words of one group's ring are overwritten in a real server while publishers and readers run: it never ends, who
     uses files of that group loses nothing, and rings of other groups and users are as they were."""
     monkeypatch.setenv("CROWD_PAUSE", "0.01")
-    dice, wanted, began = random.Random(seed()), size(100_000), time.monotonic()
+    dice, wanted, began = random.Random(seed()), 100_000 if size(10) == 10 else 2_000, time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="mqfs-scribbled-"))
     os.chmod(folder, 0o755)
     address, server = f"unix!{folder}/s", None
@@ -347,7 +371,7 @@ def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
         with connect(address) as tree:
             for group in ("mine", "other", "theirs"):
                 tree.mkdir(group, 0o777)
-                tree.open(f"{group}/ctl", "w").write(b"replay all\nsync 10ms\n")
+                tree.open(f"{group}/ctl", "w").write(b"replay all\nsync 10ms\nring all\n")
                 for name in ("s", "shared", "t"):
                     tree.create(f"{group}/{name}", permissions=0o666).close()
                     tree.chmod(f"{group}/{name}", 0o666)
@@ -382,7 +406,7 @@ def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
             f"{wanted} scribbles into {rings} rings, {told} messages of others told, {seen} seen,"
             f" {time.monotonic() - began:.0f} s"
         )
-        assert rings > wanted // 1_000
+        assert rings > wanted // 2_000
         assert told
         assert seen
     finally:
@@ -409,7 +433,7 @@ def scribble(address: str, server: Running, dice: random.Random, wanted: int) ->
                 hostile = Hostile(SimpleNamespace(ring=ours), dice)  # type: ignore[arg-type]
                 try:
                     while not ours.retired and done < wanted:
-                        for _ in range(dice.choice([1, 3, 30])):
+                        for _ in range(dice.choice([1, 30, 1_000])):
                             hostile.store()
                             done += 1
                         ours.publish(16, b"on" + bytes(dice.choice([1, 1_000])), b"", 1, 0, 0.1)
