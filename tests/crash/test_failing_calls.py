@@ -73,7 +73,7 @@ class Case:
         return True
 
     def run(self, tree: Client) -> None:
-        for group, lines in ((self.group, b"replay all\nconsumer w\n"), (self.trimmed, b"replay all\ndepth 3\n")):
+        for group, lines in ((self.group, b"consumer w\n"), (self.trimmed, b"depth 3\n")):
             self.attempt(lambda group=group: tree.mkdir(group))  # type: ignore[misc]
             self.attempt(lambda group=group, lines=lines: tree.open(f"{group}/ctl", "w").write(lines))  # type: ignore[misc]
             for name in ("s", "t"):
@@ -122,7 +122,7 @@ class Case:
         cursor = tree.open(f"{group}/.cursor", "r+")
         cursor.write(b"seek first\nuntil end\n")
         while body := cursor.receive(timeout=patient(30.0)):
-            assert body in self.sent, f"{self}: served {body!r:.40}, which was not written"
+            assert body in self.sent, f"case {self.number}: served {body!r:.40}, which was not written"
 
     def check(self, address: str) -> None:
         """After a start without any fault."""
@@ -132,12 +132,12 @@ class Case:
                 found[group] = read_all(address, group)
             except NotFound:
                 found[group] = []
-            assert len(set(found[group])) == len(found[group]), f"{self}: a message is there twice"
-            assert self.sent.issuperset(found[group]), f"{self}: a message is there that was not written"
+            assert len(set(found[group])) == len(found[group]), f"case {self.number}: a message is there twice"
+            assert self.sent.issuperset(found[group]), f"case {self.number}: a message is there that was not written"
         there = set(found[self.group])
-        assert self.acknowledged <= there, f"{self}: lost {min(self.acknowledged - there)!r:.40}"
-        assert all(len(unit & there) in (0, len(unit)) for unit in self.units), f"{self}: half a unit"
-        assert not self.newest or self.newest in found[self.trimmed], f"{self}: lost {self.newest!r:.40}"
+        assert self.acknowledged <= there, f"case {self.number}: lost {min(self.acknowledged - there)!r:.40}"
+        assert all(len(unit & there) in (0, len(unit)) for unit in self.units), f"case {self.number}: half a unit"
+        assert not self.newest or self.newest in found[self.trimmed], f"case {self.number}: lost {self.newest!r:.40}"
 
 
 class Campaign:
@@ -167,7 +167,8 @@ class Campaign:
     def start(self, store: str, shim: bool) -> Running:
         more = {"LD_PRELOAD": str(self.folder / "failing.so"), "MQFS_FAIL_BELOW": str(self.folder / store),
                 "MQFS_FAIL_CONTROL": str(self.folder / "control")} if shim else {}  # fmt: skip
-        arguments = "--store", str(self.folder / store), "--listen", "unix!s"
+        # A group whose `ctl` is refused keeps what it is sent all the same.
+        arguments = "--store", str(self.folder / store), "--listen", "unix!s", "--default", "replay all"
         return Running(*arguments, cwd=self.folder, program=SERVER, **more)
 
     def run_case(self, server: Running, case: Case, number: int | None, kinds: int = 0) -> str:
@@ -215,7 +216,7 @@ class Campaign:
             for case in made:
                 case.check(self.address)
         except AssertionError as error:
-            raise AssertionError(f"{error} after {seen}: {server.text()}") from None
+            raise AssertionError(f"{name}: {str(error)[:300]} after {seen}: {server.text()[-3_000:]}") from None
         finally:
             code = server.stop()
         assert code == 0, server.text()
