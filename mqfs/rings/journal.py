@@ -104,6 +104,7 @@ class Journal:
         begin = self._taker.position, self.inner.next
         self._marks: deque[tuple[int, int]] = deque([begin], 2 + 2 * made.size // _MARK_BYTES)
         self._followed = (0.0, False)  # (when it was looked, whether somebody does)
+        self._senseless: int | None = None  # the end at the last tick, where its state did not fit it
         inner = self.inner
         self.find, self.peek, self.scan, self.before, self.at = (
             inner.find, inner.peek, inner.scan, inner.before, inner.at
@@ -688,9 +689,13 @@ class Journal:
 
     def tick(self) -> None:
         """Once a second."""
-        if not self.why and self.ring.retired:
+        # A state that fits no end: publishers are refused, and a server that writes nothing would not notice. While
+        # somebody publishes, both may be seen at different moments; then the end moves.
+        senseless = None if self.ring.next else self.ring.tail
+        if not self.why and (self.ring.retired or (senseless is not None and senseless == self._senseless)):
             self.spoilt = "an end that nobody may write"
             self.retire(f"nonsense was found in it: {self.spoilt}")
+        self._senseless = senseless
         if self.why:
             self._finish()
         elif not self.ended:

@@ -3,7 +3,8 @@
 python -m tests.crash.block_device MOUNTPOINT DURABLE BYTES
 
 What was written before an fsync that has returned is in the file DURABLE. At `cut SEED` on standard input any sectors
-of what was written since get there too, in any choice, and nothing more: from then on the disk fails.
+of what was written since get there too, in any choice, and nothing more: from then on the disk fails. At `on` the
+power is back: it has what DURABLE has.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ class BlockDevice(pyfuse3.Operations):  # type: ignore[misc]
         self.size = size
         self.durable = os.open(durable, os.O_RDWR)
         self.cache = os.open(os.path.dirname(durable), os.O_TMPFILE | os.O_RDWR)
-        os.truncate(self.cache, size)
-        self.seed()
         self.pending: list[tuple[int, bytes]] = []
-        self.cut_off = False
+        self.on()
 
-    def seed(self) -> None:
+    def on(self) -> None:
         """The cache begins as what is durable; holes stay holes."""
-        at = 0
+        self.cut_off, at = False, 0
+        self.pending.clear()
+        os.truncate(self.cache, 0)
+        os.truncate(self.cache, self.size)
         while True:
             try:
                 at = os.lseek(self.durable, at, os.SEEK_DATA)
@@ -78,7 +80,7 @@ class BlockDevice(pyfuse3.Operations):  # type: ignore[misc]
         return await self.getattr(inode)
 
     async def open(self, inode: int, flags: int, ctx: Any) -> Any:
-        return pyfuse3.FileInfo(fh=DISK)
+        return pyfuse3.FileInfo(fh=DISK, keep_cache=False)  # what a cut took is not to be read from memory
 
     async def read(self, fh: int, offset: int, size: int) -> bytes:
         return os.pread(self.cache, size, offset)
@@ -101,9 +103,12 @@ async def serve(device: BlockDevice) -> None:
         nursery.start_soon(pyfuse3.main)
         print("ready", flush=True)
         async for line in trio.lowlevel.FdStream(os.dup(0)):
-            for seed in line.decode().split()[1::2]:
-                device.cut(random.Random(int(seed)))
-                print("cut", flush=True)
+            what, *seed = line.decode().split()
+            if what == "cut":
+                device.cut(random.Random(int(seed[0])))
+            else:
+                device.on()
+            print(what, flush=True)
         pyfuse3.terminate()
 
 

@@ -1,28 +1,34 @@
-"""The power is cut below a real file system while many write with `sync always`: nothing acknowledged is lost."""
+"""The power is cut below a real file system while some write with `sync always`: nothing acknowledged is lost, nothing
+is there that was not written."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import mqfs
+from mqfs import ring
 from mqfs.errors import MqfsError
 from mqfs.ninep.blocking import connect
 from mqfs.store.check import check
 from tests.campaign import seed, size
-from tests.server.process import ROOT, Running, environment, serving, until
+from tests.server.process import ROOT, Running, environment, unmount, until
 
 MAKE = {"ext4": ["mkfs.ext4", "-q", "-F", "-O", "^metadata_csum_seed"], "xfs": ["mkfs.xfs", "-q", "-f"]}
 MOUNT = {"ext4": ["-o", "noauto_da_alloc,commit=1"], "xfs": []}
 DISK_BYTES = 320 << 20  # xfs takes no less than 300 MiB
-WRITERS = 16
+WAYS = ["mount", "9p"] + ["ring"] * (not ring.MISSING)
+CUTS_A_STORE = 10  # then a new file system, so that a cut stays cheap
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="file systems cannot be mounted: needs root")
 
@@ -40,7 +46,7 @@ def mounted(file: Path, at: Path, *options: str) -> Iterator[None]:
         try:
             yield
         finally:
-            subprocess.run(["umount", at], check=False, capture_output=True)
+            run("umount", at)
     finally:
         run("losetup", "--detach", device)
 
@@ -49,7 +55,6 @@ class PowerDisk:
     """The process that is the disk."""
 
     def __init__(self, folder: Path, durable: Path) -> None:
-        self.folder = folder
         command = [sys.executable, "-m", "tests.crash.block_device", folder, durable, str(DISK_BYTES)]
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -60,32 +65,35 @@ class PowerDisk:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def cut(self, number: int) -> None:
+    def do(self, what: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"cut {number}\n")
-        assert self._says() == "cut"
+        self.process.stdin.write(f"{what}\n")
+        assert self._says() == what.split()[0]
 
     def stop(self) -> None:
         self.process.communicate(timeout=30)
 
 
 class Writers:
-    """Threads that write to streams of one group, each over a connection of its own, and note what was acknowledged."""
+    """Threads that write to streams of one group, each in a way of its own, and note what was sent and acknowledged."""
 
-    def __init__(self, address: str, round_: int) -> None:
+    def __init__(self, folder: Path, round_: int, ways: list[str]) -> None:
+        self.folder, self.address, self.round = folder, f"unix!{folder}/s", round_
+        self.sent: list[bytes] = []
         self.acknowledged: list[bytes] = []
         self.uncleared: list[bytes] = []  # of the group that is cleared again and again: acknowledged since
         self.cleared: set[bytes] = set()  # and what is gone, by an acknowledged `clear`
-        self.threads = [threading.Thread(target=self._write, args=(address, round_, n)) for n in range(WRITERS)]
-        self.threads.append(threading.Thread(target=self._write_and_clear, args=(address, round_)))
+        self.threads = [
+            threading.Thread(target=getattr(self, f"_by_{way}"), args=(n, f"g/s{n % 3}")) for n, way in enumerate(ways)
+        ]
+        self.threads.append(threading.Thread(target=self._write_and_clear))
         for thread in self.threads:
             thread.start()
 
-    def _write_and_clear(self, address: str, round_: int) -> None:
-        with contextlib.suppress(MqfsError, OSError), connect(address) as tree:
+    def _write_and_clear(self) -> None:
+        with contextlib.suppress(MqfsError, OSError), connect(self.address) as tree:
             stream, ctl = tree.open("cleared/s", "w"), tree.open("cleared/ctl", "w")
-            for count in range(1_000_000):
-                body = b"%d.%d." % (round_, count) + b"x" * (count * 37 % 900)
+            for count, body in enumerate(self._bodies(99)):
                 stream.write(body)
                 self.uncleared.append(body)
                 if count % 11 == 10:
@@ -93,12 +101,34 @@ class Writers:
                     ctl.write(b"clear\n")
                     self.cleared.update(before)
 
-    def _write(self, address: str, round_: int, number: int) -> None:
-        with contextlib.suppress(MqfsError, OSError), connect(address) as tree:
-            stream = tree.open(f"g/s{number % 3}", "w")
-            for count in range(1_000_000):
-                body = b"%d.%d.%d." % (round_, number, count) + b"x" * (count * 37 % 900)
+    def _bodies(self, number: int) -> Iterator[bytes]:
+        for count in range(1_000_000):
+            body = b"%d.%d.%d." % (self.round, number, count) + b"x" * (count * 37 % 900)
+            self.sent.append(body)
+            yield body
+
+    def _by_mount(self, number: int, path: str) -> None:
+        with contextlib.suppress(OSError), open(self.folder / "mq" / path, "ab", buffering=0) as stream:
+            for body in self._bodies(number):
+                assert stream.write(body) == len(body)
+                self.acknowledged.append(body)
+
+    def _by_9p(self, number: int, path: str) -> None:
+        with contextlib.suppress(MqfsError, OSError), connect(self.address) as tree:
+            stream = tree.open(path, "w")
+            for body in self._bodies(number):
                 stream.write(body)
+                self.acknowledged.append(body)
+
+    def _by_ring(self, number: int, path: str) -> None:
+        group, _, stream = path.partition("/")
+        with (
+            contextlib.suppress(MqfsError, OSError),
+            mqfs.connect(self.address, transport="ring", reconnect=False) as client,
+        ):
+            publish = client.group(group).publish
+            for body in self._bodies(number):
+                publish(stream, body, wait="committed")
                 self.acknowledged.append(body)
 
     def join(self) -> None:
@@ -117,56 +147,118 @@ def read_all(address: str, group: str) -> list[bytes]:
     return found
 
 
-@pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_power_is_cut(kind: str, tmp_path: Path) -> None:
-    luck = random.Random(seed())
-    durable, disk_at, at = tmp_path / "durable", tmp_path / "disk", tmp_path / "at"
-    disk_at.mkdir()
-    at.mkdir()
-    durable.touch()
-    os.truncate(durable, DISK_BYTES)
-    run(*MAKE[kind], durable)
-    with mounted(durable, at), serving("--store", "at/store", "--listen", "unix!s", cwd=tmp_path) as server:
-        with connect(f"unix!{tmp_path}/s") as tree:
+class Campaign:
+    """A store whose disk loses its power again and again."""
+
+    def __init__(self, kind: str, folder: Path, luck: random.Random) -> None:
+        self.kind, self.folder, self.luck = kind, folder, luck
+        self.durable = folder / "durable"
+        for name in ("disk", "at", "mq"):
+            (folder / name).mkdir()
+        self.durable.touch()
+        os.truncate(self.durable, DISK_BYTES)
+        self.disk = PowerDisk(folder / "disk", self.durable)
+        self.done = self.total = 0  # cuts, messages acknowledged
+        self.counts = dict.fromkeys(WAYS, 0)
+
+    def store(self, cuts: int) -> None:
+        """A new file system and store; the last look is after the last cut."""
+        os.truncate(self.durable, 0)
+        os.truncate(self.durable, DISK_BYTES)
+        run(*MAKE[self.kind], self.durable)
+        self.sent, self.acknowledged = set[bytes](), list[bytes]()
+        self.last: Writers | None = None
+        for left in range(cuts, -1, -1):
+            self.disk.do("on")
+            with mounted(self.folder / "disk/disk", self.folder / "at", *MOUNT[self.kind]):
+                self._check()
+                server = Running(
+                    *("--store", f"{self.folder}/at/store", "--listen", "unix!s", "--mount", "mq"),
+                    cwd=self.folder,
+                    program=[sys.executable, "-m", "tests.crash.small_server"],
+                )
+                try:
+                    if self.last is None:
+                        self._prepare()
+                    else:
+                        self._look(self.last)
+                    if left:
+                        self._write_until_cut()
+                finally:
+                    server.kill()
+                    unmount(self.folder / "mq")
+                    if self.last is not None:
+                        self.last.join()
+                    until(self._is_dead, "nothing of the server is left")
+                    assert server.process.returncode == -9, server.text()
+
+    def _prepare(self) -> None:
+        with connect(f"unix!{self.folder}/s") as tree:
             for path in ("g/s0", "g/s1", "g/s2", "cleared/s"):
                 group = path.partition("/")[0]
                 if group not in tree.list(""):
                     tree.mkdir(group)
                     tree.open(f"{group}/ctl", "w").write(b"replay all\n")
                 tree.create(path).close()
-        server.stop()
-    acknowledged: list[bytes] = []
-    for round_ in range(size(30)):
-        writers = _write_until_cut(kind, tmp_path, durable, luck, round_)
-        acknowledged += writers.acknowledged
-        with mounted(durable, at):
+
+    def _write_until_cut(self) -> None:
+        ways = [self.luck.choice(WAYS) for _ in range(self.luck.choice([1, 4, 16]))]
+        moment = round(len(ways) * 2 ** self.luck.uniform(1, 8))
+        writers = self.last = Writers(self.folder, self.done, ways)
+        until(lambda: len(writers.acknowledged) >= moment, f"{moment} acknowledged", 120.0)
+        self.disk.do(f"cut {self.luck.randrange(1 << 30)}")
+        self.done += 1
+        for way in ways:
+            self.counts[way] += 1
+
+    def _is_dead(self) -> bool:
+        """The keeper, and what was about to become it, have no power either."""
+        store, found = b"%s\0" % os.fsencode(self.folder / "at/store"), False
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if store in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+                    found = True
+        return not found
+
+    def _check(self) -> None:
+        if self.last is not None:
             lines: list[str] = []
-            check(f"{at}/store", report=lines.append)
+            check(f"{self.folder}/at/store", report=lines.append)
             damage = [line for line in lines if not line.startswith("note: ") and ".idx " not in line]
             assert not damage, damage  # an index is never synced: a cut may tear it, and it is made again
-            with serving("--store", "at/store", "--listen", "unix!s", cwd=tmp_path):
-                found, uncleared = read_all(f"unix!{tmp_path}/s", "g"), read_all(f"unix!{tmp_path}/s", "cleared")
-            assert len(set(found)) == len(found), "a message is there twice"
-            missing = set(acknowledged) - set(found)
-            assert not missing, f"round {round_}: {len(missing)} of {len(acknowledged)} lost: {min(missing)!r:.40}"
-            assert set(uncleared) >= set(writers.uncleared), "written after a clear, and gone"
-            assert not writers.cleared & set(uncleared), "cleared, and there"
+
+    def _look(self, writers: Writers) -> None:
+        self.sent.update(writers.sent)
+        self.acknowledged += writers.acknowledged
+        self.total += len(writers.acknowledged)
+        found, uncleared = (read_all(f"unix!{self.folder}/s", group) for group in ("g", "cleared"))
+        where = f"cut {self.done}"
+        assert len(set(found)) == len(found), f"{where}: a message is there twice"
+        assert self.sent.issuperset(found + uncleared), f"{where}: a message is there that was not written"
+        missing = set(self.acknowledged) - set(found)
+        assert not missing, f"{where}: {len(missing)} of {len(self.acknowledged)} lost: {min(missing)!r:.40}"
+        newest: dict[bytes, int] = {}
+        for body in found:
+            round_, number, count, _ = body.split(b".")
+            writer = round_ + b"." + number
+            assert newest.get(writer, -1) < int(count), f"{where}: a writer's order is not kept"
+            newest[writer] = int(count)
+        assert set(uncleared) >= set(writers.uncleared), f"{where}: written after a clear, and gone"
+        assert not writers.cleared & set(uncleared), f"{where}: cleared, and there"
 
 
-def _write_until_cut(kind: str, folder: Path, durable: Path, luck: random.Random, round_: int) -> Writers:
-    """Serve the store on a disk whose power is cut at a random moment."""
-    disk = PowerDisk(folder / "disk", durable)
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_power_is_cut(kind: str, tmp_path: Path) -> None:
+    cuts, began = size(300) if size(10) == 10 else 3, time.monotonic()
+    campaign = Campaign(kind, tmp_path, random.Random(seed()))
     try:
-        with mounted(folder / "disk/disk", folder / "at", *MOUNT[kind]):
-            command = [sys.executable, "-m", "tests.crash.small_server"]
-            server = Running("--store", "at/store", "--listen", "unix!s", cwd=folder, program=command)
-            writers = Writers(f"unix!{folder}/s", round_)
-            moment = luck.randint(1, 4_000)
-            until(lambda: len(writers.acknowledged) >= moment, f"{moment} acknowledged", 120.0)
-            disk.cut(luck.randrange(1 << 30))
-            server.kill()
-            writers.join()
+        while campaign.done < cuts:
+            campaign.store(min(CUTS_A_STORE, cuts - campaign.done))
     finally:
-        disk.stop()
-    return writers
+        campaign.disk.stop()
+        print(
+            f"{kind}: {campaign.done} cuts, {campaign.total} acknowledged, writers {campaign.counts},"
+            f" {time.monotonic() - began:.0f} s"
+        )

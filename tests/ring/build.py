@@ -30,3 +30,9 @@ def driver(made: Path, *flags: str) -> Path:
     """Compile the C driver of the ring's core."""
     compiler("-std=c11", "-g", *flags, f"-I{RING}", HERE / "driver.c", "-o", made, "-pthread")
     return made
+
+
+def found(library: str) -> str:
+    """The path of one of the compiler's own libraries."""
+    command = [os.environ.get("CC", "cc"), f"-print-file-name={library}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -8,22 +8,33 @@ from __future__ import annotations
 
 import fcntl
 import mmap
+import os
 import random
+import shutil
 import struct
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import mqfs
 from mqfs import errors, ring
+from mqfs.ninep.blocking import connect
 from mqfs.rings.journal import Journal
+from mqfs.rings.keeper import KeeperLink
+from tests.anyone import NOBODY, python_for_anyone
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk
 from tests.crash.script import PATH
+from tests.ninep.support import eventually
+from tests.patience import patient
+from tests.rings.crowd import Member, check, check_followers, log_of
 from tests.rings.rig import Client, Rig, keeper
 from tests.rings.story import small
 from tests.rings.test_any_moment import _quiet
@@ -241,6 +252,27 @@ def test_a_ring_that_cannot_be_read_is_one_groups(keeper: Any, monkeypatch: pyte
     rig.stop()
 
 
+def test_a_state_that_makes_no_sense(keeper: Any) -> None:
+    """Publishers are refused; the server gives the group another ring, though it writes nothing to the group itself."""
+    rig = Rig("replay all", disk=LyingDisk())
+    client = rig.attach()
+    client.ring.publish(16, b"before")
+    rig.pump()
+    memory = mmap.mmap(client.ring.fileno(), ring.HEAD_BYTES)
+    for name in ("state0", "state1"):
+        memory[KNOWN[name] : KNOWN[name] + 8] = (1 << 40).to_bytes(8, "little")
+    memory.close()
+    with pytest.raises(errors.BadRing):
+        client.ring.publish(16, b"refused")
+    rig.tick()
+    rig.tick()
+    client = rig.attach()
+    client.ring.publish(16, b"after")
+    rig.pump()
+    assert [body for _, _, body in rig.log()] == [b"before", b"after"]
+    rig.stop()
+
+
 @pytest.mark.parametrize("word", ["magic", "seat"])
 def test_a_ring_that_cannot_be_resumed(keeper: Any, word: str) -> None:
     """A start puts what it has into quarantine and has it dropped from the keeper: the next one does not meet it."""
@@ -296,3 +328,123 @@ def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int
     finally:
         assert server.stop() == 0, server.text()
     assert "Traceback" not in server.text(), server.text()
+
+
+# Rings are given again and again, and a lock is held for less long: else few would be met in a minute.
+SCRIBBLED = (
+    "from mqfs import cli, limits; import sys; limits.RING_SPOILT = 1 << 30; limits.RING_HOLD_S = 0.05;"
+    " sys.argv[0] = 'mqfs'; cli.main()"
+)
+
+
+class Stranger(Member):
+    """As another user, with a Python and a folder that anybody may use."""
+
+    def __init__(self, folder: Path, address: str, path: str, stream: str, name: str, mode: str) -> None:
+        python, packages = python_for_anyone()
+        self.name, self.mode, self.file, self.errors = name, mode, folder / f"told-{name}", folder / f"errors-{name}"
+        self.file.touch()
+        self.file.chmod(0o666)
+        with open(self.errors, "wb") as errors:
+            self.process = subprocess.Popen(
+                [*NOBODY, python, "-m", "tests.rings.crowd", address, path, stream, name, mode, str(self.file)],
+                cwd="/", env={"PYTHONPATH": packages}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+
+
+@pytest.mark.timeout(3_600)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of one group's ring are overwritten in a real server while publishers and readers run: it never ends, who
+    uses files of that group loses nothing, and rings of other groups and users are as they were."""
+    monkeypatch.setenv("CROWD_PAUSE", "0.01")
+    dice, wanted, began = random.Random(seed()), 100_000 if size(10) == 10 else 2_000, time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="mqfs-scribbled-"))
+    os.chmod(folder, 0o755)
+    address, server = f"unix!{folder}/s", None
+    try:
+        server = Running("--store", "store", "--listen", address, cwd=folder,
+                         program=[sys.executable, "-c", SCRIBBLED, "serve"])  # fmt: skip
+        os.chmod(folder / "s", 0o777)
+        for door in folder.glob("s?*"):
+            os.chmod(door, 0o777)
+        with connect(address) as tree:
+            for group in ("mine", "other", "theirs"):
+                tree.mkdir(group, 0o777)
+                tree.open(f"{group}/ctl", "w").write(b"replay all\nsync 10ms\nring all\n")
+                for name in ("s", "shared", "t"):
+                    tree.create(f"{group}/{name}", permissions=0o666).close()
+                    tree.chmod(f"{group}/{name}", 0o666)
+        members = [
+            Member(folder, address, "mine", "t", "m1", "put"),
+            Member(folder, address, "other", "s", "o1", "published"),
+            Member(folder, address, "other", "s", "o2", "committed"),
+            Member(folder, address, "other", "", "o3", "follow"),
+            Stranger(folder, address, "theirs", "s", "a1", "committed"),
+            Stranger(folder, address, "theirs", "", "a2", "follow"),
+        ]
+        try:
+            for member in members:
+                member.ready()
+            rings = scribble(address, server, dice, wanted)
+            for member in members:
+                if member.mode != "follow":
+                    member.end()
+            logs = {group: log_of(address, group) for group in ("mine", "other", "theirs")}
+            for member in members[3::2]:
+                eventually(lambda of=member: of.newest() >= max(logs["other" if of.name == "o3" else "theirs"]))  # type: ignore[misc]
+                member.end()
+        finally:
+            for member in members:
+                member.close()
+        mine = {n: row for n, row in logs["mine"].items() if row[0] == "t" and row[1].startswith("m1 ")}
+        told = check(mine, members[:1]) + check(logs["other"], members[1:4]) + check(logs["theirs"], members[4:])
+        seen = check_followers(logs["other"], members[1:4]) + check_followers(logs["theirs"], members[4:])
+        assert server.stop() == 0, server.text()
+        assert "Traceback" not in server.text(), server.text()
+        print(
+            f"{wanted} scribbles into {rings} rings, {told} messages of others told, {seen} seen,"
+            f" {time.monotonic() - began:.0f} s"
+        )
+        assert rings > wanted // 2_000
+        assert told
+        assert seen
+    finally:
+        if server is not None and server.process.poll() is None:
+            server.kill()
+        KeeperLink(str(folder / "store")).quit()
+        shutil.rmtree(folder)
+
+
+def scribble(address: str, server: Running, dice: random.Random, wanted: int) -> int:
+    """Bursts of stores into ring after ring of `mine`. How many rings there were."""
+    done = rings = 0
+    with connect(address) as tree:
+        tree.socket.settimeout(patient(60.0))
+        while done < wanted:
+            with mqfs.connect(address, transport="ring", reconnect=False) as client:
+                group = client.group("mine")
+                try:
+                    group.publish("s", b"first", wait="published")
+                    ours = group._publisher._direct._now.ring  # type: ignore[union-attr]
+                except (*REFUSED, AttributeError):
+                    continue  # one that was spoilt is still being ended
+                rings += 1
+                hostile = Hostile(SimpleNamespace(ring=ours), dice)  # type: ignore[arg-type]
+                try:
+                    while not ours.retired and done < wanted:
+                        for _ in range(dice.choice([1, 30, 1_000])):
+                            hostile.store()
+                            done += 1
+                        ours.publish(16, b"on" + bytes(dice.choice([1, 1_000])), b"", 1, 0, 0.1)
+                        if dice.random() < 0.2:
+                            tree.stat("mine")
+                except REFUSED:
+                    pass
+                finally:
+                    hostile.close()
+            began = time.monotonic()
+            tree.stat("other")
+            assert time.monotonic() - began < patient(WORST_S), "the server was held up"
+            assert server.process.poll() is None, server.text()
+    return rings
