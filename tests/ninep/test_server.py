@@ -456,11 +456,8 @@ def test_a_disk_that_fails_is_an_answer_and_a_line_in_the_log(tmp_path: Path, ca
     assert "Input/output error" in caplog.text
 
 
-def test_a_connection_that_ended_leaves_nothing_for_the_garbage_collector(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_ended_leaves_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
     """Which looks at everything only rarely, since all stands still meanwhile."""
-    monkeypatch.setattr(limits, "HANDSHAKE_S", 0.2)  # so long the server holds one to see whether its client attaches
     with running(make_tree(), tmp_path) as server:
         gc.disable()
         try:
