@@ -484,6 +484,7 @@ class Server:
                 await self._stranger_came.wait()
             connection, until = next(iter(self._strangers.items()))
             if until > trio.current_time():
+                del connection  # it may end meanwhile
                 await trio.sleep_until(until)
                 continue
             del self._strangers[connection]
@@ -491,6 +492,7 @@ class Server:
                 where = connection.session.peer.where
                 log.info("%s: connection ended: no Tattach in %g s", where, limits.HANDSHAKE_S)
                 connection.lost()
+            del connection
 
     async def _accept(self, listener: Listener) -> None:
         while not self._stopping:
