@@ -38,7 +38,8 @@ _TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
 _MESSAGE, _END = int(Kind.MESSAGE), int(Kind.END)
 _AHEAD_NS = 10**9  # a record's time may be before the wall clock: it was set back, or another CPU's is ahead
 _UNITS = re.compile(rb"(?:\x00|\x01\x03*\x02)*")  # flags of whole units
-_PATIENCE_BYTES = 256 << 20  # some tenths of a second
+_PATIENCE_BYTES = 2 << 20  # some 10 ms
+_LEAST_ASIDE = 64 << 10  # bytes that take as long as to make a file
 _HEAD_COST = 1_024  # bytes that take as long as a look at a head
 _MARK_BYTES = 64 << 10  # between two places of the ring whose sequence is remembered
 _FOLLOWERS_S = 0.05  # how often it is looked who follows
@@ -49,7 +50,7 @@ _NO_WAY = (errors.Again, errors.Stale, errors.OverLimit, errors.BadRing, errors.
 class _Range:
     """Records copied from the ring and not all taken yet."""
 
-    def __init__(self, data: bytes, rows: Columns) -> None:
+    def __init__(self, data: bytes | memoryview, rows: Columns) -> None:
         self.data, self.rows = data, rows
         self.at = 0  # the next row
 
@@ -91,14 +92,14 @@ class Journal:
         # Below that another server may have taken or written messages.
         self._resumed = min(made.next, self.inner.next + self._most) if made.tail else 0
         self._range: _Range | None = None
-        self._raw = b""  # copied, and not looked at yet
+        self._raw: bytes | memoryview = b""  # copied, and not looked at yet
         self._salvaged: int | None = None  # the end of what is taken, where the ring could not be read on
         self._broken = False  # nothing more is taken from it
         self._own = range(0)  # sequences of the server's messages that are being written
         self._void = range(0)  # of such as could not be
         self._slack = 0  # messages that may be missing, as bytes that are none were found
         self._kept_aside = 0  # such bytes in quarantine
-        self._patience = _PATIENCE_BYTES  # that are looked at for what is whole again
+        self._patience = _PATIENCE_BYTES  # that are looked at for what is whole again, and may be refused one by one
         self._taking = False
         # (position, the sequence behind it); of one that is further back the floor stays where it is
         begin = self._taker.position, self.inner.next
@@ -342,10 +343,10 @@ class Journal:
         there, untaken = self._range, self._raw
         self._range, self._raw, self._broken = None, b"", True
         if there is not None and there.at < len(there):
-            untaken = bytes(there.between(there.at, len(there))) + untaken
+            untaken = bytes(there.between(there.at, len(there))) + bytes(untaken)
         if self._salvaged is None:
             self._salvaged = self._taker.position - len(untaken)
-        self._refuse(untaken)
+        self._refuse(bytes(untaken))
 
     def _look_at_next(self) -> int:
         """Make what was published next a range, or take of it what is right; how many bytes that were. 0: nothing."""
@@ -354,7 +355,7 @@ class Journal:
             return 0
         rows = ring.scan(data)
         while rows.end == len(data) and rows.flags[-1] & MORE and (more := self._copy()):
-            data += more
+            data = bytes(data) + more
             rows = ring.scan(data)
             if len(data) > self.ring.size:
                 break  # a unit that never ends
@@ -493,18 +494,30 @@ class Journal:
 
     # ------------------------------------------------------------ one by one, where not all is as it must be
 
-    def _sift(self, data: bytes) -> None:
-        """Take the records that are right, up to the server's own; what is not goes to quarantine."""
-        refused: list[bytes] = []
+    def _sift(self, data: bytes | memoryview) -> None:
+        """Take the records that are right, up to the server's own; what is not goes to quarantine. Where too much is
+        not, the rest goes there, too: a server's time is not what noise may cost."""
+        refused: list[memoryview] = []
+        view, at = memoryview(data), 0
         try:
-            for at, end, record in self._pieces(data):
-                self._raw = data[at:]  # should the log have no room
-                if record is not None and record.sequence in self._own:
-                    self._range = self._head_of_own()
+            while at < len(view):
+                rows = ring.scan(view[at:])
+                if rows.sequences and self._is_in_order(rows) and self._is_plain(rows):
+                    self._range, self._raw = _Range(view[at : at + rows.end], rows), view[at + rows.end :]
                     return
-                if record is None or not self._is_dealt_with(record):
-                    refused.append(data[at:end])
-                    self._slack += (end - at) // HEAD_BYTES  # messages that may have been there
+                for begin, end, record in self._pieces(view, at, rows):
+                    self._raw = view[begin:]  # should the log have no room
+                    if record is not None and record.sequence in self._own:
+                        self._range = self._head_of_own()
+                        return
+                    at = end
+                    if record is None or not self._is_dealt_with(record):
+                        self._patience -= _HEAD_COST
+                        at = end if self._patience >= 0 else len(view)
+                        refused.append(view[begin:at])
+                        self._slack += (at - begin) // HEAD_BYTES  # messages that may have been there
+                        if self._patience < 0:
+                            break
             self._raw = b""
         finally:
             if refused:
@@ -529,35 +542,31 @@ class Journal:
         self._take_one(record)
         return True
 
-    def _pieces(self, data: bytes) -> Iterator[tuple[int, int, Record | None]]:
-        """(begin, end, what it is) of each record in a buffer; None for a stretch that is none."""
-        at = 0
-        while at < len(data):
-            rows = ring.scan(memoryview(data)[at:])
-            for begin, size in _spans(rows):
-                yield at + begin, at + begin + padded(size), decode(data[at + begin : at + begin + size])
-            at += rows.end
-            if at < len(data):
-                end = self._whole_again(data, at)
-                yield at, end, None
-                at = end
+    def _pieces(self, data: memoryview, at: int, rows: Columns) -> Iterator[tuple[int, int, Record | None]]:
+        """(begin, end, what it is) of those rows, which begin at `at`, and of what is no record behind them: None."""
+        for begin, size in _spans(rows):
+            yield at + begin, at + begin + padded(size), decode(bytes(data[at + begin : at + begin + size]))
+        at += rows.end
+        if at < len(data):
+            yield at, self._whole_again(data, at), None
 
-    def _whole_again(self, data: bytes, bad: int) -> int:
-        """Where a record may begin again behind what is none. As a server's time is not what noise may cost, it looks
-        only where a sequence and a time may be ours, and at so many bytes."""
-        low, now = self.inner.next, time.time_ns()
+    def _whole_again(self, data: memoryview, bad: int) -> int:
+        """Where a record may begin again behind what is none. It looks only where a sequence and a time may be ours."""
+        whole, low = data.obj, self.inner.next
+        assert isinstance(whole, bytes)
+        if self._patience < 0:
+            return len(data)
+        before = len(whole) - len(data)
         sequences = {number.to_bytes(8, "little")[3:] for number in (low, low + self._most)}
-        times = {moment.to_bytes(8, "little")[6:] for moment in (max(self.last_ns, 0), now)}
-        ours = b"(?=(?:%s).{6}(?:%s))" % tuple(b"|".join(map(re.escape, some)) for some in (sequences, times))
-        for found in re.compile(ours, re.DOTALL).finditer(data, bad + 19):
-            at = found.start() - 11
-            if (at - bad) % 8:
+        times = {moment.to_bytes(8, "little")[6:] for moment in (max(self.last_ns, 0), time.time_ns())}
+        for at in _found(whole, times, before + bad):
+            if (at - before - bad) % 8 or whole[at + 11 : at + 16] not in sequences:
                 continue
-            self._patience -= _HEAD_COST + min(int.from_bytes(data[at : at + 4], "little"), len(data) - at)
+            self._patience -= _HEAD_COST + min(int.from_bytes(whole[at : at + 4], "little"), len(whole) - at)
             if self._patience < 0:
                 break
-            if row_at(data, at):
-                return at
+            if row_at(whole, at):
+                return at - before
         return len(data)
 
     def _head_of_own(self) -> _Range | None:
@@ -593,8 +602,9 @@ class Journal:
         if not self.spoilt:
             log.error("the ring of group %d has %d bytes that no client may write", self.group.number, len(data))
         self.spoilt = self.spoilt or "bytes that no client may write"
-        kept = data[: limits.RING_RANGE_BYTES - self._kept_aside]  # a person needs no more, and the disk has other use
-        self._kept_aside += len(kept)
+        room = max(limits.RING_RANGE_BYTES - self._kept_aside, 0)  # a person needs no more, and the disk has other use
+        kept = data[:room]
+        self._kept_aside += max(len(kept), _LEAST_ASIDE)
         if kept:
             self.inner.set_aside(kept, "bytes that no client may write in a ring")
 
@@ -730,6 +740,12 @@ def _lifted(data: memoryview, rows: Columns, least_ns: int) -> memoryview:
         _TIME.pack_into(made, at + 16, least_ns)
         _CRC.pack_into(made, at + 4, ring.crc32c(bytes(made[at + 8 : end]), ring.crc32c(bytes(made[at : at + 4]))))
     return memoryview(bytes(made))
+
+
+def _found(data: bytes, times: set[bytes], bad: int) -> Iterator[int]:
+    """Where behind a place heads may be whose time ends with one of those bytes."""
+    ends = re.compile(b"|".join(map(re.escape, times)))
+    return (found.start() - 22 for found in ends.finditer(data, bad + 8 + 22))
 
 
 def _spans(rows: Columns) -> Iterator[tuple[int, int]]:
