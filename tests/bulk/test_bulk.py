@@ -82,7 +82,8 @@ def test_frames(data: bytes, known: dict[bytes, int]) -> None:
 @settings(max_examples=size(1_000), deadline=None)
 @given(st.lists(st.tuples(names, st.dictionaries(st.text(min_size=1, max_size=9), st.text(max_size=9)), bodies)))
 def test_what_is_right_is_done_in_c(rows: list[tuple[str, dict[str, str], bytes]]) -> None:
-    allowed = [row for row in rows if not headers.RESERVED & row[1].keys()]
+    looked_at = headers.RESERVED | {headers.PART}  # in Python
+    allowed = [row for row in rows if not looked_at & row[1].keys()]
     done = bulk.pack(b"".join(encoded(name, list(head.items()), body) for name, head, body in allowed), {}, SENDER)
     messages = [(name, SENDER + headers.encode(head) if head else b"", body) for name, head, body in allowed]
     assert done == bulk.gather(messages, {})
