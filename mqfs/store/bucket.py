@@ -6,6 +6,7 @@ for a sync except where a block of sequences must be on disk before its first nu
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -624,13 +625,24 @@ class DiskBucket(Syncing):
         segment.rest()
         for path in (segment.idx_path, segment.path):
             try:
-                self._disk.unlink(path)
+                self._unlink(path)
             except FileNotFoundError:
                 pass
             except OSError as error:
                 log.warning("group %d: %s was not removed: %s", self.id, path, error)
                 return False
         return True
+
+    def _unlink(self, path: str) -> None:
+        """The room of a file is freed with its last descriptor, in 16 ms for 64 MiB: on the committer's thread."""
+        fd = -1
+        with contextlib.suppress(OSError):
+            fd = self._disk.open(path, os.O_RDONLY)
+        try:
+            self._disk.unlink(path)
+        finally:
+            if fd >= 0:
+                self._home.close_later(fd)
 
     def tick(self, until: float) -> None:
         """A portion of compaction, until that moment of the monotonic clock."""

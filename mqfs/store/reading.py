@@ -43,6 +43,8 @@ class Home(Protocol):
 
     def move_aside(self, group: int, first: int, path: str, why: str) -> None: ...
 
+    def close_later(self, fd: int) -> None: ...
+
 
 def reserve_body(bound: int) -> bytes:
     return b'{"reserve":%d}' % bound

@@ -41,10 +41,11 @@ class DiskStore:
         self.staging = f"{self.path}/staging"
         self._lock = -1
         self._buckets: dict[int, DiskBucket] = {}
+        self._closing: set[int] = set()  # descriptors, by the committer's thread
         self._turn: list[DiskBucket] = []  # whose turn it is in `tick`
         self._closed = False
-        self._prepare()
         with _refusing(self.path):
+            self._prepare()
             self._lock = take_lock(self.disk, self.path)
         try:
             with _refusing(self.path):
@@ -207,11 +208,22 @@ class DiskStore:
             bucket = self._turn.pop()
             bucket.tick(until)
 
+    def close_later(self, fd: int) -> None:
+        """Close a descriptor on the committer's thread."""
+        self._closing.add(fd)
+        self.committer.request(("close", fd), lambda: self._close(fd), lambda error: None, 0.0)
+
+    def _close(self, fd: int) -> None:
+        self._closing.discard(fd)
+        self.disk.close(fd)
+
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self.committer.stop()
+        while self._closing:
+            self.disk.close(self._closing.pop())
         for bucket in self._buckets.values():
             bucket.close()
         if self._reserved != self._next_number:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,17 +83,25 @@ class Writers:
         self.acknowledged: list[bytes] = []
         self.uncleared: list[bytes] = []  # of the group that is cleared again and again: acknowledged since
         self.cleared: set[bytes] = set()  # and what is gone, by an acknowledged `clear`
+        self.ended: list[str] = []  # why each has
         self.threads = [
-            threading.Thread(target=getattr(self, f"_by_{way}"), args=(n, f"g/s{n % 3}")) for n, way in enumerate(ways)
+            threading.Thread(target=self._write, args=(getattr(self, f"_by_{way}"), n, f"g/s{n % 3}"))
+            for n, way in enumerate(ways)
         ]
-        self.threads.append(threading.Thread(target=self._write_and_clear))
+        self.threads.append(threading.Thread(target=self._write, args=(self._and_clear, 99, "cleared/s")))
         for thread in self.threads:
             thread.start()
 
-    def _write_and_clear(self) -> None:
-        with contextlib.suppress(MqfsError, OSError), connect(self.address) as tree:
-            stream, ctl = tree.open("cleared/s", "w"), tree.open("cleared/ctl", "w")
-            for count, body in enumerate(self._bodies(99)):
+    def _write(self, way: Callable[[int, str], None], number: int, path: str) -> None:
+        try:
+            way(number, path)
+        except (MqfsError, OSError) as error:
+            self.ended.append(f"{way.__name__} {number}: {error!r}")
+
+    def _and_clear(self, number: int, path: str) -> None:
+        with connect(self.address) as tree:
+            stream, ctl = tree.open(path, "w"), tree.open("cleared/ctl", "w")
+            for count, body in enumerate(self._bodies(number)):
                 stream.write(body)
                 self.uncleared.append(body)
                 if count % 11 == 10:
@@ -108,13 +116,13 @@ class Writers:
             yield body
 
     def _by_mount(self, number: int, path: str) -> None:
-        with contextlib.suppress(OSError), open(self.folder / "mq" / path, "ab", buffering=0) as stream:
+        with open(self.folder / "mq" / path, "ab", buffering=0) as stream:
             for body in self._bodies(number):
                 assert stream.write(body) == len(body)
                 self.acknowledged.append(body)
 
     def _by_9p(self, number: int, path: str) -> None:
-        with contextlib.suppress(MqfsError, OSError), connect(self.address) as tree:
+        with connect(self.address) as tree:
             stream = tree.open(path, "w")
             for body in self._bodies(number):
                 stream.write(body)
@@ -122,10 +130,7 @@ class Writers:
 
     def _by_ring(self, number: int, path: str) -> None:
         group, _, stream = path.partition("/")
-        with (
-            contextlib.suppress(MqfsError, OSError),
-            mqfs.connect(self.address, transport="ring", reconnect=False) as client,
-        ):
+        with mqfs.connect(self.address, transport="ring", reconnect=False) as client:
             publish = client.group(group).publish
             for body in self._bodies(number):
                 publish(stream, body, wait="committed")
@@ -205,7 +210,8 @@ class Campaign:
         ways = [self.luck.choice(WAYS) for _ in range(self.luck.choice([1, 4, 16]))]
         moment = round(len(ways) * 2 ** self.luck.uniform(1, 8))
         writers = self.last = Writers(self.folder, self.done, ways)
-        until(lambda: len(writers.acknowledged) >= moment, f"{moment} acknowledged", 120.0)
+        until(lambda: bool(writers.ended) or len(writers.acknowledged) >= moment, f"{moment} acknowledged", 120.0)
+        assert not writers.ended, "before the cut"
         self.disk.do(f"cut {self.luck.randrange(1 << 30)}")
         self.done += 1
         for way in ways:
