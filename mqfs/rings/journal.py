@@ -105,6 +105,7 @@ class Journal:
         begin = self._taker.position, self.inner.next
         self._marks: deque[tuple[int, int]] = deque([begin], 2 + 2 * made.size // _MARK_BYTES)
         self._followed = (0.0, False)  # (when it was looked, whether somebody does)
+        self.held_up = False  # a client had its lock for so long that the server waited in vain
         self._senseless: int | None = None  # the end at the last tick, where its state did not fit it
         inner = self.inner
         self.find, self.peek, self.scan, self.before, self.at = (
@@ -226,6 +227,7 @@ class Journal:
         try:
             last = self.ring.publish_unit(drafts, limits.RING_PATIENCE_S, flags)
         except _NO_WAY as error:
+            self.held_up = self.held_up or isinstance(error, errors.Again)
             self.retire(f"the server could not write to it ({error})")
             return self._without_ring()
         first = last - len(drafts) + 1

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -98,6 +99,7 @@ class Follower:
         return now - since >= limits.RING_HOLD_S
 
     def _abandon(self) -> None:
+        self._journal.held_up = True
         self._journal.retire(f"thread {self._held[0]} held its lock too long")
         self._again.release()
 
@@ -161,7 +163,7 @@ class Rings:
         self._ending: dict[Journal, _Own] = {}
         self._draining: dict[Journal, float] = {}  # ended, and followers are yet to change over: since when
         self._generations: dict[int, int] = {}
-        self._spoilt: dict[int, list[float]] = {}
+        self._spoilt: dict[tuple[str, int], deque[float]] = {}  # when whose (see _whose) were, or held the server up
         self._closing: Wait[None] | None = None
         self._unreadable: dict[int, Exception] = {}  # why the log of a group with a ring cannot be read now
         self._keeper = KeeperLink(store.path) if store.path else None
@@ -281,9 +283,10 @@ class Rings:
             raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
         if why := why_not(group.settings, bool(group.consumers.bounded)):
             raise errors.Unsupported(why)
-        spoilt = self._spoilt.get(group.number, [])
-        if len(spoilt) >= limits.RING_SPOILT and time.monotonic() - spoilt[-limits.RING_SPOILT] < limits.RING_REST_S:
-            raise errors.Unsupported("nonsense was found in the group's rings: it has none for a while")
+        spoilt = self._spoilt.get(_whose(group))
+        often = spoilt is not None and len(spoilt) == spoilt.maxlen
+        if spoilt is not None and often and time.monotonic() - spoilt[0] < limits.RING_REST_S:
+            raise errors.Unsupported("corrupt rings, or locked too long, three times in a minute: none for a while")
 
     def _require_seat(self, group: Group, own: _Own, user: User) -> None:
         """Raises OverLimit. Of a ring for all each user has a share of the seats; another is its owner's whole."""
@@ -382,8 +385,9 @@ class Rings:
     def _over(self, journal: Journal) -> None:
         """It has ended, and what was in it is committed."""
         own = self._ending.pop(journal, None) or self._rings.pop(journal.group)
-        if journal.spoilt:
-            self._spoilt.setdefault(journal.group.number, []).append(time.monotonic())
+        if journal.spoilt or journal.held_up:
+            whose = self._spoilt.setdefault(_whose(journal.group), deque(maxlen=limits.RING_SPOILT))
+            whose.append(time.monotonic())
         if own.follower is not None:
             own.follower.stop()
         self._drop(journal.group.number, journal.ring.generation)
@@ -442,6 +446,11 @@ class Rings:
 
     def _is_committing(self) -> bool:
         return any(own.journal.ended for own in self._all())
+
+
+def _whose(group: Group) -> tuple[str, int]:
+    """Whose rings rest where that group's were spoilt: the owner's, who alone has access; else the group's."""
+    return ("group", group.number) if group.settings.ring == "all" else ("owner", group.state.uid)
 
 
 def _first_untaken(held: Ring) -> int:

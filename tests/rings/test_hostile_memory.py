@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import mqfs
-from mqfs import errors, ring
+from mqfs import errors, limits, ring
 from mqfs.ninep.blocking import connect
 from mqfs.rings.journal import Journal
 from mqfs.rings.keeper import KeeperLink
@@ -35,7 +35,7 @@ from tests.crash.script import PATH
 from tests.ninep.support import eventually
 from tests.patience import patient
 from tests.rings.crowd import Member, check, check_followers, log_of
-from tests.rings.rig import Client, Rig, keeper
+from tests.rings.rig import ME, Client, Rig, keeper
 from tests.rings.story import small
 from tests.rings.test_any_moment import _quiet
 from tests.server.process import Running
@@ -496,4 +496,22 @@ def test_a_whole_ring_of_it_holds_up_the_server_for_a_moment(kind: str) -> None:
     assert time.thread_time() - began < 1.0
     rig.until(lambda: rig.own is None)
     assert len(rig.log()) >= 100
+    rig.stop()
+
+
+def test_an_owner_that_holds_up_the_server_has_no_rings_for_a_while() -> None:
+    """In any of its groups; what it writes is in the log all the same."""
+    rig = Rig("replay all", "sync off")
+    rig.tree.mkdir(ME, rig.tree.root, "h", 0o777)
+    for turn in range(limits.RING_SPOILT):
+        client = rig.attach()
+        memory = mmap.mmap(client.ring.fileno(), ring.HEAD_BYTES + client.ring.size)
+        struct.pack_into("<I", memory, KNOWN["lock"], threading.get_native_id())
+        rig.write("s", b"%d" % turn)
+        rig.until(lambda: rig.own is None)
+        memory.close()
+    for group in ("g", "h"):
+        with pytest.raises(errors.Unsupported, match="locked too long"):
+            rig.rings.attach(ME, group)
+    assert [body for _, _, body in rig.log()] == [b"%d" % turn for turn in range(limits.RING_SPOILT)]
     rig.stop()
