@@ -46,7 +46,7 @@ def mounted(file: Path, at: Path, *options: str) -> Iterator[None]:
         try:
             yield
         finally:
-            run("umount", at)
+            until(lambda: subprocess.run(["umount", at], check=False, capture_output=True).returncode == 0, "unmounted")
     finally:
         run("losetup", "--detach", device)
 
