@@ -25,7 +25,8 @@ from tests.campaign import seed, size
 from tests.server.process import ROOT, Running, environment, unmount, until
 
 MAKE = {"ext4": ["mkfs.ext4", "-q", "-F", "-O", "^metadata_csum_seed"], "xfs": ["mkfs.xfs", "-q", "-f"]}
-MOUNT = {"ext4": ["-o", "noauto_da_alloc,commit=1"], "xfs": []}
+# nouuid: the one before may still be mounted in another namespace
+MOUNT = {"ext4": ["-o", "noauto_da_alloc,commit=1"], "xfs": ["-o", "nouuid"]}
 DISK_BYTES = 320 << 20  # xfs takes no less than 300 MiB
 WAYS = ["mount", "9p"] + ["ring"] * (not ring.MISSING)
 CUTS_A_STORE = 10  # then a new file system, so that a cut stays cheap
