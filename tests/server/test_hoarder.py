@@ -20,10 +20,11 @@ from tests import campaign
 from tests.client.conftest import short_folder
 from tests.patience import patient
 from tests.server.process import ROOT, Running, environment, serving
-from tests.server.test_starvation import GREEDY, POLITE, user
+from tests.server.watched import GREEDY, POLITE, user
 
 MIB = 1 << 20
 PART = 1.0 if campaign.size(10) == 10 else 0.04
+RUN_S = 1.0
 BOUND_BYTES = 1_280 * MIB  # of memory that one user makes the server hold, besides its rings: doc/reliability.md
 SHARED = {
     "connections": "CONNECTIONS", "groups": "GROUPS", "parts": "PARTS", "ids": "DEDUP_IDS", "locks": "LOCKS",
@@ -66,12 +67,12 @@ def test_others_go_on_beside_one_who_has_its_share_of_everything(capsys: pytest.
             client.create("ours/s").close()
             client.chmod("ours/s", 0o666)
         with user(address, POLITE, "polite") as ours:
-            ours.trips()
-            alone = [ours.trips()[0] for _ in range(5)]
+            ours.trips(RUN_S)
+            alone = [ours.trips(RUN_S)[0] for _ in range(5)]
             before = resident(server)
             with hoarder(address, GREEDY, PART) as has:
                 held = resident(server) - before
-                beside = [ours.trips()[0] for _ in range(5)]
+                beside = [ours.trips(RUN_S)[0] for _ in range(5)]
                 with hoarder(address, POLITE, 0.01) as gets:
                     pass
         ratio = statistics.median(beside) / statistics.median(alone)

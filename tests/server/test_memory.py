@@ -50,4 +50,4 @@ def test_clients_that_do_not_read_and_half_requests(tmp_path: Path) -> None:
         assert resident(server) < before + 3 * CLIENTS * MIB
         for sock in clients:
             sock.close()
-        until(lambda: resident(server) < before + 24 * MIB, "it is given back")
+        until(lambda: resident(server) < before + limits.KEPT_BYTES + 8 * MIB, "it is given back")
