@@ -64,7 +64,7 @@ class Syncing(Reading):
     def _ask(self, due: float) -> None:
         if self._asked is None or due < self._asked:
             try:
-                for segment in self._unsynced:
+                for segment in self._to_sync():
                     segment.open()  # and it stays open until the answer: see _quiet
             except errors.DiskFailed as error:
                 if not _lacks_descriptor(error.__cause__):
@@ -86,11 +86,16 @@ class Syncing(Reading):
                     self._sync_error = error
                 raise
 
+    def _to_sync(self) -> list[Segment]:
+        """Segments with bytes that are not known to be on disk. Others are not opened for it: that may close one of
+        these, or ask it to be synced first."""
+        return [segment for segment, last in list(self._unsynced.items()) if last > self._synced]
+
     def _sync_all(self) -> None:
         """The mark is read first: what was written before it is in a segment of the list. The engine appends and rolls
         meanwhile: of that nothing is known to be on disk."""
         mark = self._begun = self._written
-        for segment in list(self._unsynced):
+        for segment in self._to_sync():
             self._disk.fdatasync(segment.fd)
         if self._folder_changed > self._synced:
             self._disk.sync_folder(self._folder)
@@ -144,7 +149,7 @@ class Syncing(Reading):
     def _sync_now(self) -> None:
         """Sync on this thread. Raises DiskFailed."""
         try:
-            for segment in self._unsynced:
+            for segment in self._to_sync():
                 segment.open()
             self._sync_job()
         except OSError as error:

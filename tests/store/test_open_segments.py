@@ -1,0 +1,37 @@
+"""Few descriptors for many segments, while others are synced."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqfs import limits
+from mqfs.store.store import DiskStore
+from mqfs.types import Kind
+from tests.campaign import size
+
+
+def test_segments_that_are_on_disk_are_not_opened_to_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open one may close another, which is synced first, which was to open all: a log became read-only by that."""
+    for name, value in {"OPEN_BUCKETS": 6, "SEGMENT_BYTES": 4_096, "SEGMENT_FIRST_BYTES": 4_096}.items():
+        monkeypatch.setattr(limits, name, value)
+    posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    store = DiskStore(str(tmp_path / "store"), posts.put)
+    buckets = [store.make(store.number(), b"{}") for _ in range(3)]
+    synced: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+    for bucket in buckets:
+        bucket.state = lambda: b"{}"
+    for number in range(size(9_000)):
+        bucket = buckets[number % 3]
+        bucket.append(Kind.MESSAGE, 16, 0, b"x" * 900)
+        bucket.find(16, max(1, bucket.next - 40))
+        if number % 50 == 7:
+            bucket.sync(synced.put)
+            while synced.empty():
+                posts.get(timeout=60)()
+            assert synced.get() is None
+    assert [bucket.failed for bucket in buckets] == [None] * 3
+    store.close()
