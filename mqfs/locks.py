@@ -82,14 +82,17 @@ class Ranges:
         self._owned.setdefault(lock.owner, set()).add(lock)
         self._shares.give(lock.user, -1)
 
-    def cut(self, owner: Hashable, start: int, end: int) -> bool:
-        """An owner holds nothing of a range any more. Whether it did."""
+    def cut(self, owner: Hashable, start: int, end: int, *, checked: bool = False) -> bool:
+        """An owner holds nothing of a range any more. Whether it did. With `checked`: OverLimit where one lock more
+        would be left, for which there is no room."""
         own = self._owned.get(owner)
         if own is None:
             return False
         window = self._window(start, end)
         near = own if len(own) < window.stop - window.start else self._locks[window]
         found = [lock for lock in near if lock.owner == owner and lock.start < end and start < lock.end]
+        if checked and found and found[0].start < start and end < found[0].end:
+            self._shares.check(found[0].user)
         for lock in found:
             self._remove(lock)
             if lock.start < start:
@@ -163,8 +166,9 @@ class Locks:
         return True
 
     def release(self, key: Key, owner: Hashable, start: int = 0, end: int = END) -> None:
-        """Give up what an owner holds of a range; who waited for it gets it, in order."""
-        if self._cut(key, owner, start, end):
+        """Give up what an owner holds of a range; who waited for it gets it, in order. OverLimit where it would become
+        two, and the user has its share."""
+        if self._cut(key, owner, start, end, checked=True):
             self._serve(key, start, end)
 
     def release_through(self, key: Key, through: Hashable) -> None:
@@ -175,12 +179,12 @@ class Locks:
         if freed:
             self._serve(key, 0, END)
 
-    def _cut(self, key: Key, owner: Hashable, start: int, end: int) -> bool:
+    def _cut(self, key: Key, owner: Hashable, start: int, end: int, *, checked: bool = False) -> bool:
         """Whether it held anything of the range."""
         ranges = self._held.get(key)
         if ranges is None:
             return False
-        held = ranges.cut(owner, start, end)
+        held = ranges.cut(owner, start, end, checked=checked)
         if not ranges:
             del self._held[key]
         return held

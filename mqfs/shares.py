@@ -23,7 +23,7 @@ def require_share(what: str, total: int, user: Hashable, mine: int, used: int) -
 class Shares:
     """What users have of one thing. `limit` names its bound in limits.py, `what` the thing in an error."""
 
-    __slots__ = ("_limit", "_preferred", "_taken", "_what", "most", "used")
+    __slots__ = ("_limit", "_taken", "_what", "most", "used")
 
     def __init__(self, what: str, limit: str) -> None:
         self.used = 0  # of all users

@@ -342,7 +342,7 @@ class Reading(Waiting[Message]):
         """It fell behind: up to where that may have been, whatever comes before it."""
         try:
             self._file.write(commands("streams"))
-            self._gone = max((row["floor"] for row in self._places(self._file)[1]), default=0)
+            self._gone = max((row["floor"] for row in self._places(self._file)[1]), default=self._gone)
         except Disconnected as error:
             self._away(error)
             self._reopen()

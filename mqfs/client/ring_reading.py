@@ -61,6 +61,7 @@ class RingReading(Reading):
         """Raises NotInRing, and what the tree refuses with."""
         self._set_up(link, path, patterns, "", filters, reconnect)
         self._group, self._at, self._times_away = group, at, group.times_away
+        self._past_away = self._times_away  # when what is read before the ring was opened
         self._ready: deque[Message] = deque()
         self._past: Reading | None = None  # what is read before the ring goes on
         self._old_seats: list[ring.Consumer] = []  # of rings before: the log keeps what it has not had
@@ -161,6 +162,7 @@ class RingReading(Reading):
         self._read_first(past)
 
     def _server_was_away(self) -> bool:
+        self._past_away = self._group.times_away
         return self._group.times_away > self._times_away
 
     def _read_first(self, past: Reading) -> None:
@@ -289,6 +291,7 @@ class RingReading(Reading):
             past.close()
             self._past, self._over = None, self._forever
             self._position = max(self._position, self._floor)  # what was lost below it is told
+            self._times_away = self._past_away
         except FellBehind:
             self.told_at = past.told_at
             raise
@@ -300,6 +303,8 @@ class RingReading(Reading):
                 raise
             self._lost, self._counted, self._past = past._lost, past._counted, None  # not all of it is told yet
             self._change_over()
+            if self._past is None and self._lost:
+                self._tell()
         else:
             self._position = message.sequence + 1
             self._ready.append(message)

@@ -319,14 +319,18 @@ class Consumer(Numbered):
         if stream is None or claim.entry.failed or claim.sequence not in self.singles:
             self._give_back(claim, claim.entry.failed, 0)
             return
-        self.singles.discard(claim.sequence)
+        sequence = claim.sequence
+        self.singles.discard(sequence)
+        self._end_claim(claim)  # first: others ask whether it is taken
         try:
-            back = self.state, step(BACK, claim.entry.first, claim.sequence)
-            self._give_single_back(stream, claim.sequence, back)
+            self._give_single_back(stream, sequence, (self.state, step(BACK, claim.entry.first, sequence)))
         except BaseException:
-            self.singles.add(claim.sequence)
+            self.singles.add(sequence)
+            self.claims[sequence] = claim.taker.claims[sequence] = claim
             raise
-        self._gave_back(claim, 0)
+        if (entry := self.state.progress.open.get(sequence)) is not None:  # else another has taken it
+            self.free(sequence, entry)
+        self.serve()
 
     def fail(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
         """A delivery failed: back after that time (None: as `backoff` says), or to the dead letters."""

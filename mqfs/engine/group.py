@@ -680,14 +680,16 @@ class Group:
     def wake(self, now_ns: int) -> None:
         """Delays and leases that are over."""
         self.alarm_ns = 0
-        contain = self.tree.faults.contain
-        contain(self, "expiring messages", self._wake_expiry)
-        contain(self, "appending what is due", partial(self.held.wake, now_ns))
-        contain(self, "ending leases and delays", partial(self.consumers.wake, now_ns))
-        contain(self, "dropping idle parts", partial(self.transactions.wake, now_ns))
-        contain(self, "letting writers go on", self.unblock)
-        if self._trimming is not None:
-            contain(self, "giving back room", self._go_on_trimming)
+        for what, call in (
+            ("expiring messages", self._wake_expiry),
+            ("appending what is due", partial(self.held.wake, now_ns)),
+            ("ending leases and delays", partial(self.consumers.wake, now_ns)),
+            ("dropping idle parts", partial(self.transactions.wake, now_ns)),
+            ("letting writers go on", self.unblock),
+            ("giving back room", self._go_on_trimming),
+        ):
+            if not self.tree.faults.contain(self, what, call):
+                self.alarm(now_ns + 10**9)
 
     def _wake_expiry(self) -> None:
         self.lapse()

@@ -550,13 +550,19 @@ class Server:
         try:
             with sock:
                 if not peer.is_known:
-                    await trio.to_thread.run_sync(peer.look_up)
+                    await self._look_up(peer)
                 await self._serve(connection)
             if connection.session.wrong_tokens:
                 await trio.sleep(limits.TOKEN_DELAY_S)
         finally:
             self._strangers.pop(connection, None)
             self._places.give(peer.account)
+
+    async def _look_up(self, peer: Peer) -> None:
+        try:
+            await trio.to_thread.run_sync(peer.look_up)
+        except Exception as error:  # no thread, or no answer: it is asked again when it matters
+            log.warning("%s: user %d was not looked up: %s", peer.where, peer.uid, error)
 
     async def _serve(self, connection: Connection) -> None:
         self.connections.add(connection)

@@ -40,6 +40,7 @@ _AHEAD_NS = 10**9  # a record's time may be before the wall clock: it was set ba
 _UNITS = re.compile(rb"(?:\x00|\x01\x03*\x02)*")  # flags of whole units
 _PATIENCE_BYTES = 2 << 20  # some 10 ms
 _LEAST_ASIDE = 64 << 10  # bytes that take as long as to make a file
+_HIT_COST = 64
 _HEAD_COST = 1_024  # bytes that take as long as a look at a head
 _MARK_BYTES = 64 << 10  # between two places of the ring whose sequence is remembered
 _FOLLOWERS_S = 0.05  # how often it is looked who follows
@@ -562,6 +563,9 @@ class Journal:
         sequences = {number.to_bytes(8, "little")[3:] for number in (low, low + self._most)}
         times = {moment.to_bytes(8, "little")[6:] for moment in (max(self.last_ns, 0), time.time_ns())}
         for at in _found(whole, times, before + bad):
+            self._patience -= _HIT_COST
+            if self._patience < 0:
+                break
             if (at - before - bad) % 8 or whole[at + 11 : at + 16] not in sequences:
                 continue
             self._patience -= _HEAD_COST + min(int.from_bytes(whole[at : at + 4], "little"), len(whole) - at)

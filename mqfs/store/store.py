@@ -223,7 +223,8 @@ class DiskStore:
         self._closed = True
         self.committer.stop()
         while self._closing:
-            self.disk.close(self._closing.pop())
+            with contextlib.suppress(OSError):
+                self.disk.close(self._closing.pop())
         for bucket in self._buckets.values():
             bucket.close()
         if self._reserved != self._next_number:

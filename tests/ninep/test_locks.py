@@ -96,6 +96,19 @@ def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(locks) == 0
 
 
+def test_a_lock_is_not_split_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOCKS", 8)
+    locks = Locks()
+    assert locks.take(KEY, Held(OWNERS[0], True, 0, END, user=1001), wait=False) is None
+    for start in (10, 20, 30):
+        locks.release(KEY, OWNERS[0], start, start + 1)
+    with pytest.raises(OverLimit):
+        locks.release(KEY, OWNERS[0], 40, 41)
+    assert locks.conflict(KEY, Held(OWNERS[1], True, 40, 41)) is not None
+    locks.release(KEY, OWNERS[0], 0, 41)
+    assert locks.conflict(KEY, Held(OWNERS[1], True, 40, 41)) is None
+
+
 def test_who_waits_gets_it_in_order_and_with_it_what_it_waits_for_besides() -> None:
     locks, got = Locks(), []
     first, second, third = ((1, "host", process) for process in (1, 2, 3))

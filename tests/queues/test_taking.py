@@ -239,3 +239,16 @@ def test_under_deliver_one_what_a_consumer_releases_is_for_takers_that_wait() ->
     takes = [q.worker(".s").read(BIG), q.taker().read(BIG)]
     say(worker, "release")
     assert [step.settled for step in takes] == [True, False]
+
+
+def test_a_released_single_message_goes_to_a_consumer_that_waits() -> None:
+    q = Queues("replay all")
+    q.consumer("a")
+    taker, waiting = q.worker(".s"), q.worker("a")
+    q.put(b"one", single=True)
+    assert taker.read(100) == b"one"
+    wait = waiting.read(100)
+    assert isinstance(wait, Wait)
+    say(taker, "release")
+    assert wait.settled
+    assert wait.result() == b"one"
