@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.queues.hand import Queues
 
 # `nohup script/test &` starts us with these ignored, and a child would go on ignoring them; but tests interrupt their
 # children. What has a handler is the default again in a child.
@@ -28,3 +31,12 @@ def no_keeper_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
             continue
         if any(word.endswith(b"/rings/holder.py") for word in words) and words[-2].startswith(base + b"/"):
             os.kill(int(pid), signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    """select(2), which Spark uses, knows 1,024."""
+    yield
+    while Queues.on_disk:
+        with suppress(Exception):  # it may have been left in the middle, or have no disk any more
+            Queues.on_disk.pop().close()

@@ -102,7 +102,7 @@ class Hostile:
         """One of `.batch`, its numbers right or not."""
         dice = self.dice
         name = (self.name() if dice.random() < 0.4 else "s").encode("utf-8", "surrogateescape")[:65_535]
-        head, body = self.raw_headers() if dice.random() < 0.5 else b"", self.body(900)
+        head, body = self.raw_headers()[:65_535] if dice.random() < 0.5 else b"", self.body(900)
         sizes = [8 + len(name) + len(head) + len(body), len(name), len(head)]
         if dice.random() < 0.2:
             at = dice.randrange(3)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -47,11 +47,15 @@ class Taker:
 class Queues(Hand):
     """A tree, a group `g` in it and a stream `s` in that. With a path, on disk: then it can be restarted."""
 
+    on_disk: ClassVar[list[Queues]] = []  # to be closed at the end of the test: see tests/conftest.py
+
     def __init__(self, *lines: str, path: Path | None = None, clock: Any = None) -> None:
         self.clock: Any = clock or ManualClock()
         self.path = path
         self.store: Any = DiskStore(str(path)) if path else MemoryStore()
         self.tree = Tree(self.store, self.clock, owner=ROOT)
+        if path:
+            self.on_disk.append(self)
         self.group = self.mkdir("g")
         self.ctl("sync off", *lines)
         self.stream("s")
@@ -72,6 +76,10 @@ class Queues(Hand):
         self.store = DiskStore(str(self.path))
         self.tree = Tree(self.store, self.clock, owner=ROOT)
         self.group = self.tree.root.groups["g"]
+
+    def close(self) -> None:
+        self.tree.close()
+        self.store.close()
 
     def at(self, path: str, flags: int = os.O_RDONLY, user: User = ROOT) -> Any:
         return self.tree.open(user, self.tree.find(user, f"g/{path}"), flags)

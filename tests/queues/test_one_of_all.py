@@ -167,6 +167,7 @@ class Story:
                 self.had(handle, step)
             assert step.cancel()
         assert [number for number, holder in self.open.items() if holder is None] == []
+        self.q.close()
 
 
 @pytest.mark.timeout(3600)

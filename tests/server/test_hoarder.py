@@ -45,7 +45,9 @@ def hoarder(address: str, uid: int, part: float) -> Iterator[dict[str, int]]:
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
-        assert select.select([process.stdout], [], [], patient(600))[0], "it has not taken everything in time"
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        assert poll.poll(patient(600) * 1_000), "it has not taken everything in time"
         yield json.loads(process.stdout.readline())
     finally:
         process.kill()

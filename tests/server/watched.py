@@ -35,7 +35,9 @@ class User:
     def line(self) -> bytes:
         """The next that it prints."""
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], HANG_S)[0], "it stands still"
+        poll = select.poll()  # select(2) knows 1,024 descriptors
+        poll.register(self.process.stdout, select.POLLIN)
+        assert poll.poll(HANG_S * 1_000), "it stands still"
         line = self.process.stdout.readline()
         assert line, "it ended"
         return line

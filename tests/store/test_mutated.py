@@ -176,7 +176,7 @@ MUTATIONS: list[Mutation] = [
     a_folder_for_a_segment, a_high_group, no_label, cut, zeros, noise,
 ]  # fmt: skip
 HARMLESS = (swap_indexes, another_index, no_index)  # what is lost can be made again
-UNSEEN = (another_name, cut, noise)  # the newest segment without its end, or whole: a power cut leaves that too
+UNSEEN = (another_name, cut, zeros, noise)  # the newest segment without its end, or whole: a power cut leaves that too
 MENDED = (*HARMLESS, swap_segments, swap_whole_segments, a_segment_twice, a_folder_for_a_segment, a_high_group)
 
 
