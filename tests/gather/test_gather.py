@@ -42,7 +42,7 @@ def shown(found: gather.Columns) -> Any:
     columns: list[Any] = [found.end, found.last, found.rows]
     for data, code in ((found.sequences, "q"), (found.times, "q"), (found.positions, "I"), (found.headers, "H")):
         width = struct.calcsize(code) * found.rows
-        columns.append(None if data is None else array(code, bytes(data[:width])).tolist())
+        columns.append(None if data is None or not found.rows else array(code, bytes(data[:width])).tolist())
     for ends, data in ((found.value_ends, found.values), (found.topic_ends, found.topics)):
         if ends is None:
             columns.append(data)
