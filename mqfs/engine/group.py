@@ -182,6 +182,8 @@ class Group:
         for absent in (self.state.dropped, self.lapsed):
             for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
                 found = self.bucket.peek(number, sequence)
+                if (stream := self.numbers.get(number)) is not None:
+                    stream.newest_kept()  # while it is known that this one is not
                 del absent[sequence]
                 if found is not None and found[0] == sequence:
                     absent[sequence] = number  # behind the others, which are looked at before it is again

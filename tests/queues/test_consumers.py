@@ -599,6 +599,20 @@ def test_seek_end() -> None:
     assert wait.result() == b"two"
 
 
+@pytest.mark.parametrize("ends", ["ttl", "drop"])
+def test_seek_last_when_the_newest_message_went_before_the_others(ends: str) -> None:
+    q = Queues("replay all")
+    q.consumer()
+    worker = q.worker()
+    q.write("s", b"one", b"two")
+    newest = q.put(b"three", ttl="2s")
+    if ends == "drop":
+        q.ctl(f"drop s {newest}")
+    q.pass_time(3)
+    say(worker, "seek last")
+    assert drain(worker) == [b"two"]
+
+
 def test_seek_makes_all_claims_void_and_forgets_counts() -> None:
     q = Queues("replay all")
     q.consumer()
