@@ -19,7 +19,7 @@ import pytest
 from tests.client.conftest import short_folder
 from tests.server.process import COMMAND, environment, mqfs, serving, until
 
-SECONDS = 60.0
+SECONDS = 180.0
 LATENCIES = ["count", "p50", "p90", "p99", "p99.9", "max"]
 
 

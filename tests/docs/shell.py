@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pexpect
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 PROMPT = r"<<(\d+)>>"
 JOB = re.compile(r"\[\d+\]")  # what an interactive shell tells of its jobs
 

@@ -15,7 +15,7 @@ from tests.docs.scene import Scene
 from tests.docs.treated import prepared, treated
 
 JAVA = "WARNING: Using incubator modules: jdk.incubator.vector"  # of Spark's own command line
-START_S = 100  # of Spark, and its first query, on a busy machine
+START_S = 300  # of Spark, and its first query, on a busy machine
 
 
 @prepared("mqfs-spark.1")

@@ -56,7 +56,7 @@ def run(shell: Shell, example: Line) -> None:
         shell.interrupt()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_tour(served: Path) -> None:
     steps = examples((ROOT / "README.md").read_text())
     assert len(steps) > 20

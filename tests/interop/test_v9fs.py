@@ -14,7 +14,7 @@ from tests.ninep.support import make_tree, open_handles, running
 
 HERE = Path(__file__).parent / "v9fs"
 KERNEL = Path(__file__).parents[2] / ".cache" / "v9fs" / "kernel"
-BOOT_S = 300
+BOOT_S = 900
 DIALECTS = ("9p2000.L", "9p2000.u", "9p2000")
 
 

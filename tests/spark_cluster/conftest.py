@@ -14,7 +14,7 @@ from tests.spark_cluster.cluster import Cluster, Driver, missing
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/spark_cluster/" in str(item.path):
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(1_200))
 
 
 @pytest.fixture(scope="session")

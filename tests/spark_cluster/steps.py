@@ -66,7 +66,7 @@ class Steps:
         import time
 
         status = self.spark.sparkContext._jsc.sc()  # type: ignore[union-attr]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while (count := status.getExecutorMemoryStatus().size() - 1) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         return int(count)
