@@ -16,6 +16,7 @@ import pytest
 
 from mqfs import errors
 from mqfs.ring import Ring, create
+from tests.patience import patient
 from tests.ring.actors import child, ended, state_of, until
 
 LEAST = 1 << 16
@@ -37,7 +38,7 @@ def test_time_outs(wait: Literal["spin", "yield", "block"]) -> None:
         for timeout in (0, -1, 0.03):
             began = time.monotonic()
             assert call(timeout) is None
-            assert max(0.0, timeout) <= time.monotonic() - began < 1
+            assert max(0.0, timeout) <= time.monotonic() - began < patient(20)
     with pytest.raises(TypeError):
         consumer.body("soon")  # type: ignore[arg-type]
     while ring.tail < LEAST - 1000:
@@ -47,7 +48,7 @@ def test_time_outs(wait: Literal["spin", "yield", "block"]) -> None:
         with pytest.raises(errors.Again) as error:
             ring.publish_many(1, [bytes(500)] * 5, timeout)
         assert error.value.published <= 1  # type: ignore[attr-defined]
-        assert timeout <= time.monotonic() - began < 1
+        assert timeout <= time.monotonic() - began < patient(20)
 
 
 @pytest.mark.parametrize("wait", WAYS)
@@ -217,7 +218,7 @@ def test_who_keeps_waking_who_waits_for_the_lock_makes_it_no_longer() -> None:
     began = time.monotonic()
     try:
         assert not ring.retire(0.1)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < patient(20)
     finally:
         word.value = 0
         over.set()
