@@ -79,6 +79,8 @@ class RingReading(Reading):
             raise NotInRing(str(error)) from None
         if existing:
             self._catch_up("first")
+            if self._past is not None:
+                self._position = int(self._past._start)  # from there on again, should the server go away
 
     def _matcher(self) -> Callable[[str], bool]:
         if not self._names:

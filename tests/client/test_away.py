@@ -15,6 +15,7 @@ import pytest
 import mqfs
 from mqfs import errors
 from tests.client.conftest import Away
+from tests.patience import patient
 from tests.server.process import environment
 
 
@@ -142,6 +143,18 @@ def test_who_receives_hands_on_when_it_has_its_own(server: Away) -> None:
             assert got.get(timeout=20) == str(number).encode()
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_was_there_before_comes_also_where_the_server_goes_before_the_first_is_read(
+    server: Away, number: int
+) -> None:
+    with server.connect() as client, server.connect(transport="9p") as writer:
+        group = writer.group("g", create=True, ctl=["replay last"])
+        group.publish("s", b"last")
+        with client.group("g").subscribe(existing=True) as messages:
+            server.again(number)
+            assert messages.get(patient(20)).body == b"last"
 
 
 def test_patience_has_an_end(server: Away) -> None:
