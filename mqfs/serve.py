@@ -26,12 +26,13 @@ from mqfs.engine.ctl import parse_settings
 from mqfs.engine.names import check_name
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
-from mqfs.ninep import dial, people, tokens
+from mqfs.net import identity, tokens
+from mqfs.net.address import UnixAddress, parse_address
+from mqfs.net.sockets import SocketFile
 from mqfs.ninep import server as ninep
 from mqfs.ring import MISSING
 from mqfs.rings import door
 from mqfs.rings.manager import Rings
-from mqfs.sockets import SocketFile
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.types import Store, User
@@ -61,14 +62,14 @@ def check_words(options: Options) -> None:
             raise BadConfig(f"--{name} {value!r}; a name that is not empty is right")
     try:
         for text in options.listen:
-            dial.parse(text)
+            parse_address(text)
         for line in options.default:
             check_name(parse_settings([line]).dead)
     except BadAddress as error:
         raise BadConfig(f"--listen {error.detail}") from None
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
-    if people.user_number(options.tcp_user) is None:
+    if identity.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: no user is called so; name one that getent passwd lists")
 
 
@@ -180,7 +181,7 @@ class Server:
 
     def listen_for_rings(self, listener: ninep.Listener) -> None:
         """Beside a unix socket. Without it everything else works."""
-        if MISSING or not isinstance(listener.address, dial.Unix):
+        if MISSING or not isinstance(listener.address, UnixAddress):
             return
         try:
             self.doors.append(door.listen(listener.address))

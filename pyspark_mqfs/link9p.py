@@ -16,7 +16,8 @@ from pyspark import TaskContext
 
 from mqfs import limits
 from mqfs.errors import BadAddress, Denied, Disconnected
-from mqfs.ninep import blocking, dial
+from mqfs.net.address import ADDRESS_FORMS, TcpAddress, is_loopback, parse_address
+from mqfs.ninep import blocking
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs.options import OptionError, Options, bad
 
@@ -39,11 +40,11 @@ class Server:
     @classmethod
     def of(cls, options: Options) -> Server:
         """What the common options say; OptionError."""
-        address = options.needed("address", dial.FORMS)
+        address = options.needed("address", ADDRESS_FORMS)
         try:
-            dial.parse(address)
+            parse_address(address)
         except BadAddress:
-            raise bad("address", address, dial.FORMS) from None
+            raise bad("address", address, ADDRESS_FORMS) from None
         msize = options.size("msize", limits.MSIZE_MOST) or limits.MSIZE_MOST
         if not limits.MSIZE_LEAST <= msize <= limits.MSIZE_MOST:
             raise bad("msize", options.text("msize"), f"a size from {limits.MSIZE_LEAST} to {limits.MSIZE_MOST}")
@@ -116,8 +117,8 @@ class Link:
 
     def _elsewhere(self) -> str:
         """Of a task, that it may be on another machine than its driver."""
-        where = dial.parse(self.server.address)
-        if TaskContext.get() is None or (isinstance(where, dial.Tcp) and not dial.loopback(where.host)):
+        where = parse_address(self.server.address)
+        if TaskContext.get() is None or (isinstance(where, TcpAddress) and not is_loopback(where.host)):
             return ""
         return "; from a worker on another machine than the server's, tcp!HOST!PORT with a host that it knows is right"
 

@@ -14,7 +14,7 @@ from mqfs import limits
 from mqfs.bench.body import LEAST_BYTES
 from mqfs.engine.ctl import parse_settings
 from mqfs.errors import BadAddress, BadCommand, BadConfig
-from mqfs.ninep import dial
+from mqfs.net.address import parse_address
 
 WAITS = ("committed", "published")
 TRANSPORTS = ("auto", "ring", "9p", "file", "embedded")
@@ -99,7 +99,7 @@ def _place(plan: Plan) -> None:
         if plan.transport in ("file", "embedded"):
             raise BadConfig(f"--at goes with --transport auto, ring or 9p; for {plan.transport} leave it out")
         try:
-            dial.parse(plan.at)
+            parse_address(plan.at)
         except BadAddress as error:
             raise BadConfig(f"--at {error.detail}") from None
     if plan.mount is not None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.errors import Disconnected, Unsupported
+from mqfs.net.sockets import reachable
 from mqfs.rings import packets
-from mqfs.sockets import reachable
 
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _NOBODY = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE)

@@ -12,7 +12,8 @@ import threading
 from mqfs.client.link import Direct
 from mqfs.client.nine import Connection, Nine
 from mqfs.client.ring_group import RingGroup
-from mqfs.ninep import dial, people
+from mqfs.net import identity
+from mqfs.net.address import UnixAddress, parse_address
 from mqfs.ring import MISSING
 from mqfs.rings import packets
 
@@ -21,9 +22,9 @@ def why_not(address: str, user: str) -> str:
     """Why there can be no rings; empty where there may be."""
     if MISSING:
         return f"the ring's part in C was not built ({MISSING})"
-    if not isinstance(dial.parse(address), dial.Unix):
+    if not isinstance(parse_address(address), UnixAddress):
         return "shared memory needs a server on this machine, at unix!PATH"
-    if user and people.user_number(user) != os.geteuid():
+    if user and identity.user_number(user) != os.geteuid():
         return "shared memory is attached to as the user that this process is"
     return ""
 
@@ -45,8 +46,8 @@ class RingLink(Nine):
         self._above = aname.strip("/")
         self._rings: dict[str, RingGroup] = {}
         self._making = threading.Lock()
-        where = dial.parse(address)
-        assert isinstance(where, dial.Unix)
+        where = parse_address(address)
+        assert isinstance(where, UnixAddress)
         self._door_path = where.path + packets.SUFFIX
         super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
 

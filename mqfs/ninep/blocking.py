@@ -19,9 +19,9 @@ from typing import TypeVar
 
 from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
-from mqfs.ninep import caller, dial
+from mqfs.net.address import Address, UnixAddress, explain_failure, parse_address
+from mqfs.ninep import caller
 from mqfs.ninep.caller import Caller, Channel, Procedure
-from mqfs.ninep.dial import Dial, Unix
 from mqfs.ninep.dialect import Dialect
 from mqfs.ninep.messages import Fcall
 from mqfs.types import Stat
@@ -42,7 +42,7 @@ def flags_of(mode: str) -> int:
 
 
 def connect(
-    address: Dial | str,
+    address: Address | str,
     *,
     user: str = "",
     aname: str = "",
@@ -53,14 +53,14 @@ def connect(
 ) -> Client:
     """A client attached to the tree at an address. `timeout` is for connecting only. `token`: says over TCP who this
     is; over a unix socket the system does."""
-    where = dial.parse(address) if isinstance(address, str) else address
+    where = parse_address(address) if isinstance(address, str) else address
     try:
         sock = _dialled(where, timeout)
     except OSError as error:
-        raise dial.explain(where, error) from None
+        raise explain_failure(where, error) from None
     client = Client(sock, Caller(dialect, msize))
     try:
-        client.do(client.caller.connect(user, aname, "" if isinstance(where, Unix) else token))
+        client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))
     except BaseException:
         client.close()
         raise
@@ -68,8 +68,8 @@ def connect(
     return client
 
 
-def _dialled(where: Dial, timeout: float | None) -> socket.socket:
-    if isinstance(where, Unix):
+def _dialled(where: Address, timeout: float | None) -> socket.socket:
+    if isinstance(where, UnixAddress):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
         try:

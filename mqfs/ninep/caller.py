@@ -16,8 +16,8 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, TooLong, Unsupported
+from mqfs.net import identity
 from mqfs.ninep import messages as m
-from mqfs.ninep import people
 from mqfs.ninep.dialect import Dialect, raised
 from mqfs.ninep.messages import NOFID, NONUNAME, NOTAG, Fcall
 from mqfs.ninep.wire import (
@@ -163,13 +163,13 @@ class Caller:
         if token:
             yield from self._attach_by_token(user, aname, token)
             return
-        uid = people.user_number(user) if user else os.geteuid()
-        name = user or people.user_name(os.geteuid())
+        uid = identity.user_number(user) if user else os.geteuid()
+        name = user or identity.user_name(os.geteuid())
         yield m.Tattach(0, self.root, NOFID, name, aname, NONUNAME if uid is None else uid)
 
     def _attach_by_token(self, user: str, aname: str, token: str) -> Procedure[None]:
         """Without a user it is the token that says who this is."""
-        uid = people.user_number(user) if user else None
+        uid = identity.user_number(user) if user else None
         number = NONUNAME if uid is None else uid
         afid = self.fid()
         try:
@@ -433,8 +433,8 @@ def _kind(qid: Qid) -> int:
 
 def stat_of_dir(it: m.Dir) -> Stat:
     """The attributes in a stat of 9P2000 or 9P2000.u; a user that is only named is looked up, -1 if not known."""
-    uid = people.user_number(it.uid) if it.n_uid == NONUNAME else it.n_uid
-    gid = people.group_number(it.gid) if it.n_gid == NONUNAME else it.n_gid
+    uid = identity.user_number(it.uid) if it.n_uid == NONUNAME else it.n_uid
+    gid = identity.group_number(it.gid) if it.n_gid == NONUNAME else it.n_gid
     uid, gid = -1 if uid is None else uid, -1 if gid is None else gid
     mtime = it.mtime * _SECOND_NS
     return Stat(it.qid, it.mode & 0o777 | _kind(it.qid), uid, gid, it.length, 0, 1, mtime, mtime, it.name)

@@ -15,10 +15,10 @@ import trio
 
 from mqfs import limits
 from mqfs.errors import BadFrame, MqfsError
-from mqfs.ninep import caller, dial
+from mqfs.net.address import Address, UnixAddress, explain_failure, parse_address
+from mqfs.ninep import caller
 from mqfs.ninep.blocking import flags_of
 from mqfs.ninep.caller import Caller, Channel, Procedure
-from mqfs.ninep.dial import Dial, Unix
 from mqfs.ninep.dialect import Dialect
 from mqfs.ninep.messages import Fcall
 from mqfs.types import Stat
@@ -30,7 +30,7 @@ RECEIVE_BYTES = 65_536
 
 @asynccontextmanager
 async def connect(
-    address: Dial | str,
+    address: Address | str,
     *,
     user: str = "",
     aname: str = "",
@@ -39,17 +39,17 @@ async def connect(
     token: str = "",
 ) -> AsyncIterator[Client]:
     """A client attached to the tree at an address, for as long as the block lasts. `token`: see blocking.py."""
-    where = dial.parse(address) if isinstance(address, str) else address
+    where = parse_address(address) if isinstance(address, str) else address
     try:
         stream = await _dialled(where)
     except OSError as error:
-        raise dial.explain(where, error) from None
+        raise explain_failure(where, error) from None
     try:
         async with stream, trio.open_nursery() as nursery:
             client = Client(stream, Caller(dialect, msize))
             nursery.start_soon(client.send_forever)
             nursery.start_soon(client.receive_forever)
-            await client.do(client.caller.connect(user, aname, "" if isinstance(where, Unix) else token))
+            await client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))
             yield client
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
@@ -58,8 +58,8 @@ async def connect(
         raise group.exceptions[0] from None  # the nursery's wrapping says nothing to the caller
 
 
-async def _dialled(where: Dial) -> trio.SocketStream:
-    if not isinstance(where, Unix):
+async def _dialled(where: Address) -> trio.SocketStream:
+    if not isinstance(where, UnixAddress):
         return await trio.open_tcp_stream(where.host, where.port)
     sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     try:

@@ -13,7 +13,7 @@ from mqfs import limits
 from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError
-from mqfs.ninep import people
+from mqfs.net import identity
 from mqfs.ninep.messages import Dir, Entry
 from mqfs.ninep.wire import ENTRY, stat_bytes
 from mqfs.types import QTDIR, Handle, User
@@ -129,13 +129,13 @@ def qid_mode(mode: int, kind: int) -> int:
 def stat(tree: Tree, node: Any, size: int | None = None) -> Dir:
     """A node's attributes as 9P2000 and 9P2000.u have them. `size`: of the snapshot it is open for."""
     it = tree.stat(node)
-    owner = people.user_name(it.uid)
+    owner = identity.user_name(it.uid)
     seconds = it.mtime_ns // 10**9 & ALL_ONES
     name = it.name or "/"
     mode = qid_mode(it.mode, it.qid.type)
     return Dir(
         0, 0, it.qid, mode, seconds, seconds, it.size if size is None else size, name, owner,
-        people.group_name(it.gid), owner, "", it.uid, it.gid, it.uid,
+        identity.group_name(it.gid), owner, "", it.uid, it.gid, it.uid,
     )  # fmt: skip
 
 

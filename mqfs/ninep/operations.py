@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from mqfs import limits
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadFid, BadRequest, MqfsError, NoAuthentication, NotDirectory, NotFound, NotPermitted
+from mqfs.net import identity
+from mqfs.net.tokens import Proof
 from mqfs.ninep import messages as m
-from mqfs.ninep import people
 from mqfs.ninep.fids import Fid, stat
 from mqfs.ninep.messages import NOFID, Fcall
 from mqfs.ninep.pending import Later, both, later
-from mqfs.ninep.tokens import Proof
 from mqfs.ninep.wire import IO_OVERHEAD
 from mqfs.types import QTDIR, Qid, Step, User
 
@@ -56,7 +56,7 @@ def _attached(session: Session, request: m.Tattach) -> User:
     if proof is None:
         more = ": no authentication is required" if session.peer.tokens is None else "; Tauth makes one"
         raise BadFid(f"afid {request.afid} is not known{more}")
-    return people.user(proof.user(request.uname, request.n_uname), session.peer.where)
+    return identity.user(proof.user(request.uname, request.n_uname), session.peer.where)
 
 
 def attach(session: Session, request: m.Tattach) -> Fcall:
@@ -252,10 +252,10 @@ def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     if wanted.n_gid != KEEP32:
         changes["gid"] = wanted.n_gid
     elif wanted.gid:
-        changes["gid"] = people.group_wanted(wanted.gid, fid.user)
+        changes["gid"] = identity.group_wanted(wanted.gid, fid.user)
     if wanted.n_uid != KEEP32:
         changes["uid"] = wanted.n_uid
-    elif wanted.uid and wanted.uid != people.user_name(session.tree.stat(fid.node).uid):
+    elif wanted.uid and wanted.uid != identity.user_name(session.tree.stat(fid.node).uid):
         raise NotPermitted("9P2000 does not change the owner of a file")
     return changes
 

@@ -24,14 +24,14 @@ import trio
 from mqfs import limits
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, BadFrame, OverLimit
-from mqfs.ninep import dial, people
-from mqfs.ninep.dial import Dial, Tcp, Unix
-from mqfs.ninep.people import Peer
+from mqfs.net import identity
+from mqfs.net.address import Address, TcpAddress, UnixAddress, explain_failure, is_loopback, parse_address
+from mqfs.net.identity import Peer
+from mqfs.net.sockets import BACKLOG, SocketFile, peer_groups
+from mqfs.net.sockets import peer as peer_of
+from mqfs.net.tokens import Tokens
 from mqfs.ninep.session import Session
-from mqfs.ninep.tokens import Tokens
 from mqfs.shares import Shares
-from mqfs.sockets import BACKLOG, SocketFile, peer_groups
-from mqfs.sockets import peer as peer_of
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.E
 class Listener:
     """One address that is listened on."""
 
-    def __init__(self, address: Dial, sock: socket.socket, end: Callable[[], None]) -> None:
+    def __init__(self, address: Address, sock: socket.socket, end: Callable[[], None]) -> None:
         self.address, self.socket, self._end = address, sock, end
 
     def close(self) -> None:
@@ -56,22 +56,22 @@ class Listener:
         self._end()
 
 
-def listen(address: Dial | str, *, mode: int = 0o666, insecure: bool = False) -> Listener:
+def listen(address: Address | str, *, mode: int = 0o666, insecure: bool = False) -> Listener:
     """Listen now, or BadAddress. `mode` is that of a unix socket; `insecure` permits TCP off loopback."""
-    where = dial.parse(address) if isinstance(address, str) else address
+    where = parse_address(address) if isinstance(address, str) else address
     try:
-        return _listen_unix(where, mode) if isinstance(where, Unix) else _listen_tcp(where, insecure)
+        return _listen_unix(where, mode) if isinstance(where, UnixAddress) else _listen_tcp(where, insecure)
     except OSError as error:
-        raise dial.explain(where, error) from None
+        raise explain_failure(where, error) from None
 
 
-def _listen_unix(address: Unix, mode: int) -> Listener:
+def _listen_unix(address: UnixAddress, mode: int) -> Listener:
     file = SocketFile(address.path, socket.SOCK_STREAM, mode)
     return Listener(address, file.socket, file.close)
 
 
-def _listen_tcp(address: Tcp, insecure: bool) -> Listener:
-    if not insecure and not dial.loopback(address.host):
+def _listen_tcp(address: TcpAddress, insecure: bool) -> Listener:
+    if not insecure and not is_loopback(address.host):
         raise BadAddress(f"{address} is off loopback, where nothing is encrypted; --insecure permits it")
     family, kind, proto, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, proto)
@@ -83,7 +83,7 @@ def _listen_tcp(address: Tcp, insecure: bool) -> Listener:
         sock.close()
         raise
     sock.setblocking(False)
-    return Listener(Tcp(address.host, sock.getsockname()[1]), sock, sock.close)
+    return Listener(TcpAddress(address.host, sock.getsockname()[1]), sock, sock.close)
 
 
 # ---------------------------------------------------------------- turns
@@ -377,7 +377,7 @@ class Server:
     def __init__(
         self, tree: Tree, *, tcp_user: str = "nobody", tokens: Tokens | None = None, trace: TextIO | None = None
     ) -> None:
-        uid = people.user_number(tcp_user)
+        uid = identity.user_number(tcp_user)
         if uid is None:
             raise BadAddress(f"no user is called {tcp_user!r}, as whom clients over TCP would act")
         self.tree = tree
@@ -530,9 +530,9 @@ class Server:
         sock.setblocking(False)
         self.nursery.start_soon(self._serve_socket, sock, peer)
 
-    def _peer(self, sock: socket.socket, address: Dial) -> Peer:
+    def _peer(self, sock: socket.socket, address: Address) -> Peer:
         number = next(self._numbers)
-        if isinstance(address, Tcp):
+        if isinstance(address, TcpAddress):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone lets go in a minute
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.SILENT_S)

@@ -35,14 +35,14 @@ from mqfs.errors import (
     Unsupported,
 )
 from mqfs.locks import Key
+from mqfs.net.identity import Peer
+from mqfs.net.tokens import Proof
 from mqfs.ninep import linux, operations
 from mqfs.ninep.dialect import Dialect, negotiate, refusal
 from mqfs.ninep.fids import NOWHERE, Fid
 from mqfs.ninep.messages import TYPES, Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
 from mqfs.ninep.notation import show
 from mqfs.ninep.pending import Later, Pending
-from mqfs.ninep.people import Peer
-from mqfs.ninep.tokens import Proof
 from mqfs.ninep.wire import (
     HEADER,
     IO_OVERHEAD,

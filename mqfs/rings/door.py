@@ -17,10 +17,11 @@ import trio
 
 from mqfs import limits
 from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
-from mqfs.ninep import dial, people
+from mqfs.net import identity
+from mqfs.net.address import UnixAddress, explain_failure
+from mqfs.net.sockets import SocketFile, peer, peer_groups
 from mqfs.rings import packets
 from mqfs.shares import Shares
-from mqfs.sockets import SocketFile, peer, peer_groups
 
 if TYPE_CHECKING:
     from mqfs.rings.manager import Attachment, Rings
@@ -31,13 +32,13 @@ ATTACH_S = 10.0  # in which a connection says what it wants
 _RETRY_S = 0.1
 
 
-def listen(address: dial.Unix, *, mode: int = 0o666) -> SocketFile:
+def listen(address: UnixAddress, *, mode: int = 0o666) -> SocketFile:
     """Listen beside a 9P socket, now, or BadAddress."""
     path = address.path + packets.SUFFIX
     try:
         return SocketFile(path, socket.SOCK_SEQPACKET, mode)
     except OSError as error:
-        raise dial.explain(dial.Unix(path), error) from None
+        raise explain_failure(UnixAddress(path), error) from None
 
 
 class Visitor:
@@ -110,7 +111,7 @@ class Visitor:
         if self.attachment is not None:
             raise BadRequest("it is attached already: one connection, one group")
         groups = peer_groups(self.socket)
-        user = people.Peer(self.where, self.uid, self.gid, self.pid, groups=groups).itself()
+        user = identity.Peer(self.where, self.uid, self.gid, self.pid, groups=groups).itself()
         self.attachment = self.door.rings.attach(user, path)
         fds.append(self.attachment.fileno())
         group = self.attachment.group

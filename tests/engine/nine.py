@@ -8,10 +8,10 @@ from typing import Any
 from mqfs import errors
 from mqfs.engine.tree import Tree
 from mqfs.errors import MqfsError
+from mqfs.net.identity import Peer
 from mqfs.ninep import caller as machine
 from mqfs.ninep import messages as m
 from mqfs.ninep.caller import Caller, Channel, Procedure
-from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
 from mqfs.store.memory import MemoryStore
 from tests.clocks import ManualClock

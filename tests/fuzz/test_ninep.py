@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from mqfs.errors import BadFrame
+from mqfs.net.identity import Peer
 from mqfs.ninep import messages as m
 from mqfs.ninep.caller import Caller
 from mqfs.ninep.dialect import Dialect
-from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
 from mqfs.ninep.wire import Framer, decode, encode, layout
 from mqfs.types import Qid

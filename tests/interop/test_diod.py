@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.ninep import people
+from mqfs.net import identity
 from tests.ninep.support import DEADLINE_S, META, Running, make_tree, running
 
 if shutil.which("diodls") is None:
@@ -19,7 +19,7 @@ if shutil.which("diodls") is None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Running]:
-    with running(make_tree(), tmp_path, tcp=True, tcp_user=people.user_name(os.getuid())) as started:
+    with running(make_tree(), tmp_path, tcp=True, tcp_user=identity.user_name(os.getuid())) as started:
         with started.connect() as client:
             client.mkdir("a")
             with client.open("a/ctl", "w") as ctl:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.ninep import people
+from mqfs.net import identity
 from tests.ninep.support import DEADLINE_S, META, Running, eventually, make_tree, open_handles, running
 
 py9p = pytest.importorskip("py9p.py9p", reason="py9p (of p9fs) is not installed")
@@ -34,7 +34,7 @@ class Peer:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(DEADLINE_S)
         self.socket.connect(server.address.removeprefix("unix!"))
-        credentials = py9p.Credentials(user=people.user_name(os.getuid()))
+        credentials = py9p.Credentials(user=identity.user_name(os.getuid()))
         self.client = py9p.Client(self.socket, credentials, ver=version)
 
     def __enter__(self) -> Any:

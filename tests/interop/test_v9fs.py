@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.ninep import people
+from mqfs.net import identity
 from tests.ninep.support import make_tree, open_handles, running
 
 HERE = Path(__file__).parent / "v9fs"
@@ -47,7 +47,7 @@ def test_v9fs(tmp_path: Path) -> None:
     if lack:
         pytest.skip(f"Linux v9fs: {lack}")
     tree = make_tree()
-    with running(tree, tmp_path, tcp=True, tcp_user=people.user_name(os.getuid())) as server:
+    with running(tree, tmp_path, tcp=True, tcp_user=identity.user_name(os.getuid())) as server:
         with server.connect(msize=1 << 20) as client:
             client.mkdir("host")
             with client.open("host/ctl", "w") as ctl:

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadFrame
+from mqfs.net.identity import Peer
 from mqfs.ninep import blocking
 from mqfs.ninep.messages import NUMBERS, Dir, Entry, Fcall
 from mqfs.ninep.notation import parse, show
-from mqfs.ninep.people import Peer
 from mqfs.ninep.server import Server, listen
 from mqfs.ninep.session import Session
 from mqfs.ninep.wire import Framer, decode, encode, layout

@@ -3,18 +3,18 @@
 import pytest
 
 from mqfs.errors import BadAddress
-from mqfs.ninep.dial import Tcp, Unix, loopback, parse
+from mqfs.net.address import TcpAddress, UnixAddress, is_loopback, parse_address
 
 
 @pytest.mark.parametrize("text", ["unix!/tmp/9p", "unix!relative", "unix!/with!mark", "tcp!127.0.0.1!564", "tcp!::1!0"])
 def test_inverse(text: str) -> None:
-    assert str(parse(text)) == text
+    assert str(parse_address(text)) == text
 
 
 def test_parts() -> None:
-    assert parse("unix!/a!b") == Unix("/a!b")
-    assert parse("tcp!localhost!65535") == Tcp("localhost", 65_535)
-    assert parse("tcp!localhost") == Tcp("localhost", 564)
+    assert parse_address("unix!/a!b") == UnixAddress("/a!b")
+    assert parse_address("tcp!localhost!65535") == TcpAddress("localhost", 65_535)
+    assert parse_address("tcp!localhost") == TcpAddress("localhost", 564)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_parts() -> None:
 )
 def test_refused(text: str, why: str) -> None:
     with pytest.raises(BadAddress, match=why):
-        parse(text)
+        parse_address(text)
 
 
 def test_loopback() -> None:
-    assert all(map(loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1")))
-    assert not any(map(loopback, ("0.0.0.0", "::", "192.168.1.1", "example.org", "")))
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.1", "example.org", "")))

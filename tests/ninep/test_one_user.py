@@ -17,7 +17,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.engine.tree import Tree
-from mqfs.ninep import people
+from mqfs.net import identity
 from mqfs.ninep.messages import Tread, Tversion, Twrite
 from mqfs.ninep.wire import encode
 from tests.ninep.support import DEADLINE_S, Raw, Running, eventually, make_tree, running
@@ -37,7 +37,7 @@ def over_tcp(server: Running, version: str = "") -> Raw:
 
 @pytest.fixture
 def shared(tree: Tree, tmp_path: Path) -> Iterator[Running]:
-    with running(tree, tmp_path, tcp=True, tcp_user=people.user_name(os.getuid())) as server:
+    with running(tree, tmp_path, tcp=True, tcp_user=identity.user_name(os.getuid())) as server:
         with server.connect() as client:
             client.create("s").close()
         yield server
@@ -187,8 +187,8 @@ def test_a_slow_directory_service_holds_up_nobody_else(shared: Running, monkeypa
 
     with shared.connect() as client:
         monkeypatch.setattr(pwd, "getpwuid", ask)
-        people._looked_up.clear()
-        people.user_name.cache_clear()
+        identity._looked_up.clear()
+        identity.user_name.cache_clear()
         raw = Raw(shared.socket())
         raw.send("Tversion tag NOTAG msize 8192 version 9P2000")
         for _ in range(20):

@@ -20,7 +20,8 @@ from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, Denied, DiskFailed
-from mqfs.ninep import blocking, people
+from mqfs.net import identity
+from mqfs.ninep import blocking
 from mqfs.ninep.messages import Tread, Tversion, Twrite
 from mqfs.ninep.server import Server, listen
 from mqfs.ninep.wire import encode
@@ -154,7 +155,7 @@ def test_peer_is_who_the_socket_says(server: Running) -> None:
         return lambda: server.connect(user=user).close()
 
     assert in_a_child(NOT_ROOT, attach("")) == 0
-    assert in_a_child(NOT_ROOT, attach(people.user_name(NOT_ROOT))) == 0
+    assert in_a_child(NOT_ROOT, attach(identity.user_name(NOT_ROOT))) == 0
     assert in_a_child(NOT_ROOT, attach("root")) != 0
     assert in_a_child(NOT_ROOT, attach("daemon")) != 0
 

@@ -23,7 +23,7 @@ import mqfs
 from mqfs import errors, limits, ring
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
-from mqfs.ninep import dial
+from mqfs.net.address import UnixAddress
 from mqfs.rings import door, packets
 from mqfs.rings.manager import Rings
 from mqfs.store.memory import MemoryStore
@@ -402,7 +402,7 @@ class Inside:
         self.tree = Tree(store, SystemClock(), owner=user, prepare=self.rings.resume, defaults=["ring all"])
         self.path = str(folder / "s.ring")
         self.calls: list[trio.socket.SocketType] = []
-        self.door = door.Door(self.rings, [door.listen(dial.Unix(str(folder / "s")))])
+        self.door = door.Door(self.rings, [door.listen(UnixAddress(str(folder / "s")))])
 
     async def call(self) -> trio.socket.SocketType:
         sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

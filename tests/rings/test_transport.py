@@ -21,7 +21,7 @@ import mqfs
 from mqfs import errors, ring
 from mqfs.client import Client, Group, ring_group
 from mqfs.client.ring_reading import RingReading
-from mqfs.ninep import people
+from mqfs.net import identity
 from tests.anyone import NOBODY, python_for_anyone
 from tests.campaign import size
 from tests.client.conftest import Away, short_folder
@@ -80,7 +80,7 @@ def test_a_mount_and_a_9p_client_beside_it() -> None:
         stack.callback(reader.kill)
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         sock.connect(str(folder / "socket"))
-        credentials = py9p.Credentials(user=people.user_name(os.getuid()))
+        credentials = py9p.Credentials(user=identity.user_name(os.getuid()))
         peer = py9p.Client(sock, credentials, ver=py9p.Version.v9P2000)
         messages = stack.enter_context(group.subscribe())
         assert isinstance(messages, RingReading)

@@ -10,9 +10,9 @@ from typing import Protocol
 import pytest
 
 from mqfs.errors import BadFrame
+from mqfs.net.identity import Peer
 from mqfs.ninep.messages import Rversion
 from mqfs.ninep.notation import parse, show
-from mqfs.ninep.people import Peer
 from mqfs.ninep.session import Session
 from mqfs.ninep.wire import Framer, decode, encode
 from tests.ninep.support import ME, Raw, make_tree, open_handles, running

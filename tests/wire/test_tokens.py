@@ -13,8 +13,9 @@ import pytest
 import mqfs
 from mqfs import limits
 from mqfs.errors import BadConfig, Denied
-from mqfs.ninep import blocking, tokens
-from mqfs.ninep.people import Peer
+from mqfs.net import tokens
+from mqfs.net.identity import Peer
+from mqfs.ninep import blocking
 from mqfs.ninep.session import Session
 from tests.ninep.support import Raw, make_tree
 from tests.server.process import mqfs as run

@@ -21,7 +21,7 @@ from mqfs.ninep.messages import NONUNAME
 from mqfs.types import User
 
 if TYPE_CHECKING:
-    from mqfs.ninep.tokens import Tokens
+    from mqfs.net.tokens import Tokens
 
 NOBODY = 65_534
 

@@ -11,7 +11,7 @@ import stat
 
 from mqfs import limits
 from mqfs.errors import BadConfig, BadRequest, Denied, TooLong
-from mqfs.ninep import people
+from mqfs.net import identity
 from mqfs.ninep.messages import NONUNAME
 
 RIGHT = "a line is USER SECRET, the secret at least {least} bytes without blanks"
@@ -57,7 +57,7 @@ def _entry(path: str, number: int, line: bytes) -> tuple[int, bytes] | None:
     if len(words) != 2 or not limits.TOKEN_LEAST_BYTES <= len(words[1]) <= limits.TOKEN_BYTES:
         raise BadConfig(f"--token-file {path}, line {number}: {RIGHT.format(least=limits.TOKEN_LEAST_BYTES)}")
     name = words[0].decode("utf-8", "replace")
-    uid = people.user_number(name)
+    uid = identity.user_number(name)
     if uid is None:
         raise BadConfig(
             f"--token-file {path}, line {number}: no user is called {name!r}; name one that getent passwd lists"
@@ -88,7 +88,7 @@ class Proof:
         """Whether the Tauth named that user, or nobody."""
         if self._n_uname != NONUNAME:
             return self._n_uname == uid
-        return self._uname in ("", people.user_name(uid), str(uid))
+        return self._uname in ("", identity.user_name(uid), str(uid))
 
     def user(self, uname: str, n_uname: int) -> int:
         """Who an attach with it acts as. Raises Denied."""
