@@ -23,7 +23,6 @@ from mqfs import limits, logs, memory
 from mqfs.clock import SystemClock
 from mqfs.config import Options, name_space, service_address
 from mqfs.engine.ctl import parse_settings
-from mqfs.engine.names import check_name
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.net import identity, tokens
@@ -35,6 +34,7 @@ from mqfs.rings import door
 from mqfs.rings.manager import Rings
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
+from mqfs.syntax.names import check_name
 from mqfs.types import Store, User
 from mqfs.waiting import settle
 

@@ -19,8 +19,8 @@ from mqfs.client.publishing import Outgoing, Publisher
 from mqfs.client.reading import Filters, Patterns, Reading, names_of
 from mqfs.client.words import Duration, Moment, commands, file_name, moment, quote
 from mqfs.client.working import Worker
-from mqfs.engine.names import split
 from mqfs.errors import BadRequest, Denied, Exists, NotFound
+from mqfs.syntax.quoting import split
 
 Kept: TypeAlias = Literal["committed", "published"]
 

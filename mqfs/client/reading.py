@@ -18,8 +18,8 @@ from mqfs.client.bodies import Assembly
 from mqfs.client.link import File, Link, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.client.words import commands, file_name, quote
-from mqfs.engine import topics
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
+from mqfs.syntax.patterns import compile_pattern
 from mqfs.types import Kind, Message, Record
 
 log = logging.getLogger("mqfs.client")
@@ -256,7 +256,7 @@ class Reading(Waiting[Message]):
 
     def _meant(self, streams: dict[str, dict[str, int]]) -> list[dict[str, int]]:
         """Of the streams those that it is over; all, where a name may be a view's."""
-        patterns = [topics.compile(name) for name in self._names if wild(name)]
+        patterns = [compile_pattern(name) for name in self._names if wild(name)]
         plain = {name for name in self._names if not wild(name)}
         if self._names and plain <= streams.keys():  # none of them is a view
             streams = {n: row for n, row in streams.items() if n in plain or any(match(n) for match in patterns)}

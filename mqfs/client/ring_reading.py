@@ -15,9 +15,9 @@ from mqfs import headers, ring
 from mqfs.client.link import Link
 from mqfs.client.reading import Filters, Patience, Patterns, Reading, require_name, wild
 from mqfs.client.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
-from mqfs.engine import topics
-from mqfs.engine.ctl import parse_duration
 from mqfs.errors import BadCommand, BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
+from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.patterns import compile_pattern
 from mqfs.types import Kind, Message, Record
 
 SLICE_S = 0.05  # of a wait, between two looks at whether somebody ended it
@@ -86,7 +86,7 @@ class RingReading(Reading):
         if not self._names:
             return lambda name: True
         try:
-            matches = [topics.compile(name) for name in self._names if wild(name)]
+            matches = [compile_pattern(name) for name in self._names if wild(name)]
         except BadCommand as error:
             raise NotInRing(str(error)) from None
         plain = frozenset(name for name in self._names if not wild(name))

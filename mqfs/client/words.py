@@ -6,25 +6,23 @@ Owns the printing; the language is the tree's, mqfs(4).
 from __future__ import annotations
 
 import math
-import re
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from mqfs.client.link import Body
-from mqfs.engine.names import RESERVED
 from mqfs.errors import BadName, BadRequest
+from mqfs.syntax import quoting
+from mqfs.syntax.names import RESERVED
 
 Duration: TypeAlias = float | str | timedelta  # seconds, or as in ctl: "30s"
 Moment: TypeAlias = float | str | timedelta | datetime  # UNIX seconds; or ago: "10m", timedelta
-
-_PLAIN = re.compile(r"[^\s'#]+\Z")
 
 
 def quote(word: str) -> str:
     """As in rc(1)."""
     if "\n" in word:
         raise BadRequest(f"{word!r} cannot stand in a command: it holds a newline")
-    return word if _PLAIN.match(word) else "'" + word.replace("'", "''") + "'"
+    return quoting.quote(word)
 
 
 def file_name(name: str) -> str:

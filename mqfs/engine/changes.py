@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqfs.engine import program, topics
+from mqfs.engine import program
 from mqfs.state import Change
+from mqfs.syntax.patterns import compile_pattern
 
 if TYPE_CHECKING:
     from mqfs.engine.ctl import Settings
@@ -90,7 +91,7 @@ class Changes:
         streams = consumers.streams_of(over) if over in self._group.views or not bound else []
         if not bound or any(program.is_program(text) for text in bound):
             return streams or consumers.streams_of("")
-        matches = [topics.compile(text) for text in bound]
+        matches = [compile_pattern(text) for text in bound]
         others = [s for s in consumers.streams_of("") if s not in streams and any(m(s.name) for m in matches)]
         return [*streams, *others]
 

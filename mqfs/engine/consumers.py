@@ -14,11 +14,11 @@ from mqfs import errors, limits
 from mqfs.engine import bodies
 from mqfs.engine.consumer import Consumer, Crowd
 from mqfs.engine.lowest import Lowest
-from mqfs.engine.names import quote
 from mqfs.engine.nodes import bits_for_writers
 from mqfs.engine.ranks import NEVER, Rank
 from mqfs.engine.stream import Steps, Stream, Verdict
 from mqfs.state import Change, ConsumerState
+from mqfs.syntax.quoting import quote
 from mqfs.types import Draft, Kind, Record, User
 
 if TYPE_CHECKING:

@@ -9,13 +9,15 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
-from mqfs.engine import letters, program, report, topics
+from mqfs.engine import letters, program, report
 from mqfs.engine.changes import Changes
-from mqfs.engine.ctl import USAGE, Action, Settings, parse, parse_number
+from mqfs.engine.ctl import USAGE, Action, Settings, parse
 from mqfs.engine.files import Open
-from mqfs.engine.names import check_name
 from mqfs.engine.stream import Post, Stream
 from mqfs.errors import shortened
+from mqfs.syntax.names import check_name
+from mqfs.syntax.patterns import check_pattern
+from mqfs.syntax.size import parse_number
 from mqfs.types import Kind, Step, User
 
 if TYPE_CHECKING:
@@ -277,7 +279,7 @@ class Plan:
         if program.is_program(pattern):
             program.parse(pattern)
         else:
-            topics.check_pattern(pattern)
+            check_pattern(pattern)
         patterns = self.patterns(name)
         if pattern in patterns:
             return

@@ -1,25 +1,20 @@
 """The language of `ctl`: settings and actions, read from lines and printed back.
 
-Owns words, durations and sizes; carries nothing out. What is printed, written back, gives the same settings.
+Carries nothing out. What is printed, written back, gives the same settings.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import attrs
 
 from mqfs.engine import program
-from mqfs.engine.names import quote, split
 from mqfs.errors import BadCommand
-
-_DURATION = re.compile(r"([0-9]{1,19})(ms|s|m|h|d)\Z")
-_UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
-_SIZE = re.compile(r"([0-9]{1,19})([BKMG])\Z")
-_SIZES = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_MOST = 1 << 62
+from mqfs.syntax.duration import parse_duration, print_duration
+from mqfs.syntax.quoting import quote, split
+from mqfs.syntax.size import MOST, parse_number, parse_size, print_size
 
 SYNC_ALWAYS, SYNC_OFF = 0, -1
 
@@ -143,51 +138,25 @@ def parse_settings(lines: Sequence[str]) -> Settings:
     return steps[-1][0] if steps else Settings()
 
 
-def parse_duration(word: str) -> int:
-    """Nanoseconds of `30s`, `5m`, `2h`, `7d`, `10ms` or `0`. Raises BadCommand."""
-    if word == "0":
-        return 0
-    match = _DURATION.match(word)
-    if match is None or (value := int(match[1]) * _UNITS_NS[match[2]]) > _MOST:
-        raise BadCommand(f"{word!r} is no duration; write 0, 10ms, 30s, 5m, 2h or 7d")
-    return value
-
-
-def print_duration(ns: int) -> str:
-    for unit in ("d", "h", "m", "s", "ms"):
-        if ns and ns % _UNITS_NS[unit] == 0:
-            return f"{ns // _UNITS_NS[unit]}{unit}"
-    return "0"
-
-
-def parse_number(word: str) -> int:
-    if len(word) > 19 or not word.isascii() or not word.isdigit() or (value := int(word)) > _MOST:
-        raise BadCommand(f"{word!r} is no number")
-    return value
-
-
 def _parse_depth(word: str) -> Depth:
     return parse_depth(word)
 
 
 def parse_depth(word: str, verb: str = "depth") -> Depth:
     """A number of messages, or bytes. Raises BadCommand, which begins with the verb."""
-    match = _SIZE.match(word)
-    if match is None:
+    size = parse_size(word)
+    if size is None:
         try:
             return Depth(messages=parse_number(word)) if parse_number(word) else NO_DEPTH
         except BadCommand:
             raise BadCommand(f"{verb} {word!r}: write a number of messages, or bytes as 512B, 64K, 10M, 1G") from None
-    if (size := int(match[1]) * _SIZES[match[2]]) > _MOST:
+    if size > MOST:
         raise BadCommand(f"{verb} {word!r} is too large")
     return Depth(size=size) if size else NO_DEPTH
 
 
 def _print_depth(depth: Depth) -> str:
-    for unit in ("G", "M", "K", "B"):
-        if depth.size and depth.size % _SIZES[unit] == 0:
-            return f"{depth.size // _SIZES[unit]}{unit}"
-    return str(depth.messages)
+    return print_size(depth.size) if depth.size else str(depth.messages)
 
 
 def _parse_sync(word: str) -> int:

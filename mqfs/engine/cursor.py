@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.control import Commands
-from mqfs.engine.ctl import parse_depth, parse_number
+from mqfs.engine.ctl import parse_depth
 from mqfs.engine.files import Given
 from mqfs.engine.format import FORMATS, Names, describe, parse_seek, shape
-from mqfs.engine.names import split
 from mqfs.engine.order import overtaken
 from mqfs.engine.permission import R, allowed, require
 from mqfs.engine.report import places
 from mqfs.engine.seeking import position
 from mqfs.engine.selection import Selection, select
+from mqfs.syntax.quoting import split
+from mqfs.syntax.size import parse_number
 from mqfs.types import Kind, Record, Step, User, Wait
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable, Mapping
 
 from mqfs import errors, headers
-from mqfs.engine.ctl import parse_duration, parse_number
-from mqfs.engine.names import one_line
 from mqfs.record import encode, encode_names
+from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.names import one_line
+from mqfs.syntax.size import parse_number
 from mqfs.types import Record
 
 FORMATS = ("raw", "line", "nul", "each", "json", "record")

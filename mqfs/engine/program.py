@@ -27,9 +27,9 @@ import attrs
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from mqfs import limits
-from mqfs.engine.names import split
-from mqfs.engine.topics import check_size
 from mqfs.errors import BadCommand
+from mqfs.syntax.patterns import check_size
+from mqfs.syntax.quoting import split
 
 log = logging.getLogger("mqfs.engine")
 
@@ -70,7 +70,7 @@ _STRING_OR_PARENTHESIS = re.compile(rf'{_STRING}|[()]|".*', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _ESCAPES = {"\\": "\\", '"': '"', "0": "\0", "n": "\n", "r": "\r", "t": "\t"}
 _ESCAPES_SAID = r"\\ \" \0 \n \r \t \xHH"
-_WORD = r"(?:[^\s'#]|'(?:[^']|'')*+')(?:[^\s']|'(?:[^']|'')*+')*+"  # as names.split reads it
+_WORD = r"(?:[^\s'#]|'(?:[^']|'')*+')(?:[^\s']|'(?:[^']|'')*+')*+"  # as quoting.split reads it
 _VERB_AND_NAME = re.compile(rf"\s*+{_WORD}\s++{_WORD}\s*+")
 _SHARP = re.compile("#")
 _STRING_OR_SHARP = re.compile(rf'{_STRING}|"|#', re.DOTALL)

@@ -14,11 +14,11 @@ from mqfs import errors, headers, limits
 from mqfs import state as states
 from mqfs.engine import frames
 from mqfs.engine.control import Commands
-from mqfs.engine.ctl import parse_duration, print_duration
 from mqfs.engine.ids import PutId
 from mqfs.engine.permission import W, require
 from mqfs.engine.ranks import NORMAL
 from mqfs.engine.stream import Post, Stream
+from mqfs.syntax.duration import parse_duration, print_duration
 from mqfs.types import Draft, Kind, Step
 
 _decoder = json.JSONDecoder()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, headers
-from mqfs.engine.ctl import parse_duration
+from mqfs.syntax.duration import parse_duration
 from mqfs.types import Record
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine import topics
+from mqfs.syntax.patterns import MANY, ONE, Patterns, check_pattern
 from mqfs.types import Record
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Selection:
         self._covered: dict[int, int] = {}
         self._few: tuple[int, ...] | None = None
         self._named = frozenset(self.names)
-        self._patterns: topics.Patterns[bool] = topics.Patterns()
+        self._patterns: Patterns[bool] = Patterns()
         for name in self.names:
             if name not in group.views:
                 self._patterns.add(name, True)
@@ -150,8 +150,8 @@ def select(group: Group, words: Collection[str], may_read: Callable[[Stream], No
             numbers.append(stream.number)
         elif word in group.views:
             names.append(word)
-        elif topics.ONE in word or topics.MANY in word:
-            topics.check_pattern(word)
+        elif ONE in word or MANY in word:
+            check_pattern(word)
             names.append(word)
         else:
             raise errors.NotFound(f"select: no stream or view {word!r} in this group")

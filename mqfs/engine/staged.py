@@ -10,9 +10,9 @@ from mqfs.engine import frames
 from mqfs.engine.batch import sender
 from mqfs.engine.control import Commands, PrintedCommands
 from mqfs.engine.files import Open
-from mqfs.engine.names import split
 from mqfs.engine.put import PutHandle, parse
 from mqfs.engine.transaction import PartFile, TxnCtl
+from mqfs.syntax.quoting import split
 from mqfs.types import Step, User
 
 USAGE = "commit PRODUCER.NUMBER PART..., abort PART... or forget PRODUCER..."

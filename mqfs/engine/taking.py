@@ -12,16 +12,17 @@ from mqfs import errors, limits
 from mqfs.engine import bodies
 from mqfs.engine.consumer import Claim, Consumer, delivery_count
 from mqfs.engine.control import Commands
-from mqfs.engine.ctl import parse_duration, parse_number
 from mqfs.engine.files import Given, Open
 from mqfs.engine.format import FORMATS, Names, describe, parse_seek, shape
-from mqfs.engine.names import split
 from mqfs.engine.nodes import TakeFile
 from mqfs.engine.permission import R, W, allowed, require
 from mqfs.engine.seeking import position
 from mqfs.engine.selection import Selection, select
 from mqfs.engine.stream_handle import Writer
 from mqfs.progress import Entry
+from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.quoting import split
+from mqfs.syntax.size import parse_number
 from mqfs.types import Record, Step, User, Wait
 
 if TYPE_CHECKING:

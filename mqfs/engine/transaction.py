@@ -13,12 +13,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
 from mqfs import bulk, errors, limits, state
-from mqfs.engine.names import check_control, check_name, one_line
 from mqfs.engine.nodes import Folder, Meta, bits_for_writers
 from mqfs.engine.permission import W, X, allowed, require, require_owner
 from mqfs.engine.unit import Source, Tally, Unit, require_fit
 from mqfs.shares import Shares, require_share
 from mqfs.state import Attributes, Change
+from mqfs.syntax.names import check_control, check_name, one_line
 from mqfs.types import QTDIR, QTFILE, Qid, Step, User
 
 if TYPE_CHECKING:

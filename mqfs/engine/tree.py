@@ -24,7 +24,6 @@ from mqfs.engine.faults import Faults, report_unserved
 from mqfs.engine.files import Open
 from mqfs.engine.group import Group
 from mqfs.engine.kept import KeptHandle
-from mqfs.engine.names import check_name, with_suffix
 from mqfs.engine.nodes import Folder, KeptFile, Meta, TakeFile
 from mqfs.engine.order import OrderHandle
 from mqfs.engine.permission import R, W, X, require, require_owner, require_unsticky
@@ -38,6 +37,7 @@ from mqfs.engine.view import View, ViewHandle
 from mqfs.locks import Locks
 from mqfs.shares import Shares, require_share
 from mqfs.state import Attributes, State, decode_change
+from mqfs.syntax.names import check_name, with_suffix
 from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
 
 T = TypeVar("T")

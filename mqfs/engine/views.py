@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqfs.engine.names import quote
 from mqfs.engine.stream import Stream, end_parked, serve_parked
-from mqfs.engine.topics import Patterns
 from mqfs.engine.view import View
+from mqfs.syntax.patterns import Patterns
+from mqfs.syntax.quoting import quote
 from mqfs.types import Record
 
 if TYPE_CHECKING:

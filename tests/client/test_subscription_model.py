@@ -13,7 +13,7 @@ import pytest
 import mqfs
 from mqfs import errors, ring
 from mqfs.client import Group, Reading, reading
-from mqfs.engine import topics
+from mqfs.syntax.patterns import compile_pattern
 from tests.campaign import seed, size
 from tests.client.conftest import Away, short_folder
 from tests.client.model import Log, Owed
@@ -189,7 +189,7 @@ class Story:
             following = self.world.client.group(self.name).subscribe(patterns, existing=existing, reconnect=True)
         except errors.Disconnected:  # of a restart; it connects again
             following = self.world.client.group(self.name).subscribe(patterns, existing=existing, reconnect=True)
-        matches = [topics.compile(pattern) for pattern in patterns]
+        matches = [compile_pattern(pattern) for pattern in patterns]
         owed = Owed(
             self.log,
             lambda stream: any(match(stream) for match in matches),

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqfs import limits
-from mqfs.engine.ctl import Depth, Settings, parse, parse_duration, parse_settings, print_duration
-from mqfs.engine.names import quote, split
+from mqfs.engine.ctl import Depth, Settings, parse, parse_settings
 from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted, OverLimit
+from mqfs.syntax.duration import parse_duration, print_duration
+from mqfs.syntax.quoting import quote, split
 from tests.engine.conftest import ANNA, ROOT, Hand
 
 SETTINGS = st.builds(

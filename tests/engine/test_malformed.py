@@ -15,11 +15,11 @@ import pytest
 
 from mqfs import bulk, headers
 from mqfs.client.bodies import Assembly
-from mqfs.engine.names import check_name
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
 from mqfs.state import PUT
 from mqfs.store.memory import MemoryStore
+from mqfs.syntax.names import check_name
 from mqfs.types import Kind, Message, Wait
 from tests.campaign import seed, size
 from tests.clocks import SECOND

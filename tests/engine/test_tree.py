@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mqfs import errors, limits
-from mqfs.engine import control, names, transaction, tree
-from mqfs.engine.names import quote
+from mqfs.engine import control, transaction, tree
+from mqfs.syntax import names
+from mqfs.syntax.quoting import quote
 from mqfs.types import QTDIR, User, Wait
 from tests.engine.conftest import ANNA, BERT, ROOT, Hand
 from tests.queues.hand import Queues

@@ -13,9 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mqfs import limits
-from mqfs.engine.names import quote
 from mqfs.engine.program import Program, binding, is_program, parse
 from mqfs.errors import BadCommand
+from mqfs.syntax.quoting import quote
 from tests.campaign import size
 
 ROOT = Path(__file__).resolve().parents[2]

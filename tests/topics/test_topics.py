@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqfs import limits
-from mqfs.engine.topics import Patterns, check_pattern, compile, is_pattern
 from mqfs.errors import BadCommand
+from mqfs.syntax.patterns import Patterns, check_pattern, compile_pattern, is_pattern
 from tests.campaign import size
 
 # Every row: a pattern, names that match it, names that do not. The first two are the specification's own examples.
@@ -51,7 +51,7 @@ def names(said: str) -> list[str]:
 def test_table(pattern: str, yes: str, no: str) -> None:
     patterns: Patterns[str] = Patterns()
     patterns.add(pattern, "key")
-    test = compile(pattern)
+    test = compile_pattern(pattern)
     for name in names(yes):
         assert patterns.match(name) == {"key"}, name
         assert test(name), name
@@ -78,7 +78,7 @@ def test_table(pattern: str, yes: str, no: str) -> None:
 )
 def test_illegal(pattern: str, said: str) -> None:
     patterns: Patterns[int] = Patterns()
-    for refuse in (check_pattern, compile, lambda text: patterns.add(text, 1)):
+    for refuse in (check_pattern, compile_pattern, lambda text: patterns.add(text, 1)):
         with pytest.raises(BadCommand) as caught:
             refuse(pattern)
         assert said in caught.value.detail
@@ -162,7 +162,7 @@ def test_against_the_reference(bound: set[tuple[str, int]], tried: list[str]) ->
     patterns: Patterns[int] = Patterns()
     for pattern, key in bound:
         patterns.add(pattern, key)
-    tests = [(key, compile(pattern)) for pattern, key in bound]
+    tests = [(key, compile_pattern(pattern)) for pattern, key in bound]
     for name in tried:
         assert patterns.match(name) == keys(bound, name)
         assert {key for key, test in tests if test(name)} == keys(bound, name)
@@ -199,7 +199,7 @@ def test_hostile_patterns_are_not_exponential(pattern: str) -> None:
     """The longest name takes some milliseconds; a matcher that tries every way would not end."""
     patterns: Patterns[int] = Patterns()
     patterns.add(pattern, 1)
-    test = compile(pattern)
+    test = compile_pattern(pattern)
     name = ".".join("a" * 128)
     start = time.perf_counter()
     assert patterns.match(name) == ({1} if not pattern.endswith("b") else set())

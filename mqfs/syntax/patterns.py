@@ -53,7 +53,7 @@ def is_pattern(text: str) -> bool:
     return ONE in words or MANY in words
 
 
-def compile(pattern: str) -> Callable[[str], bool]:
+def compile_pattern(pattern: str) -> Callable[[str], bool]:
     """Whether a name matches this one pattern. Raises BadCommand.
 
     The cost grows with words of the name × words of the pattern: behind each `#` the earliest place that fits is taken

@@ -1,0 +1,44 @@
+"""The words of a command line, quoted as in rc(1)."""
+
+from __future__ import annotations
+
+import re
+
+from mqfs.errors import BadCommand
+
+_WORD = re.compile(r"[^\s'#]+|'(?:[^']|'')*'")
+_PLAIN = re.compile(r"[^\s'#]+\Z")
+
+
+def split(line: str) -> list[str]:
+    """The words of a line, quoted as in rc(1): 'it''s'. From an unquoted # on it is a comment, but for one with a dot
+    behind it, which begins a pattern. Raises BadCommand."""
+    words: list[str] = []
+    at, glued = 0, False
+    while at < len(line):
+        if line[at].isspace():
+            at, glued = at + 1, False
+            continue
+        if line[at] == "#":
+            if not glued and line[at + 1 : at + 2] != ".":
+                break
+            words[-1:] = [words[-1] + "#"] if glued else [*words[-1:], "#"]
+            at, glued = at + 1, True
+            continue
+        match = _WORD.match(line, at)
+        if match is None:
+            raise BadCommand("a quote is not closed")
+        word = match.group()
+        if word[0] == "'":
+            word = word[1:-1].replace("''", "'")
+        if glued:
+            words[-1] += word
+        else:
+            words.append(word)
+        at, glued = match.end(), True
+    return words
+
+
+def quote(word: str) -> str:
+    """The word so that `split` gives it back."""
+    return word if _PLAIN.match(word) else "'" + word.replace("'", "''") + "'"
