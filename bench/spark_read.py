@@ -92,7 +92,7 @@ def by_row(spark: Any, address: str) -> Any:
         def read(self, partition: Any) -> Any:
             import datetime
 
-            from mqfs import record
+            from mqfs.log import record
             from mqfs.ninep import blocking
 
             zone = datetime.UTC

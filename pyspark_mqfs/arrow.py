@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from mqfs import gather, record
 from mqfs.errors import DiskFailed
-from mqfs.gather import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, Table
-from mqfs.record import HEAD_BYTES
+from mqfs.log import columns as gather
+from mqfs.log import record
+from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, Table
+from mqfs.log.record import HEAD_BYTES
 from mqfs.types import Buffer, Kind
 
 if TYPE_CHECKING:

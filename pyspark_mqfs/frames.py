@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mqfs import headers, limits
-from mqfs.record import HEAD_BYTES
+from mqfs import limits
+from mqfs.log import headers
+from mqfs.log.record import HEAD_BYTES
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.survey import split
 

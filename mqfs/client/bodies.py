@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
-from mqfs import headers, limits
+from mqfs import limits
 from mqfs.client.link import File, Link
 from mqfs.client.words import view
 from mqfs.errors import BadRequest, Disconnected, MqfsError, NotFound
+from mqfs.log import headers
 from mqfs.types import Message
 
 PIECE_BYTES = 1_000_000  # of a body in one message: a frame of it with headers fits one write of every transport

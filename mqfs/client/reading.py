@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeAlias
 
-from mqfs import headers, record
 from mqfs.client.bodies import Assembly
 from mqfs.client.link import File, Link, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.client.words import commands, file_name, quote
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
+from mqfs.log import headers, record
 from mqfs.syntax.patterns import compile_pattern
 from mqfs.types import Kind, Message, Record
 

@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 
-from mqfs import headers, ring
+from mqfs import ring
 from mqfs.client.link import Link
 from mqfs.client.reading import Filters, Patience, Patterns, Reading, require_name, wild
 from mqfs.client.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
 from mqfs.errors import BadCommand, BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
+from mqfs.log import headers
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.patterns import compile_pattern
 from mqfs.types import Kind, Message, Record

@@ -8,12 +8,13 @@ from __future__ import annotations
 from array import array
 from functools import lru_cache
 
-from mqfs import bulk, errors, headers, limits
+from mqfs import errors, limits
 from mqfs.engine import frames
 from mqfs.engine.control import Commands
 from mqfs.engine.permission import W, require
 from mqfs.engine.stream import Stream
 from mqfs.engine.unit import Source, Tally, Unit, require_fit
+from mqfs.log import batch, headers
 from mqfs.types import Step, User
 
 
@@ -49,7 +50,7 @@ class BatchHandle(Commands):
             self.refused(error)
             raise
 
-    def _post(self, packed: bulk.Packed, value: int) -> Step[int]:
+    def _post(self, packed: batch.Packed, value: int) -> Step[int]:
         streams = [self._stream(name) for name in packed.fresh]
         tallies = {streams[row.place]: Tally(row.messages, row.size, row.last) for row in packed.rows}
         require_fit(packed.messages, len(packed.data))

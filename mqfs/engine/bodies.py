@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mqfs import errors, headers
+from mqfs import errors
+from mqfs.log import headers
 from mqfs.types import Kind, Record
 
 if TYPE_CHECKING:

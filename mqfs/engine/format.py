@@ -9,8 +9,9 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 
-from mqfs import errors, headers
-from mqfs.record import encode, encode_names
+from mqfs import errors
+from mqfs.log import headers
+from mqfs.log.record import encode, encode_names
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.names import one_line
 from mqfs.syntax.size import parse_number

@@ -9,7 +9,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from mqfs import bulk, errors, headers, limits
+from mqfs import errors, limits
+from mqfs.log import batch, headers
 
 HEAD = struct.Struct("<IHH")
 _TEXT_BYTES = struct.Struct("<H")
@@ -23,14 +24,14 @@ class Frame(NamedTuple):
     body: bytes
 
 
-def packed(data: bytes, known: Mapping[bytes, int], sender: bytes) -> bulk.Packed:
+def packed(data: bytes, known: Mapping[bytes, int], sender: bytes) -> batch.Packed:
     """The frames of one write as blanks, each checked; `known`: the places of names. Headers begin with the server's
     own; what has none is as written plainly: nobody is named. Raises BadCommand, TooLong."""
-    done = bulk.pack(data, known, sender)
+    done = batch.pack(data, known, sender)
     if done is not None:
         return done
     frames = parse(data)  # tells what is wrong, if anything is
-    return bulk.gather(((f.name, sender + f.head if f.head else b"", f.body) for f in frames), known)
+    return batch.gather(((f.name, sender + f.head if f.head else b"", f.body) for f in frames), known)
 
 
 def parse(data: bytes) -> Iterator[Frame]:

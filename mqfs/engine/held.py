@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from mqfs import errors, headers, limits
+from mqfs import errors, limits
+from mqfs.log import headers
 from mqfs.progress import ACK, step
 from mqfs.state import PUT
 from mqfs.types import Draft, Kind, Record

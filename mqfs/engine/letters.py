@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mqfs import errors, headers, limits, state
+from mqfs import errors, limits, state
 from mqfs.engine import bodies
-from mqfs.record import HEAD_BYTES, padded
+from mqfs.log import headers
+from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.state import Attributes, Change, ConsumerState
 from mqfs.types import Draft, Kind, Many, Record, User
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from mqfs import errors, headers, limits
+from mqfs import errors, limits
 from mqfs import state as states
 from mqfs.engine import frames
 from mqfs.engine.control import Commands
@@ -18,6 +18,7 @@ from mqfs.engine.ids import PutId
 from mqfs.engine.permission import W, require
 from mqfs.engine.ranks import NORMAL
 from mqfs.engine.stream import Post, Stream
+from mqfs.log import headers
 from mqfs.syntax.duration import parse_duration, print_duration
 from mqfs.types import Draft, Kind, Step
 

@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from mqfs import errors, headers
+from mqfs import errors
+from mqfs.log import headers
 from mqfs.syntax.duration import parse_duration
 from mqfs.types import Record
 

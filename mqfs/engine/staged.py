@@ -5,13 +5,14 @@ Owns their commands; parts and commits are in transaction.py.
 
 from __future__ import annotations
 
-from mqfs import bulk, errors, headers, limits
+from mqfs import errors, limits
 from mqfs.engine import frames
 from mqfs.engine.batch import sender
 from mqfs.engine.control import Commands, PrintedCommands
 from mqfs.engine.files import Open
 from mqfs.engine.put import PutHandle, parse
 from mqfs.engine.transaction import PartFile, TxnCtl
+from mqfs.log import batch, headers
 from mqfs.syntax.quoting import split
 from mqfs.types import Step, User
 
@@ -88,7 +89,7 @@ class PartWriter(Open):
 
     def _add(self, bodies: list[bytes]) -> None:
         part, name = self.node.part, self.node.name
-        part.add(self.user, bulk.gather([(name, b"", body) for body in bodies], part.places))
+        part.add(self.user, batch.gather([(name, b"", body) for body in bodies], part.places))
 
     def _end(self) -> None:
         if self.partial and not self.node.removed:
@@ -132,7 +133,7 @@ class PartPutHandle(PutHandle):
             self.node.part.stream(self.user, put.stream)
             head = headers.encode(self._texts(put))
             part = self.node.part
-            part.add(self.user, bulk.gather([(put.stream, head, body)], part.places), ranked=True)
+            part.add(self.user, batch.gather([(put.stream, head, body)], part.places), ranked=True)
         except errors.MqfsError as error:
             self.refused(error)
             raise

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
-from mqfs import bulk, errors, limits, state
+from mqfs import errors, limits, state
 from mqfs.engine.nodes import Folder, Meta, bits_for_writers
 from mqfs.engine.permission import W, X, allowed, require, require_owner
 from mqfs.engine.unit import Source, Tally, Unit, require_fit
+from mqfs.log import batch
 from mqfs.shares import Shares, require_share
 from mqfs.state import Attributes, Change
 from mqfs.syntax.names import check_control, check_name, one_line
@@ -188,7 +189,7 @@ class Part(Staging):
         require(user, stream.state, W, name)
         return stream
 
-    def add(self, user: User, packed: bulk.Packed, *, ranked: bool = False) -> None:
+    def add(self, user: User, packed: batch.Packed, *, ranked: bool = False) -> None:
         """Put messages into it, or none. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
         if self.removed:
             raise errors.NotFound(f"part {self.name} was committed or dropped")
@@ -209,7 +210,7 @@ class Part(Staging):
         self.mtime_ns = self.group.tree.clock.wall_ns()
         self.used_ns = self.group.tree.clock.engine_ns()
 
-    def _count(self, packed: bulk.Packed) -> None:
+    def _count(self, packed: batch.Packed) -> None:
         for name in packed.fresh:
             self.places[name.encode()] = len(self._names)
             self._names.append(name)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
-from mqfs import bulk, errors, limits, state
+from mqfs import errors, limits, state
 from mqfs.engine.ctl import NO_DEPTH
 from mqfs.engine.stream import Post, Stream, Verdict
-from mqfs.record import HEAD_BYTES, padded
+from mqfs.log import batch
+from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.state import Change
 from mqfs.types import Blanks, Draft, Kind, Step
 
@@ -69,7 +70,7 @@ class Joined(Blanks):
 
     def messages(self) -> Iterator[Draft]:
         for data, numbers in self.pieces():
-            yield from bulk.drafts(data, numbers)
+            yield from batch.drafts(data, numbers)
 
     def __iter__(self) -> Iterator[Draft]:
         yield from self.messages()

@@ -22,7 +22,7 @@ from mqfs import errors, limits, ring
 from mqfs.engine.arrivals import arrived, is_listened, passed
 from mqfs.engine.ctl import SYNC_ALWAYS
 from mqfs.engine.group import Group
-from mqfs.record import HEAD_BYTES, decode, padded, row_at
+from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.state import FIRST_STREAM
 from mqfs.types import MORE, Columns, Draft, Kind, Log, Many, Record
 

@@ -18,8 +18,8 @@ from math import inf
 from typing import Any
 
 from mqfs import errors, limits
-from mqfs.bulk import stamp
-from mqfs.record import INNER, MORE, SETTLED, Row, encode, padded, settled
+from mqfs.log.batch import stamp
+from mqfs.log.record import INNER, MORE, SETTLED, Row, encode, padded, settled
 from mqfs.store import index as idx
 from mqfs.store.compact import compact
 from mqfs.store.disk import write_all

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from mqfs import errors, limits
-from mqfs.record import INNER, MORE, Row, encode
+from mqfs.log.record import INNER, MORE, Row, encode
 from mqfs.state import Attributes, State, StreamState
 from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_file, write_file

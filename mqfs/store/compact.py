@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.record import INNER, MORE, Row, decode, encode, padded
+from mqfs.log.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.store import index as idx
 from mqfs.store.disk import write_all, write_file
 from mqfs.store.index import Index, OpenIndex, Others, size_of

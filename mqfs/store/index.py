@@ -15,8 +15,8 @@ from typing import Protocol
 import attrs
 from google_crc32c import value
 
-from mqfs.bulk import postings
-from mqfs.record import HEAD_BYTES, Row
+from mqfs.log.batch import postings
+from mqfs.log.record import HEAD_BYTES, Row
 from mqfs.store.disk import Buffer
 from mqfs.types import Columns
 

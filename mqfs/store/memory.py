@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import cast
 
 from mqfs import errors, limits
-from mqfs.record import HEAD_BYTES, INNER, padded
+from mqfs.log.record import HEAD_BYTES, INNER, padded
 from mqfs.store.reading import PORTIONS
 from mqfs.store.staged import MemoryStaged
 from mqfs.store.stretches import of_sizes

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Protocol
 
 from mqfs import errors, limits
-from mqfs.record import HEAD_BYTES, INNER, Row, decode
+from mqfs.log.record import HEAD_BYTES, INNER, Row, decode
 from mqfs.store import spans
 from mqfs.store.committer import Committer
 from mqfs.store.disk import Disk

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from mqfs import bulk, errors, limits
-from mqfs.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
+from mqfs import errors, limits
+from mqfs.log import batch
+from mqfs.log.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
 from mqfs.store import index as idx
 from mqfs.store.disk import Disk, read_all, read_file, write_all, write_file
 from mqfs.store.index import OTHER_SIZE, Index, OpenIndex, Others, Part, SealedIndex
@@ -54,7 +55,7 @@ def survey(data: bytes, base: int, index: OpenIndex, others: Others, *, tail: bo
             found.end = base + at
             if at >= limit:
                 break
-            whole = bulk.unit(data, at, base)
+            whole = batch.unit(data, at, base)
             if whole is not None:
                 index.take(whole.columns)
                 others.take(whole.others, whole.last_ns)

@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
-from mqfs import gather
-from mqfs.record import HEAD_BYTES, decode, padded
+from mqfs.log import columns
+from mqfs.log.record import HEAD_BYTES, decode, padded
 from mqfs.types import Span
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def span(
     segment: Segment, index: Index, ordinal: int, end: int, most_bytes: int, streams: Set[int], headed: bool
 ) -> Span | None:
     """From the message `ordinal` on, below sequence `end`: see `Bucket.span`."""
-    if gather.MISSING:
+    if columns.MISSING:
         return None
     positions = index.positions
     begin = positions[ordinal]
@@ -38,7 +38,7 @@ def span(
     segment.recent = True
     data = segment.read(begin, _end(index, stop - 1) - begin)
     numbers = array("I", sorted(streams))
-    found = gather.pick(data, numbers)
+    found = columns.pick(data, numbers)
     if found.end != len(data) or (found.headed and not headed) or not found.rows:
         return None
     seen = {number for number, some in zip(numbers, found.seen, strict=True) if some}

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
-from mqfs.record import HEAD_BYTES, padded
+from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.types import Stretch
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from pyspark.sql import functions as F
 
-from mqfs import headers
 from mqfs.client.words import quote
 from mqfs.errors import MqfsError, NotFound
+from mqfs.log import headers
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs.commands.copy import Copy, as_map, bounds, carry_over, selected
 from pyspark_mqfs.commands.noted import forget, noted

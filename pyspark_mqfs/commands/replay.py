@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from pyspark.sql import functions as F
 
-from mqfs import headers, limits
+from mqfs import limits
 from mqfs.errors import Exists
+from mqfs.log import headers
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.folder import Folder

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqfs import bulk, errors, headers, limits
+from mqfs import errors, limits
 from mqfs.engine import frames
-from mqfs.record import encode
+from mqfs.log import batch, headers
+from mqfs.log.record import encode
 from mqfs.ring import scan
 from mqfs.store.index import OpenIndex, Others
 from mqfs.store.segment import survey
@@ -25,16 +26,16 @@ from tests.units.hand import Units, frame
 
 INNER, SETTLED = 2, 4
 SENDER = headers.encode({"sender": "7"})
-pytestmark = pytest.mark.skipif(bool(bulk.MISSING), reason=f"mqfs/bulk was not built: {bulk.MISSING}")
+pytestmark = pytest.mark.skipif(bool(batch.MISSING), reason=f"mqfs/log was not built: {batch.MISSING}")
 
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    bulk.MISSING = "asked for"
+    batch.MISSING = "asked for"
     try:
         yield
     finally:
-        bulk.MISSING = ""
+        batch.MISSING = ""
 
 
 names = st.one_of(
@@ -84,9 +85,9 @@ def test_frames(data: bytes, known: dict[bytes, int]) -> None:
 def test_what_is_right_is_done_in_c(rows: list[tuple[str, dict[str, str], bytes]]) -> None:
     looked_at = headers.RESERVED | {headers.PART}  # in Python
     allowed = [row for row in rows if not looked_at & row[1].keys()]
-    done = bulk.pack(b"".join(encoded(name, list(head.items()), body) for name, head, body in allowed), {}, SENDER)
+    done = batch.pack(b"".join(encoded(name, list(head.items()), body) for name, head, body in allowed), {}, SENDER)
     messages = [(name, SENDER + headers.encode(head) if head else b"", body) for name, head, body in allowed]
-    assert done == bulk.gather(messages, {})
+    assert done == batch.gather(messages, {})
 
 
 @settings(max_examples=size(1_000), deadline=None)
@@ -98,11 +99,11 @@ def test_noise(data: bytes) -> None:
     refused = []
     for _ in range(2):
         try:
-            bulk.stamp(data, array("I", [5, 6]), 1, 2, 0, 0, 0, 0)
+            batch.stamp(data, array("I", [5, 6]), 1, 2, 0, 0, 0, 0)
             refused.append(False)
         except ValueError:
             refused.append(True)
-        bulk.MISSING = "" if bulk.MISSING else "asked for"
+        batch.MISSING = "" if batch.MISSING else "asked for"
     assert refused in ([True, True], [False, False])
 
 
@@ -122,7 +123,7 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_wrong_is_left_to_python_which_says_so(text: str) -> None:
-    assert bulk.pack(BAD[text], {}, SENDER) is None
+    assert batch.pack(BAD[text], {}, SENDER) is None
     with pytest.raises(errors.MqfsError, match=text):
         frames.packed(BAD[text], {}, SENDER)
 
@@ -131,10 +132,10 @@ def test_more_headers_and_streams_than_it_looks_at_here() -> None:
     """Many streams: found again beyond what is remembered of the last ones. Many headers: done one by one."""
     data = b"".join(frame(f"s{n % 3_000}", b"%d" % n) for n in range(9_000))
     done = outcome(data, {b"s7": 0})
-    assert isinstance(done, bulk.Packed)
+    assert isinstance(done, batch.Packed)
     assert [len(done.fresh), len(done.rows), done.rows[7].place, done.rows[7].messages] == [2_999, 3_000, 0, 3]
     many = frame("s", b"x", **{f"k{n}": "v" for n in range(200)})
-    assert bulk.pack(many, {}, SENDER) is None
+    assert batch.pack(many, {}, SENDER) is None
     for write in (data, many):
         done = outcome(write, {b"s7": 0})
         with in_python():
@@ -148,13 +149,13 @@ def test_more_headers_and_streams_than_it_looks_at_here() -> None:
     st.booleans(),
 )
 def test_stamped(rows: list[tuple[str, bytes, bytes]], left: int, settled: bool) -> None:
-    blanks = bulk.gather(rows, {})
+    blanks = batch.gather(rows, {})
     numbers = array("I", range(100, 100 + len(blanks.fresh)))
     first = MORE | SETTLED if settled else MORE | INNER
     given = (blanks.data, numbers, (1 << 40) + 5, 1_700_000_000_000_000_000, first, MORE | INNER, left, 4_000_000)
-    data, columns = bulk.stamp(*given)
+    data, columns = batch.stamp(*given)
     with in_python():
-        assert bulk.stamp(*given) == (data, columns)
+        assert batch.stamp(*given) == (data, columns)
     assert scan(data, 4_000_000) == columns, "records of a log"
     assert columns.end == len(data) == len(blanks.data)
     wanted = [first, *[MORE | INNER] * len(rows)][: len(rows)]
@@ -165,9 +166,9 @@ def test_stamped(rows: list[tuple[str, bytes, bytes]], left: int, settled: bool)
 
 @given(st.lists(st.one_of(st.integers(0, 5), st.integers(0, 2**32 - 1)), max_size=300), st.integers(0, 10**6))
 def test_postings(streams: list[int], begin: int) -> None:
-    done = list(bulk.postings(array("I", streams), begin))
+    done = list(batch.postings(array("I", streams), begin))
     with in_python():
-        assert list(bulk.postings(array("I", streams), begin)) == done
+        assert list(batch.postings(array("I", streams), begin)) == done
     assert [stream for stream, _ in done] == list(dict.fromkeys(streams))
     for stream, rows in done:
         assert list(array("I", rows)) == [n for n, other in enumerate(streams, begin) if other == stream]
@@ -175,7 +176,7 @@ def test_postings(streams: list[int], begin: int) -> None:
 
 def test_postings_of_many_streams() -> None:
     streams = array("I", [n * 7 for n in range(10_000)] * 2)
-    assert all(list(array("I", rows)) == [s // 7, s // 7 + 10_000] for s, rows in bulk.postings(streams, 0))
+    assert all(list(array("I", rows)) == [s // 7, s // 7 + 10_000] for s, rows in batch.postings(streams, 0))
 
 
 KINDS = st.sampled_from([Kind.MESSAGE, Kind.MESSAGE, Kind.END, Kind.CHANGE, Kind.ACK])

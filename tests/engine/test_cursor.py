@@ -9,7 +9,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import BadCommand, Denied, FellBehind, NotFound
-from mqfs.record import HEAD
+from mqfs.log.record import HEAD
 from mqfs.types import Kind, Wait
 from tests.clocks import SECOND
 from tests.engine.conftest import ANNA, ROOT, Hand

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from mqfs import bulk, headers
 from mqfs.client.bodies import Assembly
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
+from mqfs.log import batch, headers
 from mqfs.state import PUT
 from mqfs.store.memory import MemoryStore
 from mqfs.syntax.names import check_name
@@ -193,7 +193,7 @@ def test_a_part_that_makes_no_sense_is_refused_where_it_is_written(
     part: str, into: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(bulk, "MISSING", "left out")
+        monkeypatch.setattr(batch, "MISSING", "left out")
     hand = Hand("replay all")
     hand.stream()
     handle = hand.open(into, os.O_WRONLY)

@@ -7,7 +7,8 @@ import random
 import struct
 from typing import Any
 
-from mqfs import headers, limits, record
+from mqfs import limits
+from mqfs.log import headers, record
 
 NAMES = [
     "s", "t", "s", "t", "g", "none", "", ".", "..", "ctl", "order", ".put", ".batch", ".cursor", ".txn", "s/", "a/b",

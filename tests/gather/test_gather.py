@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqfs import gather, headers, record
-from mqfs.gather import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Table
-from mqfs.record import padded
+from mqfs.log import columns as gather
+from mqfs.log import headers, record
+from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Table
+from mqfs.log.record import padded
 
 pytestmark = pytest.mark.skipif(gather.MISSING != "", reason=f"the part in C was not built: {gather.MISSING}")
 

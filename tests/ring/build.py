@@ -19,10 +19,10 @@ def compiler(*arguments: str | Path) -> None:
 
 
 def module(folder: Path, *flags: str) -> Path:
-    """Compile `folder`'s _native.c there."""
+    """Compile the C of `folder` there."""
     made = folder / "_native.abi3.so"
     include = sysconfig.get_paths()["include"]
-    compiler("-std=c11", "-O1", "-fPIC", "-shared", LIMITED, f"-I{include}", *flags, folder / "_native.c", "-o", made)
+    compiler("-std=c11", "-O1", "-fPIC", "-shared", LIMITED, f"-I{include}", *flags, *folder.glob("*.c"), "-o", made)
     return made
 
 

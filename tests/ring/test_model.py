@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mqfs import errors
-from mqfs.record import padded
+from mqfs.log.record import padded
 from mqfs.ring import attach, create
 
 SIZE = 1 << 16

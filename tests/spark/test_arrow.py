@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
-from mqfs import gather, headers, record
 from mqfs.errors import DiskFailed
+from mqfs.log import columns, headers, record
 from pyspark_mqfs import schema
 from pyspark_mqfs.arrow import Gather
 
@@ -63,7 +63,7 @@ def test_every_message_however_the_bytes_come(messages: Any, cuts: list[int]) ->
 
 
 def test_without_the_part_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "MISSING", "no compiler")
+    monkeypatch.setattr(columns, "MISSING", "no compiler")
     messages: Any = [(16, 1, {"k": "v"}, b"x"), (17, 2, {}, b""), (17, 1, {}, b"y")]
     assert rows([Gather(WHOLE, "g").feed(encoded(messages))]) == expected(messages)
 

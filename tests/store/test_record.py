@@ -8,7 +8,7 @@ from google_crc32c import value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqfs import record as codec
+from mqfs.log import record as codec
 from mqfs.types import Kind, Record
 
 RECORDS = st.builds(

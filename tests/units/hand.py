@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqfs import headers
+from mqfs.log import headers
 from mqfs.types import User, Wait
 from tests.engine.conftest import ROOT
 from tests.queues.hand import Queues

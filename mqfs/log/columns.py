@@ -1,7 +1,7 @@
 """Runs of records, many at once: checked, and gathered into the columns that Arrow has or thinned out to some streams.
 
 Owns those two passes. Every record is checked as a start checks a log, and the first that does not pass ends the run.
-It knows no Arrow and never does I/O. The work is done in C (`_native.c`); where that part was not built columns are
+It knows no Arrow and never does I/O. The work is done in C (`columns.c`); where that part was not built columns are
 made here, slowly.
 """
 
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from mqfs import record
-from mqfs.record import HEAD_BYTES, padded
+from mqfs.log import record
+from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.types import Buffer, Kind
 
 try:
-    from mqfs.gather import _native
+    from mqfs.log import _native
 except ImportError as error:
     MISSING = str(error)  # why it is done in Python; empty where it is not
 else:

@@ -1,8 +1,8 @@
 """Many messages at once: from the frames of a write to blanks, from blanks to records of a log, and back to an index.
 
-Owns what a blank is: a record (mqfs/record.py) without sequence, time, flags and CRC, whose stream is a place in a
+Owns what a blank is: a record (mqfs/log/record.py) without sequence, time, flags and CRC, whose stream is a place in a
 table that is given when it is stamped. Names, permissions and limits are its callers', and it never does I/O. The work
-is done in C (`_native.c`); where that part was not built it is done here.
+is done in C (`batch.c`); where that part was not built it is done here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from mqfs import headers, limits
-from mqfs.record import HEAD, HEAD_BYTES, encode, padded
+from mqfs import limits
+from mqfs.log import headers
+from mqfs.log.record import HEAD, HEAD_BYTES, encode, padded
 from mqfs.types import MORE, Buffer, Columns, Draft, Kind
 
 try:
-    from mqfs.bulk import _native
+    from mqfs.log import _native
 except ImportError as error:
     MISSING = str(error)  # why it is done in Python; empty where it is not
 else:

@@ -1,9 +1,12 @@
-"""What _native.c gives; mqfs/bulk/__init__.py says what it is for."""
+"""The codec in C: batch.py and columns.py say what it is for."""
 
-from typing import TypeAlias
+from array import array
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Rows: TypeAlias = list[tuple[int, int, int, int]]  # place, messages, bytes of their bodies, which is the last
+Streams: TypeAlias = tuple[array[int], array[int], array[int], bytes]  # numbers, bounds, ends of the names, names
 
 def pack(
     frames: Buffer, known: dict[bytes, int], sender: bytes, reserved: tuple[bytes, ...], most: int, most_head: int, /
@@ -19,5 +22,10 @@ def unit(data: Buffer, at: int, base: int, /) -> tuple[int, tuple[bytes, ...], b
     """(its end, columns of its messages, its other records as they lie in an index, the time of the last of these)"""
 
 def postings(streams: Buffer, begin: int, /) -> list[tuple[int, bytes]]: ...
+
+def columns(
+    data: Buffer, begin: int, streams: Streams, asked: int, strangers: bool, allocate: Callable[[int], bytearray], /
+) -> tuple[Any, ...]: ...
+def pick(data: Buffer, numbers: array[int], /) -> tuple[Any, ...]: ...
 
 SOURCE: str  # SHA-256 of what it was built from; empty where setup.py did not build it

@@ -1,30 +1,15 @@
 /* Many messages at once: frames of .batch -> blanks, blanks -> records, and a unit of a log looked through. A blank is a
  * record without sequence, time, flags and sum, whose stream is a place in a table. Nothing is kept between two calls. */
-#include <Python.h>
-#include "../ring/crc32c.h"
-#include "../ring/record.h"
+#include "native.h"
+#include "crc32c.h"
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "logs are little-endian: without this part all is done in Python"
-#endif
-#ifndef SOURCE
-#define SOURCE ""
-#endif
 #define FRAME_BYTES 8u
 #define HEAD_BYTES 32u
-#define MESSAGE 1
-#define END 2
-#define KIND_MOST 6
 #define MORE 1u
 #define INNER 2
 #define FEW 64u    /* headers of a message that are compared with one another here */
 #define PART_DIGITS 9u /* of each number in the header `part`: limits.py */
 #define CACHE 256u /* names found a moment ago */
-#define FAST(function) ((PyCFunction)(void (*)(void))(function))
-
-typedef struct ring_record Head;
-
-static inline size_t padded(size_t size) { return (size + 7) & ~(size_t)7; }
 
 static int integers(PyObject *const *args, Py_ssize_t count, unsigned long long *to)
 {
@@ -61,7 +46,7 @@ static int is_utf8(const uint8_t *p, size_t n)
 
 typedef struct { const uint8_t *text; size_t size; } Text;
 
-/* Whether a header is not `part`, or is a place in a body: as parse_part in mqfs/headers.py. */
+/* Whether a header is not `part`, or is a place in a body: as parse_part in mqfs/log/headers.py. */
 static int may_be_part(const uint8_t *key, size_t key_size, const uint8_t *p, size_t n)
 {
     uint32_t values[2] = {0};
@@ -214,7 +199,7 @@ static PyObject *rows_of(const Names *names)
 }
 
 /* pack(frames, known, sender, reserved, most, most_head) */
-static PyObject *native_pack(PyObject *module, PyObject *const *args, Py_ssize_t count)
+PyObject *native_pack(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     unsigned long long most[2];
@@ -298,7 +283,7 @@ static void put_row(uint8_t *const *to, size_t row, const Head *head, uint32_t p
 }
 
 /* stamp(blanks, numbers, sequence, time_ns, first, rest, left, base) */
-static PyObject *native_stamp(PyObject *module, PyObject *const *args, Py_ssize_t count)
+PyObject *native_stamp(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     unsigned long long with[6];
@@ -365,7 +350,7 @@ static int measure_unit(const uint8_t *data, size_t n, size_t at, size_t *messag
 }
 
 /* unit(data, at, base) */
-static PyObject *native_unit(PyObject *module, PyObject *const *args, Py_ssize_t count)
+PyObject *native_unit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     unsigned long long where[2];
@@ -454,7 +439,7 @@ static int count_owners(const uint8_t *streams, size_t rows, Owners *o, uint32_t
 }
 
 /* postings(streams, begin) */
-static PyObject *native_postings(PyObject *module, PyObject *const *args, Py_ssize_t count)
+PyObject *native_postings(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     unsigned long long begin;
@@ -487,21 +472,4 @@ static PyObject *native_postings(PyObject *module, PyObject *const *args, Py_ssi
 
 /* ---- the module ---- */
 
-static PyMethodDef functions[] = {
-    {"pack", FAST(native_pack), METH_FASTCALL, NULL},
-    {"stamp", FAST(native_stamp), METH_FASTCALL, NULL},
-    {"unit", FAST(native_unit), METH_FASTCALL, NULL},
-    {"postings", FAST(native_postings), METH_FASTCALL, NULL},
-    {NULL, NULL, 0, NULL}};
-
-static int begin(PyObject *module)
-{
-    crc_begin();
-    return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
-}
-
-static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)begin}, {0, NULL}};
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "mqfs.bulk._native", NULL, 0, functions, module_slots,
-                                        NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
+void batch_begin(void) { crc_begin(); }

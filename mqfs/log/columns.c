@@ -1,22 +1,10 @@
 /* Runs of records, many at once: checked and gathered into the columns that Arrow has, or thinned out to some streams.
  * Nothing here keeps anything between two calls. What a record is: doc/format.md. */
-#include <Python.h>
-#include "../ring/crc32c.h"
-#include "../ring/record.h"
+#include "native.h"
+#include "crc32c.h"
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "logs are little-endian: without this part all is done in Python"
-#endif
-#ifndef SOURCE
-#define SOURCE ""
-#endif
-#define MESSAGE 1
-#define END 2
-#define KIND_MOST 6
 #define ALIGN 64u /* of a column in its room: what Arrow likes */
 #define NOWHERE ((size_t)-1)
-
-typedef struct ring_record Head;
 
 typedef struct { /* streams by number, ascending */
     const uint32_t *numbers;
@@ -31,8 +19,6 @@ typedef struct { /* what the wanted messages of a run need */
 } Needs;
 
 enum { SEQUENCES, TIMES, VALUE_ENDS, VALUES, TOPIC_ENDS, TOPICS, POSITIONS, HEADERS, COLUMNS };
-
-static inline size_t padded(size_t size) { return (size + 7) & ~(size_t)7; }
 
 /* The head of the record at `at` if it lies whole in the buffer. */
 static inline int whole(const uint8_t *data, size_t bytes, size_t at, Head *head)
@@ -201,7 +187,7 @@ static PyObject *gathered(const Py_buffer *data, size_t begin, const Table *tabl
     return result;
 }
 
-static PyObject *native_columns(PyObject *module, PyObject *args)
+PyObject *native_columns(PyObject *module, PyObject *args)
 {
     (void)module;
     Py_buffer data, numbers, bounds, ends, names;
@@ -261,7 +247,7 @@ static void copy(const uint8_t *data, size_t end, const Table *table, uint8_t *t
 }
 
 /* (bytes that passed, last sequence, records, where the last of them is or -1, headed, seen, bytes of them or None: all) */
-static PyObject *native_pick(PyObject *module, PyObject *args)
+PyObject *native_pick(PyObject *module, PyObject *args)
 {
     (void)module;
     Py_buffer data, numbers;
@@ -292,19 +278,4 @@ static PyObject *native_pick(PyObject *module, PyObject *args)
     return result;
 }
 
-static PyMethodDef methods[] = {
-    {"columns", native_columns, METH_VARARGS, NULL},
-    {"pick", native_pick, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static int begin(PyObject *module)
-{
-    crc_begin();
-    return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
-}
-
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, begin}, {0, NULL}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, methods, slots, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
+void columns_begin(void) { crc_begin(); }

@@ -1,0 +1,27 @@
+/* The codec of logs: many messages to records (batch.c), runs of records to columns (columns.c). */
+#include "native.h"
+#ifndef SOURCE
+#define SOURCE ""
+#endif
+#define FAST(function) ((PyCFunction)(void (*)(void))(function))
+
+static PyMethodDef functions[] = {
+    {"pack", FAST(native_pack), METH_FASTCALL, NULL},
+    {"stamp", FAST(native_stamp), METH_FASTCALL, NULL},
+    {"unit", FAST(native_unit), METH_FASTCALL, NULL},
+    {"postings", FAST(native_postings), METH_FASTCALL, NULL},
+    {"columns", native_columns, METH_VARARGS, NULL},
+    {"pick", native_pick, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL}};
+
+static int begin(PyObject *module)
+{
+    batch_begin();
+    columns_begin();
+    return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)begin}, {0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

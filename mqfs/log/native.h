@@ -1,0 +1,26 @@
+/* What the parts of this extension share: the head of a record, and their functions. Nothing is kept between two calls. */
+#ifndef MQFS_NATIVE_H
+#define MQFS_NATIVE_H
+#include <Python.h>
+#include "record.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "logs are little-endian: without this part all is done in Python"
+#endif
+#define MESSAGE 1
+#define END 2
+#define KIND_MOST 6
+
+typedef struct ring_record Head;
+
+static inline size_t padded(size_t size) { return (size + 7) & ~(size_t)7; }
+
+PyObject *native_pack(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *native_stamp(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *native_unit(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *native_postings(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *native_columns(PyObject *self, PyObject *args);
+PyObject *native_pick(PyObject *self, PyObject *args);
+void batch_begin(void);
+void columns_begin(void);
+#endif
