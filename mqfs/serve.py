@@ -28,7 +28,7 @@ from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address
 from mqfs.net.sockets import SocketFile
-from mqfs.ninep import server as ninep
+from mqfs.ninep.server import server as ninep
 from mqfs.ring import MISSING
 from mqfs.rings import door
 from mqfs.rings.manager import Rings

@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 from mqfs import memory
 from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
 from mqfs.ninep.blocking import Client, File
-from mqfs.ninep.messages import Rread, Tread
-from mqfs.ninep.wire import IO_OVERHEAD
+from mqfs.ninep.codec.messages import Rread, Tread
+from mqfs.ninep.codec.wire import IO_OVERHEAD
 from pyspark_mqfs.arrow import Gather
 from pyspark_mqfs.link9p import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
 from pyspark_mqfs.options import OptionError

@@ -18,8 +18,8 @@ import attrs
 from mqfs import limits
 from mqfs.errors import Disconnected, Exists, MqfsError, NotFound
 from mqfs.ninep.blocking import Client
-from mqfs.ninep.caller import Channel
-from mqfs.ninep.messages import Twrite
+from mqfs.ninep.client.machine import Channel
+from mqfs.ninep.codec.messages import Twrite
 from pyspark_mqfs.frames import Frames
 from pyspark_mqfs.link9p import Link, Server
 from pyspark_mqfs.options import OptionError

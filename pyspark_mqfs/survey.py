@@ -17,7 +17,7 @@ from mqfs.client.words import quote
 from mqfs.errors import MqfsError, NotDirectory, NotFound
 from mqfs.limits import CTL_BYTES, CURSOR_NAMES, MESSAGE_BYTES
 from mqfs.ninep.blocking import Client, File
-from mqfs.ninep.caller import Procedure
+from mqfs.ninep.client.machine import Procedure
 from pyspark_mqfs.options import OptionError, Options, bad
 
 ANY = 1 << 62  # messages or bytes

@@ -20,7 +20,7 @@ from mqfs.client.link import READ_BYTES, Direct, File
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
-from mqfs.ninep.blocking import flags_of
+from mqfs.ninep.client.connection import flags_of
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.types import Step, Store, User, Wait

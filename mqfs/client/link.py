@@ -64,7 +64,7 @@ class Link(Protocol):
     can_be_lost: bool  # there is a connection, and it may end before its user wants it
 
     def open(self, path: str, mode: str) -> File:
-        """`mode` as in blocking.py: "r", "w", "r+"."""
+        """`mode` as in connection.py: "r", "w", "r+"."""
         ...
 
     def create(self, path: str) -> None:

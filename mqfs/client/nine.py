@@ -18,9 +18,9 @@ from typing import Any, TypeVar, cast
 from mqfs import limits
 from mqfs.client.link import READ_BYTES, Direct, File
 from mqfs.errors import BadAddress, BadFrame, Disconnected, Interrupted, MqfsError, TooLong
-from mqfs.ninep import blocking, caller
-from mqfs.ninep.caller import Channel, Procedure
-from mqfs.ninep.messages import Fcall, Twrite
+from mqfs.ninep.client import connection, machine
+from mqfs.ninep.client.machine import Channel, Procedure
+from mqfs.ninep.codec.messages import Fcall, Twrite
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Connection:
 
     def __init__(self, address: str, user: str, aname: str, timeout: float | None, token: str = "") -> None:
         self.where = address
-        self._client = blocking.connect(
+        self._client = connection.connect(
             address, user=user, aname=aname, msize=limits.MSIZE_MOST, timeout=timeout, token=token
         )
         self._socket, self.caller = self._client.socket, self._client.caller
@@ -204,7 +204,7 @@ class Connection:
                 request = next(procedure)
             while True:
                 try:
-                    reply = caller.expect(request, self._finish(self.send([request])[0]))
+                    reply = machine.expect(request, self._finish(self.send([request])[0]))
                 except Disconnected:
                     raise
                 except MqfsError as error:
@@ -269,7 +269,7 @@ class NineFile:
             self._interrupted = False
             raise Interrupted
         try:
-            procedure.send(caller.expect(request, reply))
+            procedure.send(machine.expect(request, reply))
         except StopIteration as done:
             return cast(bytes, done.value)
         raise AssertionError("a read of plain 9P2000 is one request")
@@ -343,7 +343,7 @@ class Nine:
 
     def open(self, path: str, mode: str) -> File:
         now = self.connection()
-        return NineFile(now, now.do(now.caller.open(path, blocking.flags_of(mode))))
+        return NineFile(now, now.do(now.caller.open(path, connection.flags_of(mode))))
 
     def create(self, path: str) -> None:
         now = self.connection()
@@ -394,7 +394,7 @@ class Nine:
         try:
             reply = connection.wait(slot)
             assert reply is not None
-            caller.check(reply)
+            machine.check(reply)
         except MqfsError as error:
             return error
         return None

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from mqfs import limits
 from mqfs.errors import BadRequest, Denied
-from mqfs.ninep.messages import NONUNAME
 from mqfs.types import User
 
 if TYPE_CHECKING:
     from mqfs.net.tokens import Tokens
 
 NOBODY = 65_534
+NONUNAME = 0xFFFF_FFFF  # instead of a number: who is meant has a name only
 
 
 @lru_cache(maxsize=1_024)

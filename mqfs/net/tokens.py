@@ -12,7 +12,7 @@ import stat
 from mqfs import limits
 from mqfs.errors import BadConfig, BadRequest, Denied, TooLong
 from mqfs.net import identity
-from mqfs.ninep.messages import NONUNAME
+from mqfs.net.identity import NONUNAME
 
 RIGHT = "a line is USER SECRET, the secret at least {least} bytes without blanks"
 

@@ -1,1 +1,1 @@
-"""9P: the protocol machines (no I/O), and the server and clients that drive them."""
+"""9P: bytes and messages (codec), the client and the server. The machines do no I/O; one driver a side does."""

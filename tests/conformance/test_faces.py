@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from mqfs.ninep import blocking
-from mqfs.ninep import messages as m
-from mqfs.ninep.dialect import Dialect
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.dialect import Dialect
 from tests.conformance.face import MESSAGE_BYTES, check_face
 from tests.tools.mount import ROOT, environment, until
 

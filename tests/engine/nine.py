@@ -9,10 +9,10 @@ from mqfs import errors
 from mqfs.engine.tree import Tree
 from mqfs.errors import MqfsError
 from mqfs.net.identity import Peer
-from mqfs.ninep import caller as machine
-from mqfs.ninep import messages as m
-from mqfs.ninep.caller import Caller, Channel, Procedure
-from mqfs.ninep.session import Session
+from mqfs.ninep.client import machine
+from mqfs.ninep.client.machine import Caller, Channel, Procedure
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.server.session import Session
 from mqfs.store.memory import MemoryStore
 from tests.clocks import ManualClock
 from tests.engine.subject import USER

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.ninep import messages as m
 from mqfs.ninep.blocking import connect
-from mqfs.ninep.wire import encode
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.wire import encode
 from tests.campaign import seed, size
 from tests.fuzz.test_ninep import VERSIONS, Fuzzer
 from tests.patience import patient

@@ -14,11 +14,11 @@ import pytest
 
 from mqfs.errors import BadFrame
 from mqfs.net.identity import Peer
-from mqfs.ninep import messages as m
-from mqfs.ninep.caller import Caller
-from mqfs.ninep.dialect import Dialect
-from mqfs.ninep.session import Session
-from mqfs.ninep.wire import Framer, decode, encode, layout
+from mqfs.ninep.client.machine import Caller
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.codec.wire import Framer, decode, encode, layout
+from mqfs.ninep.server.session import Session
 from mqfs.types import Qid
 from tests.campaign import seed, size
 from tests.ninep.support import ME, Raw, eventually, make_tree, open_handles, running

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from mqfs import errors, limits
 from mqfs.engine.tree import Tree
-from mqfs.ninep import blocking, client
-from mqfs.ninep.caller import Caller
-from mqfs.ninep.dialect import Dialect
-from mqfs.ninep.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
-from mqfs.ninep.wire import encode
+from mqfs.ninep import blocking
+from mqfs.ninep.client.machine import Caller
+from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
+from mqfs.ninep.codec.wire import encode
 from mqfs.types import Stat
 from tests.ninep.support import DEADLINE_S, META, Running, eventually, make_tree, open_handles, running
 
@@ -38,17 +37,6 @@ def server(tree: Tree, tmp_path: Path) -> Iterator[Running]:
 @pytest.fixture(params=list(Dialect), ids=lambda dialect: dialect.version)
 def dialect(request: pytest.FixtureRequest) -> Any:
     return request.param
-
-
-def with_client(server: Running, work: Callable[[client.Client], Awaitable[None]], **options: Any) -> None:
-    """Do something with a trio client."""
-
-    async def main() -> None:
-        with trio.fail_after(DEADLINE_S):
-            async with client.connect(server.address, **options) as connected:
-                await work(connected)
-
-    trio.run(main)
 
 
 def replay_all(one: blocking.Client, group: str) -> None:
@@ -245,121 +233,6 @@ def test_server_that_goes(tree: Tree, tmp_path: Path) -> None:
 def test_address_nobody_serves(address: str) -> None:
     with pytest.raises(errors.BadAddress, match=r"is right|does not exist|served by nobody"):
         blocking.connect(address)
-
-    async def main() -> None:
-        async with client.connect(address):
-            pass
-
-    with pytest.raises(errors.BadAddress):
-        trio.run(main)
-
-
-# ---------------------------------------------------------------- the trio client
-
-
-def test_trio(server: Running, dialect: Dialect) -> None:
-    async def work(one: client.Client) -> None:
-        await one.mkdir("a")
-        async with await one.open("a/ctl", "w") as ctl:
-            await ctl.write(b"replay all\n")
-        async with await one.create("a/s") as writer, await one.open("a/s") as reader:
-            assert await writer.write(b"hi\n") == 3
-            assert await reader.read() == b"hi\n"
-            with trio.move_on_after(0.05) as scope:
-                await reader.read()
-            assert scope.cancelled_caught
-            got: list[bytes] = []
-
-            async def read() -> None:
-                got.append(await reader.read())
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read)
-                await writer.write(b"more")
-            assert got == [b"more"]
-        assert "s" in await one.list("a")
-        await one.rename("a/s", "t")
-        await one.chmod("a/t", 0o600)
-        assert stat.S_IMODE((await one.stat("a/t")).mode) == 0o600
-        await one.remove("a/t")
-        with pytest.raises(errors.NotFound):
-            await one.stat("a/t")
-
-    with_client(server, work, dialect=dialect)
-
-
-def test_cancelled_reads_lose_nothing(server: Running) -> None:
-    """Reads cancelled at every moment around the coming of a message: all are seen, once, in order."""
-
-    async def work(one: client.Client) -> None:
-        # Opened for writing too, offsets mean nothing: what is lost cannot be asked for again.
-        async with await one.create("s") as writer, await one.open("s", "r+") as reader:
-            seen: list[bytes] = []
-
-            async def write() -> None:
-                for number in range(200):
-                    await writer.write(str(number).encode())
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(write)
-                steps = 0
-                while len(seen) < 200:
-                    with trio.CancelScope() as scope:
-                        async with trio.open_nursery() as inner:
-                            inner.start_soon(cancel_soon, scope, steps % 7)
-                            seen.append(await reader.read())
-                            inner.cancel_scope.cancel()
-                    steps += 1
-            assert seen == [str(number).encode() for number in range(200)]
-
-    async def cancel_soon(scope: trio.CancelScope, turns: int) -> None:
-        for _ in range(turns):
-            await trio.lowlevel.checkpoint()
-        scope.cancel()
-
-    with_client(server, work)
-
-
-def test_many_tasks_share_a_client(server: Running) -> None:
-    async def work(one: client.Client) -> None:
-        await one.create("s")
-        found: list[bytes] = []
-
-        async def read(file: client.File) -> None:
-            found.append(await file.read())
-
-        readers = [await one.open("s") for _ in range(50)]
-        async with trio.open_nursery() as nursery:
-            for file in readers:
-                nursery.start_soon(read, file)
-            while server.tree.waits.used < 50:
-                await trio.sleep(0.001)
-            async with await one.open("s", "w") as writer:
-                await writer.write(b"all")
-        assert found == [b"all"] * 50
-
-    with_client(server, work)
-
-
-async def read_for_ever(file: client.File) -> None:
-    while True:
-        await file.read()
-
-
-def test_trio_server_that_goes(tree: Tree, tmp_path: Path) -> None:
-    server = Running(tree, tmp_path)
-
-    async def work(one: client.Client) -> None:
-        async with await one.create("s", "r+") as stream:
-            stopping = threading.Thread(target=server.stop)
-            stopping.start()
-            with pytest.raises(ConnectionError):
-                await read_for_ever(stream)
-            await trio.to_thread.run_sync(stopping.join)
-        with pytest.raises(ConnectionError):
-            await one.list()
-
-    with_client(server, work)
 
 
 # ---------------------------------------------------------------- the machine

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from mqfs.ninep import messages as m
-from mqfs.ninep.notation import parse, show
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.notation import parse, show
 from mqfs.types import Qid
 from tests.ninep.support import messages
 

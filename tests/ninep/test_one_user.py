@@ -18,8 +18,8 @@ import pytest
 from mqfs import limits
 from mqfs.engine.tree import Tree
 from mqfs.net import identity
-from mqfs.ninep.messages import Tread, Tversion, Twrite
-from mqfs.ninep.wire import encode
+from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
+from mqfs.ninep.codec.wire import encode
 from tests.ninep.support import DEADLINE_S, Raw, Running, eventually, make_tree, running
 from tests.patience import patient
 

@@ -22,9 +22,9 @@ from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, Denied, DiskFailed
 from mqfs.net import identity
 from mqfs.ninep import blocking
-from mqfs.ninep.messages import Tread, Tversion, Twrite
-from mqfs.ninep.server import Server, listen
-from mqfs.ninep.wire import encode
+from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
+from mqfs.ninep.codec.wire import encode
+from mqfs.ninep.server.server import Server, listen
 from tests.ninep.support import (
     DEADLINE_S,
     ME,

@@ -13,9 +13,9 @@ from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadFrame, DiskFailed
-from mqfs.ninep.messages import Dir, Rread, Rreaddir, Twrite
-from mqfs.ninep.pending import both
-from mqfs.ninep.wire import Reader, encode
+from mqfs.ninep.codec.messages import Dir, Rread, Rreaddir, Twrite
+from mqfs.ninep.codec.wire import Reader, encode
+from mqfs.ninep.server.pending import both
 from mqfs.types import User, Wait
 from tests.ninep.support import ME, META, Line, SlowStore, make_tree, open_handles
 from tests.parked import parked

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mqfs import limits
 from mqfs.errors import BadFrame
-from mqfs.ninep import messages as m
-from mqfs.ninep.wire import Framer, decode, encode
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.wire import Framer, decode, encode
 from mqfs.types import Qid
 from tests.ninep.support import messages
 

@@ -20,7 +20,7 @@ from mqfs import limits
 from mqfs.client.ring_door import DoorCall
 from mqfs.errors import Disconnected, MqfsError
 from mqfs.ninep.blocking import connect
-from mqfs.ninep.messages import (
+from mqfs.ninep.codec.messages import (
     NOFID,
     NONUNAME,
     Fcall,
@@ -35,7 +35,7 @@ from mqfs.ninep.messages import (
     Twalk,
     Twrite,
 )  # fmt: skip
-from mqfs.ninep.wire import Framer, decode, encode
+from mqfs.ninep.codec.wire import Framer, decode, encode
 
 AT_ONCE = 500  # requests before their answers are read
 FIDS = 1_000  # of one connection

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mqfs import limits
 from mqfs.ninep.blocking import connect
-from mqfs.ninep.messages import NOFID, NONUNAME, Fcall, Tattach, Topen, Tread, Tversion, Twalk, Twrite
-from mqfs.ninep.wire import encode
+from mqfs.ninep.codec.messages import NOFID, NONUNAME, Fcall, Tattach, Topen, Tread, Tversion, Twalk, Twrite
+from mqfs.ninep.codec.wire import encode
 from tests.server.process import Running, serving, until
 
 CLIENTS = 60

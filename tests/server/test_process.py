@@ -21,8 +21,8 @@ import pytest
 from mqfs import __version__, limits
 from mqfs.config import KEYS
 from mqfs.ninep.blocking import Client, connect
-from mqfs.ninep.messages import Rversion, Tread, Tversion
-from mqfs.ninep.wire import decode, encode
+from mqfs.ninep.codec.messages import Rversion, Tread, Tversion
+from mqfs.ninep.codec.wire import decode, encode
 from tests.server.process import (
     COMMAND,
     ROOT,

@@ -15,7 +15,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.ninep.blocking import Client, connect
-from mqfs.ninep.messages import Topen, Tversion, Twalk
+from mqfs.ninep.codec.messages import Topen, Tversion, Twalk
 from tests.patience import patient
 from tests.server.users import park, send, settle
 from tests.server.watched import POLITE, measuring, user

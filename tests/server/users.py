@@ -23,8 +23,8 @@ from contextlib import suppress
 from mqfs import limits
 from mqfs.errors import MqfsError
 from mqfs.ninep.blocking import Client, connect
-from mqfs.ninep.messages import Fcall, Tflush, Tread, Twrite
-from mqfs.ninep.wire import Framer, encode
+from mqfs.ninep.codec.messages import Fcall, Tflush, Tread, Twrite
+from mqfs.ninep.codec.wire import Framer, encode
 
 FLUSHED = 109  # the type of Rflush
 WAITING = 15_000  # reads of one connection

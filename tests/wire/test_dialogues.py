@@ -11,10 +11,10 @@ import pytest
 
 from mqfs.errors import BadFrame
 from mqfs.net.identity import Peer
-from mqfs.ninep.messages import Rversion
-from mqfs.ninep.notation import parse, show
-from mqfs.ninep.session import Session
-from mqfs.ninep.wire import Framer, decode, encode
+from mqfs.ninep.codec.messages import Rversion
+from mqfs.ninep.codec.notation import parse, show
+from mqfs.ninep.codec.wire import Framer, decode, encode
+from mqfs.ninep.server.session import Session
 from tests.ninep.support import ME, Raw, make_tree, open_handles, running
 from tests.parked import parked
 

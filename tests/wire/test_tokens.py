@@ -16,7 +16,7 @@ from mqfs.errors import BadConfig, Denied
 from mqfs.net import tokens
 from mqfs.net.identity import Peer
 from mqfs.ninep import blocking
-from mqfs.ninep.session import Session
+from mqfs.ninep.server.session import Session
 from tests.ninep.support import Raw, make_tree
 from tests.server.process import mqfs as run
 from tests.server.process import serving, until

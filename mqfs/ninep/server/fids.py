@@ -14,12 +14,12 @@ from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError
 from mqfs.net import identity
-from mqfs.ninep.messages import Dir, Entry
-from mqfs.ninep.wire import ENTRY, stat_bytes
+from mqfs.ninep.codec.messages import Dir, Entry
+from mqfs.ninep.codec.wire import ENTRY, stat_bytes
 from mqfs.types import QTDIR, Handle, User
 
 if TYPE_CHECKING:
-    from mqfs.ninep.pending import Pending
+    from mqfs.ninep.server.pending import Pending
 
 NOWHERE = -1  # Fid.rest: no offset is to be answered with 0 bytes
 DT_DIR, DT_REG = 4, 8

@@ -15,16 +15,16 @@ import attrs
 from mqfs import limits
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
 from mqfs.locks import END, Held, Key
-from mqfs.ninep import messages as m
-from mqfs.ninep.fids import Fid
-from mqfs.ninep.messages import Fcall
-from mqfs.ninep.operations import become, directory, opened, rename_node, synced
-from mqfs.ninep.pending import Later, later
-from mqfs.ninep.wire import READ_OVERHEAD
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.messages import Fcall
+from mqfs.ninep.codec.wire import READ_OVERHEAD
+from mqfs.ninep.server.fids import Fid
+from mqfs.ninep.server.operations import become, directory, opened, rename_node, synced
+from mqfs.ninep.server.pending import Later, later
 from mqfs.types import Step, User
 
 if TYPE_CHECKING:
-    from mqfs.ninep.session import Session
+    from mqfs.ninep.server.session import Session
 
 # Flags of Tlopen and Tlcreate: Linux's numbers on every machine
 O_EXCL, O_NONBLOCK, O_DIRECTORY = 0o200, 0o4000, 0o200000

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, Protocol
 
+from mqfs.net.identity import NONUNAME
 from mqfs.types import Qid
 
 U8 = Annotated[int, "u8"]
@@ -28,7 +29,6 @@ LateU32 = Annotated[int, "u32", "late"]  # older clients leave it out
 
 NOTAG = 0xFFFF
 NOFID = 0xFFFF_FFFF
-NONUNAME = 0xFFFF_FFFF
 
 
 class Fcall(Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, get_type_hints
 
 from mqfs.errors import BadFrame
-from mqfs.ninep.messages import NUMBERS, TYPES, Dir, Entry, Fcall
+from mqfs.ninep.codec.messages import NUMBERS, TYPES, Dir, Entry, Fcall
 from mqfs.types import Qid
 
 HEADER = struct.Struct("<IBH")  # size of the frame, type, tag

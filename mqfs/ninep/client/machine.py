@@ -17,10 +17,11 @@ import attrs
 from mqfs import limits
 from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, TooLong, Unsupported
 from mqfs.net import identity
-from mqfs.ninep import messages as m
-from mqfs.ninep.dialect import Dialect, raised
-from mqfs.ninep.messages import NOFID, NONUNAME, NOTAG, Fcall
-from mqfs.ninep.wire import (
+from mqfs.net.identity import NONUNAME
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.dialect import Dialect, raised
+from mqfs.ninep.codec.messages import NOFID, NOTAG, Fcall
+from mqfs.ninep.codec.wire import (
     IO_OVERHEAD,
     R_READ,
     R_WRITE,

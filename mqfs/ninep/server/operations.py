@@ -15,15 +15,15 @@ from mqfs.engine.tree import Tree
 from mqfs.errors import BadFid, BadRequest, MqfsError, NoAuthentication, NotDirectory, NotFound, NotPermitted
 from mqfs.net import identity
 from mqfs.net.tokens import Proof
-from mqfs.ninep import messages as m
-from mqfs.ninep.fids import Fid, stat
-from mqfs.ninep.messages import NOFID, Fcall
-from mqfs.ninep.pending import Later, both, later
-from mqfs.ninep.wire import IO_OVERHEAD
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.messages import NOFID, Fcall
+from mqfs.ninep.codec.wire import IO_OVERHEAD
+from mqfs.ninep.server.fids import Fid, stat
+from mqfs.ninep.server.pending import Later, both, later
 from mqfs.types import QTDIR, Qid, Step, User
 
 if TYPE_CHECKING:
-    from mqfs.ninep.session import Session
+    from mqfs.ninep.server.session import Session
 
 QTAUTH = 0x08
 OEXEC, ORDONLY_BITS = 3, 3

@@ -37,13 +37,10 @@ from mqfs.errors import (
 from mqfs.locks import Key
 from mqfs.net.identity import Peer
 from mqfs.net.tokens import Proof
-from mqfs.ninep import linux, operations
-from mqfs.ninep.dialect import Dialect, negotiate, refusal
-from mqfs.ninep.fids import NOWHERE, Fid
-from mqfs.ninep.messages import TYPES, Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
-from mqfs.ninep.notation import show
-from mqfs.ninep.pending import Later, Pending
-from mqfs.ninep.wire import (
+from mqfs.ninep.codec.dialect import Dialect, negotiate, refusal
+from mqfs.ninep.codec.messages import TYPES, Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
+from mqfs.ninep.codec.notation import show
+from mqfs.ninep.codec.wire import (
     HEADER,
     IO_OVERHEAD,
     R_READ,
@@ -60,6 +57,9 @@ from mqfs.ninep.wire import (
     decode,
     encode,
 )
+from mqfs.ninep.server import linux_operations, operations
+from mqfs.ninep.server.fids import NOWHERE, Fid
+from mqfs.ninep.server.pending import Later, Pending
 from mqfs.types import Wait
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ TRACE_DATA_BYTES = 64
 APART_BYTES = 16_384  # data above this is sent from where it lies, not copied behind its header
 
 Operation = Callable[["Session", Any], "Fcall | Later"]
-OPERATIONS: dict[type[Any], Operation] = {**operations.OPERATIONS, **linux.OPERATIONS}
+OPERATIONS: dict[type[Any], Operation] = {**operations.OPERATIONS, **linux_operations.OPERATIONS}
 
 _numbers = itertools.count(1)
 

@@ -19,8 +19,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mqfs.ninep.messages import NUMBERS, Dir, Entry, Fcall
-from mqfs.ninep.wire import layout
+from mqfs.ninep.codec.messages import NUMBERS, Dir, Entry, Fcall
+from mqfs.ninep.codec.wire import layout
 from mqfs.types import Qid
 
 _BARE = re.compile(r"[A-Za-z0-9._/+@:,!%=&^#-]+")

@@ -30,7 +30,7 @@ from mqfs.net.identity import Peer
 from mqfs.net.sockets import BACKLOG, SocketFile, peer_groups
 from mqfs.net.sockets import peer as peer_of
 from mqfs.net.tokens import Tokens
-from mqfs.ninep.session import Session
+from mqfs.ninep.server.session import Session
 from mqfs.shares import Shares
 
 log = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mqfs.ninep.messages import Fcall
+from mqfs.ninep.codec.messages import Fcall
 from mqfs.types import Step, Wait
 
 if TYPE_CHECKING:
-    from mqfs.ninep.fids import Fid
+    from mqfs.ninep.server.fids import Fid
 
 
 class Later(NamedTuple):

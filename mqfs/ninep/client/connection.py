@@ -1,0 +1,299 @@
+"""A 9P client on a plain socket, for programs without an event loop.
+
+Owns one socket; what is said over it is machine.py's. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import TypeVar
+
+from mqfs import limits
+from mqfs.errors import BadRequest, MqfsError
+from mqfs.net.address import Address, UnixAddress, explain_failure, parse_address
+from mqfs.ninep.client.machine import Caller, Channel, Procedure, expect
+from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.codec.messages import Fcall
+from mqfs.types import Stat
+
+T = TypeVar("T")
+
+RECEIVE_BYTES = 65_536
+TOGETHER = 64  # procedures under way at once: enough that a server has always something to do
+MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
+
+
+def flags_of(mode: str) -> int:
+    """The flags of open(2) for "r", "w" or "r+" ("b" may follow)."""
+    plain = mode.replace("b", "")
+    if plain not in MODES:
+        raise BadRequest(f"open mode {mode!r}; one of {', '.join(MODES)} is right")
+    return MODES[plain]
+
+
+def connect(
+    address: Address | str,
+    *,
+    user: str = "",
+    aname: str = "",
+    dialect: Dialect = Dialect.PLAIN,
+    msize: int = limits.MSIZE_DEFAULT,
+    timeout: float | None = None,
+    token: str = "",
+) -> Client:
+    """A client attached to the tree at an address. `timeout` is for connecting only. `token`: says over TCP who this
+    is; over a unix socket the system does."""
+    where = parse_address(address) if isinstance(address, str) else address
+    try:
+        sock = _dialled(where, timeout)
+    except OSError as error:
+        raise explain_failure(where, error) from None
+    client = Client(sock, Caller(dialect, msize))
+    try:
+        client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))
+    except BaseException:
+        client.close()
+        raise
+    sock.settimeout(None)
+    return client
+
+
+def _dialled(where: Address, timeout: float | None) -> socket.socket:
+    if isinstance(where, UnixAddress):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(timeout)
+        try:
+            sock.connect(where.path)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    sock = socket.create_connection((where.host, where.port), timeout)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+class Client:
+    """One attached connection; `connect` makes it."""
+
+    def __init__(self, sock: socket.socket, machine: Caller) -> None:
+        self.socket, self.caller = sock, machine
+        self._tickets: dict[int, int] = {}  # of each tag in use the request it stands for: tags are given anew at once
+        self._replies: dict[int, Fcall] = {}  # by ticket, until somebody asks for them
+        self._sent = 0
+        self._dropped: list[int] = []  # fids of files that nobody has any more, to be let go with the next call
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    # ------------------------------------------------------------ calls
+
+    def drop(self, fid: int) -> None:
+        """A file was forgotten and not closed. Perhaps in the middle of another call, so nothing is said now."""
+        self._dropped.append(fid)
+
+    def do(self, procedure: Procedure[T]) -> T:
+        """Drive a procedure of the client machine to its end."""
+        self._let_go()
+        return self._drive(procedure)
+
+    def _let_go(self) -> None:
+        while self._dropped:
+            with contextlib.suppress(MqfsError):
+                self._drive(self.caller.clunk(self._dropped.pop()))
+
+    def _drive(self, procedure: Procedure[T]) -> T:
+        try:
+            request = next(procedure)
+            while True:
+                try:
+                    reply = expect(request, self._reply(self._send(request)))
+                except MqfsError as error:
+                    request = procedure.throw(error)
+                else:
+                    request = procedure.send(reply)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+
+    def _send(self, request: Fcall) -> int:
+        return self._sent_as(self.caller.call(request))
+
+    def _sent_as(self, tag: int) -> int:
+        """Send what was queued; a ticket for the reply to that tag."""
+        self._sent += 1
+        self._tickets[tag] = self._sent
+        self.socket.sendall(self.caller.take())
+        return self._tickets[tag]
+
+    def begin(self, request: Fcall) -> int:
+        """Send a request and do not wait; a ticket for `end`. For several in flight."""
+        self._let_go()
+        return self._send(request)
+
+    def end(self, request: Fcall, ticket: int, timeout: float | None = None) -> Fcall:
+        """The reply to what was begun. Raises what it refuses, or TimeoutError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return expect(request, self._reply(ticket, deadline))
+
+    def _reply(self, ticket: int, deadline: float | None = None) -> Fcall:
+        """The reply to a request; TimeoutError at the deadline."""
+        while ticket not in self._replies:
+            if deadline is not None:
+                self.socket.settimeout(max(deadline - time.monotonic(), 0.000_001))
+            try:
+                data = self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
+            finally:
+                if deadline is not None:
+                    self.socket.settimeout(None)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            for tag, reply in self.caller.receive(data):
+                self._replies[self._tickets.pop(tag)] = reply
+        return self._replies.pop(ticket)
+
+    def together(self, procedures: Iterable[Procedure[T]]) -> list[T | MqfsError]:
+        """What each returns, or the error it ends with; many are under way at once, so that they do not each wait for
+        their answers by themselves. They must not depend on one another."""
+        self._let_go()
+        results: dict[int, T | MqfsError] = {}
+        waiting: deque[tuple[int, Procedure[T], Fcall, int]] = deque()
+
+        def go_on(number: int, procedure: Procedure[T], step: Callable[[], Fcall]) -> None:
+            try:
+                request = step()
+            except StopIteration as done:
+                results[number] = done.value
+            except MqfsError as error:
+                results[number] = error
+            else:
+                waiting.append((number, procedure, request, self._send(request)))
+
+        left = enumerate(procedures)
+        while True:
+            for number, procedure in islice(left, TOGETHER - len(waiting)):
+                go_on(number, procedure, partial(next, procedure))
+            if not waiting:
+                return [results[number] for number in sorted(results)]
+            number, procedure, request, ticket = waiting.popleft()
+            try:
+                reply = expect(request, self._reply(ticket))
+            except MqfsError as error:
+                go_on(number, procedure, partial(procedure.throw, error))
+            else:
+                go_on(number, procedure, partial(procedure.send, reply))
+
+    def read(self, channel: Channel, count: int, timeout: float | None = None) -> bytes:
+        """One read. On a time-out (TimeoutError) or an interrupt it is flushed; what came meanwhile is kept."""
+        self._let_go()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        procedure = channel.read(count)
+        try:
+            request = next(procedure)
+            while True:
+                ticket = self._send(request)
+                try:
+                    reply = self._reply(ticket, deadline)
+                except (TimeoutError, KeyboardInterrupt):
+                    self._flush(channel, ticket)
+                    if channel.kept is None:
+                        raise
+                    return channel.take_kept(count)
+                request = procedure.send(expect(request, reply))
+        except StopIteration as done:
+            data: bytes = done.value
+            return data
+
+    def _flush(self, channel: Channel, ticket: int) -> None:
+        tag = next((tag for tag, other in self._tickets.items() if other == ticket), None)
+        if tag is not None:  # else the reply is there already
+            self._reply(self._sent_as(self.caller.flush(tag)))
+            self._tickets.pop(tag, None)
+        late = self._replies.pop(ticket, None)
+        if late is not None:
+            channel.keep(late)
+
+    # ------------------------------------------------------------ files
+
+    def open(self, path: str, mode: str = "r", *, nonblocking: bool = False) -> File:
+        return File(self, self.do(self.caller.open(path, flags_of(mode), nonblocking=nonblocking)), mode)
+
+    def create(self, path: str, mode: str = "w", permissions: int = 0o666) -> File:
+        return File(self, self.do(self.caller.create(path, flags_of(mode), permissions)), mode)
+
+    def mkdir(self, path: str, permissions: int = 0o777) -> None:
+        self.do(self.caller.mkdir(path, permissions))
+
+    def remove(self, path: str) -> None:
+        self.do(self.caller.remove(path))
+
+    def rename(self, path: str, name: str) -> None:
+        """Another name in the same group."""
+        self.do(self.caller.rename(path, name))
+
+    def chmod(self, path: str, permissions: int) -> None:
+        self.do(self.caller.chmod(path, permissions))
+
+    def stat(self, path: str) -> Stat:
+        return self.do(self.caller.stat(path))
+
+    def list(self, path: str = "") -> list[str]:
+        return self.do(self.caller.names(path))
+
+
+class File(io.RawIOBase):
+    """An open file: each read is one message (or a part), each write is one message."""
+
+    def __init__(self, client: Client, channel: Channel, mode: str) -> None:
+        super().__init__()
+        self._client, self.channel, self._flags = client, channel, flags_of(mode)
+
+    def readable(self) -> bool:
+        return self._flags != os.O_WRONLY
+
+    def writable(self) -> bool:
+        return self._flags != os.O_RDONLY
+
+    def receive(self, count: int = limits.MESSAGE_BYTES, timeout: float | None = None) -> bytes:
+        """One message, waiting at most `timeout` seconds (TimeoutError)."""
+        return self._client.read(self.channel, count, timeout)
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self.receive(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """One message; TooLong where it does not fit."""
+        return self._client.do(self.channel.write(bytes(data)))
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                with contextlib.suppress(ConnectionError, BrokenPipeError):
+                    if self._client.socket.fileno() >= 0:
+                        self._client.do(self._client.caller.clunk(self.channel.fid))
+            finally:
+                super().close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self._client.drop(self.channel.fid)
+            super().close()

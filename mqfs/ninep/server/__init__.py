@@ -1,0 +1,1 @@
+"""The server: sessions without I/O, and the connections that drive them."""
