@@ -32,7 +32,8 @@ def serve(store: str, path: str) -> None:
 
     from mqfs.clock import SystemClock
     from mqfs.engine.tree import Tree
-    from mqfs.ninep.server.server import Server, listen
+    from mqfs.ninep.server.listener import listen
+    from mqfs.ninep.server.server import Server
     from mqfs.store.memory import MemoryStore
     from mqfs.store.store import DiskStore
     from mqfs.types import User

@@ -28,7 +28,8 @@ from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address
 from mqfs.net.sockets import SocketFile
-from mqfs.ninep.server import server as ninep
+from mqfs.ninep.server.listener import Listener, listen
+from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.ring import MISSING
 from mqfs.rings import door
 from mqfs.rings.manager import Rings
@@ -157,29 +158,29 @@ class Server:
             mount.others_allowed(self.options.allow_other)
             await trio.to_thread.run_sync(mount.check_mountpoint, self.options.mount)
 
-    def listen(self) -> list[ninep.Listener]:
+    def listen(self) -> list[Listener]:
         """All addresses, or none. Clients that come early wait until they are served."""
         dials = list(self.options.listen)
         if self.options.service is not None:
             make_name_space(self.options.service)
             dials.append(service_address(self.options.service))
-        listeners: list[ninep.Listener] = []
+        listeners: list[Listener] = []
         try:
             for text in dials:
-                listeners.append(ninep.listen(text, insecure=self.options.insecure))
+                listeners.append(listen(text, insecure=self.options.insecure))
                 self.listen_for_rings(listeners[-1])
         except BaseException:
             self.close_all(listeners)
             raise
         return listeners
 
-    def close_all(self, listeners: list[ninep.Listener]) -> None:
+    def close_all(self, listeners: list[Listener]) -> None:
         for listener in listeners:
             listener.close()
         for file in self.doors:
             file.close()
 
-    def listen_for_rings(self, listener: ninep.Listener) -> None:
+    def listen_for_rings(self, listener: Listener) -> None:
         """Beside a unix socket. Without it everything else works."""
         if MISSING or not isinstance(listener.address, UnixAddress):
             return
@@ -195,7 +196,7 @@ class Server:
             return MemoryStore()
         return DiskStore(self.options.store, post)
 
-    async def serve(self, store: Store, listeners: list[ninep.Listener], signals: AsyncIterator[int]) -> None:
+    async def serve(self, store: Store, listeners: list[Listener], signals: AsyncIterator[int]) -> None:
         """The faces over the tree, until something says stop; then the orderly end."""
         user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
         rings = Rings(store, trio.lowlevel.current_trio_token().run_sync_soon)
@@ -231,13 +232,11 @@ class Server:
                 await end()
             nursery.cancel_scope.cancel()
 
-    async def start_faces(
-        self, tree: Tree, listeners: list[ninep.Listener], nursery: trio.Nursery, ends: list[End]
-    ) -> None:
+    async def start_faces(self, tree: Tree, listeners: list[Listener], nursery: trio.Nursery, ends: list[End]) -> None:
         """Serve the sockets, mount, or speak on standard input and output; `ends` gets what ends each."""
         options = self.options
         trace = sys.stderr if options.trace else None
-        nine = ninep.Server(tree, tcp_user=options.tcp_user, tokens=self.tokens, trace=trace)
+        nine = NinepServer(tree, tcp_user=options.tcp_user, tokens=self.tokens, trace=trace)
         for listener in listeners:
             nine.add(listener)
             log.info("9P at %s", listener.address)

@@ -15,8 +15,10 @@ import pytest
 from mqfs.errors import BadFrame
 from mqfs.net.identity import Peer
 from mqfs.ninep.client.machine import Caller
+from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.codec.numbers import NUMBERS, TYPES
 from mqfs.ninep.codec.wire import Framer, decode, encode, layout
 from mqfs.ninep.server.session import Session
 from mqfs.types import Qid
@@ -25,7 +27,7 @@ from tests.ninep.support import ME, Raw, eventually, make_tree, open_handles, ru
 from tests.parked import parked
 
 VERSIONS = ("9P2000", "9P2000.u", "9P2000.L")
-REQUESTS = [kind for number, kind in m.TYPES.items() if not number & 1]
+REQUESTS = [kind for number, kind in TYPES.items() if not number & 1]
 NAMES = (
     "a",
     "b",
@@ -95,7 +97,7 @@ class Fuzzer:
     def request(self) -> bytes:
         kind = self.chance.choice(REQUESTS)
         if kind is m.Tversion and self.chance.random() < 0.9:
-            kind = self.chance.choice((m.Tread, m.Twrite, m.Twalk, m.Topen, m.Tlopen, m.Tlcreate, m.Tcreate))
+            kind = self.chance.choice((m.Tread, m.Twrite, m.Twalk, m.Topen, linux.Tlopen, linux.Tlcreate, m.Tcreate))
         fields = {name: self.field(name, form) for name, form, _ in layout(kind)}
         if kind is m.Tversion:
             fields["version"] = self.chance.choice(VERSIONS)
@@ -130,7 +132,7 @@ def well_formed(session: Session, framer: Framer) -> int:
     found = 0
     for buffer, start, length in framer.frames(b"".join(session.take())):
         reply = decode(buffer, start, length, session.unix)
-        assert m.NUMBERS[type(reply)] & 1
+        assert NUMBERS[type(reply)] & 1
         assert length <= session.msize
         found += 1
     return found
@@ -204,7 +206,7 @@ def test_random_bytes_at_the_socket(tmp_path: Path) -> None:
 def test_client_machine() -> None:
     """Whatever a server says, the client's machine understands it or says that it is broken."""
     chance = random.Random(seed())
-    replies = [kind for number, kind in m.TYPES.items() if number & 1 and kind is not m.Rreaddir]
+    replies = [kind for number, kind in TYPES.items() if number & 1 and kind is not linux.Rreaddir]
     fuzzer = Fuzzer(chance)
     understood = broken = 0
     for _ in range(size(20_000)):

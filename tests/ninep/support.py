@@ -20,10 +20,13 @@ from mqfs.engine.tree import Tree
 from mqfs.errors import BadFrame
 from mqfs.net.identity import Peer
 from mqfs.ninep import blocking
-from mqfs.ninep.codec.messages import NUMBERS, Dir, Entry, Fcall
+from mqfs.ninep.codec.linux_messages import Entry
+from mqfs.ninep.codec.messages import Dir, Fcall
 from mqfs.ninep.codec.notation import parse, show
+from mqfs.ninep.codec.numbers import NUMBERS
 from mqfs.ninep.codec.wire import Framer, decode, encode, layout
-from mqfs.ninep.server.server import Server, listen
+from mqfs.ninep.server.listener import listen
+from mqfs.ninep.server.server import Server
 from mqfs.ninep.server.session import Session
 from mqfs.store.memory import MemoryBucket, MemoryStore
 from mqfs.types import Committed, Qid, Record, User

@@ -24,7 +24,8 @@ from mqfs.net import identity
 from mqfs.ninep import blocking
 from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
 from mqfs.ninep.codec.wire import encode
-from mqfs.ninep.server.server import Server, listen
+from mqfs.ninep.server.listener import listen
+from mqfs.ninep.server.server import Server
 from tests.ninep.support import (
     DEADLINE_S,
     ME,

@@ -13,7 +13,8 @@ from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadFrame, DiskFailed
-from mqfs.ninep.codec.messages import Dir, Rread, Rreaddir, Twrite
+from mqfs.ninep.codec.linux_messages import Rreaddir
+from mqfs.ninep.codec.messages import Dir, Rread, Twrite
 from mqfs.ninep.codec.wire import Reader, encode
 from mqfs.ninep.server.pending import both
 from mqfs.types import User, Wait

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from mqfs import limits
 from mqfs.errors import BadFrame
+from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.numbers import TYPES
 from mqfs.ninep.codec.wire import Framer, decode, encode
 from mqfs.types import Qid
 from tests.ninep.support import messages
@@ -110,8 +112,8 @@ def test_name_that_is_not_utf8_is_left_to_the_tree() -> None:
 
 
 def test_older_clients_leave_datasync_out() -> None:
-    assert decode(struct.pack("<IBHI", 11, 50, 1, 7), 0, 11, True) == m.Tfsync(1, 7, 0)
-    assert decode(struct.pack("<IBHII", 15, 50, 1, 7, 1), 0, 15, True) == m.Tfsync(1, 7, 1)
+    assert decode(struct.pack("<IBHI", 11, 50, 1, 7), 0, 11, True) == linux.Tfsync(1, 7, 0)
+    assert decode(struct.pack("<IBHII", 15, 50, 1, 7, 1), 0, 15, True) == linux.Tfsync(1, 7, 1)
 
 
 def test_text_that_does_not_fit() -> None:
@@ -131,7 +133,7 @@ def test_large_frame_in_many_pieces_is_kept_once() -> None:
 
 @given(st.binary(max_size=200), st.booleans(), st.randoms())
 def test_arbitrary_bytes_do_no_more_than_bad_frame(data: bytes, unix: bool, chance: random.Random) -> None:
-    framed = struct.pack("<IB", len(data) + 5, chance.choice(sorted(m.TYPES))) + data
+    framed = struct.pack("<IB", len(data) + 5, chance.choice(sorted(TYPES))) + data
     for stream in (data, framed):
         try:
             for buffer, start, size in Framer(8192).frames(stream):

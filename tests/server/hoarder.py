@@ -20,21 +20,8 @@ from mqfs import limits
 from mqfs.client.ring_door import DoorCall
 from mqfs.errors import Disconnected, MqfsError
 from mqfs.ninep.blocking import connect
-from mqfs.ninep.codec.messages import (
-    NOFID,
-    NONUNAME,
-    Fcall,
-    Rlerror,
-    Tattach,
-    Tflush,
-    Tlock,
-    Tlopen,
-    Tmkdir,
-    Tread,
-    Tversion,
-    Twalk,
-    Twrite,
-)  # fmt: skip
+from mqfs.ninep.codec.linux_messages import Rlerror, Tlock, Tlopen, Tmkdir  # fmt: skip
+from mqfs.ninep.codec.messages import NOFID, NONUNAME, Fcall, Tattach, Tflush, Tread, Tversion, Twalk, Twrite
 from mqfs.ninep.codec.wire import Framer, decode, encode
 
 AT_ONCE = 500  # requests before their answers are read

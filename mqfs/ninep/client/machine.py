@@ -18,9 +18,11 @@ from mqfs import limits
 from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, TooLong, Unsupported
 from mqfs.net import identity
 from mqfs.net.identity import NONUNAME
+from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.dialect import Dialect, raised
 from mqfs.ninep.codec.messages import NOFID, NOTAG, Fcall
+from mqfs.ninep.codec.numbers import NUMBERS, TYPES
 from mqfs.ninep.codec.wire import (
     IO_OVERHEAD,
     R_READ,
@@ -226,7 +228,7 @@ class Caller:
         fid = yield from self.walk(path)
         try:
             if self.dialect.linux:
-                reply = yield m.Tlopen(0, fid, flags | (O_NONBLOCK if nonblocking else 0))
+                reply = yield linux.Tlopen(0, fid, flags | (O_NONBLOCK if nonblocking else 0))
             elif nonblocking:
                 raise Unsupported(f"{self.dialect.version} has no way to say that a read shall not wait")
             else:
@@ -242,7 +244,7 @@ class Caller:
         fid = yield from self.walk(group)
         try:
             if self.dialect.linux:
-                reply = yield m.Tlcreate(0, fid, name, flags | os.O_CREAT | os.O_EXCL, mode, os.getegid())
+                reply = yield linux.Tlcreate(0, fid, name, flags | os.O_CREAT | os.O_EXCL, mode, os.getegid())
             else:
                 reply = yield m.Tcreate(0, fid, name, mode, flags)
         except MqfsError:
@@ -255,7 +257,7 @@ class Caller:
 
         def make(fid: int) -> Procedure[None]:
             if self.dialect.linux:
-                yield m.Tmkdir(0, fid, name, mode, os.getegid())
+                yield linux.Tmkdir(0, fid, name, mode, os.getegid())
             else:
                 yield m.Tcreate(0, fid, name, m_dmdir(mode), os.O_RDONLY)
 
@@ -279,7 +281,7 @@ class Caller:
                 return
             above = yield from self.walk(group)
             try:
-                yield m.Trename(0, fid, above, name)
+                yield linux.Trename(0, fid, above, name)
             finally:
                 yield from self.clunk(above)
 
@@ -291,7 +293,7 @@ class Caller:
 
         def give(fid: int) -> Procedure[None]:
             if self.dialect.linux:
-                yield m.Tsetattr(0, fid, 1, mode, 0, 0, 0, 0, 0, 0, 0)
+                yield linux.Tsetattr(0, fid, 1, mode, 0, 0, 0, 0, 0, 0, 0)
             else:
                 yield m.Twstat(0, fid, unchanged()._replace(mode=mode | kind << 24))
 
@@ -302,7 +304,7 @@ class Caller:
     def stat(self, path: str) -> Procedure[Stat]:
         def ask(fid: int) -> Procedure[Stat]:
             if self.dialect.linux:
-                reply = yield m.Tgetattr(0, fid, 0x7FF)
+                reply = yield linux.Tgetattr(0, fid, 0x7FF)
                 return stat_of_attributes(reply, path.rstrip("/").rpartition("/")[2] or "/")
             reply = yield m.Tstat(0, fid)
             return stat_of_dir(reply.stat)
@@ -315,7 +317,7 @@ class Caller:
 
         def read(fid: int) -> Procedure[list[str]]:
             if self.dialect.linux:
-                yield m.Tlopen(0, fid, os.O_RDONLY)
+                yield linux.Tlopen(0, fid, os.O_RDONLY)
                 return (yield from self._read_entries(fid))
             yield m.Topen(0, fid, os.O_RDONLY)
             return (yield from self._read_stats(fid))
@@ -327,7 +329,7 @@ class Caller:
         names: list[str] = []
         offset = 0
         while True:
-            entries = (yield m.Treaddir(0, fid, offset, self.msize - READ_OVERHEAD)).entries
+            entries = (yield linux.Treaddir(0, fid, offset, self.msize - READ_OVERHEAD)).entries
             if not entries:
                 return [name for name in names if name not in (".", "..")]
             names += (entry.name for entry in entries)
@@ -405,7 +407,7 @@ class Channel:
 
 def check(reply: Fcall) -> Fcall:
     """A reply that is not a refusal."""
-    if isinstance(reply, (m.Rerror, m.Rlerror)):
+    if isinstance(reply, (m.Rerror, linux.Rlerror)):
         raise raised(reply)
     return reply
 
@@ -413,7 +415,7 @@ def check(reply: Fcall) -> Fcall:
 def expect(request: Fcall, reply: Fcall) -> Fcall:
     """The reply to a request, or the error it carries."""
     check(reply)
-    if type(reply) is not m.TYPES[m.NUMBERS[type(request)] + 1]:
+    if type(reply) is not TYPES[NUMBERS[type(request)] + 1]:
         raise BadFrame(f"{type(reply).__name__} in answer to {type(request).__name__}")
     return reply
 
@@ -441,6 +443,6 @@ def stat_of_dir(it: m.Dir) -> Stat:
     return Stat(it.qid, it.mode & 0o777 | _kind(it.qid), uid, gid, it.length, 0, 1, mtime, mtime, it.name)
 
 
-def stat_of_attributes(it: m.Rgetattr, name: str) -> Stat:
+def stat_of_attributes(it: linux.Rgetattr, name: str) -> Stat:
     mtime, ctime = it.mtime * _SECOND_NS + it.mtime_ns, it.ctime * _SECOND_NS + it.ctime_ns
     return Stat(it.qid, it.mode, it.uid, it.gid, it.size, it.blocks * 512, it.nlink, mtime, ctime, name)

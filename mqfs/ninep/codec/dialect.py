@@ -12,7 +12,9 @@ from collections.abc import Iterator
 
 from mqfs import errors
 from mqfs.errors import MqfsError
-from mqfs.ninep.codec.messages import NUMBERS, Fcall, Rerror, Rlerror
+from mqfs.ninep.codec.linux_messages import Rlerror
+from mqfs.ninep.codec.messages import Fcall, Rerror
+from mqfs.ninep.codec.numbers import NUMBERS
 
 _LINUX_FIRST, _LINUX_LAST = 7, 77  # the types that only 9P2000.L has
 _NOT_LINUX = {106, 107, 112, 113, 114, 115, 124, 125, 126, 127}  # open, create, stat, wstat and error have others there

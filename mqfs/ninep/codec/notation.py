@@ -19,7 +19,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mqfs.ninep.codec.messages import NUMBERS, Dir, Entry, Fcall
+from mqfs.ninep.codec.linux_messages import Entry
+from mqfs.ninep.codec.messages import Dir, Fcall
+from mqfs.ninep.codec.numbers import NUMBERS
 from mqfs.ninep.codec.wire import layout
 from mqfs.types import Qid
 

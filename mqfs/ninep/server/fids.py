@@ -14,7 +14,8 @@ from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError
 from mqfs.net import identity
-from mqfs.ninep.codec.messages import Dir, Entry
+from mqfs.ninep.codec.linux_messages import Entry
+from mqfs.ninep.codec.messages import Dir
 from mqfs.ninep.codec.wire import ENTRY, stat_bytes
 from mqfs.types import QTDIR, Handle, User
 

@@ -15,7 +15,7 @@ import attrs
 from mqfs import limits
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
 from mqfs.locks import END, Held, Key
-from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import READ_OVERHEAD
 from mqfs.ninep.server.fids import Fid
@@ -38,12 +38,12 @@ BLOCK_BYTES, STAT_BLOCK_BYTES = 4_096, 512
 # ---------------------------------------------------------------- opening and making
 
 
-def lopen(session: Session, request: m.Tlopen) -> Fcall:
+def lopen(session: Session, request: linux.Tlopen) -> Fcall:
     fid = session.fid(request.fid).closed()
     if request.flags & O_DIRECTORY and not fid.node.directory:
         raise NotDirectory
     qid, iounit = opened(session, fid, request.flags & os.O_ACCMODE, nonblocking=bool(request.flags & O_NONBLOCK))
-    return m.Rlopen(request.tag, qid, iounit)
+    return linux.Rlopen(request.tag, qid, iounit)
 
 
 def acting(user: User, gid: int) -> User:
@@ -51,7 +51,7 @@ def acting(user: User, gid: int) -> User:
     return attrs.evolve(user, gid=gid) if gid != user.gid and gid in user.groups else user
 
 
-def lcreate(session: Session, request: m.Tlcreate) -> Fcall | Later:
+def lcreate(session: Session, request: linux.Tlcreate) -> Fcall | Later:
     fid = session.fid(request.fid).closed()
     group = directory(fid)
     flags, nonblocking = request.flags & os.O_ACCMODE, bool(request.flags & O_NONBLOCK)
@@ -66,38 +66,38 @@ def lcreate(session: Session, request: m.Tlcreate) -> Fcall | Later:
         step = session.tree.walk(fid.user, group, request.name)
 
     def then(node: Any) -> Fcall:
-        return m.Rlcreate(request.tag, *become(session, fid, node, flags, nonblocking=nonblocking, made=made))
+        return linux.Rlcreate(request.tag, *become(session, fid, node, flags, nonblocking=nonblocking, made=made))
 
     return later(step, then, calls=True)
 
 
-def mkdir(session: Session, request: m.Tmkdir) -> Fcall | Later:
+def mkdir(session: Session, request: linux.Tmkdir) -> Fcall | Later:
     fid = session.fid(request.dfid)
     step = session.tree.mkdir(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
-    return later(step, lambda node: m.Rmkdir(request.tag, node.qid))
+    return later(step, lambda node: linux.Rmkdir(request.tag, node.qid))
 
 
-def mknod(session: Session, request: m.Tmknod) -> Fcall | Later:
+def mknod(session: Session, request: linux.Tmknod) -> Fcall | Later:
     """A regular file is a stream; nothing else can be made."""
     if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
         raise NotPermitted("only streams and groups can be made")
     fid = session.fid(request.fid)
     step = session.tree.create(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
-    return later(step, lambda node: m.Rmknod(request.tag, node.qid))
+    return later(step, lambda node: linux.Rmknod(request.tag, node.qid))
 
 
-def symlink(session: Session, request: m.Tsymlink) -> Fcall:
+def symlink(session: Session, request: linux.Tsymlink) -> Fcall:
     directory(session.fid(request.fid))
     raise NotPermitted("there are no symbolic links here")
 
 
-def link(session: Session, request: m.Tlink) -> Fcall:
+def link(session: Session, request: linux.Tlink) -> Fcall:
     directory(session.fid(request.dfid))
     session.fid(request.fid)
     raise NotPermitted("there are no links here")
 
 
-def readlink(session: Session, request: m.Treadlink) -> Fcall:
+def readlink(session: Session, request: linux.Treadlink) -> Fcall:
     session.fid(request.fid)
     raise BadRequest("not a symbolic link")
 
@@ -105,44 +105,44 @@ def readlink(session: Session, request: m.Treadlink) -> Fcall:
 # ---------------------------------------------------------------- renaming and removing
 
 
-def rename(session: Session, request: m.Trename) -> Fcall | Later:
+def rename(session: Session, request: linux.Trename) -> Fcall | Later:
     to = directory(session.fid(request.dfid))
-    return later(rename_node(session, session.fid(request.fid), request.name, to), lambda _: m.Rrename(request.tag))
+    return later(rename_node(session, session.fid(request.fid), request.name, to), lambda _: linux.Rrename(request.tag))
 
 
-def renameat(session: Session, request: m.Trenameat) -> Fcall | Later:
+def renameat(session: Session, request: linux.Trenameat) -> Fcall | Later:
     fid = session.fid(request.olddirfid)
     to = directory(session.fid(request.newdirfid))
     step = session.tree.rename(fid.user, directory(fid), request.oldname, to, request.newname)
-    return later(step, lambda _: m.Rrenameat(request.tag))
+    return later(step, lambda _: linux.Rrenameat(request.tag))
 
 
-def unlinkat(session: Session, request: m.Tunlinkat) -> Fcall | Later:
+def unlinkat(session: Session, request: linux.Tunlinkat) -> Fcall | Later:
     fid = session.fid(request.dirfd)
     take = session.tree.rmdir if request.flags & AT_REMOVEDIR else session.tree.unlink
-    return later(take(fid.user, directory(fid), request.name), lambda _: m.Runlinkat(request.tag))
+    return later(take(fid.user, directory(fid), request.name), lambda _: linux.Runlinkat(request.tag))
 
 
 # ---------------------------------------------------------------- reading directories
 
 
-def readdir(session: Session, request: m.Treaddir) -> Fcall:
+def readdir(session: Session, request: linux.Treaddir) -> Fcall:
     fid = session.fid(request.fid)
     if fid.listing is None:
         raise NotDirectory if fid.open else BadFid(f"fid {request.fid} is not open")
     count = min(request.count, session.msize - READ_OVERHEAD)
-    return m.Rreaddir(request.tag, fid.listing.entries(fid, request.offset, count))
+    return linux.Rreaddir(request.tag, fid.listing.entries(fid, request.offset, count))
 
 
 # ---------------------------------------------------------------- attributes
 
 
-def getattr_(session: Session, request: m.Tgetattr) -> Fcall:
+def getattr_(session: Session, request: linux.Tgetattr) -> Fcall:
     fid = session.fid(request.fid)
     it = session.tree.stat(fid.node)
     mtime, mtime_ns = divmod(it.mtime_ns, 10**9)
     ctime, ctime_ns = divmod(it.ctime_ns, 10**9)
-    return m.Rgetattr(
+    return linux.Rgetattr(
         tag=request.tag,
         valid=GETATTR_BASIC,
         qid=it.qid,
@@ -167,20 +167,20 @@ def getattr_(session: Session, request: m.Tgetattr) -> Fcall:
     )
 
 
-def setattr_(session: Session, request: m.Tsetattr) -> Fcall | Later:
+def setattr_(session: Session, request: linux.Tsetattr) -> Fcall | Later:
     """Size and times are accepted and dropped."""
     fid = session.fid(request.fid)
     wanted = {"mode": (SET_MODE, request.mode & 0o777), "uid": (SET_UID, request.uid), "gid": (SET_GID, request.gid)}
     changes = {name: value for name, (bit, value) in wanted.items() if request.valid & bit}
     step = session.tree.setattr(fid.user, fid.node, **changes) if changes else None
-    return later(step, lambda _: m.Rsetattr(request.tag))
+    return later(step, lambda _: linux.Rsetattr(request.tag))
 
 
-def statfs(session: Session, request: m.Tstatfs) -> Fcall:
+def statfs(session: Session, request: linux.Tstatfs) -> Fcall:
     """Numbers that make df and those who look for room content; the bounds are each group's."""
     session.fid(request.fid)
     blocks = limits.GROUP_BYTES // BLOCK_BYTES
-    return m.Rstatfs(
+    return linux.Rstatfs(
         tag=request.tag,
         type=V9FS_MAGIC,
         bsize=BLOCK_BYTES,
@@ -194,14 +194,14 @@ def statfs(session: Session, request: m.Tstatfs) -> Fcall:
     )
 
 
-def fsync(session: Session, request: m.Tfsync) -> Fcall | Later:
+def fsync(session: Session, request: linux.Tfsync) -> Fcall | Later:
     fid = session.fid(request.fid)
     if not fid.open:
         raise BadFid(f"fid {request.fid} is not open")
-    return later(synced(session, fid), lambda _: m.Rfsync(request.tag))
+    return later(synced(session, fid), lambda _: linux.Rfsync(request.tag))
 
 
-def xattrwalk(session: Session, request: m.Txattrwalk) -> Fcall:
+def xattrwalk(session: Session, request: linux.Txattrwalk) -> Fcall:
     """No file has extended attributes: the list of them is empty, and none of them is found."""
     fid = session.fid(request.fid)
     if request.name:
@@ -210,10 +210,10 @@ def xattrwalk(session: Session, request: m.Txattrwalk) -> Fcall:
     listed = fid.clone(request.newfid, fid.node)
     listed.xattr = True
     session.add(listed)
-    return m.Rxattrwalk(request.tag, 0)
+    return linux.Rxattrwalk(request.tag, 0)
 
 
-def xattrcreate(session: Session, request: m.Txattrcreate) -> Fcall:
+def xattrcreate(session: Session, request: linux.Txattrcreate) -> Fcall:
     session.fid(request.fid)
     raise Unsupported("extended attributes")
 
@@ -225,7 +225,7 @@ READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2
 GRANTED, BLOCKED = 0, 1
 
 
-def _lock(session: Session, fid: Fid, request: m.Tlock | m.Tgetlock) -> tuple[Key, Held]:
+def _lock(session: Session, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> tuple[Key, Held]:
     if fid.handle is None and fid.listing is None:
         raise BadFid(f"fid {fid.number} is not open")
     end = min(request.start + request.length, END) if request.length else END  # 0: to the end of the file
@@ -235,50 +235,50 @@ def _lock(session: Session, fid: Fid, request: m.Tlock | m.Tgetlock) -> tuple[Ke
     return Key(fid.node.qid.path, False), held
 
 
-def lock(session: Session, request: m.Tlock) -> Fcall:
+def lock(session: Session, request: linux.Tlock) -> Fcall:
     """Granted or refused at once: who is told BLOCKED asks again."""
     fid = session.fid(request.fid)
     key, wanted = _lock(session, fid, request)
     if request.type == UNLOCK:
         session.tree.locks.release(key, wanted.owner, wanted.start, wanted.end)
-        return m.Rlock(request.tag, GRANTED)
+        return linux.Rlock(request.tag, GRANTED)
     if request.type not in (READ_LOCK, WRITE_LOCK):
         raise BadRequest(f"type of lock {request.type}")
     granted = session.tree.locks.take(key, wanted, wait=False) is None
     fid.locked = fid.locked or granted
-    return m.Rlock(request.tag, GRANTED if granted else BLOCKED)
+    return linux.Rlock(request.tag, GRANTED if granted else BLOCKED)
 
 
-def getlock(session: Session, request: m.Tgetlock) -> Fcall:
+def getlock(session: Session, request: linux.Tgetlock) -> Fcall:
     """The lock that stands in the way, or the question back with type UNLOCK."""
     fid = session.fid(request.fid)
     held = session.tree.locks.conflict(*_lock(session, fid, request))
     if held is None:
-        return m.Rgetlock(request.tag, UNLOCK, *request[3:])
+        return linux.Rgetlock(request.tag, UNLOCK, *request[3:])
     length = 0 if held.end == END else held.end - held.start
     kind = WRITE_LOCK if held.exclusive else READ_LOCK
     client_id = held.owner[1] if isinstance(held.owner, tuple) else ""  # else it is not of a 9P client
-    return m.Rgetlock(request.tag, kind, held.start, length, held.pid, client_id)
+    return linux.Rgetlock(request.tag, kind, held.start, length, held.pid, client_id)
 
 
 OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {
-    m.Tlopen: lopen,
-    m.Tlcreate: lcreate,
-    m.Tmkdir: mkdir,
-    m.Tmknod: mknod,
-    m.Tsymlink: symlink,
-    m.Tlink: link,
-    m.Treadlink: readlink,
-    m.Trename: rename,
-    m.Trenameat: renameat,
-    m.Tunlinkat: unlinkat,
-    m.Treaddir: readdir,
-    m.Tgetattr: getattr_,
-    m.Tsetattr: setattr_,
-    m.Tstatfs: statfs,
-    m.Tfsync: fsync,
-    m.Txattrwalk: xattrwalk,
-    m.Txattrcreate: xattrcreate,
-    m.Tlock: lock,
-    m.Tgetlock: getlock,
+    linux.Tlopen: lopen,
+    linux.Tlcreate: lcreate,
+    linux.Tmkdir: mkdir,
+    linux.Tmknod: mknod,
+    linux.Tsymlink: symlink,
+    linux.Tlink: link,
+    linux.Treadlink: readlink,
+    linux.Trename: rename,
+    linux.Trenameat: renameat,
+    linux.Tunlinkat: unlinkat,
+    linux.Treaddir: readdir,
+    linux.Tgetattr: getattr_,
+    linux.Tsetattr: setattr_,
+    linux.Tstatfs: statfs,
+    linux.Tfsync: fsync,
+    linux.Txattrwalk: xattrwalk,
+    linux.Txattrcreate: xattrcreate,
+    linux.Tlock: lock,
+    linux.Tgetlock: getlock,
 }

@@ -38,8 +38,9 @@ from mqfs.locks import Key
 from mqfs.net.identity import Peer
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.dialect import Dialect, negotiate, refusal
-from mqfs.ninep.codec.messages import TYPES, Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
+from mqfs.ninep.codec.messages import Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
 from mqfs.ninep.codec.notation import show
+from mqfs.ninep.codec.numbers import TYPES
 from mqfs.ninep.codec.wire import (
     HEADER,
     IO_OVERHEAD,

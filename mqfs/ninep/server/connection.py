@@ -1,0 +1,265 @@
+"""One connection: carries bytes between two descriptors and a session.
+
+Reading and sending go straight to the descriptor and meet trio only when it would block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Hashable, Iterator
+from time import perf_counter
+from typing import Protocol
+
+import trio
+
+from mqfs import limits
+from mqfs.engine.tree import Tree
+from mqfs.errors import BadFrame, OverLimit
+from mqfs.net.identity import Peer
+from mqfs.ninep.server.session import Session
+from mqfs.ninep.server.turns import Turn
+
+log = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 65_536
+BATCHES = 16  # read in a row from one connection before the others have their turn
+JOIN_BYTES = 65_536  # replies below this are joined into one buffer; larger ones are gathered by the kernel
+GATHER = 1_000  # buffers of one writev; the system takes 1,024
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.EBADF, errno.EIO)
+
+
+class Connections(Protocol):
+    """All connections of one tree: what one of them needs of the server."""
+
+    tree: Tree
+    nursery: trio.Nursery
+    inside: int  # a batch is being performed: what it wakes is flushed at its end
+    batches: int
+
+    def turn_of(self, user: Hashable) -> Turn: ...
+    def tracer(self, where: str) -> Callable[[str], None] | None: ...
+    def woken(self, connection: Connection) -> None:
+        """A connection has replies that no batch of its own will send. Called from inside the engine."""
+
+    def flush_woken(self) -> None: ...
+
+
+class Connection:
+    """Two descriptors (often one) and the session between them."""
+
+    def __init__(self, server: Connections, peer: Peer, incoming: int, outgoing: int) -> None:
+        self.server, self.incoming, self.outgoing = server, incoming, outgoing
+        self._memory = server.tree.memory
+        self.dirty = False  # in the server's list of those with replies to send
+        self.ended = False
+        self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
+        self.session.delay = self._delay
+        self._turn = server.turn_of(peer.account)
+        self.sent = 0  # bytes
+        self._held = 0  # bytes of memory that count as the client's
+        self._unsent: list[memoryview] = []
+        self._moved = trio.Event()  # set when something was sent, or a reply came
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was answered is sent."""
+        return not self._unsent and not self.dirty
+
+    def _wake(self) -> None:
+        """The session has a reply; perhaps from inside the engine."""
+        if not self.dirty and not self.ended:
+            self.dirty = True
+            self.server.woken(self)
+
+    def _delay(self, then: Callable[[], None]) -> None:
+        async def wait() -> None:
+            await trio.sleep(limits.TOKEN_DELAY_S)
+            then()
+
+        self.server.nursery.start_soon(wait)
+
+    async def run(self) -> None:
+        """Read and perform until the client goes, breaks the protocol, or the server ends."""
+        try:
+            while data := await self._receive():
+                if not await self._perform(data):
+                    break
+            await self._finish()
+        except BadFrame as error:
+            log.warning("%s: connection ended: %s", self.session.peer.where, error)
+        finally:
+            self._turn.leave()
+            self.flush()
+            self.ended = True
+            with trio.CancelScope(shield=True):
+                await self._in_slices(self.session.closing(self.sent))
+            self._unsent = []
+            self._held = self._memory.change(self.session.peer.account, self._held, 0)
+
+    async def _finish(self) -> None:
+        """The client sends no more, but may still read: what was done and is not answered yet goes to it."""
+        await self._in_slices(self.session.give_up())
+        with trio.move_on_after(limits.SHUTDOWN_S):
+            while (self._unsent or self.session.waiting) and not self.ended:
+                self._moved = trio.Event()
+                await self._moved.wait()
+
+    async def _receive(self) -> bytes:
+        """What is there to be read; b"" at the end."""
+        size = RECEIVE_BYTES
+        if self._held or self.session.unfinished:
+            self._count_memory()
+            size = max(size, self.session.missing)
+        while not self.ended:
+            try:
+                return os.read(self.incoming, size)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.incoming)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+                return b""
+        return b""
+
+    async def _in_slices(self, steps: Iterator[None]) -> None:
+        """Others have their turn now and then."""
+        until = perf_counter() + limits.TURN_S
+        for _ in steps:
+            if perf_counter() > until:
+                await trio.lowlevel.checkpoint()
+                until = perf_counter() + limits.TURN_S
+
+    async def _perform(self, data: bytes) -> bool:
+        """Perform a batch and send what it answers; wait while too much is unanswered or unsent. False: ended."""
+        server, session, turn = self.server, self.session, self._turn
+        done = False
+        while not done:
+            if turn.owner is not None:
+                await turn.come()
+            if self.ended:
+                break
+            began = turn.begin()
+            self.dirty = True  # so that the session's wake has nothing to do
+            server.inside += 1
+            try:
+                done = session.receive(data, limits.TURN_S if began else limits.BATCH_S)
+            finally:
+                server.inside -= 1
+                self.flush()
+                server.flush_woken()
+            data = b""
+            server.batches += 1
+            if began or not done or turn.owner is not None:
+                await turn.end(began, done)
+            elif server.batches % BATCHES == 0:
+                await trio.lowlevel.checkpoint()
+            if not done and session.congested:
+                self._count_memory()
+                self._moved = trio.Event()
+                await self._moved.wait()
+        return not self.ended
+
+    def flush(self) -> None:
+        """Send what there is, as far as it goes without waiting; a task of its own sees to the rest."""
+        self.dirty = False
+        if self._unsent:
+            return  # that task comes back here
+        out = self.session.take()
+        if out:
+            self._send(out)
+        if self._unsent and not self.ended:
+            self._note_unsent()
+            self.server.nursery.start_soon(self._drain)
+
+    def _note_unsent(self) -> None:
+        self.session.unsent = sum(map(len, self._unsent))
+
+    def _count_memory(self) -> None:
+        """What waits here comes from the client's share of the server's memory; beyond it the connection ends."""
+        try:
+            self._held = self._memory.change(self.session.peer.account, self._held, self.session.held)
+        except OverLimit as error:
+            log.warning("%s: connection ended: %s", self.session.peer.where, error)
+            self.lost()
+
+    def moved(self) -> None:
+        """Replies came from elsewhere: send them, and read on if that was what it waited for."""
+        self.flush()
+        if self._unsent:
+            self._count_memory()
+        self._moved.set()
+
+    def _send(self, out: list[bytes]) -> None:
+        if len(out) == 1:
+            whole = out[0]
+        elif sum(map(len, out)) <= JOIN_BYTES:
+            whole = b"".join(out)
+        else:
+            self._unsent = [memoryview(part) for part in out]
+            self._gather()
+            return
+        try:
+            sent = os.write(self.outgoing, whole)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._broken(error)
+            return
+        self.sent += sent
+        if sent < len(whole):
+            self._unsent = [memoryview(whole)[sent:]]
+
+    def _gather(self) -> None:
+        """Send what is unsent, until it is or the descriptor takes no more."""
+        while self._unsent:
+            try:
+                sent = os.writev(self.outgoing, self._unsent[:GATHER])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._broken(error)
+                return
+            self.sent += sent
+            done = 0
+            while done < len(self._unsent) and sent >= len(self._unsent[done]):
+                sent -= len(self._unsent[done])
+                done += 1
+            del self._unsent[:done]
+            if sent:
+                self._unsent[0] = self._unsent[0][sent:]
+
+    async def _drain(self) -> None:
+        try:
+            await self._send_rest()
+        except Exception:
+            log.exception("%s: connection ended", self.session.peer.where)
+            self.lost()
+
+    async def _send_rest(self) -> None:
+        while self._unsent and not self.ended:
+            try:
+                await trio.lowlevel.wait_writable(self.outgoing)
+            except (trio.ClosedResourceError, OSError):
+                return
+            self._gather()
+            self._note_unsent()
+        if not self.ended:
+            self._count_memory()
+        self._moved.set()
+        if not self.ended:
+            self.flush()
+
+    def _broken(self, error: OSError) -> None:
+        if error.errno not in _GONE:
+            log.warning("%s: %s", self.session.peer.where, error)
+        self.lost()
+
+    def lost(self) -> None:
+        """Nothing can be sent any more: the reading side is told by its own descriptor, or here."""
+        self._unsent, self.ended = [], True
+        self._moved.set()
+        with contextlib.suppress(OSError, ValueError):
+            trio.lowlevel.notify_closing(self.incoming)
