@@ -20,13 +20,13 @@ from typing import Any
 from mqfs import errors, limits
 from mqfs.log.batch import stamp
 from mqfs.log.record import INNER, MORE, SETTLED, Row, encode, padded, settled
-from mqfs.store import index as idx
-from mqfs.store.compact import compact
+from mqfs.store.compaction import compact
 from mqfs.store.disk import write_all
-from mqfs.store.index import Index, OpenIndex, Others, pack_other
-from mqfs.store.reading import Home, reserve_body, reserved_by
-from mqfs.store.segment import Segment
-from mqfs.store.syncing import Syncing
+from mqfs.store.group_commit import Syncing
+from mqfs.store.log_reader import Home, reserve_body, reserved_by
+from mqfs.store.segment import index as idx
+from mqfs.store.segment.file import Segment
+from mqfs.store.segment.index import Index, OpenIndex, Others, pack_other
 from mqfs.types import Blanks, Buffer, Columns, Draft, Kind, Many
 
 log = logging.getLogger("mqfs.store")

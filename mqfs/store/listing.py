@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 
-from mqfs.store.index import Index
+from mqfs.store.segment.index import Index
 from mqfs.types import Kind, Listed
 
 _END = bytes([Kind.END])

@@ -13,9 +13,9 @@ from typing import cast
 
 from mqfs import errors, limits
 from mqfs.log.record import HEAD_BYTES, INNER, padded
-from mqfs.store.reading import PORTIONS
-from mqfs.store.staged import MemoryStaged
-from mqfs.store.stretches import of_sizes
+from mqfs.store.log_reader import PORTIONS
+from mqfs.store.split_points import of_sizes
+from mqfs.store.spool import MemoryStaged
 from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Listed, Log, Record, Span, Stretch
 
 _CHANGED_BYTES = (
@@ -263,7 +263,7 @@ class MemoryStore:
         return bucket
 
     def in_memory(self, bucket: Bucket) -> Bucket:
-        from mqfs.store.volatile import Volatile  # it is made of what is here
+        from mqfs.store.memory_only import Volatile  # it is made of what is here
 
         return Volatile(cast(Log, bucket))
 

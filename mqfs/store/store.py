@@ -17,11 +17,11 @@ from typing import cast
 
 from mqfs import errors, limits
 from mqfs.store.bucket import DiskBucket, write_head
-from mqfs.store.committer import Committer, Inline, Post, Thread
+from mqfs.store.commit_thread import Committer, Inline, Post, Thread
 from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
-from mqfs.store.segment import Files
-from mqfs.store.staged import DiskStaged
-from mqfs.store.volatile import Volatile
+from mqfs.store.memory_only import Volatile
+from mqfs.store.segment.file import Files
+from mqfs.store.spool import DiskStaged
 from mqfs.types import Bucket, Log
 
 log = logging.getLogger("mqfs.store")

@@ -18,8 +18,8 @@ from mqfs.engine import frames
 from mqfs.log import batch, headers
 from mqfs.log.record import encode
 from mqfs.ring import scan
-from mqfs.store.index import OpenIndex, Others
-from mqfs.store.segment import survey
+from mqfs.store.segment.file import survey
+from mqfs.store.segment.index import OpenIndex, Others
 from mqfs.types import MORE, Kind
 from tests.campaign import size
 from tests.units.hand import Units, frame

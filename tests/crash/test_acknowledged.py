@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from mqfs.store.bucket import DiskBucket
-from mqfs.store.compact import compact
+from mqfs.store.compaction import compact
 from mqfs.store.store import DiskStore
 from mqfs.types import Draft, Kind
 from tests.crash.liar import LyingDisk, Stopped
@@ -220,7 +220,7 @@ def test_a_state_is_not_written_more_often_than_its_own_bytes(padding: int) -> N
 
 def test_a_segment_may_go_while_others_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weighing is done in portions, and holds up nothing; what is known to be heavy is not weighed again."""
-    monkeypatch.setattr("mqfs.store.compact._LOOKED", 4)
+    monkeypatch.setattr("mqfs.store.compaction._LOOKED", 4)
     used = Used()
     while len(used.logs()) < 8:
         used.kept.append(used.bucket.append(Kind.MESSAGE, 17, 0, b"x" * 60))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import ReadOnly
-from mqfs.store.committer import Thread
+from mqfs.store.commit_thread import Thread
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
 from mqfs.types import Bucket, Kind

@@ -14,8 +14,8 @@ from collections import deque
 from typing import NamedTuple
 
 from mqfs import errors
-from mqfs.store.reading import Home, Reading
-from mqfs.store.segment import Segment
+from mqfs.store.log_reader import Home, Reading
+from mqfs.store.segment.file import Segment
 from mqfs.types import Committed
 
 log = logging.getLogger("mqfs.store")

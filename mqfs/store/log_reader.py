@@ -13,13 +13,13 @@ from typing import Protocol
 
 from mqfs import errors, limits
 from mqfs.log.record import HEAD_BYTES, INNER, Row, decode
-from mqfs.store import spans
-from mqfs.store.committer import Committer
+from mqfs.store import bulk_read
+from mqfs.store.commit_thread import Committer
 from mqfs.store.disk import Disk
-from mqfs.store.index import Index, Plain, seek, seek_before, with_headers
 from mqfs.store.listing import listed, pick
-from mqfs.store.segment import Files, Segment
-from mqfs.store.stretches import Cutter, chosen
+from mqfs.store.segment.file import Files, Segment
+from mqfs.store.segment.index import Index, Plain, seek, seek_before, with_headers
+from mqfs.store.split_points import Cutter, chosen
 from mqfs.types import Kind, Listed, Record, Span, Stretch
 
 log = logging.getLogger("mqfs.store")
@@ -196,7 +196,7 @@ class Reading:
             return None
         segment, index, ordinal = place
         end = min(end, self._end_of(bisect_right(self._firsts, index.sequences[ordinal]) - 1))
-        return spans.span(segment, index, ordinal, end, most_bytes, streams, headed)
+        return bulk_read.span(segment, index, ordinal, end, most_bytes, streams, headed)
 
     def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
         place = self._where(stream, sequence)

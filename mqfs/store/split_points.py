@@ -13,7 +13,7 @@ from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.types import Stretch
 
 if TYPE_CHECKING:
-    from mqfs.store.index import Index
+    from mqfs.store.segment.index import Index
 
 
 def chosen(index: Index, begin: int, end: int, streams: Set[int] | None) -> Sequence[int]:

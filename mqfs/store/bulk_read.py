@@ -16,8 +16,8 @@ from mqfs.log.record import HEAD_BYTES, decode, padded
 from mqfs.types import Span
 
 if TYPE_CHECKING:
-    from mqfs.store.index import Index
-    from mqfs.store.segment import Segment
+    from mqfs.store.segment.file import Segment
+    from mqfs.store.segment.index import Index
 
 _LEAST = 4  # messages; fewer are read one by one
 

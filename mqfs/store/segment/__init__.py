@@ -1,0 +1,1 @@
+"""One segment of a log: its file, its index, what is found in a torn tail."""
