@@ -31,8 +31,8 @@ from mqfs.net.sockets import SocketFile
 from mqfs.ninep.server.listener import Listener, listen
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.ring import MISSING
-from mqfs.rings import door
-from mqfs.rings.manager import Rings
+from mqfs.ring.server import attach_socket
+from mqfs.ring.server.registry import Rings
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
@@ -185,7 +185,7 @@ class Server:
         if MISSING or not isinstance(listener.address, UnixAddress):
             return
         try:
-            self.doors.append(door.listen(listener.address))
+            self.doors.append(attach_socket.listen(listener.address))
         except BadAddress as error:
             log.warning("no rings for clients of %s: %s", listener.address, error)
 
@@ -213,7 +213,7 @@ class Server:
             nursery.start_soon(self.heed, signals)
             nursery.start_soon(self.guard, "house-keeping", functools.partial(self.keep_house, tree, rings))
             ends: list[End] = []
-            visits = door.Door(rings, self.doors)
+            visits = attach_socket.Door(rings, self.doors)
             try:
                 await nursery.start(functools.partial(self.guard, "the door", visits.run, only=False))
                 await self.start_faces(tree, listeners, nursery, ends)

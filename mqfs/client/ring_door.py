@@ -17,7 +17,7 @@ from typing import Any
 from mqfs import limits
 from mqfs.errors import Disconnected, Unsupported
 from mqfs.net.sockets import reachable
-from mqfs.rings import packets
+from mqfs.ring import protocol
 
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _NOBODY = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE)
@@ -48,7 +48,7 @@ class DoorCall:
 
     def attach(self, group: str) -> tuple[dict[str, Any], int]:
         """What the server says of the group's ring, and a descriptor of it. Raises what it refuses with."""
-        said, fds = self._exchange({"attach": group, "version": packets.VERSION})
+        said, fds = self._exchange({"attach": group, "version": protocol.VERSION})
         if len(fds) != 1:
             raise Disconnected(f"{self._path}: the door gave no ring")
         return said, fds[0]
@@ -61,7 +61,7 @@ class DoorCall:
         try:
             with self._lock:
                 with contextlib.suppress(BrokenPipeError):  # turned away; why, is there to be read
-                    self._socket.send(packets.encode(question))
+                    self._socket.send(protocol.encode(question))
                 data, fds, _, _ = socket.recv_fds(self._socket, limits.RING_PACKET_BYTES, 1)
         except OSError as error:
             self.close()
@@ -70,9 +70,9 @@ class DoorCall:
             os.set_inheritable(fd, False)
         if not data:
             raise Disconnected(f"{self._path}: the server closed the connection")
-        said = packets.decode(data)
+        said = protocol.decode(data)
         if "error" in said:
-            packets.raise_refusal(said)
+            protocol.raise_refusal(said)
         return said, fds
 
     @property

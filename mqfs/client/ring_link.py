@@ -14,8 +14,7 @@ from mqfs.client.nine import Connection, Nine
 from mqfs.client.ring_group import RingGroup
 from mqfs.net import identity
 from mqfs.net.address import UnixAddress, parse_address
-from mqfs.ring import MISSING
-from mqfs.rings import packets
+from mqfs.ring import MISSING, protocol
 
 
 def why_not(address: str, user: str) -> str:
@@ -48,7 +47,7 @@ class RingLink(Nine):
         self._making = threading.Lock()
         where = parse_address(address)
         assert isinstance(where, UnixAddress)
-        self._door_path = where.path + packets.SUFFIX
+        self._door_path = where.path + protocol.SUFFIX
         super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
 
     def connection(self) -> Connection:

@@ -2,7 +2,7 @@
 
 Owns what the rest of the engine is to know of them: they are counted, bounded by `depth` and handed to who waits, in
 their order. Where nobody waits that is done for all of them at once. How they came
-into the log is mqfs/rings/journal.py.
+into the log is mqfs/ring/server/ring_log.py.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from mqfs import ring
 from mqfs.clock import SystemClock
 from mqfs.engine.group import Group
 from mqfs.engine.tree import Tree
-from mqfs.rings import manager
-from mqfs.rings.manager import Attachment, Rings
+from mqfs.ring.server import registry
+from mqfs.ring.server.registry import Attachment, Rings
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
@@ -59,7 +59,7 @@ class Keeper:
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch) -> Any:
     """For rigs with a disk that is none."""
-    monkeypatch.setattr(manager, "KeeperLink", Keeper)
+    monkeypatch.setattr(registry, "KeeperLink", Keeper)
     yield Keeper
     Keeper("").quit()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import ring
-from mqfs.rings.keeper import KeeperLink
+from mqfs.ring.server.keeper_link import KeeperLink
 from tests.campaign import size
 from tests.rings import crowd
 from tests.server.process import serving

@@ -24,8 +24,9 @@ from mqfs import errors, limits, ring
 from mqfs.clock import SystemClock
 from mqfs.engine.tree import Tree
 from mqfs.net.address import UnixAddress
-from mqfs.rings import door, packets
-from mqfs.rings.manager import Rings
+from mqfs.ring import protocol
+from mqfs.ring.server import attach_socket
+from mqfs.ring.server.registry import Rings
 from mqfs.store.memory import MemoryStore
 from mqfs.types import User
 from tests.anyone import NOBODY
@@ -85,7 +86,7 @@ class Caller:
 
 def test_what_it_gives(away: Away) -> None:
     with Caller(away) as caller, away.connect() as client:
-        said = caller.ask(attach="g", version=packets.VERSION)
+        said = caller.ask(attach="g", version=protocol.VERSION)
         assert said.keys() == {"generation", "group", "sync", "keep", "deliver", "ttl_ns"}
         assert (said["sync"], said["keep"], said["deliver"]) == ("always", "disk", "all")
         assert said["ttl_ns"] == 3_600 * 10**9
@@ -105,9 +106,9 @@ def test_what_it_gives(away: Away) -> None:
 def test_a_connection_is_one_attachment_and_all_get_the_same(away: Away) -> None:
     with Caller(away) as one, Caller(away) as two:
         assert one.ask(stream="s") == {"error": "BadRequest", "text": "attach first"}
-        first = one.ask(attach="g", version=packets.VERSION)
-        assert one.ask(attach="g", version=packets.VERSION)["error"] == "BadRequest"
-        assert two.ask(attach="/g/", version=packets.VERSION)["generation"] == first["generation"]
+        first = one.ask(attach="g", version=protocol.VERSION)
+        assert one.ask(attach="g", version=protocol.VERSION)["error"] == "BadRequest"
+        assert two.ask(attach="/g/", version=protocol.VERSION)["generation"] == first["generation"]
         assert one.ask(stream="s")["number"] == two.ask(stream="s")["number"]
 
 
@@ -129,8 +130,8 @@ def test_a_connection_is_one_attachment_and_all_get_the_same(away: Away) -> None
 )
 def test_refusals_are_answered_and_it_stays_usable(away: Away, said: dict[str, Any], error: str) -> None:
     with Caller(away) as caller:
-        assert caller.ask(**{"version": packets.VERSION, **said})["error"] == error
-        assert caller.ask(attach="g", version=packets.VERSION)["group"]
+        assert caller.ask(**{"version": protocol.VERSION, **said})["error"] == error
+        assert caller.ask(attach="g", version=protocol.VERSION)["group"]
         for question in ({"stream": 1}, {"stream": None}, {"number": "1"}, {"number": True}, {"number": -1}):
             assert caller.ask(**question)["error"] == "BadRequest"
         for question in ({"number": 1 << 40}, {"stream": ""}, {"stream": "a/b"}, {"stream": "\0"}):
@@ -144,7 +145,7 @@ def test_what_is_no_object_ends_the_connection(away: Away, noise: bytes) -> None
         answer = caller.send(noise)
         assert answer is not None
         assert answer["error"] == "BadRequest"
-        assert caller.ask(attach="g", version=packets.VERSION) is None
+        assert caller.ask(attach="g", version=protocol.VERSION) is None
 
 
 def test_noise(away: Away) -> None:
@@ -183,7 +184,7 @@ def test_noise(away: Away) -> None:
                 if caller.send(data) is None:
                     break
     with Caller(away) as caller:
-        assert caller.ask(attach="g", version=packets.VERSION)["group"]
+        assert caller.ask(attach="g", version=protocol.VERSION)["group"]
     assert "Traceback" not in away.process.text()
 
 
@@ -192,7 +193,7 @@ def test_descriptors_that_are_sent_to_it_are_dropped(away: Away) -> None:
         return len(os.listdir(f"/proc/{away.process.pid}/fd"))
 
     with Caller(away) as caller:
-        assert caller.ask(attach="g", version=packets.VERSION)
+        assert caller.ask(attach="g", version=protocol.VERSION)
         before = open_files()
         for _ in range(50):
             socket.send_fds(caller.socket, [b'{"stream":"s"}'], [0, 1, 2])
@@ -268,10 +269,10 @@ def test_ring_says_who_attaches() -> None:
                 group.ctl("ring off")
                 assert by_nobody(away, "g")[0]["error"] == "Unsupported"
                 with Caller(away) as caller:
-                    assert caller.ask(attach="g", version=packets.VERSION)["error"] == "Unsupported"
+                    assert caller.ask(attach="g", version=protocol.VERSION)["error"] == "Unsupported"
                 group.ctl("ring owner")
                 with Caller(away) as caller:
-                    assert "generation" in caller.ask(attach="g", version=packets.VERSION)
+                    assert "generation" in caller.ask(attach="g", version=protocol.VERSION)
                 os.chown(folder / "mq" / "g", 65_534, -1)
                 assert by_nobody(away, "g")[1] == 1
         finally:
@@ -357,7 +358,7 @@ def test_its_file_comes_and_goes_with_the_server() -> None:
         assert file.exists()
         away.start()  # over what the killed one left
         with Caller(away) as caller:
-            assert caller.ask(attach="", version=packets.VERSION)["generation"]
+            assert caller.ask(attach="", version=protocol.VERSION)["generation"]
         away.close()
         assert not file.exists()
         assert not (folder / "store" / "keeper").exists()
@@ -377,7 +378,7 @@ def test_the_end_of_the_server_is_the_end_of_the_connection() -> None:
         with short_folder() as folder:
             away = Away(folder)
             with Caller(away) as caller, Caller(away) as silent:
-                assert caller.ask(attach="", version=packets.VERSION)
+                assert caller.ask(attach="", version=protocol.VERSION)
                 away.process.stop(number)
                 assert caller.socket.recv(100) == b""
                 with contextlib.suppress(ConnectionResetError):  # it was not even accepted yet
@@ -402,7 +403,7 @@ class Inside:
         self.tree = Tree(store, SystemClock(), owner=user, prepare=self.rings.resume, defaults=["ring all"])
         self.path = str(folder / "s.ring")
         self.calls: list[trio.socket.SocketType] = []
-        self.door = door.Door(self.rings, [door.listen(UnixAddress(str(folder / "s")))])
+        self.door = attach_socket.Door(self.rings, [attach_socket.listen(UnixAddress(str(folder / "s")))])
 
     async def call(self) -> trio.socket.SocketType:
         sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -413,7 +414,7 @@ class Inside:
     async def attach(self) -> dict[str, Any]:
         sock = await self.call()
         with contextlib.suppress(ConnectionError):
-            await sock.send(packets.encode({"attach": "", "version": packets.VERSION}))
+            await sock.send(protocol.encode({"attach": "", "version": protocol.VERSION}))
         said: dict[str, Any] = json.loads(await sock.recv(9_000))
         return said
 
@@ -425,7 +426,7 @@ class Inside:
 
 
 def test_who_says_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "ATTACH_S", 0.05)
+    monkeypatch.setattr(attach_socket, "ATTACH_S", 0.05)
 
     async def main() -> None:
         with short_folder() as folder:
@@ -477,12 +478,13 @@ def test_a_client_that_goes_lets_go_of_its_ring(away: Away) -> None:
             callers = [stack.enter_context(Caller(away)) for _ in range(limits.ATTACHMENTS)]
             first = callers[0]
             until(
-                partial(lambda caller: "group" in caller.ask(attach="g", version=packets.VERSION), first), "others gone"
+                partial(lambda caller: "group" in caller.ask(attach="g", version=protocol.VERSION), first),
+                "others gone",
             )
             for caller in callers[1:]:
-                assert caller.ask(attach="g", version=packets.VERSION)["group"]
+                assert caller.ask(attach="g", version=protocol.VERSION)["group"]
             with Caller(away) as more:
-                assert more.ask(attach="g", version=packets.VERSION)["error"] == "OverLimit"
+                assert more.ask(attach="g", version=protocol.VERSION)["error"] == "OverLimit"
 
 
 def test_a_path_longer_than_an_address() -> None:

@@ -14,7 +14,7 @@ import pytest
 import mqfs
 from mqfs import ring
 from mqfs.errors import Disconnected, DiskFailed, MqfsError, ReadOnly
-from mqfs.rings.keeper import KeeperLink
+from mqfs.ring.server.keeper_link import KeeperLink
 from tests.rings.crowd import log_of
 from tests.server.process import Running
 

@@ -19,7 +19,7 @@ import pytest
 
 import mqfs
 from mqfs import errors, ring
-from mqfs.rings.keeper import KeeperLink
+from mqfs.ring.server.keeper_link import KeeperLink
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk
 from tests.rings import crowd

@@ -26,8 +26,8 @@ import pytest
 import mqfs
 from mqfs import errors, limits, ring
 from mqfs.ninep.blocking import connect
-from mqfs.rings.journal import Journal
-from mqfs.rings.keeper import KeeperLink
+from mqfs.ring.server.keeper_link import KeeperLink
+from mqfs.ring.server.ring_log import Journal
 from tests.anyone import NOBODY, python_for_anyone
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk

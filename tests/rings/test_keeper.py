@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits, ring
-from mqfs.rings.keeper import KeeperLink
+from mqfs.ring.server.keeper_link import KeeperLink
 from tests.anyone import NOBODY, python_for_anyone
 from tests.server.process import environment, until
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 SERVER = """
 import sys, time
 from mqfs import ring
-from mqfs.rings.keeper import KeeperLink
+from mqfs.ring.server.keeper_link import KeeperLink
 link = KeeperLink(sys.argv[1])
 for group in (3, 4):
     made = ring.create(1 << 16, generation=group * 10)
@@ -211,7 +211,7 @@ def test_others_are_not_listened_to(store: Path) -> None:
         os.close(fd)
     assert done.stdout == "(b'', [])\n", done.stderr
     assert len(taken(store)) == 2
-    script = "import sys; from mqfs.rings.keeper import KeeperLink\nprint(KeeperLink.held(sys.argv[1]))"
+    script = "import sys; from mqfs.ring.server.keeper_link import KeeperLink\nprint(KeeperLink.held(sys.argv[1]))"
     command = [*NOBODY, python, "-c", script, str(store)]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, env={"PYTHONPATH": path}, check=False)
     assert done.stdout == "{}\n", done.stderr

@@ -15,7 +15,7 @@ import pytest
 
 from mqfs import ring
 from mqfs.ninep.blocking import connect
-from mqfs.rings.keeper import KeeperLink
+from mqfs.ring.server.keeper_link import KeeperLink
 from tests.campaign import seed, size
 from tests.rings import crowd
 from tests.server.process import Running, mqfs, unmount

@@ -15,7 +15,7 @@ import pytest
 
 from mqfs import errors, ring
 from mqfs.ring import Ring
-from mqfs.rings.keeper import KeeperLink
+from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.types import Draft
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk

@@ -22,8 +22,8 @@ from mqfs.engine.ctl import NO_DEPTH, Settings, parse_settings
 from mqfs.engine.group import Group
 from mqfs.engine.permission import R, W, X, require
 from mqfs.engine.tree import Tree
-from mqfs.rings.journal import Journal
-from mqfs.rings.keeper import KeeperLink
+from mqfs.ring.server.keeper_link import KeeperLink
+from mqfs.ring.server.ring_log import Journal
 from mqfs.shares import require_share
 from mqfs.types import Log, Step, Store, User, Wait
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from mqfs import limits
 from mqfs.errors import MqfsError, Unsupported
-from mqfs.rings import holder
+from mqfs.ring.server import fd_keeper
 
 log = logging.getLogger("mqfs")
 
@@ -141,14 +141,14 @@ class KeeperLink:
         folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            where = f"/proc/self/fd/{folder}/{holder.NAME}"
+            where = f"/proc/self/fd/{folder}/{fd_keeper.NAME}"
             _remove_old(where)
             listener.bind(where)
             os.chmod(where, 0o600)
             listener.listen(4)
             fds = listener.fileno(), folder
             self._child = _Child(
-                [sys.executable, "-I", "-S", holder.__file__, *map(str, fds), str(limits.RINGS), self._path],
+                [sys.executable, "-I", "-S", fd_keeper.__file__, *map(str, fds), str(limits.RINGS), self._path],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -184,7 +184,7 @@ def _name(group: int, generation: int) -> bytes:
 
 
 def _there(store_path: str) -> bool:
-    return os.path.lexists(f"{store_path}/{holder.NAME}")
+    return os.path.lexists(f"{store_path}/{fd_keeper.NAME}")
 
 
 def _connect(store_path: str) -> socket.socket:
@@ -193,10 +193,10 @@ def _connect(store_path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.settimeout(PATIENCE_S)
-        sock.connect(f"/proc/self/fd/{folder}/{holder.NAME}")
+        sock.connect(f"/proc/self/fd/{folder}/{fd_keeper.NAME}")
         uid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
         if uid != os.geteuid():
-            raise PermissionError(f"{store_path}/{holder.NAME} is listened at by user {uid}")
+            raise PermissionError(f"{store_path}/{fd_keeper.NAME} is listened at by user {uid}")
     except BaseException:
         sock.close()
         raise

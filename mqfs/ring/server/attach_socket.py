@@ -20,11 +20,11 @@ from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
 from mqfs.net import identity
 from mqfs.net.address import UnixAddress, explain_failure
 from mqfs.net.sockets import SocketFile, peer, peer_groups
-from mqfs.rings import packets
+from mqfs.ring import protocol
 from mqfs.shares import Shares
 
 if TYPE_CHECKING:
-    from mqfs.rings.manager import Attachment, Rings
+    from mqfs.ring.server.registry import Attachment, Rings
 
 log = logging.getLogger("mqfs.rings")
 
@@ -34,7 +34,7 @@ _RETRY_S = 0.1
 
 def listen(address: UnixAddress, *, mode: int = 0o666) -> SocketFile:
     """Listen beside a 9P socket, now, or BadAddress."""
-    path = address.path + packets.SUFFIX
+    path = address.path + protocol.SUFFIX
     try:
         return SocketFile(path, socket.SOCK_SEQPACKET, mode)
     except OSError as error:
@@ -72,16 +72,16 @@ class Visitor:
         fds: list[int] = []
         try:
             goes_on = False
-            said = packets.decode(data)
+            said = protocol.decode(data)
             goes_on = True
             answer = self.carry_out(said, fds)
         except MqfsError as error:
-            answer = packets.refusal(error)
+            answer = protocol.refusal(error)
         except Exception:
             log.exception("%s: a request failed", self.where)
-            answer = packets.refusal(DiskFailed("the server has a fault; its log tells which"))
+            answer = protocol.refusal(DiskFailed("the server has a fault; its log tells which"))
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        await self.socket.sendmsg([packets.encode(answer)], passed)
+        await self.socket.sendmsg([protocol.encode(answer)], passed)
         return goes_on
 
     def carry_out(self, said: dict[str, Any], fds: list[int]) -> dict[str, Any]:
@@ -106,8 +106,8 @@ class Visitor:
     def attach(self, path: Any, version: Any, fds: list[int]) -> dict[str, Any]:
         if not isinstance(path, str):
             raise BadRequest("attach is the path of a group")
-        if version != packets.VERSION:
-            raise BadRequest(f"version {version!r}; this server speaks {packets.VERSION}")
+        if version != protocol.VERSION:
+            raise BadRequest(f"version {version!r}; this server speaks {protocol.VERSION}")
         if self.attachment is not None:
             raise BadRequest("it is attached already: one connection, one group")
         groups = peer_groups(self.socket)
@@ -176,7 +176,7 @@ class Door:
             self._refuse(str(error))
             with sock, contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RD)
-                sock.send(packets.encode(packets.refusal(error)))
+                sock.send(protocol.encode(protocol.refusal(error)))
                 while sock.recv(1):  # what it had said: left there it would take our answer from it
                     pass
             return False
