@@ -24,7 +24,7 @@ import trio
 
 from mqfs.engine.tree import Tree
 from mqfs.errors import MountError
-from mqfs.fuse.lane import Lane
+from mqfs.fuse.device_loop import Lane
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.fuse.operations import Operations
 from mqfs.fuse.processes import Watcher

@@ -25,7 +25,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 from mqfs import errors, limits
 from mqfs.engine.nodes import KeptFile, Meta
 from mqfs.engine.tree import Node, Tree
-from mqfs.fuse import people
+from mqfs.fuse import identity
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.types import Step, User
 from mqfs.waiting import settle
@@ -104,7 +104,7 @@ class Operations(pyfuse3.Operations):
         return self.attributes(node, self.nodes.enter(node, ctx.pid))
 
     def user(self, ctx: RequestContext, *, process: bool = False) -> User:
-        return people.user(ctx.uid, ctx.gid, ctx.pid, process=process)
+        return identity.user(ctx.uid, ctx.gid, ctx.pid, process=process)
 
     @answering
     async def setattr(

@@ -17,8 +17,8 @@ from mqfs.clock import SystemClock
 from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Tree
 from mqfs.errors import Stale
-from mqfs.fuse import wire
-from mqfs.fuse.lane import Lane
+from mqfs.fuse import protocol
+from mqfs.fuse.device_loop import Lane
 from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.store.memory import MemoryStore
 from mqfs.types import User
@@ -42,21 +42,21 @@ class Bench:
         self.fh = self.files.add(stream, self.tree.open(USER, stream, os.O_RDWR), True, True)
 
     def ask(self, opcode: int, unique: int, body: bytes, uid: int = 0) -> None:
-        size = wire.IN_HEADER + len(body)
-        self.kernel.send(wire.HEADER.pack(size, opcode, unique, 1, uid, 0, os.getpid()) + bytes(4) + body)
+        size = protocol.IN_HEADER + len(body)
+        self.kernel.send(protocol.HEADER.pack(size, opcode, unique, 1, uid, 0, os.getpid()) + bytes(4) + body)
 
     def read(self, unique: int, fh: int, flags: int = 0, uid: int = 0) -> None:
-        where = wire.U64.pack(fh) + bytes(8) + wire.U32.pack(100)
-        owner = wire.U32.pack(wire.READ_LOCKOWNER) + bytes(8)
-        self.ask(wire.READ, unique, where + owner + wire.U64.pack(flags), uid)
+        where = protocol.U64.pack(fh) + bytes(8) + protocol.U32.pack(100)
+        owner = protocol.U32.pack(protocol.READ_LOCKOWNER) + bytes(8)
+        self.ask(protocol.READ, unique, where + owner + protocol.U64.pack(flags), uid)
 
     async def reply(self) -> tuple[int, int, bytes]:
         """(unique, errno, the rest)"""
         with trio.fail_after(5):
             await trio.lowlevel.wait_readable(self.kernel)
         reply = self.kernel.recv(1 << 20)
-        _, number, unique = wire.REPLY.unpack_from(reply)
-        return unique, -number, reply[wire.OUT_HEADER :]
+        _, number, unique = protocol.REPLY.unpack_from(reply)
+        return unique, -number, reply[protocol.OUT_HEADER :]
 
 
 def with_bench(check: Callable[[Bench], Awaitable[None]]) -> None:
@@ -74,11 +74,11 @@ def with_bench(check: Callable[[Bench], Awaitable[None]]) -> None:
 
 def test_an_interrupt_may_overtake_its_request() -> None:
     async def check(bench: Bench) -> None:
-        bench.ask(wire.INTERRUPT, 7, wire.U64.pack(10))
+        bench.ask(protocol.INTERRUPT, 7, protocol.U64.pack(10))
         bench.read(10, bench.fh)
         assert await bench.reply() == (10, errno.EINTR, b"")
         bench.read(12, bench.fh)
-        bench.ask(wire.INTERRUPT, 13, wire.U64.pack(12))
+        bench.ask(protocol.INTERRUPT, 13, protocol.U64.pack(12))
         assert await bench.reply() == (12, errno.EINTR, b"")
         assert (bench.tree.waits.used, len(bench.lane.early), len(bench.lane.waiting)) == (0, 0, 0)
 
@@ -96,7 +96,7 @@ def test_one_user_does_not_take_all_reads_that_wait(monkeypatch: pytest.MonkeyPa
         bench.read(50, bench.fh, uid=1002)
         await trio.testing.wait_all_tasks_blocked()
         assert (len(bench.lane.waiting), bench.tree.waits.used) == (17, 17)
-        bench.ask(wire.INTERRUPT, 51, wire.U64.pack(50))
+        bench.ask(protocol.INTERRUPT, 51, protocol.U64.pack(50))
         assert await bench.reply() == (50, errno.EINTR, b"")
         bench.lane.close()
         assert (len(bench.lane.waiting), bench.tree.waits.used) == (0, 0)
@@ -111,11 +111,11 @@ def test_who_may_not_write_asks_for_no_sync() -> None:
         fh = bench.files.add(node, bench.tree.open(other, node, os.O_RDONLY), True, False)
         listing = bench.files.add_listing(Listing(bench.tree, other, bench.tree.root, other.uid))
         for unique, opcode, of, refused in (
-            (2, wire.FSYNC, bench.fh, 0),
-            (4, wire.FSYNC, fh, errno.EACCES),
-            (6, wire.FSYNCDIR, listing, errno.EACCES),
+            (2, protocol.FSYNC, bench.fh, 0),
+            (4, protocol.FSYNC, fh, errno.EACCES),
+            (6, protocol.FSYNCDIR, listing, errno.EACCES),
         ):
-            bench.ask(opcode, unique, wire.U64.pack(of) + bytes(8))
+            bench.ask(opcode, unique, protocol.U64.pack(of) + bytes(8))
             assert await bench.reply() == (unique, refused, b"")
 
     with_bench(check)
@@ -126,7 +126,7 @@ def test_remembered_interrupts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def check(bench: Bench) -> None:
         for i in range(100):
-            bench.ask(wire.INTERRUPT, 1, wire.U64.pack(1000 + i))
+            bench.ask(protocol.INTERRUPT, 1, protocol.U64.pack(1000 + i))
             await trio.testing.wait_all_tasks_blocked()
         assert list(bench.lane.early) == list(range(1090, 1100))
 
@@ -139,9 +139,9 @@ def test_requests_that_mean_nothing_are_refused_and_the_lane_goes_on(caplog: pyt
         assert await bench.reply() == (2, errno.ENOSYS, b"")
         bench.read(4, 12345)
         assert await bench.reply() == (4, errno.ESTALE, b"")
-        bench.ask(wire.POLL, 6, wire.POLL_IN.pack(12345, 1, 0, 1))
+        bench.ask(protocol.POLL, 6, protocol.POLL_IN.pack(12345, 1, 0, 1))
         assert await bench.reply() == (6, errno.ESTALE, b"")
-        bench.ask(wire.OPENDIR, 8, bytes(8))
+        bench.ask(protocol.OPENDIR, 8, bytes(8))
         assert (await bench.reply())[:2] == (8, 0)
         assert caplog.records == []
         node = bench.files.open[bench.fh].node
@@ -161,13 +161,13 @@ def test_an_open_whose_caller_is_gone_is_closed_again() -> None:
     async def check(bench: Bench) -> None:
         lane = bench.lane
         lane.send = lambda reply: False  # type: ignore[method-assign, assignment]
-        bench.ask(wire.OPEN, 20, bytes(8))
+        bench.ask(protocol.OPEN, 20, bytes(8))
         with trio.fail_after(5):
             while not lane.passed:
                 await trio.sleep(0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lane.replies)
-            bench.libfuse.send(wire.OPENED.pack(32, 0, 20, bench.fh, 0, 0))
+            bench.libfuse.send(protocol.OPENED.pack(32, 0, 20, bench.fh, 0, 0))
             with trio.fail_after(5):
                 while bench.files.open:
                     await trio.sleep(0)

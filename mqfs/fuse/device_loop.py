@@ -26,7 +26,7 @@ import trio
 from mqfs import errors, limits
 from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Node, Tree
-from mqfs.fuse import people, wire
+from mqfs.fuse import identity, protocol
 from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.fuse.operations import BLOCK_BYTES, known_name
 from mqfs.locks import Held, Key
@@ -37,20 +37,21 @@ log = logging.getLogger("mqfs.fuse")
 BATCH = 64  # requests answered before other tasks have a turn
 PASSED = frozenset(
     (
-        wire.SETATTR, wire.READLINK, wire.SYMLINK, wire.MKNOD, wire.MKDIR, wire.UNLINK, wire.RMDIR, wire.RENAME,
-        wire.LINK, wire.OPEN, wire.STATFS, wire.INIT, wire.ACCESS, wire.CREATE, wire.RENAME2,
+        protocol.SETATTR, protocol.READLINK, protocol.SYMLINK, protocol.MKNOD, protocol.MKDIR, protocol.UNLINK,
+        protocol.RMDIR, protocol.RENAME, protocol.LINK, protocol.OPEN, protocol.STATFS, protocol.INIT,
+        protocol.ACCESS, protocol.CREATE, protocol.RENAME2,
     )
 )  # fmt: skip
-AMENDED = frozenset((wire.INIT, wire.MKNOD, wire.MKDIR, wire.CREATE, wire.OPEN))
+AMENDED = frozenset((protocol.INIT, protocol.MKNOD, protocol.MKDIR, protocol.CREATE, protocol.OPEN))
 WANTED = (
-    wire.POSIX_LOCKS
-    | wire.FLOCK_LOCKS
-    | wire.ATOMIC_O_TRUNC
-    | wire.BIG_WRITES
-    | wire.ASYNC_DIO
-    | wire.PARALLEL_DIROPS
-    | wire.MAX_PAGES
-    | wire.HANDLE_KILLPRIV
+    protocol.POSIX_LOCKS
+    | protocol.FLOCK_LOCKS
+    | protocol.ATOMIC_O_TRUNC
+    | protocol.BIG_WRITES
+    | protocol.ASYNC_DIO
+    | protocol.PARALLEL_DIROPS
+    | protocol.MAX_PAGES
+    | protocol.HANDLE_KILLPRIV
 )  # not READDIRPLUS: it would enter every file of a directory in the table of nodes
 MAX_WRITE, PAGES = 1 << 20, 256
 BACKGROUND = 0xFFFF  # asynchronous reads that wait must not stand in the way of a RELEASE
@@ -65,7 +66,9 @@ class Waiting:
 
     def __init__(self, lane: Lane, unique: int, step: Wait[Any]) -> None:
         self.lane, self.unique, self.step = lane, unique, step
-        self.uid: int | None = wire.U32.unpack_from(lane.buffer, wire.USER)[0]  # whose share it is of; None: nobody's
+        self.uid: int | None = protocol.U32.unpack_from(lane.buffer, protocol.USER)[
+            0
+        ]  # whose share it is of; None: nobody's
         try:
             lane.tree.waits.take(self.uid)
         except errors.OverLimit:
@@ -111,7 +114,7 @@ class WaitingWrite(Waiting):
     __slots__ = ()
 
     def answer(self, size: int) -> None:
-        self.lane.send(wire.WRITTEN.pack(24, 0, self.unique, size, 0))
+        self.lane.send(protocol.WRITTEN.pack(24, 0, self.unique, size, 0))
 
 
 class WaitingLock(Waiting):
@@ -139,30 +142,30 @@ class Lane:
         self.buffer = bytearray(limits.FUSE_REQUEST_BYTES)
         self._view = memoryview(self.buffer)
         self._handlers: dict[int, Callable[[int], None]] = {
-            wire.LOOKUP: self._lookup,
-            wire.GETATTR: self._getattr,
-            wire.FORGET: self._forget,
-            wire.BATCH_FORGET: self._batch_forget,
-            wire.INTERRUPT: self._interrupt,
-            wire.POLL: self._poll,
-            wire.GETLK: self._getlk,
-            wire.SETLK: self._setlk,
-            wire.SETLKW: self._setlkw,
-            wire.FLUSH: self._flush,
-            wire.RELEASE: self._release,
-            wire.FSYNC: self._fsync,
-            wire.FSYNCDIR: self._fsync,
-            wire.FALLOCATE: self._fallocate,
-            wire.OPENDIR: self._opendir,
-            wire.READDIR: self._readdir,
-            wire.RELEASEDIR: self._releasedir,
+            protocol.LOOKUP: self._lookup,
+            protocol.GETATTR: self._getattr,
+            protocol.FORGET: self._forget,
+            protocol.BATCH_FORGET: self._batch_forget,
+            protocol.INTERRUPT: self._interrupt,
+            protocol.POLL: self._poll,
+            protocol.GETLK: self._getlk,
+            protocol.SETLK: self._setlk,
+            protocol.SETLKW: self._setlkw,
+            protocol.FLUSH: self._flush,
+            protocol.RELEASE: self._release,
+            protocol.FSYNC: self._fsync,
+            protocol.FSYNCDIR: self._fsync,
+            protocol.FALLOCATE: self._fallocate,
+            protocol.OPENDIR: self._opendir,
+            protocol.READDIR: self._readdir,
+            protocol.RELEASEDIR: self._releasedir,
         }
 
     # ------------------------------------------------------------ the two tasks
 
     async def requests(self) -> None:
         """Answer or pass on what the device has, until the mount ends."""
-        device, buffer, vector, hot = self.device, self.buffer, [self.buffer], wire.HOT.unpack_from
+        device, buffer, vector, hot = self.device, self.buffer, [self.buffer], protocol.HOT.unpack_from
         readv, waiting_room = os.readv, trio.lowlevel.wait_readable
         yielded = False
         while True:
@@ -185,9 +188,9 @@ class Lane:
                 yielded = False
                 opcode, unique, fh, offset, count, caller, flags = hot(buffer)
                 try:
-                    if opcode == wire.WRITE:
+                    if opcode == protocol.WRITE:
                         self._write(unique, fh, offset, count, flags)
-                    elif opcode == wire.READ:
+                    elif opcode == protocol.READ:
                         self._read(unique, fh, offset, count, caller, flags)
                     elif opcode in PASSED:
                         await self._pass_on(opcode, unique, size)
@@ -218,14 +221,14 @@ class Lane:
                 if not self.send(view[:size]):
                     undo()
             except Exception:
-                self.bug(wire.U64.unpack_from(buffer, 8)[0], "a reply")
+                self.bug(protocol.U64.unpack_from(buffer, 8)[0], "a reply")
 
     async def _pass_on(self, opcode: int, unique: int, size: int) -> None:
         if opcode in AMENDED:
             self.passed[unique] = opcode
-        if opcode == wire.INIT:  # libfuse would splice from what it takes for the device
-            at = wire.IN_HEADER + 12
-            wire.U32.pack_into(self.buffer, at, wire.U32.unpack_from(self.buffer, at)[0] & ~wire.SPLICES)
+        if opcode == protocol.INIT:  # libfuse would splice from what it takes for the device
+            at = protocol.IN_HEADER + 12
+            protocol.U32.pack_into(self.buffer, at, protocol.U32.unpack_from(self.buffer, at)[0] & ~protocol.SPLICES)
         while True:
             try:
                 self.libfuse.send(self._view[:size])
@@ -247,14 +250,14 @@ class Lane:
     def answer(self, unique: int, data: bytes) -> bool:
         """What a read came to. False if the request is gone."""
         try:
-            os.writev(self.device, (wire.REPLY.pack(wire.OUT_HEADER + len(data), 0, unique), data))
+            os.writev(self.device, (protocol.REPLY.pack(protocol.OUT_HEADER + len(data), 0, unique), data))
         except OSError as error:
             return self._unheard(error)
         return True
 
     def refuse(self, unique: int, number: int) -> bool:
         """An errno, or 0: done. False if the request is gone."""
-        return self.send(wire.REPLY.pack(wire.OUT_HEADER, -number, unique))
+        return self.send(protocol.REPLY.pack(protocol.OUT_HEADER, -number, unique))
 
     def bug(self, unique: int, what: str) -> None:
         """In an exception handler: it is no condition of the tree, or the disk's."""
@@ -280,14 +283,14 @@ class Lane:
 
     def _read(self, unique: int, fh: int, offset: int, count: int, caller: int, flags: int) -> None:
         file = self.files.open.get(fh)
-        if file is None or not caller & wire.READ_LOCKOWNER or self.early:
+        if file is None or not caller & protocol.READ_LOCKOWNER or self.early:
             if self.closing:
                 self.answer(unique, b"")
                 return
             file = self._file(fh)
             if self._came_late(unique):
                 return
-            if not caller & wire.READ_LOCKOWNER:
+            if not caller & protocol.READ_LOCKOWNER:
                 self._require_pages(file)
         handle = file.handle
         if handle.takes:
@@ -298,7 +301,7 @@ class Lane:
         step = handle.read(count, offset)
         if step.__class__ is bytes:
             try:
-                os.writev(self.device, (wire.REPLY.pack(wire.OUT_HEADER + len(step), 0, unique), step))
+                os.writev(self.device, (protocol.REPLY.pack(protocol.OUT_HEADER + len(step), 0, unique), step))
             except OSError as error:
                 self._unheard(error)
                 handle.unread(step)
@@ -309,15 +312,15 @@ class Lane:
 
     def _require_pages(self, file: File) -> None:
         """The kernel fills a page, for sendfile or splice. Programs that are refused there read instead."""
-        if not self.nodes.may_be_mapped(wire.U64.unpack_from(self.buffer, 16)[0]):
+        if not self.nodes.may_be_mapped(protocol.U64.unpack_from(self.buffer, 16)[0]):
             raise errors.BadRequest(f"{file.node.name} is read, not mapped")
 
     def _tell_reader(self, file: File) -> None:
         """A handle that takes is told the process that reads; the kernel names the thread."""
-        thread = wire.U32.unpack_from(self.buffer, wire.THREAD)[0]
+        thread = protocol.U32.unpack_from(self.buffer, protocol.THREAD)[0]
         if thread != file.thread:
             file.thread = thread
-            file.process = people.membership(thread)[0] if thread else 0  # 0: of another pid namespace
+            file.process = identity.membership(thread)[0] if thread else 0  # 0: of another pid namespace
         file.handle.reader_pid = file.process
 
     def _write(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:
@@ -329,9 +332,9 @@ class Lane:
             file = self._file(fh)
             if self._came_late(unique):
                 return
-        step = file.handle.write(bytes(self._view[wire.WRITE_DATA : wire.WRITE_DATA + count]), offset)
+        step = file.handle.write(bytes(self._view[protocol.WRITE_DATA : protocol.WRITE_DATA + count]), offset)
         if step.__class__ is int:
-            self.send(wire.WRITTEN.pack(24, 0, unique, step, 0))
+            self.send(protocol.WRITTEN.pack(24, 0, unique, step, 0))
         elif flags & os.O_NONBLOCK and not step.settled and step.cancel():
             self.refuse(unique, errno.EAGAIN)
         else:
@@ -339,7 +342,7 @@ class Lane:
 
     def _fsync(self, unique: int) -> None:
         """All writers of the group wait for it: it is for who may write."""
-        fh = wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0]
+        fh = protocol.U64.unpack_from(self.buffer, protocol.IN_HEADER)[0]
         listing = self.files.listings.get(fh)
         if listing is None:
             file = self._file(fh)
@@ -356,14 +359,14 @@ class Lane:
 
     def _fallocate(self, unique: int) -> None:
         """Succeeds and does nothing, as setting the size: else the C library would write a byte, a message, instead."""
-        mode = wire.U32.unpack_from(self.buffer, wire.IN_HEADER + 24)[0]
-        self.refuse(unique, errno.EOPNOTSUPP if mode & ~wire.FALLOC_FL_KEEP_SIZE else 0)
+        mode = protocol.U32.unpack_from(self.buffer, protocol.IN_HEADER + 24)[0]
+        self.refuse(unique, errno.EOPNOTSUPP if mode & ~protocol.FALLOC_FL_KEEP_SIZE else 0)
 
     # ------------------------------------------------------------ interrupts
 
     def _interrupt(self, _: int) -> None:
         """No reply. What is done already is answered as if nothing had been asked."""
-        victim = wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0]
+        victim = protocol.U64.unpack_from(self.buffer, protocol.IN_HEADER)[0]
         waiting = self.waiting.get(victim)
         if waiting is not None:
             self._cancel(waiting)
@@ -395,10 +398,10 @@ class Lane:
     # ------------------------------------------------------------ poll
 
     def _poll(self, unique: int) -> None:
-        fh, kh, flags, events = wire.POLL_IN.unpack_from(self.buffer, wire.IN_HEADER)
+        fh, kh, flags, events = protocol.POLL_IN.unpack_from(self.buffer, protocol.IN_HEADER)
         file = self._file(fh)
         handle, ready = file.handle, 0
-        if flags & wire.POLL_SCHEDULE_NOTIFY:
+        if flags & protocol.POLL_SCHEDULE_NOTIFY:
             handle.watch(lambda: self._notify(kh))
         if self.closing:
             ready = READABLE | WRITABLE
@@ -407,27 +410,27 @@ class Lane:
                 ready |= READABLE
             if events & WRITABLE and file.writes and handle.writable:
                 ready |= WRITABLE
-        self.send(wire.POLLED.pack(24, 0, unique, ready, 0))
+        self.send(protocol.POLLED.pack(24, 0, unique, ready, 0))
 
     def _notify(self, kh: int) -> None:
-        self.send(wire.NOTIFIED.pack(24, wire.NOTIFY_POLL, 0, kh))
+        self.send(protocol.NOTIFIED.pack(24, protocol.NOTIFY_POLL, 0, kh))
 
     # ------------------------------------------------------------ locks
 
     def _wanted(self) -> tuple[Key, Held, int]:
-        fh, owner, start, end, kind, pid, flags = wire.LOCK_IN.unpack_from(self.buffer, wire.IN_HEADER)
-        key = Key(self._file(fh).ino, bool(flags & wire.LK_FLOCK))
-        uid = wire.U32.unpack_from(self.buffer, wire.USER)[0]
+        fh, owner, start, end, kind, pid, flags = protocol.LOCK_IN.unpack_from(self.buffer, protocol.IN_HEADER)
+        key = Key(self._file(fh).ino, bool(flags & protocol.LK_FLOCK))
+        uid = protocol.U32.unpack_from(self.buffer, protocol.USER)[0]
         return key, Held(owner, kind == 1, start, end + 1, pid, user=uid), kind
 
     def _getlk(self, unique: int) -> None:
         key, wanted, _ = self._wanted()
         lock = self.locks.conflict(key, wanted)
         if lock is None:
-            self.send(wire.LOCKED.pack(40, 0, unique, 0, 0, 2, 0))
+            self.send(protocol.LOCKED.pack(40, 0, unique, 0, 0, 2, 0))
         else:
             kind = 1 if lock.exclusive else 0
-            self.send(wire.LOCKED.pack(40, 0, unique, lock.start, lock.end - 1, kind, lock.pid))
+            self.send(protocol.LOCKED.pack(40, 0, unique, lock.start, lock.end - 1, kind, lock.pid))
 
     def _setlk(self, unique: int) -> None:
         self._lock(unique, wait=False)
@@ -459,7 +462,7 @@ class Lane:
     def _flush(self, unique: int) -> None:
         """One duplicate of a descriptor was closed: by POSIX that ends the process's locks on the file. An unfinished
         command is carried out, and close(2) says how it went."""
-        fh, owner = wire.FLUSH_IN.unpack_from(self.buffer, wire.IN_HEADER)
+        fh, owner = protocol.FLUSH_IN.unpack_from(self.buffer, protocol.IN_HEADER)
         file = self.files.open.get(fh)
         step: Any = None
         if file is not None:
@@ -471,9 +474,9 @@ class Lane:
             self.refuse(unique, 0)
 
     def _release(self, unique: int) -> None:
-        fh, _, flags, owner = wire.RELEASE_IN.unpack_from(self.buffer, wire.IN_HEADER)
+        fh, _, flags, owner = protocol.RELEASE_IN.unpack_from(self.buffer, protocol.IN_HEADER)
         file = self.files.open.get(fh)
-        if file is not None and flags & wire.RELEASE_FLOCK_UNLOCK:
+        if file is not None and flags & protocol.RELEASE_FLOCK_UNLOCK:
             self.locks.release(Key(file.ino, True), owner)
         try:
             self.files.close(fh)
@@ -483,50 +486,50 @@ class Lane:
     # ------------------------------------------------------------ what every path is made of
 
     def _lookup(self, unique: int) -> None:
-        size, _, _, parent, uid, gid, thread = wire.HEADER.unpack_from(self.buffer)
-        name = known_name(bytes(self._view[wire.IN_HEADER : size - 1]))
-        node = self.tree.walk(people.user(uid, gid, thread), self.nodes.node(parent), name)
+        size, _, _, parent, uid, gid, thread = protocol.HEADER.unpack_from(self.buffer)
+        name = known_name(bytes(self._view[protocol.IN_HEADER : size - 1]))
+        node = self.tree.walk(identity.user(uid, gid, thread), self.nodes.node(parent), name)
         found = self.tree.stat(node)
         attributes = pack_attributes(found, None if node.directory else found.size or SIZE_NOT_ASKED)
         nodeid = self.nodes.enter(node, thread)
-        entry = wire.ENTRY.pack(nodeid, 0, 0, 0, 0, 0)
-        size = wire.OUT_HEADER + wire.ENTRY_BYTES
-        if not self.send(wire.REPLY.pack(size, 0, unique) + entry + attributes):
+        entry = protocol.ENTRY.pack(nodeid, 0, 0, 0, 0, 0)
+        size = protocol.OUT_HEADER + protocol.ENTRY_BYTES
+        if not self.send(protocol.REPLY.pack(size, 0, unique) + entry + attributes):
             self.nodes.forget(nodeid, 1)
 
     def _getattr(self, unique: int) -> None:
-        nodeid = wire.U64.unpack_from(self.buffer, 16)[0]
-        flags, fh = wire.GETATTR_IN.unpack_from(self.buffer, wire.IN_HEADER)
-        file = self.files.open.get(fh) if flags & wire.GETATTR_FH else None
+        nodeid = protocol.U64.unpack_from(self.buffer, 16)[0]
+        flags, fh = protocol.GETATTR_IN.unpack_from(self.buffer, protocol.IN_HEADER)
+        file = self.files.open.get(fh) if flags & protocol.GETATTR_FH else None
         fixed = self.nodes.size(nodeid) if file is None else getattr(file.handle, "size", None)
         attributes = pack_attributes(self.tree.stat(self.nodes.node(nodeid)), fixed)
-        size = wire.OUT_HEADER + wire.ATTR_TIMES.size + wire.ATTR.size
-        self.send(wire.REPLY.pack(size, 0, unique) + wire.ATTR_TIMES.pack(0, 0, 0) + attributes)
+        size = protocol.OUT_HEADER + protocol.ATTR_TIMES.size + protocol.ATTR.size
+        self.send(protocol.REPLY.pack(size, 0, unique) + protocol.ATTR_TIMES.pack(0, 0, 0) + attributes)
 
     def _forget(self, _: int) -> None:
         """No reply."""
-        nodeid, lookups = (wire.U64.unpack_from(self.buffer, at)[0] for at in (16, wire.IN_HEADER))
+        nodeid, lookups = (protocol.U64.unpack_from(self.buffer, at)[0] for at in (16, protocol.IN_HEADER))
         self.nodes.forget(nodeid, lookups)
 
     def _batch_forget(self, _: int) -> None:
         """No reply."""
-        count = wire.U32.unpack_from(self.buffer, wire.IN_HEADER)[0]
-        at = wire.IN_HEADER + 8
-        for nodeid, lookups in wire.FORGET_ONE.iter_unpack(self._view[at : at + count * wire.FORGET_ONE.size]):
+        count = protocol.U32.unpack_from(self.buffer, protocol.IN_HEADER)[0]
+        at = protocol.IN_HEADER + 8
+        for nodeid, lookups in protocol.FORGET_ONE.iter_unpack(self._view[at : at + count * protocol.FORGET_ONE.size]):
             self.nodes.forget(nodeid, lookups)
 
     # ------------------------------------------------------------ listings
 
     def _opendir(self, unique: int) -> None:
-        _, _, _, nodeid, uid, gid, thread = wire.HEADER.unpack_from(self.buffer)
-        user, node = people.user(uid, gid, thread), self.nodes.directory(nodeid)
+        _, _, _, nodeid, uid, gid, thread = protocol.HEADER.unpack_from(self.buffer)
+        user, node = identity.user(uid, gid, thread), self.nodes.directory(nodeid)
         self.tree.access(user, node, os.R_OK)
         fh = self.files.add_listing(Listing(self.tree, user, node, uid))
-        if not self.send(wire.OPENED.pack(32, 0, unique, fh, 0, 0)):
+        if not self.send(protocol.OPENED.pack(32, 0, unique, fh, 0, 0)):
             self.files.close_listing(fh)
 
     def _readdir(self, unique: int) -> None:
-        _, _, fh, offset, room, _, _ = wire.HOT.unpack_from(self.buffer)
+        _, _, fh, offset, room, _, _ = protocol.HOT.unpack_from(self.buffer)
         listing = self.files.listings.get(fh)
         if listing is None:
             raise errors.Stale(f"file handle {fh}")
@@ -535,29 +538,31 @@ class Lane:
         self.answer(unique, pack_names(listing, offset, room))
 
     def _releasedir(self, unique: int) -> None:
-        self.files.close_listing(wire.U64.unpack_from(self.buffer, wire.IN_HEADER)[0])
+        self.files.close_listing(protocol.U64.unpack_from(self.buffer, protocol.IN_HEADER)[0])
         self.refuse(unique, 0)
 
     # ------------------------------------------------------------ what pyfuse3 cannot say
 
     def _amend(self, reply: bytearray, size: int) -> Callable[[], None]:
         """Change a reply of pyfuse3 in passing. Returns what takes it back, should the request be gone."""
-        unique = wire.U64.unpack_from(reply, 8)[0]
+        unique = protocol.U64.unpack_from(reply, 8)[0]
         opcode = self.passed.pop(unique, 0)
-        if not opcode or size == wire.OUT_HEADER:
+        if not opcode or size == protocol.OUT_HEADER:
             return nothing
-        if opcode == wire.INIT:
+        if opcode == protocol.INIT:
             self._amend_init(reply)
             return nothing
         nodeid = fh = 0
-        if opcode != wire.OPEN:
-            nodeid = wire.U64.unpack_from(reply, wire.ENTRY_NODEID)[0]
-            wire.U64.pack_into(reply, wire.ENTRY_INO, self.nodes.ino(nodeid))
-        if opcode in (wire.OPEN, wire.CREATE):
-            at = wire.OUT_HEADER + (wire.ENTRY_BYTES if opcode == wire.CREATE else 0)
-            fh = wire.U64.unpack_from(reply, at)[0]
+        if opcode != protocol.OPEN:
+            nodeid = protocol.U64.unpack_from(reply, protocol.ENTRY_NODEID)[0]
+            protocol.U64.pack_into(reply, protocol.ENTRY_INO, self.nodes.ino(nodeid))
+        if opcode in (protocol.OPEN, protocol.CREATE):
+            at = protocol.OUT_HEADER + (protocol.ENTRY_BYTES if opcode == protocol.CREATE else 0)
+            fh = protocol.U64.unpack_from(reply, at)[0]
             if self.files.open[fh].handle.sequential:
-                wire.U32.pack_into(reply, at + 8, wire.U32.unpack_from(reply, at + 8)[0] | wire.FOPEN_STREAM)
+                protocol.U32.pack_into(
+                    reply, at + 8, protocol.U32.unpack_from(reply, at + 8)[0] | protocol.FOPEN_STREAM
+                )
 
         def undo() -> None:
             self.nodes.forget(nodeid, 1)
@@ -567,9 +572,9 @@ class Lane:
 
     def _amend_init(self, reply: bytearray) -> None:
         """What we ask of the kernel, whatever libfuse asks; it never offers what it does not have."""
-        major, minor, ahead, *_ = wire.INIT_OUT.unpack_from(reply, wire.OUT_HEADER)
+        major, minor, ahead, *_ = protocol.INIT_OUT.unpack_from(reply, protocol.OUT_HEADER)
         fields = (major, minor, ahead, WANTED, BACKGROUND, BACKGROUND, MAX_WRITE, 1, PAGES, 0, 0)
-        wire.INIT_OUT.pack_into(reply, wire.OUT_HEADER, *fields)
+        protocol.INIT_OUT.pack_into(reply, protocol.OUT_HEADER, *fields)
 
 
 def nothing() -> None:
@@ -580,7 +585,7 @@ def pack_attributes(found: Stat, size: int | None = None) -> bytes:
     """Attributes of a file, as the kernel takes them. `size`: of its snapshot."""
     mtime, mtime_ns = divmod(found.mtime_ns, 10**9)
     ctime, ctime_ns = divmod(found.ctime_ns, 10**9)
-    return wire.ATTR.pack(
+    return protocol.ATTR.pack(
         *(found.qid.path, found.size if size is None else size, (found.kept_bytes + 511) // 512, mtime, mtime, ctime),
         *(mtime_ns, mtime_ns, ctime_ns, found.mode, found.nlink, found.uid, found.gid, 0, BLOCK_BYTES, 0),
     )
@@ -600,10 +605,10 @@ def pack_names(listing: Listing, offset: int, room: int) -> bytes:
             if node.removed:
                 continue
             name = node.name.encode()
-        size = (wire.DIRENT.size + len(name) + 7) & ~7
+        size = (protocol.DIRENT.size + len(name) + 7) & ~7
         if size > room:
             break
         room -= size
         kind = (stat.S_IFDIR if node.directory else stat.S_IFREG) >> 12
-        packed.append((wire.DIRENT.pack(node.qid.path, position + 1, len(name), kind) + name).ljust(size, b"\0"))
+        packed.append((protocol.DIRENT.pack(node.qid.path, position + 1, len(name), kind) + name).ljust(size, b"\0"))
     return b"".join(packed)
