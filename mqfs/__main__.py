@@ -1,6 +1,6 @@
 """`python -m mqfs` is the command `mqfs`."""
 
-from mqfs.cli import main
+from mqfs.cli.main import main
 
 if __name__ == "__main__":
     main()

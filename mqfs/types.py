@@ -29,10 +29,10 @@ class Kind(enum.IntEnum):
 
     MESSAGE = 1
     END = 2  # end-of-file mark: readers get 0 bytes once
-    CHANGE = 3  # of the group's state: a stream made, a ctl line, ... (mqfs/state.py)
+    CHANGE = 3  # of the group's state: a stream made, a ctl line, ... (mqfs/group_state.py)
     ACK = 4  # acknowledgement by a consumer
-    CLOCK = 5  # where the wall clock stands against the engine clock (mqfs/state.py)
-    STATE = 6  # all of it, at the head of each segment (mqfs/state.py)
+    CLOCK = 5  # where the wall clock stands against the engine clock (mqfs/group_state.py)
+    STATE = 6  # all of it, at the head of each segment (mqfs/group_state.py)
     NAMES = 7  # stream numbers and names; only in `format record`, never in a segment
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from mqfs import memory
+from mqfs import malloc_tuning
 from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
 from mqfs.ninep.blocking import Client, File
 from mqfs.ninep.codec.messages import Rread, Tread
@@ -41,7 +41,7 @@ def _settle() -> None:
     if not _settled and TaskContext.get() is not None:
         _settled.append(True)
         gc.freeze()
-        memory.keep()
+        malloc_tuning.keep()
 
 
 class DataLoss(RuntimeError):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs.engine import program
-from mqfs.state import Change
+from mqfs.group_state import Change
 from mqfs.syntax.patterns import compile_pattern
 
 if TYPE_CHECKING:

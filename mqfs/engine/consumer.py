@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mqfs import errors, limits
+from mqfs.ack_state import ACK, BACK, CLAIM, SEEK, Entry, step
 from mqfs.engine import bodies, letters
 from mqfs.engine.nodes import Numbered
 from mqfs.engine.picking import Picker
 from mqfs.engine.ranks import NEVER
 from mqfs.engine.selection import Selection
-from mqfs.progress import ACK, BACK, CLAIM, SEEK, Entry, step
-from mqfs.state import Attributes, ConsumerState
+from mqfs.group_state import Attributes, ConsumerState
 from mqfs.types import Kind, Record, Wait
 
 if TYPE_CHECKING:

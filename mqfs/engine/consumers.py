@@ -17,7 +17,7 @@ from mqfs.engine.lowest import Lowest
 from mqfs.engine.nodes import bits_for_writers
 from mqfs.engine.ranks import NEVER, Rank
 from mqfs.engine.stream import Steps, Stream, Verdict
-from mqfs.state import Change, ConsumerState
+from mqfs.group_state import Change, ConsumerState
 from mqfs.syntax.quoting import quote
 from mqfs.types import Draft, Kind, Record, User
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import attrs
 
-from mqfs import errors, limits, state
+from mqfs import errors, group_state, limits
 from mqfs.engine.consumers import Consumers
 from mqfs.engine.ctl import NO_DEPTH, SYNC_ALWAYS, SYNC_OFF, Settings, parse_settings
 from mqfs.engine.held import Held
@@ -26,7 +26,7 @@ from mqfs.engine.stream import Cut, Parked, Post, Steps, Stream, Verdict, end_pa
 from mqfs.engine.times import Times
 from mqfs.engine.transaction import Transactions
 from mqfs.engine.views import Views
-from mqfs.state import Change, State
+from mqfs.group_state import Change, State
 from mqfs.types import QTDIR, Bucket, Draft, Kind, Qid, Record, Shared, Step, User, Wait
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class Group:
         yield from self.ranks.forget()
         floors.update((number, 0) for number in range(made, self.state.next_stream) if number in self.numbers)
         if self.held.floor:
-            floors[state.PUT] = self.held.floor
+            floors[group_state.PUT] = self.held.floor
         self.kept_from = kept_from
         self.ids.forget()
         self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
@@ -458,7 +458,7 @@ class Group:
         also: list[Draft] = []
         if post.id:
             change = self.ids.note(post.id, self.bucket.next)
-            also.append(Draft(Kind.CHANGE, 0, state.encode_change(change)))
+            also.append(Draft(Kind.CHANGE, 0, group_state.encode_change(change)))
         sequence = self.append_message(stream, body, post.headers, also, time_ns)
         if post.id:
             self.state.apply(change)
@@ -566,7 +566,7 @@ class Group:
         if self.bucket.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
         time_ns = self.times.next_ns()
-        drafts = [Draft(Kind.CHANGE, c.get("stream", 0), state.encode_change(c)) for c in changes]
+        drafts = [Draft(Kind.CHANGE, c.get("stream", 0), group_state.encode_change(c)) for c in changes]
         drafts += [Draft(Kind.ACK, own.number, body) for own, body in steps]
         self.append_drafts(drafts, time_ns)
         for c in changes:
@@ -585,7 +585,7 @@ class Group:
         if self.settings.keep == "ring":
             return
         change: Change = {"do": "floor", "floors": [[number, floor] for number, floor in floors.items()]}
-        self.append_drafts([Draft(Kind.CHANGE, 0, state.encode_change(change))], self.times.next_ns())
+        self.append_drafts([Draft(Kind.CHANGE, 0, group_state.encode_change(change))], self.times.next_ns())
 
     def settle_cuts(self) -> None:
         """What `depth` had cut before the start is not offered to anyone again."""

@@ -11,9 +11,9 @@ import heapq
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
+from mqfs.ack_state import ACK, step
+from mqfs.group_state import PUT
 from mqfs.log import headers
-from mqfs.progress import ACK, step
-from mqfs.state import PUT
 from mqfs.types import Draft, Kind, Record
 
 if TYPE_CHECKING:

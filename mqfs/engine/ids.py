@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, limits
+from mqfs.group_state import ANYONE, Change, Known
 from mqfs.shares import require_share
-from mqfs.state import ANYONE, Change, Known
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

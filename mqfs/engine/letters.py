@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mqfs import errors, limits, state
+from mqfs import errors, group_state, limits
 from mqfs.engine import bodies
+from mqfs.group_state import Attributes, Change, ConsumerState
 from mqfs.log import headers
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.state import Attributes, Change, ConsumerState
 from mqfs.types import Draft, Kind, Many, Record, User
 
 if TYPE_CHECKING:
@@ -183,7 +183,9 @@ def _send_parts_back(
     change: Change = {"do": "drop", "stream": dead.number, "sequences": sequences}
     if dead.first_kept() == record.sequence:
         change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
-    sequence = _append_parts(group, origin, copies, [Draft(Kind.CHANGE, dead.number, state.encode_change(change))])
+    sequence = _append_parts(
+        group, origin, copies, [Draft(Kind.CHANGE, dead.number, group_state.encode_change(change))]
+    )
     _announce_parts(group, origin, copies, sequence)
     group.state.apply(change)
     group.loosened()
@@ -196,7 +198,7 @@ def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts
     change: Change = {"do": "drop", "stream": dead.number, "sequences": [record.sequence]}
     if dead.first_kept() == record.sequence:
         change = {"do": "floor", "floors": [[dead.number, record.sequence + 1]]}
-    also = [Draft(Kind.CHANGE, dead.number, state.encode_change(change))]
+    also = [Draft(Kind.CHANGE, dead.number, group_state.encode_change(change))]
     sequence = group.append_message(origin, record.body, head, also)
     group.state.apply(change)
     group.loosened()

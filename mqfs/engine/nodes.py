@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqfs import limits, state
+from mqfs import group_state, limits
 from mqfs.errors import NotPermitted
-from mqfs.state import Attributes
+from mqfs.group_state import Attributes
 from mqfs.types import QTDIR, QTFILE, Qid
 
 if TYPE_CHECKING:
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 META_FILES = {
-    "ctl": (state.CTL, 0o644),
-    "order": (state.ORDER, 0o444),
-    ".cursor": (state.CURSOR, 0o666),
-    ".put": (state.PUT, 0o666),
-    ".batch": (state.BATCH, 0o666),
-    ".stats": (state.STATS, 0o444),
-    ".who": (state.WHO, 0o444),
-    ".errors": (state.ERRORS, 0o444),
+    "ctl": (group_state.CTL, 0o644),
+    "order": (group_state.ORDER, 0o444),
+    ".cursor": (group_state.CURSOR, 0o666),
+    ".put": (group_state.PUT, 0o666),
+    ".batch": (group_state.BATCH, 0o666),
+    ".stats": (group_state.STATS, 0o444),
+    ".who": (group_state.WHO, 0o444),
+    ".errors": (group_state.ERRORS, 0o444),
 }
-FOLDERS = {".consumers": state.CONSUMERS, ".kept": state.KEPT, ".txn": state.TXN}
+FOLDERS = {".consumers": group_state.CONSUMERS, ".kept": group_state.KEPT, ".txn": group_state.TXN}
 _KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay below
 _TAKE_BITS = 3 << 30  # in the number of `.consumers/.STREAM`: stream numbers stay below 2**30
 

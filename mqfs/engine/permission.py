@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 
 from mqfs.errors import Denied, NotPermitted
-from mqfs.state import Attributes
+from mqfs.group_state import Attributes
 from mqfs.types import User
 
 R, W, X = 4, 2, 1

@@ -11,9 +11,9 @@ import heapq
 from typing import TYPE_CHECKING
 
 from mqfs import errors
+from mqfs.ack_state import ACK, Entry, Progress, step
 from mqfs.engine import bodies
 from mqfs.engine.ranks import NEVER, NORMAL, ORDINARY, Rank
-from mqfs.progress import ACK, Entry, Progress, step
 from mqfs.types import Kind, Record
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from mqfs import errors, limits
-from mqfs import state as states
+from mqfs import group_state as states
 from mqfs.engine import frames
 from mqfs.engine.control import Commands
 from mqfs.engine.ids import PutId

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import attrs
 
 from mqfs import errors
+from mqfs.ack_state import ACK, BACK, step
 from mqfs.engine.consumer import UNTOUCHED, Taken, Untouched
 from mqfs.engine.nodes import Numbered
-from mqfs.progress import ACK, BACK, step
-from mqfs.state import ConsumerState, StreamState
+from mqfs.group_state import ConsumerState, StreamState
 from mqfs.types import Kind, Record, Step, Wait
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
+from mqfs.ack_state import Entry
 from mqfs.engine import bodies
 from mqfs.engine.consumer import Claim, Consumer, delivery_count
 from mqfs.engine.control import Commands
@@ -19,7 +20,6 @@ from mqfs.engine.permission import R, W, allowed, require
 from mqfs.engine.seeking import position
 from mqfs.engine.selection import Selection, select
 from mqfs.engine.stream_handle import Writer
-from mqfs.progress import Entry
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number

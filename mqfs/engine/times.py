@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqfs.engine.ranks import NEVER
-from mqfs.state import encode_change
+from mqfs.group_state import encode_change
 from mqfs.types import Kind, Record
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
-from mqfs import errors, limits, state
+from mqfs import errors, group_state, limits
 from mqfs.engine.nodes import Folder, Meta, bits_for_writers
 from mqfs.engine.permission import W, X, allowed, require, require_owner
 from mqfs.engine.unit import Source, Tally, Unit, require_fit
+from mqfs.group_state import Attributes, Change
 from mqfs.log import batch
 from mqfs.shares import Shares, require_share
-from mqfs.state import Attributes, Change
 from mqfs.syntax.names import check_control, check_name, one_line
 from mqfs.types import QTDIR, QTFILE, Qid, Step, User
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SECOND_NS = 10**9
 _NUMBERS = 1 << 63
-_META = {".batch": state.BATCH, ".put": state.PUT}  # what a part has beside streams
+_META = {".batch": group_state.BATCH, ".put": group_state.PUT}  # what a part has beside streams
 
 
 class Staging(Folder):
@@ -105,7 +105,7 @@ class TxnCtl(Meta):
     __slots__ = ()
 
     def __init__(self, group: Group) -> None:
-        self.group, self.name, self.number, self.default_mode = group, "ctl", state.TXN_CTL, 0o666
+        self.group, self.name, self.number, self.default_mode = group, "ctl", group_state.TXN_CTL, 0o666
 
     @property
     def parent(self) -> Folder:  # type: ignore[override]

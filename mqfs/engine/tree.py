@@ -34,9 +34,9 @@ from mqfs.engine.taking import ConsumerHandle, ShowHandle, TakeHandle
 from mqfs.engine.text import TextHandle
 from mqfs.engine.transaction import PartFile, Staging, Totals, TxnCtl
 from mqfs.engine.view import View, ViewHandle
-from mqfs.locks import Locks
+from mqfs.file_locks import Locks
+from mqfs.group_state import Attributes, State, decode_change
 from mqfs.shares import Shares, require_share
-from mqfs.state import Attributes, State, decode_change
 from mqfs.syntax.names import check_name, with_suffix
 from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
 

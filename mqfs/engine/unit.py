@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
-from mqfs import errors, limits, state
+from mqfs import errors, group_state, limits
 from mqfs.engine.ctl import NO_DEPTH
 from mqfs.engine.stream import Post, Stream, Verdict
+from mqfs.group_state import Change
 from mqfs.log import batch
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.state import Change
 from mqfs.types import Blanks, Draft, Kind, Step
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Joined(Blanks):
 
     def __init__(self, sources: Sequence[Source], changes: Sequence[Change] = ()) -> None:
         self._sources = sources
-        self.behind = [Draft(Kind.CHANGE, 0, state.encode_change(change)) for change in changes]
+        self.behind = [Draft(Kind.CHANGE, 0, group_state.encode_change(change)) for change in changes]
         self.taking = sum(source.messages for source in sources)
         self.room = sum(source.room for source in sources)
         self.room += sum(padded(HEAD_BYTES + len(change.body)) for change in self.behind)

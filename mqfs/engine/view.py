@@ -16,7 +16,7 @@ from mqfs.engine.permission import R, allowed
 from mqfs.engine.program import Program
 from mqfs.engine.selection import Selection
 from mqfs.engine.stream import Parked, Stream
-from mqfs.state import Attributes, ViewState
+from mqfs.group_state import Attributes, ViewState
 from mqfs.types import Record, User
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ import trio
 from mqfs import errors, limits
 from mqfs.engine.listing import Listing
 from mqfs.engine.tree import Node, Tree
+from mqfs.file_locks import Held, Key
 from mqfs.fuse import identity, protocol
 from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.fuse.operations import BLOCK_BYTES, known_name
-from mqfs.locks import Held, Key
 from mqfs.types import Handle, Stat, Wait
 
 log = logging.getLogger("mqfs.fuse")

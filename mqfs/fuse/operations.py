@@ -27,8 +27,8 @@ from mqfs.engine.nodes import KeptFile, Meta
 from mqfs.engine.tree import Node, Tree
 from mqfs.fuse import identity
 from mqfs.fuse.nodes import Files, Nodes
+from mqfs.settle import settle
 from mqfs.types import Step, User
-from mqfs.waiting import settle
 
 log = logging.getLogger("mqfs.fuse")
 P = ParamSpec("P")

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from mqfs import errors, limits
+from mqfs.group_state import Attributes, State, StreamState
 from mqfs.log.record import INNER, MORE, Row, encode
-from mqfs.state import Attributes, State, StreamState
 from mqfs.store.disk import Disk, read_file, write_file
 from mqfs.store.log_reader import reserve_body, reserved_by
 from mqfs.store.segment import index as idx

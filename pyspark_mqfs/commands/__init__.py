@@ -1,1 +1,1 @@
-"""What the commands of `mqfs spark` do, a module each. Their words and options are mqfs/spark.py's."""
+"""What the commands of `mqfs spark` do, a module each. Their words and options are mqfs/cli/spark.py's."""

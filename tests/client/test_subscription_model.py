@@ -27,7 +27,9 @@ SMALL = {
     "RING_BYTES": 2 << 20,
     "TRIM_BYTES": 4 << 10,
 }
-SMALL_SERVER = f"import mqfs.limits as limits; limits.__dict__.update({SMALL!r}); import mqfs.cli; mqfs.cli.main()"
+SMALL_SERVER = (
+    f"import mqfs.limits as limits; limits.__dict__.update({SMALL!r}); import mqfs.cli.main; mqfs.cli.main.main()"
+)
 STREAMS = ("s", "a.x", "a.y")
 PATTERNS: list[list[str]] = [
     ["s"],

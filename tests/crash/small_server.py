@@ -5,7 +5,7 @@ python -m tests.crash.small_server [ARGUMENT OF mqfs serve...]
 
 import sys
 
-from mqfs.cli import main
+from mqfs.cli.main import main
 from tests.store.small import SMALL, lowered
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import shlex
 
 import click
 
-from mqfs.spark import spark
+from mqfs.cli.spark import spark
 from tests.docs.pages import Block
 from tests.docs.scene import Scene
 from tests.docs.treated import prepared, treated

@@ -16,8 +16,8 @@ import pytest
 from mqfs.client.bodies import Assembly
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
+from mqfs.group_state import PUT
 from mqfs.log import batch, headers
-from mqfs.state import PUT
 from mqfs.store.memory import MemoryStore
 from mqfs.syntax.names import check_name
 from mqfs.types import Kind, Message, Wait

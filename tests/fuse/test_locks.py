@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.locks import Held, Key, Locks
+from mqfs.file_locks import Held, Key, Locks
 from mqfs.types import Wait
 from tests.campaign import size
 from tests.fuse.served_by import FCNTL, FLOCK, Child, Served, calls, until

@@ -10,7 +10,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import OverLimit
-from mqfs.locks import END, Held, Key, Locks
+from mqfs.file_locks import END, Held, Key, Locks
 from mqfs.types import Wait
 from tests.campaign import seed, size
 

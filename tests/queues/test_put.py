@@ -10,7 +10,7 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.engine.tree import Tree
-from mqfs.state import State
+from mqfs.group_state import State
 from mqfs.types import Kind, User, Wait
 from tests.clocks import SECOND
 from tests.engine.conftest import ANNA, BERT, ROOT

@@ -65,7 +65,7 @@ def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_miss
     assert not list((tmp_path / "built").rglob("*.so"))
     assert (tmp_path / "built" / "mqfs" / "ring" / "__init__.py").exists()
     program = """if True:
-        import mqfs.ring, mqfs.serve
+        import mqfs.ring, mqfs.server.app
         from mqfs.log import batch
         print(mqfs.ring.MISSING != '', batch.MISSING != '', len(batch.gather([('s', b'', b'x')], {}).data))
         from mqfs.ring import create

@@ -332,8 +332,9 @@ def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int
 
 # Rings are given again and again, and a lock is held for less long: else few would be met in a minute.
 SCRIBBLED = (
-    "from mqfs import cli, limits; import sys; limits.RING_SPOILT = 1 << 30; limits.RING_HOLD_S = 0.05;"
-    " sys.argv[0] = 'mqfs'; cli.main()"
+    "from mqfs import limits; from mqfs.cli.main import main; import sys;"
+    " limits.RING_SPOILT = 1 << 30; limits.RING_HOLD_S = 0.05;"
+    " sys.argv[0] = 'mqfs'; main()"
 )
 
 

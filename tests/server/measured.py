@@ -17,7 +17,7 @@ from time import thread_time
 
 import trio
 
-from mqfs.cli import command
+from mqfs.cli.main import command
 
 
 class Waits(trio.abc.Instrument):

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from mqfs import __version__, limits
-from mqfs.config import KEYS
 from mqfs.ninep.blocking import Client, connect
 from mqfs.ninep.codec.messages import Rversion, Tread, Tversion
 from mqfs.ninep.codec.wire import decode, encode
+from mqfs.server.options import KEYS
 from tests.server.process import (
     COMMAND,
     ROOT,
@@ -239,7 +239,7 @@ def queued(sock: socket.socket) -> int:
 def test_a_bug_in_maintenance_stops_nobody(tmp_path: Path) -> None:
     """It is logged, with its traceback once; the server serves on, and stops in order."""
     bug = "from mqfs.engine.tree import Tree; Tree.tick = lambda tree: tree.no_such_thing"
-    program = [sys.executable, "-c", f"{bug}; from mqfs.cli import main; main()", "serve"]
+    program = [sys.executable, "-c", f"{bug}; from mqfs.cli.main import main; main()", "serve"]
     server = Running("--store", "store", "--listen", "unix!s", cwd=tmp_path, program=program)
     until(lambda: server.text().count("periodic maintenance failed") > 1, "maintenance failed twice")
     with connect(dial(tmp_path)) as client:

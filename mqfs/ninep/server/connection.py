@@ -22,7 +22,7 @@ from mqfs.net.identity import Peer
 from mqfs.ninep.server.session import Session
 from mqfs.ninep.server.turns import Turn
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("mqfs.ninep")
 
 RECEIVE_BYTES = 65_536
 BATCHES = 16  # read in a row from one connection before the others have their turn

@@ -14,7 +14,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
-from mqfs.locks import END, Held, Key
+from mqfs.file_locks import END, Held, Key
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import READ_OVERHEAD

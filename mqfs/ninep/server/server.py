@@ -32,7 +32,7 @@ from mqfs.ninep.server.listener import Listener
 from mqfs.ninep.server.turns import Turn, Turns
 from mqfs.shares import Shares
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("mqfs.ninep")
 
 
 class Server:

@@ -34,7 +34,7 @@ from mqfs.errors import (
     TooLong,
     Unsupported,
 )
-from mqfs.locks import Key
+from mqfs.file_locks import Key
 from mqfs.net.identity import Peer
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.dialect import Dialect, negotiate, refusal
@@ -63,7 +63,7 @@ from mqfs.ninep.server.fids import NOWHERE, Fid
 from mqfs.ninep.server.pending import Later, Pending
 from mqfs.types import Wait
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("mqfs.ninep")
 
 TRACE_DATA_BYTES = 64
 APART_BYTES = 16_384  # data above this is sent from where it lies, not copied behind its header

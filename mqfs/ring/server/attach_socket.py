@@ -26,7 +26,7 @@ from mqfs.shares import Shares
 if TYPE_CHECKING:
     from mqfs.ring.server.registry import Attachment, Rings
 
-log = logging.getLogger("mqfs.rings")
+log = logging.getLogger("mqfs.ring")
 
 ATTACH_S = 10.0  # in which a connection says what it wants
 _RETRY_S = 0.1

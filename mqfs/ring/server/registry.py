@@ -30,7 +30,7 @@ from mqfs.types import Log, Step, Store, User, Wait
 if TYPE_CHECKING:
     from mqfs.ring import Ring
 
-log = logging.getLogger("mqfs.rings")
+log = logging.getLogger("mqfs.ring")
 
 Post = Callable[[Callable[[], None]], None]
 _LOOK_S = 0.25  # how often the thread of a ring looks who holds its lock

@@ -22,14 +22,14 @@ from mqfs import errors, limits, ring
 from mqfs.engine.arrivals import arrived, is_listened, passed
 from mqfs.engine.ctl import SYNC_ALWAYS
 from mqfs.engine.group import Group
+from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
-from mqfs.state import FIRST_STREAM
 from mqfs.types import MORE, Columns, Draft, Kind, Log, Many, Record
 
 if TYPE_CHECKING:
     from mqfs.ring import Consumer, Ring
 
-log = logging.getLogger("mqfs.rings")
+log = logging.getLogger("mqfs.ring")
 
 OWN = 8  # flag, in a ring only: the server's, and more belongs to it than the ring has
 NOBODY = 1 << 62  # no floor

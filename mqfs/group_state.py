@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from mqfs import limits, progress
-from mqfs.progress import BACK, Progress, step
+from mqfs import ack_state, limits
+from mqfs.ack_state import BACK, Progress, step
 from mqfs.shapes import Shape, is_flag, is_number, is_text, is_time_ns, listed, optional, require, row
 from mqfs.types import Anchor
 
@@ -172,7 +172,7 @@ class State(Attributes):
     def acknowledge(self, number: int, body: bytes) -> None:
         """Carry out an ACK record that was read from a log. One of a consumer that is gone does nothing. Raises
         ValueError."""
-        progress.check(body)
+        ack_state.check(body)
         consumer = self.consumers.get(number) or self.nameless(number)
         if consumer is not None:
             consumer.progress.apply(body)

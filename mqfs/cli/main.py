@@ -1,6 +1,6 @@
 """The command `mqfs`: its words and options, its exit codes (0, 1 failed, 2 usage), its one line when it cannot.
 
-Owns the command line only; what a command does is elsewhere (serve.py, store/check.py, bench/).
+Owns the command line only; what a command does is elsewhere (server/app.py, store/check.py, bench/).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import click
 
 import mqfs
-from mqfs import config
+from mqfs.cli.spark import spark
 from mqfs.errors import BadConfig, MqfsError
-from mqfs.spark import spark
+from mqfs.server.options import join, read_file
 
 FAILED, USAGE = 1, 2
 
@@ -42,8 +42,8 @@ def serve(file: str | None, foreground: bool, **said: Any) -> int:
 
     It runs until SIGTERM or SIGINT, then unmounts and exits with 0.
     """
-    options = config.join(config.read_file(file) if file is not None else {}, said)
-    from mqfs.serve import run  # here, so that the other commands need neither trio nor FUSE
+    options = join(read_file(file) if file is not None else {}, said)
+    from mqfs.server.app import run  # here, so that the other commands need neither trio nor FUSE
 
     return run(options)
 

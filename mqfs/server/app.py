@@ -19,9 +19,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
-from mqfs import limits, logs, memory
+from mqfs import limits, logs, malloc_tuning
 from mqfs.clock import SystemClock
-from mqfs.config import Options, name_space, service_address
 from mqfs.engine.ctl import parse_settings
 from mqfs.engine.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
@@ -33,11 +32,12 @@ from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import Rings
+from mqfs.server.options import Options, name_space, service_address
+from mqfs.settle import settle
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
 from mqfs.types import Store, User
-from mqfs.waiting import settle
 
 log = logging.getLogger("mqfs")
 LEAST_WAIT_S = 0.001  # between two looks at what is due
@@ -51,7 +51,7 @@ def run(options: Options) -> int:
     check_words(options)
     check_standard_files(options)
     raise_file_limit()
-    memory.keep()
+    malloc_tuning.keep()
     return trio.run(Server(options).run)
 
 
@@ -208,7 +208,7 @@ class Server:
             defaults=self.options.default,
             prepare=rings.resume,
         )
-        memory.spare_collector()
+        malloc_tuning.spare_collector()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.heed, signals)
             nursery.start_soon(self.guard, "house-keeping", functools.partial(self.keep_house, tree, rings))
@@ -307,7 +307,7 @@ class Server:
         while not self.stopping.is_set():
             if trio.current_time() >= house_at:
                 house_at = trio.current_time() + TICK_S
-                for step in (tree.tick, rings.tick, functools.partial(memory.give_back, tree.memory)):
+                for step in (tree.tick, rings.tick, functools.partial(malloc_tuning.give_back, tree.memory)):
                     self.contain(step)
             else:
                 self.contain(tree.wake)

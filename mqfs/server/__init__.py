@@ -1,0 +1,1 @@
+"""The server program: options, start and stop, signals."""
