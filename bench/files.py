@@ -31,7 +31,7 @@ import pyfuse3  # noqa: E402
 import trio  # noqa: E402
 
 from mqfs.clock import SystemClock  # noqa: E402
-from mqfs.engine.tree import Tree  # noqa: E402
+from mqfs.engine.tree.tree import Tree  # noqa: E402
 from mqfs.fuse.mount import FuseMount, mounted, unmount  # noqa: E402
 from mqfs.store.memory import MemoryStore  # noqa: E402
 from mqfs.store.store import DiskStore  # noqa: E402

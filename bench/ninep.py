@@ -31,7 +31,7 @@ def serve(store: str, path: str) -> None:
     import trio
 
     from mqfs.clock import SystemClock
-    from mqfs.engine.tree import Tree
+    from mqfs.engine.tree.tree import Tree
     from mqfs.ninep.server.listener import listen
     from mqfs.ninep.server.server import Server
     from mqfs.store.memory import MemoryStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 
 
 def parked(tree: Tree) -> int:

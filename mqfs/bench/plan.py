@@ -12,7 +12,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.bench.body import LEAST_BYTES
-from mqfs.engine.ctl import parse_settings
+from mqfs.engine.language.settings import parse_settings
 from mqfs.errors import BadAddress, BadCommand, BadConfig
 from mqfs.net.address import parse_address
 

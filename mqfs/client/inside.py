@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from mqfs import limits
 from mqfs.client.link import READ_BYTES, Direct, File
 from mqfs.clock import SystemClock
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
 from mqfs.ninep.client.connection import flags_of
 from mqfs.store.memory import MemoryStore

@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import attrs
 
 from mqfs import errors, group_state, limits
-from mqfs.engine.consumers import Consumers
-from mqfs.engine.ctl import NO_DEPTH, SYNC_ALWAYS, SYNC_OFF, Settings, parse_settings
-from mqfs.engine.held import Held
-from mqfs.engine.ids import Ids
-from mqfs.engine.nodes import FOLDERS, META_FILES, Folder, Meta
-from mqfs.engine.ranks import NEVER, Ranks
-from mqfs.engine.refusals import Refusals, Refused
+from mqfs.engine.delivery.consumer_registry import Consumers
+from mqfs.engine.delivery.priority_index import NEVER, Ranks
+from mqfs.engine.language.settings import NO_DEPTH, SYNC_ALWAYS, SYNC_OFF, Settings, parse_settings
+from mqfs.engine.log.log_clock import Times
+from mqfs.engine.publishing.deduplication import Ids
+from mqfs.engine.publishing.delayed import Held
+from mqfs.engine.publishing.transactions import Transactions
+from mqfs.engine.routing.view_registry import Views
 from mqfs.engine.stream import Cut, Parked, Post, Steps, Stream, Verdict, end_parked, serve_parked
-from mqfs.engine.times import Times
-from mqfs.engine.transaction import Transactions
-from mqfs.engine.views import Views
+from mqfs.engine.tree.meta_nodes import FOLDERS, META_FILES, Folder, Meta
+from mqfs.engine.tree.refusals import Refusals, Refused
 from mqfs.group_state import Change, State
 from mqfs.types import QTDIR, Bucket, Draft, Kind, Qid, Record, Shared, Step, User, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.cursor import Cursor
-    from mqfs.engine.order import LogReader
-    from mqfs.engine.tree import Tree
+    from mqfs.engine.files.cursor_file import Cursor
+    from mqfs.engine.files.order_file import LogReader
+    from mqfs.engine.tree.tree import Tree
 
 T = TypeVar("T")
 

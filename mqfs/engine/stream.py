@@ -15,19 +15,19 @@ import attrs
 
 from mqfs import errors
 from mqfs.ack_state import ACK, BACK, step
-from mqfs.engine.consumer import UNTOUCHED, Taken, Untouched
-from mqfs.engine.nodes import Numbered
+from mqfs.engine.delivery.consumer import UNTOUCHED, Taken, Untouched
+from mqfs.engine.tree.meta_nodes import Numbered
 from mqfs.group_state import ConsumerState, StreamState
 from mqfs.types import Kind, Record, Step, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.consumer import Consumer, Crowd
-    from mqfs.engine.ctl import Depth
-    from mqfs.engine.files import Reader
+    from mqfs.engine.delivery.consumer import Consumer, Crowd
+    from mqfs.engine.files.handle import Reader
+    from mqfs.engine.files.stream_file import StreamHandle
     from mqfs.engine.group import Group
-    from mqfs.engine.ids import PutId
-    from mqfs.engine.stream_handle import StreamHandle
-    from mqfs.engine.unit import Unit
+    from mqfs.engine.language.settings import Depth
+    from mqfs.engine.publishing.atomic_batch import Unit
+    from mqfs.engine.publishing.deduplication import PutId
 
 
 @attrs.define

@@ -24,8 +24,8 @@ from typing import Any
 import trio
 
 from mqfs import errors, limits
-from mqfs.engine.listing import Listing
-from mqfs.engine.tree import Node, Tree
+from mqfs.engine.tree.listing import Listing
+from mqfs.engine.tree.tree import Node, Tree
 from mqfs.file_locks import Held, Key
 from mqfs.fuse import identity, protocol
 from mqfs.fuse.nodes import File, Files, Nodes

@@ -22,7 +22,7 @@ from functools import partial
 import pyfuse3
 import trio
 
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
 from mqfs.fuse.device_loop import Lane
 from mqfs.fuse.nodes import Files, Nodes

@@ -19,8 +19,8 @@ import itertools
 from typing import Any, TypeAlias
 
 from mqfs import errors, limits
-from mqfs.engine.listing import Listing
-from mqfs.engine.tree import Node, Tree
+from mqfs.engine.tree.listing import Listing
+from mqfs.engine.tree.tree import Node, Tree
 from mqfs.types import Handle
 
 ROOT = 1  # the kernel's name for the root directory

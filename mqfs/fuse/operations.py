@@ -23,8 +23,8 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from mqfs import errors, limits
-from mqfs.engine.nodes import KeptFile, Meta
-from mqfs.engine.tree import Node, Tree
+from mqfs.engine.tree.meta_nodes import KeptFile, Meta
+from mqfs.engine.tree.tree import Node, Tree
 from mqfs.fuse import identity
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.settle import settle

@@ -21,8 +21,8 @@ import trio
 
 from mqfs import limits, logs, malloc_tuning
 from mqfs.clock import SystemClock
-from mqfs.engine.ctl import parse_settings
-from mqfs.engine.tree import Tree
+from mqfs.engine.language.settings import parse_settings
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqfs import errors, limits
-from mqfs.engine import frames
+from mqfs.engine.language import batch_frames
 from mqfs.log import batch, headers
 from mqfs.log.record import encode
 from mqfs.ring import scan
@@ -67,7 +67,7 @@ def written(draw: Any) -> bytes:
 
 def outcome(data: bytes, known: dict[bytes, int]) -> object:
     try:
-        return frames.packed(data, known, SENDER)
+        return batch_frames.packed(data, known, SENDER)
     except errors.MqfsError as error:
         return type(error), str(error)
 
@@ -125,7 +125,7 @@ BAD = {
 def test_what_is_wrong_is_left_to_python_which_says_so(text: str) -> None:
     assert batch.pack(BAD[text], {}, SENDER) is None
     with pytest.raises(errors.MqfsError, match=text):
-        frames.packed(BAD[text], {}, SENDER)
+        batch_frames.packed(BAD[text], {}, SENDER)
 
 
 def test_more_headers_and_streams_than_it_looks_at_here() -> None:

@@ -288,5 +288,5 @@ def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Away, tmp_path: Path, re
 
 def test_importing_loads_nothing_of_the_library() -> None:
     code = "import sys, mqfs; assert not [m for m in sys.modules if m.startswith('mqfs.')]; mqfs.connect; "
-    code += "assert 'trio' not in sys.modules and 'mqfs.engine.tree' not in sys.modules"
+    code += "assert 'trio' not in sys.modules and 'mqfs.engine.tree.tree' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=60)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
-from mqfs.engine.ctl import Settings
 from mqfs.engine.group import META_FILES
+from mqfs.engine.language.settings import Settings
 from tests.docs.pages import PAGES, ROOT
 
 EXPECTED = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.store.memory import MemoryStore
 from mqfs.types import User, Wait
 from tests.clocks import ManualClock

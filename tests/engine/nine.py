@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from mqfs import errors
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
 from mqfs.net.identity import Peer
 from mqfs.ninep.client import machine

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
 from mqfs.types import Store, User, Wait
 from tests.clocks import ManualClock

@@ -13,7 +13,7 @@ import pytest
 from mqfs import errors, limits
 from mqfs.client.reading import Records
 from mqfs.clock import SystemClock
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.store.store import DiskStore
 from mqfs.types import User, Wait
 from tests.campaign import seed, size

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqfs import limits
-from mqfs.engine.ctl import Depth, Settings, parse, parse_settings
+from mqfs.engine.language.settings import Depth, Settings, parse, parse_settings
 from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted, OverLimit
 from mqfs.syntax.duration import parse_duration, print_duration
 from mqfs.syntax.quoting import quote, split

@@ -10,7 +10,7 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.clock import SystemClock
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.store.store import DiskStore
 from mqfs.types import User
 

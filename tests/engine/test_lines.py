@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.engine.stream_handle import LinePost
+from mqfs.engine.files.stream_file import LinePost
 from mqfs.errors import Interrupted, NotFound, StreamFull
 from mqfs.types import Wait
 from tests.engine.conftest import ROOT, Hand

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.store.store import DiskStore
 from tests.clocks import ManualClock
 from tests.engine.conftest import ROOT

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
 from mqfs.types import Wait

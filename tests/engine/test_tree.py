@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from mqfs import errors, limits
-from mqfs.engine import control, transaction, tree
+from mqfs.engine.control import actions
+from mqfs.engine.publishing import transactions
+from mqfs.engine.tree import tree
 from mqfs.syntax import names
 from mqfs.syntax.quoting import quote
 from mqfs.types import QTDIR, User, Wait
@@ -65,7 +67,7 @@ def test_a_store_with_such_names_is_served_and_they_can_be_renamed_and_removed(t
     """Earlier versions took them."""
     q = Queues("replay all", path=tmp_path / "store")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (names, tree, control, transaction):
+        for module in (names, tree, actions, transactions):
             patch.setattr(module, "check_name", str, raising=False)
             patch.setattr(module, "check_control", str, raising=False)
         q.stream(name)

@@ -14,7 +14,7 @@ import sys
 import trio
 
 from mqfs.clock import SystemClock
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
 from mqfs.fuse.mount import FuseMount
 from mqfs.store.memory import MemoryStore

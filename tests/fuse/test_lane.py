@@ -14,8 +14,8 @@ import trio.testing
 
 from mqfs import limits
 from mqfs.clock import SystemClock
-from mqfs.engine.listing import Listing
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.listing import Listing
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Stale
 from mqfs.fuse import protocol
 from mqfs.fuse.device_loop import Lane

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from mqfs.clock import SystemClock
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
 from mqfs.fuse import mount
 from mqfs.store.memory import MemoryStore

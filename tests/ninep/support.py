@@ -16,7 +16,7 @@ import trio
 from hypothesis import strategies as st
 
 from mqfs.clock import SystemClock
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame
 from mqfs.net.identity import Peer
 from mqfs.ninep import blocking

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.ninep import blocking
 from mqfs.ninep.client.machine import Caller
 from mqfs.ninep.codec.dialect import Dialect

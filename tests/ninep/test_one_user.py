@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.net import identity
 from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
 from mqfs.ninep.codec.wire import encode

@@ -18,7 +18,7 @@ import trio
 
 from mqfs import limits
 from mqfs.clock import SystemClock
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, Denied, DiskFailed
 from mqfs.net import identity
 from mqfs.ninep import blocking

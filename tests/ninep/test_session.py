@@ -11,7 +11,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.clock import SystemClock
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame, DiskFailed
 from mqfs.ninep.codec.linux_messages import Rreaddir
 from mqfs.ninep.codec.messages import Dir, Rread, Twrite

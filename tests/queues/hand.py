@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore

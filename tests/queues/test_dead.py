@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.engine.permission import R, W, allowed
+from mqfs.engine.language.permissions import R, W, allowed
 from mqfs.types import User, Wait
 from tests.engine.conftest import ROOT
 from tests.queues.hand import BIG, Queues, drain, read, refusal, say, told, waits

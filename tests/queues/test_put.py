@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import errors, limits
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.group_state import State
 from mqfs.types import Kind, User, Wait
 from tests.clocks import SECOND

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.engine.format import FORMATS
+from mqfs.engine.language.message_formats import FORMATS
 from mqfs.types import Wait
 from tests.queues.hand import BIG, Queues, drain, read, say, waits
 

@@ -16,7 +16,7 @@ import pytest
 from mqfs import ring
 from mqfs.clock import SystemClock
 from mqfs.engine.group import Group
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.ring.server import registry
 from mqfs.ring.server.registry import Attachment, Rings
 from mqfs.store.disk import Disk

@@ -22,7 +22,7 @@ import trio
 import mqfs
 from mqfs import errors, limits, ring
 from mqfs.clock import SystemClock
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.net.address import UnixAddress
 from mqfs.ring import protocol
 from mqfs.ring.server import attach_socket

@@ -238,7 +238,7 @@ def queued(sock: socket.socket) -> int:
 
 def test_a_bug_in_maintenance_stops_nobody(tmp_path: Path) -> None:
     """It is logged, with its traceback once; the server serves on, and stops in order."""
-    bug = "from mqfs.engine.tree import Tree; Tree.tick = lambda tree: tree.no_such_thing"
+    bug = "from mqfs.engine.tree.tree import Tree; Tree.tick = lambda tree: tree.no_such_thing"
     program = [sys.executable, "-c", f"{bug}; from mqfs.cli.main import main; main()", "serve"]
     server = Running("--store", "store", "--listen", "unix!s", cwd=tmp_path, program=program)
     until(lambda: server.text().count("periodic maintenance failed") > 1, "maintenance failed twice")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mqfs import errors
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.store.store import DiskStore
 from mqfs.types import Wait
 from tests.campaign import seed, size

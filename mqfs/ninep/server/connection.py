@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 
 from mqfs import limits
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame, OverLimit
 from mqfs.net.identity import Peer
 from mqfs.ninep.server.session import Session

@@ -10,8 +10,8 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from mqfs import limits
-from mqfs.engine.listing import Listing
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.listing import Listing
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError
 from mqfs.net import identity
 from mqfs.ninep.codec.linux_messages import Entry

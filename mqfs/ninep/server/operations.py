@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mqfs import limits
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFid, BadRequest, MqfsError, NoAuthentication, NotDirectory, NotFound, NotPermitted
 from mqfs.net import identity
 from mqfs.net.tokens import Proof

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from mqfs import limits
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, OverLimit
 from mqfs.net import identity
 from mqfs.net.address import Address, TcpAddress

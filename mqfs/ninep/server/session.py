@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from mqfs import limits
-from mqfs.engine.tree import Tree
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import (
     Again,
     BadFid,

@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from mqfs import errors, limits, ring
-from mqfs.engine.ctl import NO_DEPTH, Settings, parse_settings
 from mqfs.engine.group import Group
-from mqfs.engine.permission import R, W, X, require
-from mqfs.engine.tree import Tree
+from mqfs.engine.language.permissions import R, W, X, require
+from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
+from mqfs.engine.tree.tree import Tree
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import Journal
 from mqfs.shares import require_share

@@ -19,9 +19,9 @@ from operator import le
 from typing import TYPE_CHECKING, Any, cast
 
 from mqfs import errors, limits, ring
-from mqfs.engine.arrivals import arrived, is_listened, passed
-from mqfs.engine.ctl import SYNC_ALWAYS
 from mqfs.engine.group import Group
+from mqfs.engine.language.settings import SYNC_ALWAYS
+from mqfs.engine.publishing.ring_ingest import arrived, is_listened, passed
 from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.types import MORE, Columns, Draft, Kind, Log, Many, Record

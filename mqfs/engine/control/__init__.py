@@ -1,0 +1,1 @@
+"""What `ctl` does: settings and actions become changes of a group."""

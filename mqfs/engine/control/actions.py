@@ -1,0 +1,349 @@
+"""`ctl`, and what every file has whose writes are command lines: whole lines, refusals that can be read.
+
+Owns the carrying out of actions, all or nothing; the language itself is in ctl.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from mqfs import errors, limits
+from mqfs.engine.control.changes import Changes
+from mqfs.engine.delivery import dead_letters
+from mqfs.engine.files import status_files
+from mqfs.engine.files.handle import Open
+from mqfs.engine.language.settings import USAGE, Action, Settings, parse
+from mqfs.engine.routing import programs
+from mqfs.engine.stream import Post, Stream
+from mqfs.errors import shortened
+from mqfs.syntax.names import check_name
+from mqfs.syntax.patterns import check_pattern
+from mqfs.syntax.size import parse_number
+from mqfs.types import Kind, Step, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
+
+class Commands(Open):
+    """A file whose writes are command lines and whose refusals can be read."""
+
+    refusal: bytes | None = None
+
+    def lines_of(self, data: bytes) -> str:
+        """The whole lines there are now; an unfinished one waits. Raises TooLong, BadCommand."""
+        text = self.partial + data
+        if len(text) > limits.CTL_BYTES:
+            raise errors.TooLong(f"at most {limits.CTL_BYTES} bytes of commands at once")
+        whole, newline, rest = text.rpartition(b"\n")
+        if len(data) < self.whole_below:
+            whole, newline, rest = text, b"", b""
+        if rest or self.partial:
+            self.keep(rest)
+        try:
+            return (whole + newline).decode()
+        except UnicodeDecodeError:
+            raise errors.BadCommand("commands are valid UTF-8") from None
+
+    def refused(self, error: errors.MqfsError) -> None:
+        if self.partial:
+            self.keep(b"")
+        self.refusal = f"{shortened(str(error))}\n".encode()
+        self.group.refuse(self.user, self.node.name, str(error))
+
+    def flush(self) -> Step[int]:
+        return self.write(b"\n") if self.partial else 0
+
+    def close(self) -> None:
+        if not self.closed:
+            with contextlib.suppress(errors.MqfsError):  # it is in `.errors`
+                self.flush()
+        super().close()
+
+    def told(self, count: int) -> bytes | None:
+        """Why the last write was refused, once."""
+        if self.refusal is None:
+            return None
+        text, rest = self.refusal[:count], self.refusal[count:]
+        self.refusal = rest or None
+        return text
+
+
+class PrintedCommands(Commands):
+    """A file of commands that prints, read from its beginning, how things stand."""
+
+    text: bytes | None = None
+
+    def print(self) -> str:
+        raise NotImplementedError
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.told(count)
+        if told is not None:
+            return told
+        if self.text is None or offset == 0:
+            self.text = self.print().encode()
+        return self.text[offset : offset + count]
+
+
+class CtlHandle(PrintedCommands):
+    """`ctl`: settings and actions of a group. Open for reading only it has a `size`, for programs that trust one."""
+
+    size: int | None = None
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        if reads and not writes:
+            self.text = self.print().encode()
+            self.size = len(self.text)
+            self.hold(self.size)
+
+    def print(self) -> str:
+        return status_files.ctl(self.group, self.user)
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            text = self.lines_of(data)
+            return self._perform(text, len(data)) if text else len(data)
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def _perform(self, text: str, value: int) -> Step[int]:
+        steps = parse(text, self.group.settings)
+        check_settings(self.group, steps)
+        plan = Plan(self.group)
+        for settings, action in steps:
+            if action is not None:
+                plan.check(settings, action)
+        self._end_ring(steps)
+        changes = Changes(self.group, self.user)
+        for settings, action in steps:
+            changes.set(settings)
+            if action is not None and action.verb in _MESSAGES:  # no change: messages are written
+                changes.commit()
+                write_messages(self.group, action)
+                changes = Changes(self.group, self.user)
+            elif action is not None:
+                add(changes, self.group, action)
+        changes.commit()
+        self.group.unblock()
+        return self.group.promised(value)
+
+    def _end_ring(self, steps: list[tuple[Settings, Action | None]]) -> None:
+        """Where new settings end the ring, take its messages before anything is planned."""
+        group = self.group
+        if group.ring is not None and steps and steps[-1][0] != group.settings:
+            group.ring.changed([{"do": "ctl", "lines": steps[-1][0].lines(given=True)}])
+
+
+def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:
+    """Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters would be kept no
+    more; BadCommand for a new `dead` that no stream can be called."""
+    now = group.settings
+    for name in {settings.dead for settings, _ in steps} - {now.dead}:
+        try:
+            check_name(name)
+        except errors.BadName as error:
+            raise errors.BadCommand(f"dead: {error.detail}") from None
+    letters_of = group.streams.get(now.dead)
+    if letters_of is not None and any(settings.dead != now.dead for settings, _ in steps):
+        letters_of.advance()
+        if letters_of.count > 0 and now.deliver == "all" and now.replay != "all":
+            raise errors.Busy(
+                f"dead: {now.dead} keeps {letters_of.count} dead letters; 'redrive' or 'clear' them first"
+            )
+    for what in ("deliver", "keep"):
+        if any(getattr(settings, what) != getattr(now, what) for settings, _ in steps):
+            _require_empty(group, what)
+
+
+def _require_empty(group: Group, what: str) -> None:
+    if what == "keep" and group.ring is not None:
+        group.ring.retire("keep changes")
+    for stream in group.streams.values():
+        stream.advance()
+        if stream.count > 0:
+            raise errors.Busy(f"{what}: {stream.name} keeps {stream.count} messages; 'clear' or read them first")
+        if stream.opens:
+            raise errors.Busy(f"{what}: {stream.name} is open")
+    if what == "keep" and (len(group.held) or group.ring is not None):
+        raise errors.Busy("keep: messages of the group wait for their time, or for room on the disk")
+
+
+class Plan:
+    """What the names will be as the actions of one write are carried out, so that all are checked before the first."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._consumers: dict[str, str | None] = {}  # what those spoken of will be over; None: gone
+        self._views: dict[str, list[str]] = {}  # the patterns of those spoken of; without any it is gone
+        self._grown = 0  # by so many patterns all views together
+        self._made = 0  # so many consumers more than there are
+        self._dropped: set[int] = set()
+
+    def over(self, name: str) -> str | None:
+        """What a consumer will be over; None where there will be none of that name."""
+        if name in self._consumers:
+            return self._consumers[name]
+        consumer = self.group.consumers.get(name)
+        return consumer.state.over if consumer is not None else None
+
+    def patterns(self, name: str) -> list[str]:
+        """What a view will be bound to, to be changed by who asks; empty where there will be none of that name."""
+        if name not in self._views:
+            view = self.group.views.get(name)
+            self._views[name] = list(view.state.patterns) if view is not None else []
+        return self._views[name]
+
+    def check(self, settings: Settings, action: Action) -> None:
+        """Raises what would stop the action."""
+        try:
+            getattr(self, f"_check_{action.verb}")(settings, action)
+        except errors.MqfsError as error:
+            if not error.detail.startswith(f"{action.verb}:"):
+                raise type(error)(f"{action.verb}: {error.detail}") from None
+            raise
+
+    def _require_stream(self, action: Action) -> Stream:
+        stream = self.group.streams.get(action.stream or "")
+        if stream is None:
+            raise errors.NotFound(f"{action.verb}: no stream {action.stream!r} in this group")
+        return stream
+
+    def _require_unprotected(self, settings: Settings, action: Action) -> None:
+        if settings.protect:
+            raise errors.NotPermitted(f"{action.verb}: the group is protected; write 'protect off' first")
+
+    def _check_eof(self, settings: Settings, action: Action) -> None:
+        self._require_stream(action)
+        if settings.deliver == "one":
+            raise errors.BadCommand("eof: under 'deliver one' nobody could be given an end mark")
+
+    def _check_clear(self, settings: Settings, action: Action) -> None:
+        if action.stream is not None:
+            self._require_stream(action)
+        self._require_unprotected(settings, action)
+
+    def _check_drop(self, settings: Settings, action: Action) -> None:
+        stream = self._require_stream(action)
+        self._require_unprotected(settings, action)
+        group = self.group
+        for sequence in action.sequences:
+            if group.held.is_for(stream, sequence):
+                continue
+            found = group.bucket.peek(stream.number, sequence)
+            gone = sequence < stream.kept_from() or stream.is_gone(sequence)
+            if gone or found is None or found[0] != sequence:
+                raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
+            self._dropped.add(sequence)
+            if len(group.state.dropped) + len(self._dropped) > limits.DROPPED:
+                raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
+
+    def _check_redrive(self, settings: Settings, action: Action) -> None:
+        if action.stream is not None:
+            self._require_stream(action)
+
+    def _check_consumer(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        over, *_ = consumer_options(action)
+        if (now := self.over(name)) is None:
+            check_name(name)
+            if len(self.group.consumers) + self._made >= limits.CONSUMERS:
+                raise errors.OverLimit(f"consumer: a group has at most {limits.CONSUMERS} consumers")
+            self._made += 1
+            if over and over not in self.group.streams and over not in self.group.views:
+                check_name(over)
+        elif now != over:
+            raise errors.Exists(f"consumer {name} is over {now or 'the whole group'}; remove it first")
+        self._consumers[name] = over
+
+    def _check_remove(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        if self.over(name) is None:
+            raise errors.NotFound(f"remove: no consumer {name!r} in this group")
+        self._require_unprotected(settings, action)
+        consumer = self.group.consumers.get(name)
+        if consumer is not None and consumer.claims:
+            raise errors.Busy(f"remove: consumer {name} holds {len(consumer.claims)} claims")
+        self._consumers[name] = None
+        self._made -= 1
+
+    def _check_bind(self, settings: Settings, action: Action) -> None:
+        name, pattern = action.stream or "", action.words[0]
+        if name not in self.group.views:
+            check_name(name)
+        if name in self.group.streams or name in self.group.groups:
+            raise errors.Exists(f"bind: {name} is a stream or group; a view has a name of its own")
+        if programs.is_program(pattern):
+            programs.parse(pattern)
+        else:
+            check_pattern(pattern)
+        patterns = self.patterns(name)
+        if pattern in patterns:
+            return
+        if len(patterns) >= limits.VIEW_PATTERNS or self.group.views.bound + self._grown >= limits.PATTERNS:
+            raise errors.OverLimit(f"bind: at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group")
+        patterns.append(pattern)
+        self._grown += 1
+
+    def _check_unbind(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        patterns = self.patterns(name)
+        pattern = action.words[0] if action.words else None
+        if not patterns or (pattern is not None and pattern not in patterns):
+            raise errors.NotFound(f"unbind: {name!r} is not bound{f' to {pattern!r}' if pattern and patterns else ''}")
+        self._require_unprotected(settings, action)
+        left = self._views[name] = [text for text in patterns if pattern not in (None, text)]
+        self._grown -= len(patterns) - len(left)
+
+
+def consumer_options(action: Action) -> tuple[str, bool, bool, int]:
+    """(over, transient, private, backlog) of `consumer NAME ...`. Raises BadCommand."""
+    words = list(action.words)
+    over = words.pop(0) if words and words[0] not in ("transient", "private", "backlog") else ""
+    transient = private = False
+    backlog = 0
+    while words:
+        word = words.pop(0)
+        if word == "transient":
+            transient = True
+        elif word == "private":
+            private = True
+        elif word == "backlog" and words:
+            backlog = parse_number(words.pop(0))
+        else:
+            raise errors.BadCommand(f"consumer: {word!r}; write {USAGE['consumer']}")
+    return over, transient, private, backlog
+
+
+_MESSAGES = frozenset({"eof", "redrive"})
+
+
+def write_messages(group: Group, action: Action) -> None:
+    """Carry out an action that was checked, and is no change of the group."""
+    name = action.stream
+    if action.verb == "eof":
+        group.write(group.streams[name or ""], Post(Kind.END, (b"",), 0))
+    else:
+        dead_letters.redrive(group, name, action.sequences[0] if action.sequences else None)
+
+
+def add(changes: Changes, group: Group, action: Action) -> None:
+    """An action that was checked, to be carried out with others."""
+    verb, name = action.verb, action.stream or ""
+    if verb == "clear":
+        changes.clear([group.streams[name]] if name else list(group.streams.values()))
+    elif verb == "drop":
+        changes.drop(group.streams[name], list(dict.fromkeys(action.sequences)))
+    elif verb == "consumer":
+        changes.consumer(name, *consumer_options(action))
+    elif verb == "remove":
+        changes.remove(name)
+    elif verb == "bind":
+        changes.bind(name, action.words[0])
+    else:
+        changes.unbind(name, action.words[0] if action.words else None)

@@ -1,0 +1,150 @@
+"""What one write to `ctl` changes: recorded as one unit, then put in force.
+
+Owns that order: every change is worked out from how things are, the log takes all of them or none, and only then do
+the group's streams, views and consumers follow. What an action is, control.py knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqfs.engine.routing import programs
+from mqfs.group_state import Change
+from mqfs.syntax.patterns import compile_pattern
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.language.settings import Settings
+    from mqfs.engine.stream import Steps, Stream
+    from mqfs.types import User
+
+
+class Changes:
+    """Of one group, for one user. `commit` does them; then nothing more is to be added."""
+
+    def __init__(self, group: Group, user: User) -> None:
+        self._group, self._user = group, user
+        self._settings = group.settings
+        self._changes: list[Change] = []
+        self._steps: list[Steps] = []
+        self._after: list[Callable[[], None]] = []
+        self._thinned = False  # messages go that a new `depth` need not cut any more
+        self._next = group.state.next_stream  # the number of the next file
+        self._bound: dict[str, list[str]] = {}  # patterns and programs of views, bound here
+        self._dropped: set[int] = set()  # messages that lines before this one drop
+        self._patterns: dict[str, dict[str, None]] = {}  # of views that lines here name: all they will be bound to
+        self._numbers: dict[str, int | None] = {}  # of the consumers that are made here; None: removed
+
+    def set(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def clear(self, streams: list[Stream]) -> None:
+        self._thinned = True
+        clearings = [stream.plan_clear() for stream in streams]
+        floors = [[c.stream.number, c.floor] for c in clearings if c.floor]
+        if floors:
+            self._changes.append({"do": "floor", "floors": floors})
+        self._after += [lambda clearing=clearing: clearing.stream.cleared(clearing) for clearing in clearings]  # type: ignore[misc]
+
+    def drop(self, stream: Stream, sequences: list[int]) -> None:
+        held, group = self._group.held, self._group
+        self._thinned = True
+        sequences = [sequence for sequence in sequences if sequence not in self._dropped]
+        self._dropped.update(sequences)
+        waiting = [sequence for sequence in sequences if held.is_for(stream, sequence)]
+        stream.advance()
+        new = [s for s in sequences if s not in group.state.dropped and s not in waiting]
+        self._steps += held.drop_steps(waiting)
+        if new:
+            self._changes.append({"do": "drop", "stream": stream.number, "sequences": new})
+        self._after.append(lambda: self._put_drop_in_force(stream, waiting))
+
+    def _put_drop_in_force(self, stream: Stream, waiting: list[int]) -> None:
+        self._group.held.dropped(waiting)
+        stream.recount()
+        stream.advance()
+
+    def consumer(self, name: str, over: str, transient: bool, private: bool, backlog: int) -> None:
+        """Make one, or change its options."""
+        consumers, number = self._group.consumers, self._number_of(name)
+        options: Change = {"transient": transient, "private": private, "backlog": backlog}
+        if number is None:
+            number, self._next = self._next, self._next + 1
+            self._numbers[name] = number
+            streams = self._streams_of(over)
+            made = consumers.plan(number, name, over, self._user, 0o666, self._settings.replay, streams)
+            self._changes.append({**made, **options})
+        else:
+            self._changes.append({"do": "consumer", "number": number, **options})
+        self._after.append(lambda: consumers.refresh(name, number))
+
+    def _number_of(self, name: str) -> int | None:
+        if name in self._numbers:
+            return self._numbers[name]
+        consumer = self._group.consumers.get(name)
+        return consumer.number if consumer is not None else None
+
+    def _streams_of(self, over: str) -> list[Stream]:
+        """Also where that view is bound here."""
+        consumers, bound = self._group.consumers, self._bound.get(over, [])
+        streams = consumers.streams_of(over) if over in self._group.views or not bound else []
+        if not bound or any(programs.is_program(text) for text in bound):
+            return streams or consumers.streams_of("")
+        matches = [compile_pattern(text) for text in bound]
+        others = [s for s in consumers.streams_of("") if s not in streams and any(m(s.name) for m in matches)]
+        return [*streams, *others]
+
+    def remove(self, name: str) -> None:
+        number = self._number_of(name)
+        self._numbers[name] = None
+        self._changes.append({"do": "forget", "number": number})
+        consumer = self._group.consumers.get(name)
+        if consumer is not None and consumer.number == number:
+            covered = self._group.consumers.before_removal(consumer)
+            self._after.append(lambda: self._group.consumers.removed(consumer, covered))
+
+    def bind(self, name: str, pattern: str) -> None:
+        patterns = self._patterns_of(name)
+        if pattern in patterns:
+            return
+        patterns[pattern] = None
+        now = self._group.tree.clock.wall_ns()
+        self._changes.append({"do": "bind", "number": self._next, "name": name, "pattern": pattern, "time": now})
+        self._next += 1
+        self._bound.setdefault(name, []).append(pattern)
+
+    def unbind(self, name: str, pattern: str | None) -> None:
+        patterns = self._patterns_of(name)
+        if pattern is None:
+            patterns.clear()
+        else:
+            patterns.pop(pattern, None)
+        self._changes.append({"do": "unbind", "name": name, "pattern": pattern})
+
+    def _patterns_of(self, name: str) -> dict[str, None]:
+        if name not in self._patterns:
+            view = self._group.views.get(name)
+            self._patterns[name] = dict.fromkeys(view.state.patterns) if view is not None else {}
+        return self._patterns[name]
+
+    def commit(self) -> None:
+        """Record them, and put them in force. Raises DiskFailed, DiskFull, ReadOnly; then nothing of them holds."""
+        group, settings = self._group, self._settings
+        change = group.plan_settings(settings, cut=not self._thinned) if settings != group.settings else None
+        if change is not None:
+            self._changes[:0] = change.changes
+        if self._changes or self._steps:
+            group.change(*self._changes, steps=self._steps)
+        if change is not None:
+            group.put_in_force(settings, change.cuts)
+        if self._patterns:
+            group.views.refresh(*self._patterns)
+        for then in self._after:
+            then()
+        if change is not None and self._thinned:
+            for stream in self._group.numbers.values():
+                group.bound_depth(stream)
+
+
+__all__ = ["Changes"]

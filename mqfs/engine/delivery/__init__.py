@@ -1,0 +1,1 @@
+"""The ways out: named consumers, claims, dead letters."""

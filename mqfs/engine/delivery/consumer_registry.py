@@ -1,0 +1,386 @@
+"""The consumers of a group, by name, and the nameless ones of its streams.
+
+Owns making and removing them, what of the log they hold back, their bounds and their timers. Which of its messages a
+reader gets, the consumer decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits
+from mqfs.engine.delivery.consumer import Consumer, Crowd
+from mqfs.engine.delivery.priority_index import NEVER, Rank
+from mqfs.engine.log import multipart
+from mqfs.engine.retention.low_watermark import Lowest
+from mqfs.engine.stream import Steps, Stream, Verdict
+from mqfs.engine.tree.meta_nodes import bits_for_writers
+from mqfs.group_state import Change, ConsumerState
+from mqfs.syntax.quoting import quote
+from mqfs.types import Draft, Kind, Record, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
+_AGAIN_NS = 10**9  # after a failure
+
+
+class Consumers(dict[str, Consumer]):
+    """Of one group."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.group = group
+        self._crowds: dict[str, Crowd] = {}  # by the stream or view that they are over; "": the whole group
+        self._ends = Lowest()  # of consumers, the sequence at which a waiting read ends whatever stream takes it
+        self.next_end = NEVER  # the least of those
+        self._lowest = Lowest()  # of those over the whole group
+        self._bounded: list[Consumer] = []
+        self._bounded_known = False
+        self._sleepers: dict[Consumer, int] = {}  # those with something to do at an engine time
+
+    def load(self) -> None:
+        """Those that the group's state names."""
+        for own in self.group.state.consumers.values():
+            if own.name:
+                self._enter(Consumer(self.group, own))
+
+    def start(self) -> None:
+        """After the log was read: what was claimed is free, and what nobody has open goes if it was transient."""
+        for own in list(self.group.state.consumers.values()):
+            stream = self.group.numbers.get(own.number)
+            if own.name:
+                self._recover(self[own.name])
+            elif stream is not None and own.progress.open:
+                self._recover(stream.own_consumer())
+        for consumer in list(self.values()):
+            if consumer.state.transient:
+                self.remove(consumer)
+
+    def _recover(self, consumer: Consumer) -> None:
+        self.group.tree.faults.contain(self.group, f"starting consumer {consumer.name}", consumer.recover)
+
+    def every(self) -> list[Consumer]:
+        """The named ones, and the nameless ones that are in use."""
+        numbers = self.group.numbers
+        streams = (numbers.get(own.number) for own in self.group.state.consumers.values() if not own.name)
+        return [*self.values(), *(s.nameless for s in streams if s is not None and s.nameless is not None)]
+
+    def reshaped(self) -> None:
+        """A stream went, or what views and consumers are over has changed: room for writers that wait, perhaps."""
+        for consumer in self.bounded:
+            consumer.recount()
+        self.group.unblock()
+
+    def rank_anew(self) -> None:
+        """The order in which messages are served has changed, or which they are."""
+        for consumer in self.every():
+            consumer.serve_anew()
+
+    @property
+    def hindmost(self) -> Consumer | None:
+        """Of those over the whole group, one that is as far behind as any."""
+        number = self._lowest.name
+        return self[self.group.state.consumers[number].name] if number is not None else None
+
+    def floor(self, stream: Stream) -> int:
+        """The lowest sequence of the stream that a named consumer has not dealt with."""
+        low = self._lowest.value
+        if len(self) > len(self._lowest):
+            low = min([low, *(consumer.low for consumer in stream.consumers() if consumer.state.over)])
+        return low
+
+    def lines(self) -> list[str]:
+        """As ctl lines."""
+        return [" ".join(_words(consumer.state)) for consumer in self.values()]
+
+    def nameless(self, stream: Stream) -> Consumer:
+        own = self.group.state.nameless(stream.number)
+        assert own is not None
+        return Consumer(self.group, own, stream)
+
+    def untouched(self, stream: Stream) -> Consumer:
+        """One like it, of which the group knows nothing."""
+        return Consumer(self.group, ConsumerState(0, 0, 0, stream.number, "", "", 0), stream)
+
+    def _enter(self, consumer: Consumer) -> None:
+        self[consumer.name] = consumer
+        self._join(consumer)
+        if not consumer.state.over:
+            self._lowest.set(consumer.number, consumer.low)
+
+    # ------------------------------------------------------------ which of them a stream has
+
+    def _join(self, consumer: Consumer) -> None:
+        """Stand with the others that are over the same."""
+        consumer.crowd = self._crowds.setdefault(consumer.state.over, Crowd())
+        consumer.crowd.members[consumer] = None
+        if consumer.parked or consumer.watchers:
+            consumer.crowd.waiting[consumer] = None
+
+    def _leave(self, consumer: Consumer) -> None:
+        crowd = consumer.crowd
+        del crowd.members[consumer]
+        crowd.waiting.pop(consumer, None)
+        if not crowd.members:
+            del self._crowds[consumer.state.over]
+
+    def renamed(self, old: str, new: str) -> None:
+        """Consumers that were over a stream of the old name are over the new one: the state says so."""
+        if (crowd := self._crowds.pop(old, None)) is not None:
+            for consumer in crowd.members:
+                self._join(consumer)
+
+    def crowds_of(self, stream: Stream) -> list[Crowd]:
+        """All whose consumers cover the stream; see `Consumer.covers`."""
+        names = [stream.name]
+        if stream.name != self.group.settings.dead:
+            names = ["", stream.name, *self.group.views.of(stream)]
+        return [crowd for name in names if (crowd := self._crowds.get(name)) is not None]
+
+    def all_waiting(self) -> Iterator[Consumer]:
+        """Those with readers that wait."""
+        for crowd in list(self._crowds.values()):
+            yield from list(crowd.waiting)
+
+    def attend(self, streams: Iterable[Stream]) -> bool:
+        """Whether one of them is to be told of each message of these streams."""
+        return self.group.bucket.next >= self.next_end or any(stream.is_attended for stream in streams)
+
+    @property
+    def bounded(self) -> list[Consumer]:
+        """Consumers with a `backlog`."""
+        if not self._bounded_known:
+            self._bounded = [c for c in self.values() if c.state.backlog]
+            self._bounded_known = True
+        return self._bounded
+
+    def make(self, name: str, user: User, mode: int) -> Consumer:
+        """A new consumer of the whole group, at the place where `replay` lets readers begin."""
+        if len(self) >= limits.CONSUMERS:
+            raise errors.OverLimit(f"a group has at most {limits.CONSUMERS} consumers")
+        number = self.group.state.next_stream
+        change = self.plan(number, name, "", user, mode, self.group.settings.replay, self.streams_of(""))
+        self.group.change(change)
+        self.refresh(name, number)
+        return self[name]
+
+    def plan(
+        self, number: int, name: str, over: str, user: User, mode: int, replay: str, streams: Sequence[Stream]
+    ) -> Change:
+        """The change that makes one; `streams`: which it will be over. The caller has checked that there is room."""
+        return {
+            "do": "consumer", "number": number, "name": name, "over": over, "transient": False, "private": False,
+            "backlog": 0, "mode": mode & bits_for_writers(self.group.state.mode), "uid": user.uid, "gid": user.gid,
+            "time": self.group.tree.clock.wall_ns(), "low": self._beginning(replay, streams),
+            "open": self._untaken(streams),
+        }  # fmt: skip
+
+    def _untaken(self, streams: Iterable[Stream]) -> list[int]:
+        """Messages for one taker that nobody took: they are for a new consumer, too, wherever it begins."""
+        numbers = self.group.ranks.with_singles()
+        mine = [stream for stream in streams if stream.number in numbers] if numbers else []
+        return sorted(sequence for stream in mine for sequence in stream.all_untaken())
+
+    def streams_of(self, over: str) -> list[Stream]:
+        """Those that a consumer over a stream, a view or the whole group ("") is over."""
+        group = self.group
+        if over in group.streams:
+            return [group.streams[over]]
+        streams = [stream for stream in group.streams.values() if stream.name != group.settings.dead]
+        if over in group.views:
+            streams = [stream for stream in streams if over in group.views.of(stream)]
+        return streams
+
+    def refresh(self, name: str, number: int) -> None:
+        """What the state says of that consumer has changed."""
+        self._bounded_known = False
+        own = self.group.state.consumers.get(number)
+        if own is None or (name in self and self[name].number == number):
+            return
+        consumer = Consumer(self.group, own)
+        self._enter(consumer)
+        self.group.shape += 1  # it is in the list only now
+
+    def _beginning(self, replay: str, streams: Iterable[Stream]) -> int:
+        """Where a new consumer starts: as `replay` lets a reader begin."""
+        group = self.group
+        end = group.bucket.next
+        if replay == "off":
+            return end
+        group.advance_all()
+        if replay == "all":
+            return group.bucket.first
+        return max((stream.newest_kept() for stream in streams), default=0) or end
+
+    def remove(self, consumer: Consumer) -> None:
+        """Raises Busy while it holds claims."""
+        if consumer.claims:
+            raise errors.Busy(f"consumer {consumer.name} holds {len(consumer.claims)} claims")
+        covered = self.before_removal(consumer)
+        self.group.change({"do": "forget", "number": consumer.number})
+        self.removed(consumer, covered)
+
+    def before_removal(self, consumer: Consumer) -> list[Stream]:
+        """What it took for itself is for others again. Returns the streams that it covers."""
+        consumer.give_singles_back()
+        return [stream for stream in self.group.numbers.values() if consumer.covers(stream)]
+
+    def removed(self, consumer: Consumer, covered: Iterable[Stream]) -> None:
+        """The log says so."""
+        del self[consumer.name]
+        self._leave(consumer)
+        self.group.shape += 1
+        self._lowest.remove(consumer.number)
+        self._ends.remove(consumer.number)
+        self._sleepers.pop(consumer, None)
+        self._bounded_known = False
+        consumer.removed = True
+        consumer.end()
+        for stream in covered:
+            stream.recount()
+        self.group.loosened()
+        self.group.unblock()
+
+    def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
+        """Record what became of messages, and carry it out. Raises DiskFailed, ReadOnly; then nothing has happened."""
+        if self.group.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {self.group.bucket.failed}")
+        try:
+            self.group.bucket.append(Kind.ACK, own.number, self.group.times.next_ns(), steps)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        self.progressed(own, steps)
+
+    def acknowledge_all(self, steps: Sequence[Steps]) -> None:
+        """As `acknowledge`, of several consumers: recorded together or not at all."""
+        group = self.group
+        if group.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        drafts = [Draft(Kind.ACK, own.number, body) for own, body in steps]
+        group.append_drafts(drafts, group.times.next_ns())
+        for own, body in steps:
+            self.progressed(own, body)
+
+    def progressed(self, own: ConsumerState, steps: bytes) -> None:
+        """Carry out steps that the log has."""
+        own.progress.apply(steps)
+        if own.name and not own.over:
+            self._lowest.set(own.number, own.progress.low)
+        self.group.tree.touched.add(self.group)
+
+    # ------------------------------------------------------------ new messages
+
+    def verdict(self, stream: Stream, messages: int) -> Verdict:
+        """What `backlog` of consumers says."""
+        full = self.group.settings.full
+        for consumer in stream.routes().bounded:
+            if full in ("reject", "block") and consumer.overflows(messages):
+                if full == "block":
+                    return Verdict.WAIT
+                raise errors.StreamFull(
+                    f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog"
+                )
+        return Verdict.APPEND
+
+    def full_for(self, messages: Mapping[Stream, int]) -> Stream | None:
+        """As `verdict`, of a unit with so many for each stream: one of them for which a consumer has no room."""
+        full = self.group.settings.full
+        covered_by: dict[Consumer, list[Stream]] = {}
+        for stream in messages if full in ("reject", "block") else ():
+            for consumer in stream.routes().bounded:
+                covered_by.setdefault(consumer, []).append(stream)
+        for consumer, covered in covered_by.items():
+            if consumer.overflows(sum(messages[stream] for stream in covered)):
+                if full == "block":
+                    return covered[0]
+                raise errors.StreamFull(
+                    f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog"
+                )
+        return None
+
+    def offer(self, stream: Stream, record: Record, rank: Rank | None) -> None:
+        """A new message: for who waits, and to be counted."""
+        if rank is not None:
+            self._rank(stream, record.sequence, rank)
+        routes = stream.routes()
+        for consumer in routes.bounded:
+            self._keep_bound(consumer, record)
+        own = stream.nameless
+        if own is not None and (rank is not None or not own.singles_only):
+            own.serve()
+        for crowd in routes.crowds:
+            if crowd.waiting:
+                for consumer in list(crowd.waiting):
+                    consumer.serve()
+        if self.group.bucket.next >= self.next_end:
+            self._end_reads()
+
+    def end_at(self, consumer: Consumer, sequence: int) -> None:
+        """A read of it waits that ends there."""
+        self._ends.set(consumer.number, sequence)
+        self.next_end = self._ends.value
+
+    def _end_reads(self) -> None:
+        """Those that end here, whatever stream took the message."""
+        while (number := self._ends.name) is not None and self._ends.value <= self.group.bucket.next:
+            self._ends.remove(number)
+            stream, own = self.group.numbers.get(number), self.group.state.consumers.get(number)
+            consumer = stream.nameless if stream is not None else self.get(own.name) if own is not None else None
+            if consumer is not None:
+                self._end_reads_of(consumer)
+        self.next_end = self._ends.value
+
+    def _end_reads_of(self, consumer: Consumer) -> None:
+        consumer.serve()
+        ends = [taker.until for taker in consumer.parked.values() if taker.until > self.group.bucket.next]
+        if ends and min(ends) != NEVER:
+            self._ends.set(consumer.number, min(ends))
+
+    def _rank(self, stream: Stream, sequence: int, rank: Rank) -> None:
+        if stream.nameless is not None:
+            stream.nameless.picker.rank(sequence, rank)
+        for consumer in stream.consumers():
+            consumer.picker.rank(sequence, rank)
+
+    def _keep_bound(self, consumer: Consumer, record: Record) -> None:
+        """A new message for a consumer with a `backlog`: `full drop-new` skips it, `full drop-old` the oldest."""
+        consumer.appended()
+        if self.group.numbers[record.stream].name == self.group.settings.dead:
+            return  # nothing bounds dead letters
+        if self.group.settings.full == "drop-new":
+            if consumer.overflows(0) and not multipart.goes_on(record):
+                consumer.skip(record)
+            return
+        while consumer.overflows(0) and consumer.skip_oldest():
+            self.group.counts.cut += 1
+
+    # ------------------------------------------------------------ time
+
+    def set_alarm(self, consumer: Consumer, due_ns: int) -> None:
+        """Wake that consumer then."""
+        due = self._sleepers.get(consumer)
+        if due is None or due_ns < due:
+            self._sleepers[consumer] = due_ns
+        self.group.alarm(due_ns)
+
+    def wake(self, now_ns: int) -> None:
+        """Leases and delays that are over."""
+        for consumer, due in list(self._sleepers.items()):
+            if due <= now_ns:
+                del self._sleepers[consumer]
+                contain = self.group.tree.faults.contain
+                if not contain(self.group, "ending a lease or delay", partial(consumer.wake, now_ns)):
+                    self.set_alarm(consumer, now_ns + _AGAIN_NS)
+        if self._sleepers:
+            self.group.alarm(min(self._sleepers.values()))
+
+
+def _words(own: ConsumerState) -> list[str]:
+    words = ["consumer", quote(own.name)]
+    words += [quote(own.over)] if own.over else []
+    words += ["transient"] * own.transient + ["private"] * own.private
+    words += ["backlog", str(own.backlog)] if own.backlog else []
+    return words

@@ -1,0 +1,206 @@
+"""Dead letters: messages that could not be dealt with, put aside in a stream of their group, and sent back from there.
+
+Owns what a dead letter looks like. When a message becomes one, its consumer decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mqfs import errors, group_state, limits
+from mqfs.engine.log import multipart
+from mqfs.group_state import Attributes, Change, ConsumerState
+from mqfs.log import headers
+from mqfs.log.record import HEAD_BYTES, padded
+from mqfs.types import Draft, Kind, Many, Record, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.delivery.consumer import Consumer
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
+_RECORD_BYTES = 100  # of the records, beside body and headers
+
+
+def bury(
+    group: Group, own: ConsumerState, record: Record, steps: bytes, reason: str, deliveries: int, slot: int
+) -> None:
+    """Append a dead letter, and that its message was dealt with, as one unit. `slot`: where that begins; with it go the
+    parts of its body."""
+    origin = group.numbers[record.stream]
+    stream = _stream_for(group, origin)
+    texts = headers.decode(record.headers)
+    texts.pop(headers.TTL, None)  # it is over, or would end what is to be looked at
+    texts.update(
+        {
+            headers.STREAM: origin.name,
+            headers.SEQUENCE: str(record.sequence),
+            headers.DELIVERIES: str(deliveries),
+            headers.REASON: reason,
+        }
+    )
+    if own.name:
+        texts[headers.CONSUMER] = own.name
+    head = headers.encode(texts)
+    first = multipart.first_of(group, record)
+    if slot <= first < record.sequence:
+        copies = _Copies(group, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
+        sequence = _append_parts(group, stream, copies, [Draft(Kind.ACK, own.number, steps)])
+        group.consumers.progressed(own, steps)
+        _announce_parts(group, stream, copies, sequence)
+        return
+    group.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
+    sequence = group.append_message(stream, record.body, head, [Draft(Kind.ACK, own.number, steps)])
+    group.consumers.progressed(own, steps)
+    group.announce(stream, sequence, record.body, head)
+
+
+def _stream_for(group: Group, origin: Stream) -> Stream:
+    """The dead-letter stream, open to nobody to whom the origin is not."""
+    name, own = group.settings.dead, origin.state
+    stream = group.streams.get(name)
+    if stream is None:
+        return group.make_stream(name, own.mode & 0o666, User(own.uid, own.gid))
+    narrow = stream.state.mode & _open_to(own, stream.state)
+    if narrow != stream.state.mode:
+        now = stream.state
+        group.change({"do": "attributes", "file": stream.number, "mode": narrow, "uid": now.uid, "gid": now.gid})
+    return stream
+
+
+def _open_to(origin: Attributes, letters: Attributes) -> int:
+    """The mode in which the letters' stream is open to nobody to whom the origin is not. Where owner or group differ,
+    whoever is of one class here may be of several there."""
+    user, group, other = origin.mode >> 6 & 7, origin.mode >> 3 & 7, origin.mode & 7
+    if letters.gid != origin.gid:
+        group = other = group & other
+    if letters.uid != origin.uid:
+        user, group, other = group & other, group & user, other & user
+    return user << 6 | group << 3 | other
+
+
+class _Copies(Many):
+    """The parts of a body, as they are to stand in another stream; read anew each time. `texts`: the headers, among
+    them `part`, which is each one's own."""
+
+    def __init__(self, group: Group, number: int, first: int, last: int, to: Stream, texts: Mapping[str, str]) -> None:
+        self._group, self._number, self._first, self._last = group, number, first, last
+        self._to, self._texts = to, texts
+        self.taking = last - first + 1
+        self.size = self.room = 0  # of the bodies; in the log
+        for draft in self:
+            self.size += len(draft.body)
+            self.room += padded(HEAD_BYTES + len(draft.headers) + len(draft.body))
+
+    def __len__(self) -> int:
+        return self._last - self._first + 1
+
+    def __iter__(self) -> Iterator[Draft]:
+        for record in multipart.parts(self._group, self._number, self._first, self._last):
+            part = headers.decode(record.headers).get(headers.PART, "")
+            head = headers.encode({**self._texts, headers.PART: part})
+            yield Draft(Kind.MESSAGE, self._to.number, record.body, head)
+
+
+def _append_parts(group: Group, stream: Stream, copies: _Copies, also: Sequence[Draft]) -> int:
+    """Append them, and other records in the same unit; nobody is told yet. Returns the first one's sequence."""
+    group.reserve_room(copies.room + _RECORD_BYTES)
+    first = group.append_drafts(_Behind(copies, also), group.times.next_ns())
+    stream.appended_many(first + len(copies) - 1, len(copies), copies.size)
+    return first
+
+
+def _announce_parts(group: Group, stream: Stream, copies: _Copies, first: int) -> None:
+    for sequence, draft in enumerate(copies, first):
+        group.announce(stream, sequence, draft.body, draft.headers)
+
+
+class _Behind(Many):
+    """Parts, and other records behind them."""
+
+    def __init__(self, copies: _Copies, also: Sequence[Draft]) -> None:
+        self._copies, self._also = copies, also
+        self.taking = copies.taking
+        self.room = copies.room + sum(padded(HEAD_BYTES + len(draft.body)) for draft in also)
+
+    def __len__(self) -> int:
+        return len(self._copies) + len(self._also)
+
+    def __iter__(self) -> Iterator[Draft]:
+        yield from self._copies
+        yield from self._also
+
+
+def redrive(group: Group, name: str | None, most: int | None) -> int:
+    """Dead letters back to the streams they came from, the oldest first; returns how many went."""
+    dead = group.streams.get(group.settings.dead)
+    if dead is None:
+        return 0
+    dead.advance()
+    moved, position = 0, dead.state.floor
+    while (most is None or moved < most) and len(group.state.dropped) < limits.DROPPED:
+        record = _next_letter(group, dead, position)
+        if record is None:
+            break
+        last = multipart.last_of(group, record) or record
+        position = last.sequence + 1
+        texts = headers.decode(record.headers)
+        origin = group.streams.get(texts.get(headers.STREAM, ""))
+        if origin is not None and origin is not dead and name in (None, origin.name):
+            if last is not record:
+                _send_parts_back(group, dead, record, last, origin, texts)
+            else:
+                _send_back(group, dead, record, origin, texts)
+            moved += 1
+    return moved
+
+
+def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
+    while True:
+        try:
+            record = group.bucket.find(dead.number, position)
+        except errors.Damaged as error:
+            position = error.sequence + 1
+            continue
+        claimed = record is not None and dead.nameless is not None and _is_claimed(group, dead.nameless, record)
+        if record is None or (record.kind == Kind.MESSAGE and dead.visible(record) and not claimed):
+            return record
+        position = record.sequence + 1
+
+
+def _is_claimed(group: Group, own: Consumer, record: Record) -> bool:
+    last = multipart.last_of(group, record) or record
+    return last.sequence in own.claims
+
+
+def _send_parts_back(
+    group: Group, dead: Stream, record: Record, last: Record, origin: Stream, texts: dict[str, str]
+) -> None:
+    more = {key: value for key, value in texts.items() if key not in headers.LETTER}
+    copies = _Copies(group, dead.number, record.sequence, last.sequence, origin, more)
+    sequences = list(range(record.sequence, last.sequence + 1))
+    change: Change = {"do": "drop", "stream": dead.number, "sequences": sequences}
+    if dead.first_kept() == record.sequence:
+        change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
+    sequence = _append_parts(
+        group, origin, copies, [Draft(Kind.CHANGE, dead.number, group_state.encode_change(change))]
+    )
+    _announce_parts(group, origin, copies, sequence)
+    group.state.apply(change)
+    group.loosened()
+    dead.recount()
+
+
+def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts: dict[str, str]) -> None:
+    head = headers.encode({key: value for key, value in texts.items() if key not in headers.LETTER})
+    group.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
+    change: Change = {"do": "drop", "stream": dead.number, "sequences": [record.sequence]}
+    if dead.first_kept() == record.sequence:
+        change = {"do": "floor", "floors": [[dead.number, record.sequence + 1]]}
+    also = [Draft(Kind.CHANGE, dead.number, group_state.encode_change(change))]
+    sequence = group.append_message(origin, record.body, head, also)
+    group.state.apply(change)
+    group.loosened()
+    dead.gave_up(len(record.body))
+    group.announce(origin, sequence, record.body, head)

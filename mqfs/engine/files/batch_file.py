@@ -1,0 +1,74 @@
+"""`.batch`: many messages in one write, as one unit.
+
+Owns what such a write is made of messages for; the layout of a frame is in frames.py.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import lru_cache
+
+from mqfs import errors, limits
+from mqfs.engine.control.actions import Commands
+from mqfs.engine.language import batch_frames
+from mqfs.engine.language.permissions import W, require
+from mqfs.engine.publishing.atomic_batch import Source, Tally, Unit, require_fit
+from mqfs.engine.stream import Stream
+from mqfs.log import batch, headers
+from mqfs.types import Step, User
+
+
+@lru_cache(limits.CONNECTIONS)
+def _sender(uid: int) -> bytes:
+    return headers.encode({headers.SENDER: str(uid)})
+
+
+def sender(user: User) -> bytes:
+    """The header that the server sets, encoded."""
+    return _sender(user.uid)
+
+
+class BatchHandle(Commands):
+    """An open `.batch`."""
+
+    text: bytes | None = None  # the sequence of the last unit's first message
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.told(count)
+        if told is not None:
+            return told
+        text, self.text = self.text or b"", None
+        self.text = text[count:] or None
+        return text[:count]
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            return self._post(batch_frames.packed(data, {}, sender(self.user)), len(data))
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def _post(self, packed: batch.Packed, value: int) -> Step[int]:
+        streams = [self._stream(name) for name in packed.fresh]
+        tallies = {streams[row.place]: Tally(row.messages, row.size, row.last) for row in packed.rows}
+        require_fit(packed.messages, len(packed.data))
+        numbers = array("I", [stream.number for stream in streams])
+        source = Source(packed.messages, len(packed.data), numbers, lambda: [packed.data])
+        unit = Unit(self.group, [source], tallies, value)
+        unit.done = lambda: self._tell(unit)
+        return unit.write()
+
+    def _stream(self, name: str) -> Stream:
+        stream = self.group.streams.get(name)
+        if stream is None:
+            raise errors.NotFound(f"no stream {name!r} in this group")
+        require(self.user, stream.state, W, name)
+        return stream
+
+    def _tell(self, unit: Unit) -> None:
+        self.text = f"{unit.first}\n".encode() if unit.first else None
+
+
+__all__ = ["BatchHandle", "sender"]

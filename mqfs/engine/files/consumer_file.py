@@ -1,0 +1,532 @@
+"""Handles that take: a stream under `deliver one`, and a consumer, opened for reading and writing; and those that show.
+
+Owns what such an open file gives and understands. Which message that is, the consumer decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mqfs import errors, limits
+from mqfs.ack_state import Entry
+from mqfs.engine.control.actions import Commands
+from mqfs.engine.delivery.consumer import Claim, Consumer, delivery_count
+from mqfs.engine.files.handle import Given, Open
+from mqfs.engine.files.stream_file import Writer
+from mqfs.engine.language.message_formats import FORMATS, Names, describe, parse_seek, shape
+from mqfs.engine.language.permissions import R, W, allowed, require
+from mqfs.engine.log import multipart
+from mqfs.engine.routing.message_filter import Selection, select
+from mqfs.engine.routing.seek import position
+from mqfs.engine.tree.meta_nodes import TakeFile
+from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.quoting import split
+from mqfs.syntax.size import parse_number
+from mqfs.types import Record, Step, User, Wait
+
+if TYPE_CHECKING:
+    from mqfs.engine.stream import Stream
+
+_NEVER = 1 << 62
+_OVERHEAD = 80 + limits.NAME_BYTES  # of a record in `format record`, beside its headers and body: two heads and a name
+
+
+class Taker(Open):
+    """What both have: claims, reads that wait, and the processes on whose life the claims hang."""
+
+    parkable = True
+    takes = True
+    until = _NEVER  # reads of it end at that sequence
+    acks_at_once = False
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.consumer: Consumer = self._consumer()
+        self.claims: dict[int, Claim] = {}
+        self.had: tuple[Record, Entry] | None = None  # acknowledged at once, not known to have arrived
+        self.last = Given()
+        self.waits: dict[Wait[bytes], tuple[int, int, int]] = {}  # count, offset, the process that reads
+        self.claiming_pid = 0  # the process for which a message is being fetched
+        self.looked, self.looked_epoch = 0, -1  # up to here the log has nothing for this handle
+        self.guards: dict[int, Callable[[], None]] = {}  # processes that live, and how to stop watching them
+        self.consumer.opens += 1
+        self.consumer.opened(self)
+
+    def _consumer(self) -> Consumer:
+        raise NotImplementedError
+
+    def admits(self, stream: Stream, sequence: int) -> bool:
+        """Whether this handle may have a message of that stream."""
+        return allowed(self.user, stream.state, R)
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def over(self) -> bool:
+        return self.consumer.removed or self.group.removed
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.tell(count)
+        if told is not None:
+            return told
+        if not self.waits:
+            data = self.at_once(count, offset)
+            if data is not None:
+                return data
+            self.claiming_pid = self.reader_pid
+            data = self.fetch(count, offset)
+            if data is not None:
+                self.group.unblock()
+                return data
+        else:
+            self.consumer.restless.add(self)  # a read before it may leave something for this one
+        wait: Wait[bytes] = Wait(self._unpark)
+        self.waits[wait] = count, offset, self.reader_pid
+        self.consumer.park(wait, self)
+        return wait
+
+    def tell(self, count: int) -> bytes | None:
+        """What a read is told, whoever waits: why a write was refused, `info`."""
+        return None
+
+    def at_once(self, count: int, offset: int) -> bytes | None:
+        """What a read gets without a new message."""
+        rest = self.last.rest(count, offset, self.sequential)
+        if rest is not None:
+            return rest
+        return b"" if self.over or count <= 0 else None
+
+    def fetch(self, count: int, offset: int) -> bytes | None:
+        """A new message's first part; None: there is nothing for this handle."""
+        raise NotImplementedError
+
+    def next_data(self, wait: Wait[bytes]) -> bytes | None:
+        """For a read that waits."""
+        count, offset, self.claiming_pid = self.waits[wait]
+        data = self.at_once(count, offset)
+        return self.fetch(count, offset) if data is None else data
+
+    def answer(self, wait: Wait[bytes], result: bytes | errors.MqfsError) -> None:
+        del self.waits[wait]
+        if isinstance(result, bytes):
+            wait.settle(result)
+        else:
+            wait.fail(result)
+
+    def _unpark(self, wait: Wait[bytes]) -> bool:
+        if not self.consumer.unpark(wait):
+            return False
+        del self.waits[wait]
+        return True
+
+    def unread(self, data: bytes) -> None:
+        self.last.back(data)
+        self.consumer.restless.add(self)
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        last = self.last
+        if last.again or self.over or last.given < len(last.body):
+            return True
+        try:
+            return self.consumer.picker.pick(self) is not None
+        except errors.MqfsError:
+            return True
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        self.consumer.watch(self, then)
+
+    # ------------------------------------------------------------ the processes behind it
+
+    def guard(self, claim: Claim) -> None:
+        """Give a claim back when the process that opened the handle and the one that read the message are both gone.
+
+        The last close is no sign: a child that inherited the descriptor keeps it open. Only a face that knows who
+        reads says so.
+        """
+        processes = self.group.tree.processes
+        if claim.pid and processes is not None:
+            for pid in {claim.pid, self.user.pid}:
+                if pid not in self.guards:
+                    stop = processes.watch(pid, lambda pid=pid: self._died(pid))  # type: ignore[misc]
+                    if stop is not None:
+                        self.guards[pid] = stop
+
+    def _died(self, pid: int) -> None:
+        self.guards.pop(pid, None)
+        if self.user.pid not in self.guards:
+            orphans = [claim for claim in self.claims.values() if claim.pid and claim.pid not in self.guards]
+            self.consumer.give_back_all(orphans, "its reader ended")
+            self.group.unblock()
+
+    def _end(self) -> None:
+        for wait in list(self.waits):
+            self.consumer.unpark(wait)
+            self.answer(wait, b"")
+        for stop in self.guards.values():
+            stop()
+        self.guards.clear()
+        self.consumer.watch(self, None)
+        self.consumer.opens -= 1
+        if self.had is not None and self.last.again and self.last.given == 0:
+            self.consumer.take_back(self)
+        self.consumer.closed(self)
+        super()._end()
+        self.group.unblock()
+
+
+class TakeHandle(Taker, Writer):
+    """A stream of a `deliver one` group, opened for reading and writing."""
+
+    node: Stream
+    pending: Claim | None = None  # `ack next`: what the next read acknowledges
+
+    def _consumer(self) -> Consumer:
+        return self.node.own_consumer()
+
+    def admits(self, stream: Stream, sequence: int) -> bool:
+        return True
+
+    @property
+    def acks_at_once(self) -> bool:  # type: ignore[override]
+        return self.group.settings.ack == "read"
+
+    def fetch(self, count: int, offset: int) -> bytes | None:
+        done, consumer = self.pending, self.consumer
+        if done is not None and done.sequence not in self.claims:
+            done = self.pending = None  # its lease ran out
+        record = consumer.take(self, consumer.ack_step(done) if done is not None else b"")
+        if done is not None:
+            self.pending = None
+            consumer.acknowledged(done)
+        if record is None and done is not None:
+            self.group.unblock()  # what it acknowledged may have made room for a writer that waits
+            record = consumer.take(self)
+        if record is None:
+            return None
+        if not self.acks_at_once:
+            self.pending = self.claims[record.sequence]
+        if record.headers:
+            entry = self.had[1] if self.acks_at_once and self.had is not None else self.claims[record.sequence].entry
+            if (long := multipart.whole(self.group, record, entry.first)) is not None:
+                return self.last.first_of_many(long, count, offset)
+        return self.last.first(record.body, count, offset)
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        Taker.watch(self, then)
+        Writer.watch(self, then)
+
+
+class ConsumerHandle(Taker, Commands):
+    """`.consumers/NAME` or `.consumers/.STREAM`, opened for reading and writing, or for writing: then only to command
+    it."""
+
+    node: Consumer | TakeFile
+    sequential = True
+
+    def __init__(self, node: Consumer | TakeFile, user: User, reads: bool, writes: bool) -> None:
+        if isinstance(node, Consumer) and node.state.private and node.takers:
+            raise errors.Busy(f"{node.name} is private, and open already")
+        self.format = "raw"
+        self.selection = Selection(node.group)
+        self.until = _NEVER
+        self.shown: tuple[Record, int] | None = None  # the last message and its delivery count, for `info`
+        self.current: list[int] = []  # what the last read claimed
+        self.pending: bytes | None = None  # text of `info`
+        self.end_due = False  # `format each`: the 0-byte read that ends the last message
+        self.names = Names()
+        super().__init__(node, user, reads, writes)
+
+    def _consumer(self) -> Consumer:
+        return self.node if isinstance(self.node, Consumer) else self.node.stream.own_consumer()
+
+    def admits(self, stream: Stream, sequence: int) -> bool:
+        return sequence < self.until and allowed(self.user, stream.state, R) and self.selection.covers(stream)
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def over(self) -> bool:
+        return super().over or self.selection.over
+
+    def tell(self, count: int) -> bytes | None:
+        told = self.told(count)
+        if told is None and self.pending is not None:
+            told, rest = self.pending[:count], self.pending[count:]
+            self.pending = rest or None
+        return told
+
+    def at_once(self, count: int, offset: int) -> bytes | None:
+        again = self.last.rest(count, 0, sequential=True)
+        if again is not None:
+            return again
+        if self.end_due:
+            self.end_due = False
+            return b""
+        return b"" if self.over or count <= 0 else None
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        if self.refusal or self.pending or self.end_due or self.group.bucket.next >= self.until:
+            return True
+        return super().readable
+
+    def fetch(self, count: int, offset: int) -> bytes | None:
+        current: list[int] = []
+        pieces: list[bytes] = []
+        room = _NEVER  # the first message always
+        while room > 0 and (record := self.consumer.take(self, most=room)) is not None:
+            current.append(record.sequence)
+            self.shown = record, delivery_count(self.claims[record.sequence].entry)
+            pieces.append(self._shape(record))
+            room = count - sum(map(len, pieces)) - _OVERHEAD if self.format == "record" else 0
+        if not pieces:
+            return b"" if self.group.bucket.next >= self.until else None
+        self.current = current
+        self.end_due = self.format == "each"
+        if (long := self._long()) is not None:
+            return self.last.first_of_many(long, count, 0)
+        return self.last.first(b"".join(pieces), count, 0)
+
+    def _long(self) -> multipart.LongBody | None:
+        """The message just fetched, where its body is in parts and the format shows all of it."""
+        assert self.shown is not None
+        record = self.shown[0]
+        if not record.headers or self.format in ("record", "json"):
+            return None
+        end = {"line": b"" if record.body.endswith(b"\n") else b"\n", "nul": b"\0"}.get(self.format, b"")
+        return multipart.whole(self.group, record, self.claims[record.sequence].entry.first, end)
+
+    def _shape(self, record: Record) -> bytes:
+        name = self.group.numbers[record.stream].name
+        if self.format == "record":
+            return self.names.wrap(record, name, dict)
+        assert self.shown is not None
+        return shape(self.format, record, name, self.shown[1])
+
+    # ------------------------------------------------------------ commands
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            if super().over:
+                raise errors.Stale(f"{self.node.name} was removed")
+            if (data == b"ack\n" or data == b"ack") and len(self.current) == 1 and not self.partial:
+                self._acknowledge(self._claims([], set()))
+            else:
+                spoken: set[int] = set()
+                lines = self.lines_of(data).split("\n")
+                steps = [step for line in lines if (step := self._line(line, spoken)) is not None]
+                for step in steps:
+                    step()
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        self.group.unblock()
+        return self.group.promise(len(data))
+
+    def _line(self, line: str, spoken: set[int]) -> Callable[[], None] | None:
+        try:
+            words = split(line)
+            return self._command(words[0], words[1:], spoken) if words else None
+        except errors.BadCommand as error:
+            raise errors.BadCommand(f"{line.strip()!r}: {error.detail}") from None
+
+    def _command(self, verb: str, words: list[str], spoken: set[int]) -> Callable[[], None]:
+        claiming = {"ack": self._ack, "nack": self._nack, "release": self._release, "dead": self._dead}
+        if verb in claiming:
+            return claiming[verb](words, spoken)
+        if verb == "touch":
+            claims = self._claims(words, set())
+            return lambda: self._touch(claims)
+        if verb == "select":
+            return self._select(words)
+        if verb not in _USAGE:
+            known = " ".join([*claiming, "touch", "info", "seek", "select", "until", "format"])
+            raise errors.BadCommand(f"unknown command {verb!r}; there are: {known}")
+        if len(words) != _USAGE[verb]:
+            raise errors.BadCommand(f"{verb} takes {_USAGE[verb] or 'no'} value{'s' * (_USAGE[verb] != 1)}")
+        if verb == "info":
+            return self._info
+        return {"format": self._format, "until": self._until, "seek": self._seek}[verb](words[0])
+
+    def _claims(self, words: list[str], spoken: set[int]) -> list[Claim]:
+        """The claims meant: of these sequences, or of the last read. Raises Stale."""
+        sequences = [parse_number(word) for word in words] or self.current
+        if not sequences:
+            raise errors.Stale("no message is claimed; read one first")
+        for sequence in sequences:
+            if sequence not in self.claims or sequence in spoken:
+                raise errors.Stale(f"message {sequence} is not claimed by this handle, or not any more")
+            spoken.add(sequence)
+        return [self.claims[sequence] for sequence in sequences]
+
+    def _ack(self, words: list[str], spoken: set[int]) -> Callable[[], None]:
+        claims = self._claims(words, spoken)
+        return lambda: self._acknowledge(claims)
+
+    def _acknowledge(self, claims: list[Claim]) -> None:
+        self.consumer.acknowledge(claims)
+        self._spoken_of(claims)
+
+    def _nack(self, words: list[str], spoken: set[int]) -> Callable[[], None]:
+        sequences = [word for word in words[:1] if word.isdigit()]
+        delays = words[len(sequences) :]
+        if len(delays) > 1:
+            raise errors.BadCommand("usage: nack [SEQUENCE] [DELAY]")
+        delay = parse_duration(delays[0]) if delays else None
+        claims = self._claims(sequences, spoken)
+        return lambda: self._each(claims, lambda claim: self.consumer.fail(claim, "nack", delay))
+
+    def _release(self, words: list[str], spoken: set[int]) -> Callable[[], None]:
+        claims = self._claims(words, spoken)
+        return lambda: self._each(claims, self.consumer.release)
+
+    def _dead(self, words: list[str], spoken: set[int]) -> Callable[[], None]:
+        sequences = [word for word in words[:1] if word.isdigit()]
+        reason = " ".join(words[len(sequences) :])[: limits.REASON_BYTES] or "dead"
+        claims = self._claims(sequences, spoken)
+        for claim in claims:
+            stream = self.group.numbers.get(claim.stream)
+            if stream is not None and stream.name == self.group.settings.dead:
+                raise errors.BadCommand(f"dead: message {claim.sequence} is a dead letter; ack it to be rid of it")
+        return lambda: self._each(claims, lambda claim: self._bury(claim, reason))
+
+    def _bury(self, claim: Claim, reason: str) -> None:
+        if not self.consumer.bury(claim, reason, delivery_count(claim.entry)):
+            raise errors.StreamFull(f"message {claim.sequence} could not be put to the dead letters; see .errors")
+
+    def _touch(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            self.consumer.renew(claim)
+
+    def _each(self, claims: list[Claim], do: Callable[[Claim], None]) -> None:
+        self._spoken_of(claims)  # before: what is given back may be handed to this very handle
+        for claim in claims:
+            do(claim)
+
+    def _spoken_of(self, claims: list[Claim]) -> None:
+        """The unread rest of the message goes with it."""
+        if any(claim.sequence in self.current for claim in claims):
+            self.last, self.end_due = Given(), False
+
+    def _info(self) -> None:
+        if self.shown is None:
+            raise errors.BadCommand("info: no message was read yet")
+        record, deliveries = self.shown
+        stream = self.group.numbers.get(record.stream)
+        self.pending = describe(record, stream.name if stream else "", deliveries)
+
+    def _format(self, word: str) -> Callable[[], None]:
+        if word not in FORMATS:
+            raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
+
+        def do() -> None:
+            self.format, self.end_due, self.last = word, False, Given()
+
+        return do
+
+    def _until(self, word: str) -> Callable[[], None]:
+        bound = None if word == "end" else parse_number(word) + 1
+
+        def do() -> None:
+            self.until = self.group.bucket.next if bound is None else bound
+            self.consumer.restless.add(self)
+            if self.waits:
+                self.consumer.note_end(self)
+            self._look_anew()
+
+        return do
+
+    def _select(self, words: list[str]) -> Callable[[], None]:
+        if len(words) > limits.CURSOR_NAMES:
+            raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
+        selection = select(self.group, words, lambda s: require(self.user, s.state, R, s.name))
+
+        def do() -> None:
+            self.selection = selection
+            self.consumer.restless.add(self)  # what it selected may be removed
+            self._look_anew()
+
+        return do
+
+    def _seek(self, word: str) -> Callable[[], None]:
+        parse_seek(word)
+        if isinstance(self.node, TakeFile):
+            raise errors.BadCommand("seek: what is taken from a stream has no place that could be moved")
+        require(self.user, self.node.state, R | W, self.node.name)
+        consumer = self.consumer
+        for number in {claim.stream for claim in consumer.claims.values()}:  # which it makes void
+            if (stream := self.group.numbers.get(number)) is not None:
+                require(self.user, stream.state, R, stream.name)
+
+        def do() -> None:
+            streams = [s for s in self.group.numbers.values() if consumer.covers(s) and allowed(self.user, s.state, R)]
+            consumer.seek(position(consumer.selection, word, streams, self._shows))
+            self.until, self.end_due, self.last, self.current = _NEVER, False, Given(), []
+            self._look_anew()
+
+        return do
+
+    def _shows(self, record: Record) -> bool:
+        stream = self.group.numbers.get(record.stream)
+        return stream is not None and self.consumer.is_mine(stream, record) and stream.visible(record)
+
+    def _look_anew(self) -> None:
+        """What this handle may have has changed."""
+        self.looked = 0
+        if self.waits:
+            self.consumer.serve()
+
+
+_USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1}
+
+
+class ShowHandle(Open):
+    """What waits for a consumer, opened for reading only: oldest first, then end-of-file. Takes nothing."""
+
+    def __init__(self, node: Consumer | Stream | TakeFile, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.last = Given()
+        self.position = 0
+        self.opened = self.consumer
+        self.opened.opens += 1
+        self.group.settle_cuts()
+
+    @property
+    def consumer(self) -> Consumer:
+        node = self.node.stream if isinstance(self.node, TakeFile) else self.node
+        return node if isinstance(node, Consumer) else node.shown_consumer()
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        rest = self.last.rest(count, offset, sequential=False)
+        if rest is not None:
+            return rest
+        if count <= 0 or self.node.removed:
+            return b""
+        record = self._next()
+        return b"" if record is None else self.last.first(record.body, count, offset)
+
+    def _next(self) -> Record | None:
+        if self.consumer.singles_only:
+            return None  # who merely reads is shown none of them
+        for record in self.consumer.waiting(self.position):
+            self.position = record.sequence + 1
+            hidden = self.group.ranks.is_hidden(record)
+            if not hidden and allowed(self.user, self.group.numbers[record.stream].state, R):
+                return record
+        return None
+
+    def unread(self, data: bytes) -> None:
+        self.last.back(data)
+
+    def _end(self) -> None:
+        self.opened.opens -= 1
+        self.opened.left()
+        super()._end()
+
+
+__all__ = ["ConsumerHandle", "ShowHandle", "TakeHandle", "Taker"]

@@ -1,0 +1,404 @@
+"""`.cursor`: every open is a private reader of the group's log that can be positioned, narrowed and shaped.
+
+Owns the commands and formats of mqfs(4), "Cursors". Takes nothing and holds back nothing beyond a small slack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits
+from mqfs.engine.control.actions import Commands
+from mqfs.engine.files.handle import Given
+from mqfs.engine.files.order_file import overtaken
+from mqfs.engine.files.status_files import places
+from mqfs.engine.language.message_formats import FORMATS, Names, describe, parse_seek, shape
+from mqfs.engine.language.permissions import R, allowed, require
+from mqfs.engine.language.settings import parse_depth
+from mqfs.engine.routing.message_filter import Selection, select
+from mqfs.engine.routing.seek import position
+from mqfs.syntax.quoting import split
+from mqfs.syntax.size import parse_number
+from mqfs.types import Kind, Record, Step, User, Wait
+
+if TYPE_CHECKING:
+    from mqfs.engine.stream import Stream
+    from mqfs.engine.tree.meta_nodes import Meta
+
+_ANY = 1 << 62  # messages or bytes
+
+
+class Cursor(Commands):
+    """An open `.cursor`."""
+
+    node: Meta
+    sequential = True
+    parkable = True
+
+    def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.format = "raw"
+        self.selection = Selection(self.group)
+        self.until: int | None = None  # below this sequence
+        self.shown: Record | None = None  # the last message given, for `info`
+        self.pending: bytes | None = None  # text of `info`
+        self.end_due = False  # `format each`: the 0-byte read that ends the last message
+        self.names = Names()  # `format record`: what the reader was told
+        self.cuts: dict[int, int] = {}
+        self.cuts_seen = -1
+        self.lost = 0  # messages beyond the slack of a `replay off` group, of which it is yet to be told
+        self.last = Given()
+        self.waits: dict[Wait[bytes], int] = {}  # each with its read's count
+        self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
+        self.position = self.group.bucket.next
+        replay = self.group.settings.replay
+        if replay != "off":
+            self._seek("first" if replay == "all" else "last")
+        self._forgive()
+        self.group.cursors.add(self)
+
+    # ------------------------------------------------------------ what it may show
+
+    def streams(self) -> dict[int, Stream]:
+        """The selected streams that the user may read, by number."""
+        group = self.group
+        if self._epoch != group.epoch:
+            covers = self.selection.covers
+            self._streams = {
+                s.number: s for s in group.numbers.values() if covers(s) and allowed(self.user, s.state, R)
+            }
+            self._epoch = group.epoch
+        return self._streams
+
+    @property
+    def over(self) -> bool:
+        """Its group, or every stream it selected, was removed: end-of-file."""
+        return self.group.removed or self.selection.over
+
+    # ------------------------------------------------------------ commands
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        try:
+            # All are understood before the first is done.
+            steps = [step for line in self.lines_of(data).split("\n") if (step := self._line(line)) is not None]
+            for step in steps:
+                step()
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        self.group.unblock()
+        return len(data)
+
+    def _line(self, line: str) -> Callable[[], None] | None:
+        try:
+            words = split(line)
+            return self._command(words) if words else None
+        except errors.BadCommand as error:
+            raise errors.BadCommand(f"{line.strip()!r}: {error.detail}") from None
+
+    def _command(self, words: list[str]) -> Callable[[], None]:
+        verb, arguments = words[0], words[1:]
+        if verb == "select":
+            if len(arguments) > limits.CURSOR_NAMES:
+                raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
+            selection = select(self.group, arguments, lambda s: require(self.user, s.state, R, s.name))
+            return lambda: self._select(selection)
+        usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1, "streams": 0}
+        if verb not in usage:
+            raise errors.BadCommand(
+                f"unknown command {verb!r}; there are: seek select until format info measure streams"
+            )
+        if len(arguments) != usage[verb]:
+            raise errors.BadCommand(f"{verb} takes {usage[verb] or 'no'} value{'s' * (usage[verb] != 1)}")
+        if verb == "info":
+            return self._info
+        if verb == "streams":
+            return self._places
+        word = arguments[0]
+        if verb == "format":
+            if word not in FORMATS:
+                raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
+            return lambda: self._format(word)
+        if verb == "measure":
+            bounds = parse_depth(word, verb)
+            return lambda: self._measure(bounds.messages or _ANY, bounds.size or _ANY)
+        if verb == "until":
+            bound = None if word == "end" else parse_number(word) + 1
+            return lambda: self._until(bound)
+        parse_seek(word)
+        return lambda: self._seek(word)
+
+    def _select(self, selection: Selection) -> None:
+        self.selection, self._epoch = selection, -1
+        self.cuts_seen = -1  # streams it is told of only now may have lost something it had not had
+
+    def _format(self, word: str) -> None:
+        self.format, self.end_due = word, False
+        self._drop_rest()
+
+    def _until(self, bound: int | None) -> None:
+        self.until = self.group.bucket.next if bound is None else bound
+
+    def _info(self) -> None:
+        record = self.shown
+        if record is None:
+            raise errors.BadCommand("info: no message was read yet")
+        stream = self.group.numbers.get(record.stream)
+        self.pending = describe(record, stream.name if stream else "")
+
+    def _places(self) -> None:
+        self.pending = places(self.group, self.user).encode()
+
+    def _measure(self, messages: int, size: int) -> None:
+        """Where what it shows would be cut, from its position on; told by the next read."""
+        group = self.group
+        end = group.bucket.next if self.until is None else self.until
+        streams = self.streams()
+        chosen = None if len(streams) == len(group.numbers) else streams.keys()
+        found = group.bucket.stretches(self.position, end, chosen, messages, size)
+        self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
+
+    def _seek(self, word: str) -> None:
+        self.position = position(self.selection, word, self.streams().values(), self._shows)
+        self.until, self.end_due, self.lost = None, False, 0
+        self._drop_rest()
+        self._forgive()
+
+    def _drop_rest(self) -> None:
+        self.last = Given()
+
+    def _forgive(self) -> None:
+        """Cuts before now are no loss for a position that was just taken."""
+        self.cuts_seen = self.group.cuts
+        self.cuts = {stream.number: stream.cut for stream in self.group.numbers.values() if stream.cut}
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        told = self._text(count)
+        if told is not None:
+            return told
+        rest = self.last.rest(count, 0, sequential=True)
+        if rest is not None:
+            return rest
+        if self.end_due:
+            self.end_due = False
+            return b""
+        if self.over or count <= 0:
+            return b""
+        if not self.waits:
+            data = self._take(count)
+            if data is not None:
+                self.group.unblock()
+                return data
+        wait: Wait[bytes] = Wait(self._unpark)
+        self.waits[wait] = count
+        self.group.cursors_parked[self] = None
+        return wait
+
+    def _text(self, count: int) -> bytes | None:
+        told = self.told(count)
+        if told is None and self.pending is not None:
+            told, rest = self.pending[:count], self.pending[count:]
+            self.pending = rest or None
+        return told
+
+    def _take(self, count: int) -> bytes | None:
+        """What a read gets now; None: it has to wait."""
+        if self.format == "record":
+            return self._take_records(count)
+        record = self._next()
+        if record is None:
+            return b"" if self._done() else None
+        return self._give(record, count)
+
+    def _give(self, record: Record, count: int) -> bytes:
+        self.shown = record
+        self.group.counts.read += 1
+        self.end_due = self.format == "each"
+        return self.last.first(self._shape(record), count, 0)
+
+    def _done(self) -> bool:
+        """Whether `until` was reached."""
+        return self.until is not None and self.position >= self.until
+
+    def _next(self) -> Record | None:
+        """The next message to show, the position moved behind it."""
+        self._look_for_losses()
+        while not self._done():
+            try:
+                record = self.selection.find(self.position)
+            except errors.Damaged as error:
+                self.position = error.sequence + 1
+                raise
+            if record is None or (self.until is not None and record.sequence >= self.until):
+                # Nothing of what it shows stands before the end (or `until`): that far it has been.
+                end = self.group.bucket.next
+                self.position = max(self.position, end if self.until is None else min(end, self.until))
+                return None
+            shown = self._shows(record)  # which may count it as lost, as long as it is not behind the position
+            self.position = record.sequence + 1
+            if shown:
+                return record
+        return None
+
+    def _shows(self, record: Record) -> bool:
+        return self._admits(record) and self.group.numbers[record.stream].visible(record)
+
+    def _admits(self, record: Record) -> bool:
+        """Whether it is one for this cursor, kept or not."""
+        if record.kind != Kind.MESSAGE and self.format != "record":
+            return False
+        if self.group.ranks.is_hidden(record):
+            return False
+        stream = self.group.numbers.get(record.stream)
+        return stream is not None and self.selection.selects(stream, record) and allowed(self.user, stream.state, R)
+
+    def _look_for_losses(self) -> None:
+        group = self.group
+        if self.lost:
+            streams = self.streams().values()
+            for stream in streams:
+                stream.advance()  # what goes now is counted, too
+            self.position = max(self.position, min((s.state.floor for s in streams), default=self.position))
+            lost, self.lost = self.lost, 0
+            group.counts.lost += lost
+            self._tell(f"{lost} messages were lost")
+        if group.cuts != self.cuts_seen:
+            self.cuts_seen = group.cuts
+            behind = overtaken(self.position, self.cuts, self.streams().values())
+            if behind:
+                self._tell(f"messages of {behind} were lost")
+
+    def _tell(self, text: str) -> None:
+        self.group.counts.fell_behind += 1
+        raise errors.FellBehind(text)
+
+    # ------------------------------------------------------------ formats
+
+    def _shape(self, record: Record) -> bytes:
+        return shape(self.format, record, self.group.numbers[record.stream].name)
+
+    def _record(self, record: Record) -> bytes:
+        name = self.group.numbers[record.stream].name
+        return self.names.wrap(record, name, lambda: {n: s.name for n, s in self.streams().items()})
+
+    def _take_records(self, count: int) -> bytes | None:
+        """Whole records, as many as fit, behind the names that were not told yet; the first one always."""
+        if (many := self._take_span(count)) is not None:
+            return many
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            before = self.position
+            try:
+                record = self._next()
+            except errors.MqfsError:
+                if not pieces:
+                    raise
+                self.cuts_seen, self.position = -1, before
+                break
+            if record is None:
+                break
+            piece = self._record(record)
+            if pieces and size + len(piece) > count:
+                self.position = before
+                self.names.untell(record.stream)
+                break
+            self.shown = record
+            self.group.counts.read += 1
+            pieces.append(piece)
+            size += len(piece)
+            if size >= count:
+                break
+        if pieces:
+            return self.last.first(b"".join(pieces), count, 0)
+        return b"" if self._done() else None
+
+    def _take_span(self, count: int) -> bytes | None:
+        """The same straight from the log, where all that stands there may be shown or left out by its stream alone."""
+        group, streams = self.group, self.streams()
+        if group.lapsed or group.state.dropped or not self.selection.by_stream or self._done() or not streams:
+            return None
+        self._look_for_losses()
+        first = max(self.position, group.times.expired_before())
+        if any(stream.shared or stream.state.floor > first for stream in streams.values()):
+            return None
+        names = {number: stream.name for number, stream in streams.items()}
+        head = self.names.table(first, group.bucket.last_ns, names)
+        end = group.bucket.next if self.until is None else self.until
+        found = group.bucket.span(first, end, count - len(head), streams.keys(), not group.ranks)
+        if found is None or not self.names.knows({number: names[number] for number in found.streams}):
+            return None
+        if head:
+            self.names.told(names)
+        self.position, self.shown = found.last + 1, found.newest
+        group.counts.read += found.messages
+        return self.last.first(b"".join((head, *found.pieces) if head else found.pieces), count, 0)
+
+    # ------------------------------------------------------------ waiting
+
+    def offer(self, record: Record) -> None:
+        """A new message: for a read that waits, if it is one to be shown."""
+        if record.sequence < self.position:
+            return
+        if self._done() or (self.until is not None and record.sequence >= self.until):
+            self._settle(b"")
+            return
+        self.position = record.sequence + 1
+        if self._admits(record):
+            count = next(iter(self.waits.values()))
+            if self.format == "record":
+                self.shown = record
+                self._settle(self.last.first(self._record(record), count, 0))
+            else:
+                self._settle(self._give(record, count))
+        while self.waits and self._done():
+            self._settle(b"")
+
+    def _settle(self, data: bytes) -> None:
+        wait = next(iter(self.waits))
+        del self.waits[wait]
+        self._unparked()
+        wait.settle(data)
+
+    def _unparked(self) -> None:
+        if not self.waits:
+            del self.group.cursors_parked[self]
+
+    def _unpark(self, wait: Wait[bytes]) -> bool:
+        if self.waits.pop(wait, None) is None:
+            return False
+        self._unparked()
+        return True
+
+    def unread(self, data: bytes) -> None:
+        self.last.back(data)
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        last = self.last
+        if self.refusal or self.pending or self.end_due or last.again or last.given < len(last.body):
+            return True
+        if self.over or self._done() or self.lost:
+            return True
+        return self.position < self.group.bucket.next and self.selection.find(self.position) is not None
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        if then is None:
+            self.group.cursor_watchers.pop(self, None)
+        else:
+            self.group.cursor_watchers[self] = then
+
+    def end(self) -> None:
+        """The group is gone or the server stops: end-of-file for reads that wait."""
+        while self.waits:
+            self._settle(b"")
+
+    def _end(self) -> None:
+        self.group.cursor_watchers.pop(self, None)
+        self.end()
+        self.group.cursors.discard(self)
+        self.group.loosened()
+        self.group.unblock()

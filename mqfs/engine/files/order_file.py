@@ -1,0 +1,148 @@
+"""`order`, and what else reads several streams of a group at once in the order of its log.
+
+Owns the telling of a reader that messages it had not had were cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mqfs import errors
+from mqfs.engine.files.handle import Reader
+from mqfs.engine.language.permissions import sees
+from mqfs.engine.stream import Parked, Stream
+from mqfs.engine.tree.meta_nodes import Meta
+from mqfs.types import Kind, Record, User
+
+
+class LogReader(Reader):
+    """A reader of several streams at once, in the order of the log."""
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.cuts: dict[int, int] = {}  # of each stream, the cut that this handle was told of
+        self.cuts_seen = self.group.cuts
+        self._start()
+        self.group.log_readers.add(self)
+
+    def covers(self, stream: Stream) -> bool:
+        """Whether it is to be shown messages of that stream."""
+        return True
+
+    def admits(self, stream: Stream, record: Record) -> bool:
+        """Whether it is to be shown that one."""
+        return record.kind == Kind.MESSAGE and not self.group.ranks.is_hidden(record)
+
+    def wants(self, record: Record) -> bool:
+        return not record.headers or not self.group.ranks.is_hidden(record)
+
+    def look(self) -> Record | None:
+        """The next message in the log that may be for it. Raises Damaged."""
+        return self.group.bucket.scan(self.position)
+
+    def at_end(self) -> bytes | None:
+        """Under `deliver one` it only shows: what is there, then end-of-file."""
+        return b"" if self.group.settings.deliver == "one" else None
+
+    def _start(self) -> None:
+        replay = "all" if self.group.settings.deliver == "one" else self.group.settings.replay
+        if replay == "off":
+            return
+        self.group.advance_all()
+        if replay == "all":
+            self.position = self.group.bucket.first
+        else:
+            mine = (s.newest_kept() for s in self.group.numbers.values() if self.covers(s))
+            self.position = max(mine, default=0) or self.position
+        self.cuts = {stream.number: stream.cut for stream in self.group.numbers.values()}
+
+    def find(self) -> Record | None:
+        group = self.group
+        if group.cuts != self.cuts_seen:
+            self._look_for_cuts()
+        while True:
+            try:
+                record = self.look()
+            except errors.Damaged as error:
+                self.position = error.sequence + 1
+                raise
+            if record is None:
+                return None
+            self.position = record.sequence + 1
+            stream = group.numbers.get(record.stream)
+            if stream is not None and self.admits(stream, record) and stream.visible(record):
+                return record
+
+    def is_behind(self) -> bool:
+        group = self.group
+        if group.cuts == self.cuts_seen:
+            return False
+        return bool(overtaken(self.position, dict(self.cuts), filter(self.covers, group.numbers.values())))
+
+    def _look_for_cuts(self) -> None:
+        group = self.group
+        self.cuts_seen = group.cuts
+        behind = overtaken(self.position, self.cuts, filter(self.covers, group.numbers.values()))
+        if behind:
+            group.counts.fell_behind += 1
+            raise errors.FellBehind(f"messages of {behind} were lost")
+
+    def ahead(self) -> bool:
+        return self.position < self.group.bucket.next and self.look() is not None
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        if then is None:
+            self.group.order_watchers.pop(self, None)
+        else:
+            self.group.order_watchers[self] = then
+
+    def _end(self) -> None:
+        super()._end()
+        self.group.log_readers.discard(self)
+        self.group.order_watchers.pop(self, None)
+        self.group.unblock()
+
+
+class OrderHandle(LogReader):
+    """`order`: of each message of the group, its stream's name and a NUL byte."""
+
+    node: Meta
+
+    def covers(self, stream: Stream) -> bool:
+        return sees(self.user, self.group.state, stream.state)
+
+    def admits(self, stream: Stream, record: Record) -> bool:
+        return super().admits(stream, record) and self.covers(stream)
+
+    def wants(self, record: Record) -> bool:
+        return super().wants(record) and self.covers(self.group.numbers[record.stream])
+
+    def look(self) -> Record | None:
+        while (record := super().look()) is not None:
+            stream = self.group.numbers.get(record.stream)
+            if stream is None or self.covers(stream):
+                break
+            self.position = record.sequence + 1
+        return record
+
+    def waiting_room(self) -> Parked:
+        return self.group.order_parked
+
+    def present(self, record: Record) -> bytes:
+        stream = self.group.numbers.get(record.stream)
+        return (stream.name.encode() if stream else b"") + b"\0"
+
+
+def overtaken(position: int, told: dict[int, int], streams: Iterable[Stream]) -> str:
+    """The name of a stream of which messages at or above `position` were cut and the reader not told; "" if none.
+
+    All cuts of the streams count as told afterwards.
+    """
+    behind = ""
+    for stream in streams:
+        if stream.cut > position and told.get(stream.number, 0) < stream.cut:
+            behind = stream.name
+        if stream.cut:
+            told[stream.number] = stream.cut
+    return behind

@@ -1,0 +1,81 @@
+"""`.kept/STREAM`, opened: what the stream keeps, as one finite file.
+
+Owns the snapshot. A small one is copied when it is opened; of a large one the places are noted, and what the stream
+gives up meanwhile is an error where it is read, never other bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from bisect import bisect_right
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits
+from mqfs.engine.files.handle import Open
+from mqfs.types import Step, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.tree.meta_nodes import KeptFile
+
+
+INDEX_BYTES = 16  # of a message, in the two arrays
+
+
+class KeptHandle(Open):
+    """Its `size` does not change."""
+
+    node: KeptFile
+
+    def __init__(self, node: KeptFile, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self._sequences, self._ends = array("Q"), array("Q")  # where each message ends in the file
+        self._copy: bytes | None = None
+        stream = node.stream
+        stream.advance()
+        for sequences, sizes in stream.listed():
+            before = self._ends[-1] if self._ends else 0
+            self._sequences.extend(sequences)
+            self._ends.extend(islice(accumulate(sizes, initial=before), 1, None))
+        if len(self._ends) <= limits.KEPT_COPY_MESSAGES and self._bytes <= limits.KEPT_COPY_BYTES:
+            self._copy_all()
+        self.size = self._bytes
+        self.hold(len(self._copy or b"") + INDEX_BYTES * len(self._ends))
+
+    @property
+    def _bytes(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def _copy_all(self) -> None:
+        """What is damaged is left out: readers of the stream are told."""
+        pieces = []
+        for sequence in self._sequences:
+            with contextlib.suppress(errors.Damaged):
+                pieces.append(self._body(sequence))
+        self._copy = b"".join(pieces)
+        self._sequences, self._ends = array("Q"), array("Q", [len(self._copy)])
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        if self._copy is not None:
+            return self._copy[offset : offset + count]
+        pieces = []
+        end = min(offset + count, self.size)
+        at = bisect_right(self._ends, offset)
+        while offset < end:
+            begin = self._ends[at - 1] if at else 0
+            piece = self._body(self._sequences[at])[offset - begin : end - begin]
+            pieces.append(piece)
+            offset += len(piece)
+            at += 1
+        return b"".join(pieces)
+
+    def _body(self, sequence: int) -> bytes:
+        record = self.group.bucket.find(self.node.stream.number, sequence)
+        if record is None or record.sequence != sequence:
+            raise errors.Stale(f"message {sequence} of {self.node.name} went while the file was open; open it again")
+        return record.body
+
+
+__all__ = ["KeptHandle"]

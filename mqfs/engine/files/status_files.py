@@ -1,0 +1,198 @@
+"""The texts of `.stats`, `.who` and `.errors`. Reads the tree, changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.language.permissions import sees
+from mqfs.engine.stream import Stream
+
+if TYPE_CHECKING:
+    from mqfs.engine.files.handle import Open
+    from mqfs.engine.group import Group
+    from mqfs.types import User
+
+
+def stats(group: Group, user: User) -> str:
+    """One JSON object: the group, and each stream by name. Counts run since the server started."""
+    bucket = group.bucket
+    failed = bucket.failed
+    counts: dict[object, int] = {}
+    streams = {name: _stream(stream, counts) for name, stream in sorted(_streams(group, user))}
+    body = {
+        **_log(group),
+        "read_only": failed is not None,
+        "failure": str(failed) if failed is not None else None,
+        "damaged": bucket.damaged,
+        **attrs.asdict(group.counts),
+        "order_readers": len(group.log_readers) - sum(len(view.readers) for view in group.views.values()),
+        "cursors": len(group.cursors),
+        "held": len(group.held),
+        "streams": streams,
+        "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
+        "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(_consumers(group, user))},
+    }
+    return _indented(body) + "\n"
+
+
+def _indented(value: Any, depth: int = 1) -> str:
+    """As json.dumps(value, indent=1), made of what its encoder in C makes: that in Python takes ten times as long."""
+    margin = "\n" + " " * depth
+    if isinstance(value, dict) and any(isinstance(one, dict | list) for one in value.values()):
+        rows = [f"{_encoder(depth)(key)}: {_indented(one, depth + 1)}" for key, one in value.items()]
+        text = f"{{{f',{margin}'.join(rows)}}}"
+    else:
+        text = _encoder(depth)(value)
+        if not isinstance(value, dict | list) or not value:
+            return text
+    return f"{text[0]}{margin}{text[1:-1]}{margin[:-1]}{text[-1]}"
+
+
+@cache
+def _encoder(depth: int) -> Callable[[Any], str]:
+    return json.JSONEncoder(ensure_ascii=False, separators=(",\n" + " " * depth, ": ")).encode
+
+
+def ctl(group: Group, user: User) -> str:
+    """What `ctl` prints: settings, views, consumers."""
+    shown = {name for name, _ in _consumers(group, user)}
+    consumers = zip(group.consumers, group.consumers.lines(), strict=True)
+    hidden = {line for name, line in consumers if name not in shown}
+    return "".join(f"{line}\n" for line in group.lines() if line not in hidden)
+
+
+def _streams(group: Group, user: User) -> Iterator[tuple[str, Stream]]:
+    return ((name, stream) for name, stream in group.streams.items() if sees(user, group.state, stream.state))
+
+
+def _consumers(group: Group, user: User) -> Iterator[tuple[str, Consumer]]:
+    """Without those over a stream that the user does not see."""
+    for name, consumer in group.consumers.items():
+        stream = _over(consumer)
+        if stream is None or sees(user, group.state, stream.state):
+            yield name, consumer
+
+
+def _over(consumer: Consumer) -> Stream | None:
+    return consumer.stream or consumer.group.streams.get(consumer.state.over)
+
+
+def places(group: Group, user: User) -> str:
+    """Of `.stats` what a reader needs to plan with: nothing of it is counted, however much is kept or waits."""
+    streams = {name: _place(stream) for name, stream in _streams(group, user)}
+    body = {**_log(group), "streams": streams}
+    return json.dumps(body, ensure_ascii=False) + "\n"
+
+
+def _log(group: Group) -> dict[str, Any]:
+    bucket = group.bucket
+    return {
+        "store": group.tree.store.uuid,
+        "group": group.number,
+        "groups": sorted(group.groups),
+        "next": bucket.next,
+        "log_bytes": bucket.size,
+        "plain": _plain(group),
+    }
+
+
+def _plain(group: Group) -> bool:
+    """Whether the log on disk and the floors tell all that there is to be read; the floors are as they are by now.
+    What is below them does not count, however long it is remembered."""
+    if group.settings.keep != "disk" or any(stream.shared for stream in group.streams.values()):
+        return False
+    ranked = ((sequence, rank.stream) for sequence, rank in group.ranks.over(lambda stream: True))
+    special = chain(group.lapsed.items(), group.state.dropped.items(), ranked)
+    streams = group.numbers
+    return not any(number in streams and sequence >= streams[number].state.floor for sequence, number in special)
+
+
+def _place(stream: Stream) -> dict[str, int | None]:
+    stream.advance()
+    newest = stream.newest_kept()
+    settings = stream.group.settings
+    bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
+    return {
+        "number": stream.number,
+        "floor": stream.state.floor,
+        "cut": stream.state.floor if bounds_only else stream.cut,
+        "first": stream.first_kept() or None,
+        "newest": newest if newest >= stream.state.floor and newest else None,
+    }
+
+
+def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **_place(stream),
+        "messages": stream.count,
+        "bytes": stream.size,
+        "written": stream.written,
+        "readers": len(stream.readers),
+        "waiting": sum(map(len, stream.parked.values())),
+        "blocked": len(stream.blocked),
+    }
+    if stream.group.settings.deliver == "one":
+        row["consumer"] = _consumer(stream.shown_consumer(), counts)
+    return row
+
+
+def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
+    """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time."""
+    waiting, delayed = consumer.waiting_now(counts)
+    oldest = next(consumer.waiting(), None)
+    return {
+        "over": consumer.stream.name if consumer.stream is not None else consumer.state.over,
+        "low": consumer.low,
+        "claimed": len(consumer.claims),
+        "waiting": waiting,
+        "delayed": delayed,
+        "oldest": oldest.time_ns / 1e9 if oldest is not None else None,
+        "handles": consumer.opens,
+        "parked": len(consumer.parked),
+        **attrs.asdict(consumer.counts),
+    }
+
+
+def who(group: Group, user: User) -> str:
+    """One JSON object a line for each open file of the group."""
+    lines = []
+    for handle in group.tree.handles_of(group):
+        stream = _stream_of(handle)
+        if stream is not None and not sees(user, group.state, stream.state):
+            continue
+        mode = ("r" if handle.reads else "") + ("w" if handle.writes else "")
+        row: dict[str, Any] = {
+            "file": handle.node.name,
+            "mode": mode,
+            "uid": handle.user.uid,
+            "pid": handle.user.pid,
+            "where": handle.user.where,
+            "since": handle.opened_ns / 1e9,
+        }
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def _stream_of(handle: Open) -> Stream | None:
+    """The stream whose name or reader an open file gives away: itself, one in a part, its `.kept`, its consumer's."""
+    node = handle.node
+    if isinstance(node, Stream):
+        return node
+    if isinstance(node, Consumer):
+        return _over(node)
+    return getattr(node, "stream", None) or handle.group.streams.get(node.name)
+
+
+def refusals(group: Group, user: User) -> str:
+    """One JSON object a line for each refused write: the user's own, or all for the owner."""
+    everything = user.uid in (0, group.state.uid)
+    known = group.refusals.all() if everything else group.refusals.of(user.uid)
+    rows = ({"time": r.time_ns / 1e9, "uid": r.uid, "pid": r.pid, "file": r.file, "text": r.text} for r in known)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,0 +1,219 @@
+"""A stream, open: writing to it, and under `deliver all` reading it. Who takes is in taking.py.
+
+Owns unfinished lines, and the place of a reader in its stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from mqfs import errors, limits
+from mqfs.engine.files.handle import Open, Reader
+from mqfs.engine.stream import Parked, Post, Stream
+from mqfs.types import Kind, Record, Step, User, Wait
+
+
+@attrs.define
+class LinePost(Post):
+    """Whole lines of one handle, which may wait for room. `before` and `rest`: its unfinished line before and after."""
+
+    before: bytes = b""
+    rest: bytes = b""
+    follows: LinePost | None = None  # the handle's next one
+    refused: bool = False
+
+    def give_back(self) -> bool:
+        """It was refused: what follows begins with the unfinished line that was there before. False: nothing does."""
+        self.refused = True
+        behind = self.follows
+        while behind is not None and behind.refused:
+            behind = behind.follows
+        if behind is None:
+            return False
+        size = len(self.rest)
+        behind.before = self.before + behind.before[size:]
+        behind.bodies = [self.before + behind.bodies[0][size:], *behind.bodies[1:]]
+        return True
+
+
+class Writer(Open):
+    """A stream, open to be written: what writing is, whatever else the handle does."""
+
+    node: Stream
+    newest: LinePost | None = None
+
+    def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        node.opens += 1
+
+    @property
+    def writable(self) -> bool:  # type: ignore[override]
+        return not self.node.blocked
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        if then is None:
+            self.node.watchers.pop(self, None)
+        else:
+            self.node.watchers[self] = then
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        if not self.writes:
+            self.require(reading=False)
+        size = len(data)
+        if size > limits.MESSAGE_BYTES:
+            raise errors.TooLong(f"{size} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        if not size:
+            return self.group.write(self.node, Post(Kind.END, (b"",), 0))
+        if self.group.settings.data == "line":
+            return self._write_lines(data)
+        return self.group.write_message(self.node, data)
+
+    def _write_lines(self, data: bytes) -> Step[int]:
+        """Whole lines are messages, one unit; what follows the last newline waits here."""
+        if self.node.removed:
+            raise errors.NotFound(f"{self.node.name} was removed")
+        *lines, rest = (self.partial + data).split(b"\n")
+        if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
+            raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+        before = self.partial
+        if rest or before:
+            self.keep(rest)
+        if not lines:
+            return len(data)
+        try:
+            whole = [line + b"\n" for line in lines]
+            return self._post_lines(LinePost(Kind.MESSAGE, whole, len(data), before=before, rest=rest))
+        except errors.MqfsError:
+            self.keep(before, refuse=False)
+            raise
+
+    def _post_lines(self, post: LinePost) -> Step[int]:
+        post.undo = lambda: self._undo(post)
+        step = self.group.write(self.node, post)
+        if not (isinstance(step, Wait) and step in self.node.blocked):  # it is done, and all before it
+            self.newest = post.undo = None
+            return step
+        if self.newest is not None:
+            self.newest.follows = post
+        self.newest = post
+        return step
+
+    def _undo(self, post: LinePost) -> None:
+        if not post.refused and not post.give_back() and not self.closed:
+            self.keep(post.before + self.partial[len(post.rest) :], refuse=False)
+
+    def _end(self) -> None:
+        super()._end()
+        stream = self.node
+        stream.opens -= 1
+        stream.watchers.pop(self, None)
+        stream.unused_since_ns = self.group.tree.clock.engine_ns()
+        if self.partial and not stream.removed:
+            try:
+                self.group.write(stream, Post(Kind.MESSAGE, (self.partial,), 0))
+            except errors.MqfsError as error:
+                self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
+        self.group.unblock()
+
+
+class StreamHandle(Reader, Writer):
+    """A stream, open to read, to write, or both."""
+
+    node: Stream
+
+    def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.had = 0  # messages of the stream that fell below the floor or were had, counted as Stream.gone is
+        if reads:
+            self._start()
+            node.readers.add(self)
+
+    def _start(self) -> None:
+        stream, replay = self.node, self.group.settings.replay
+        if replay == "all":
+            stream.advance()
+            self.position = stream.state.floor
+        elif replay == "last" and (newest := stream.newest_kept()) >= stream.kept_from():
+            self.position = newest or self.position
+        if stream.count < 0:
+            stream.advance()
+        ahead = 0 if replay == "off" else self.group.bucket.tally(stream.number, self.position)[0]
+        self.had = stream.gone + stream.count - ahead
+
+    def waiting_room(self) -> Parked:
+        return self.node.parked
+
+    @property
+    def over(self) -> bool:
+        return self.node.removed
+
+    def wants(self, record: Record) -> bool:
+        return not record.headers or self._may_take(record.sequence)
+
+    def _may_take(self, sequence: int) -> bool:
+        """Whether a message with headers is for this handle; one that is for one taker is then taken."""
+        stream = self.node
+        if not self.group.ranks.is_single(sequence):
+            return True
+        if not self.writes or stream.is_taken(sequence):
+            return False
+        stream.take_single(sequence)
+        return True
+
+    def _find_single(self) -> Record | None:
+        """A message for one taker, written before this handle came and not taken since."""
+        stream = self.node
+        while (sequence := stream.untaken()) and sequence < self.position:
+            record = self.group.bucket.find(stream.number, sequence)
+            stream.take_single(sequence)
+            if record is not None and record.sequence == sequence and stream.visible(record):
+                return record
+        return None
+
+    def find(self) -> Record | None:
+        stream = self.node
+        if self.position < stream.cut:
+            self._fell_behind()
+        if self.writes and (single := self._find_single()) is not None:
+            return single
+        while True:
+            try:
+                record = self.group.bucket.find(stream.number, self.position)
+            except errors.Damaged as error:
+                self.position = error.sequence + 1
+                raise
+            if record is None:
+                return None
+            self.position = record.sequence + 1
+            self.had += 1
+            if stream.visible(record) and (not record.headers or self._may_take(record.sequence)):
+                return record
+
+    def is_behind(self) -> bool:
+        return self.position < self.node.cut
+
+    def _fell_behind(self) -> None:
+        stream, counts = self.node, self.group.counts
+        lost = max(stream.gone - self.had, 0)
+        self.had = max(self.had, stream.gone)
+        self.position = max(stream.cut, stream.state.floor)
+        counts.fell_behind += 1
+        counts.lost += lost
+        raise errors.FellBehind(f"{lost} messages of {stream.name} were lost")
+
+    def hand(self, record: Record, count: int, offset: int) -> bytes:
+        self.had += 1
+        return super().hand(record, count, offset)
+
+    def present(self, record: Record) -> bytes:
+        return record.body
+
+    def ahead(self) -> bool:
+        stream = self.node
+        return self.position < stream.cut or self.group.bucket.peek(stream.number, self.position) is not None
+
+    def _end(self) -> None:
+        self.node.readers.discard(self)
+        super()._end()

@@ -1,0 +1,34 @@
+"""Files made when they are opened: `.stats`, `.who`, `.errors`. What they say is in report.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqfs.engine.files import status_files
+from mqfs.engine.files.handle import Open
+from mqfs.types import Step, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.tree.meta_nodes import Meta
+
+
+class TextHandle(Open):
+    """A file made when it is opened: `.stats`, `.who`, `.errors`. Finite and seekable."""
+
+    _MAKE: dict[str, Callable[[Group, User], str]] = {  # noqa: RUF012 - a table, never altered
+        ".stats": status_files.stats,
+        ".who": status_files.who,
+        ".errors": status_files.refusals,
+    }
+
+    def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.text = self._MAKE[node.name](self.group, user).encode()
+        self.size = len(self.text)
+        self.hold(self.size)
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        return self.text[offset : offset + count]

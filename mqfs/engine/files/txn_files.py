@@ -1,0 +1,150 @@
+"""The files of `.txn`, open: its `ctl`, and what is written in a part.
+
+Owns their commands; parts and commits are in transaction.py.
+"""
+
+from __future__ import annotations
+
+from mqfs import errors, limits
+from mqfs.engine.control.actions import Commands, PrintedCommands
+from mqfs.engine.files.batch_file import sender
+from mqfs.engine.files.handle import Open
+from mqfs.engine.files.put_file import PutHandle, parse
+from mqfs.engine.language import batch_frames
+from mqfs.engine.publishing.transactions import PartFile, TxnCtl
+from mqfs.log import batch, headers
+from mqfs.syntax.quoting import split
+from mqfs.types import Step, User
+
+USAGE = "commit PRODUCER.NUMBER PART..., abort PART... or forget PRODUCER..."
+
+
+class TxnCtlHandle(PrintedCommands):
+    """`.txn/ctl`. One write is one command, with or without its newline: its answer says what became of it."""
+
+    def print(self) -> str:
+        return self.group.transactions.text(self.user)
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            return self._perform(data)
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def _perform(self, data: bytes) -> Step[int]:
+        words = self._words(data)
+        if not words:
+            return len(data)
+        transactions, verb, names = self.group.transactions, words[0], words[1:]
+        if verb == "commit" and names:
+            return transactions.commit(self.user, names[0], names[1:], len(data))
+        if verb == "abort" and names:
+            transactions.abort(self.user, names)
+            return len(data)
+        if verb == "forget" and names:
+            transactions.forget(self.user, names)
+            return self.group.promised(len(data))
+        raise errors.BadCommand(f"{verb!r}: write {USAGE}")
+
+    def _words(self, data: bytes) -> list[str]:
+        if len(data) > limits.COMMAND_BYTES:
+            raise errors.TooLong(f"a command has at most {limits.COMMAND_BYTES} bytes")
+        try:
+            lines = [words for line in data.decode().split("\n") if (words := split(line))]
+        except UnicodeDecodeError:
+            raise errors.BadCommand("commands are valid UTF-8") from None
+        if len(lines) > 1:
+            raise errors.BadCommand(f"one write is one command; this one has {len(lines)}")
+        return lines[0] if lines else []
+
+
+class PartWriter(Open):
+    """A stream in a part."""
+
+    node: PartFile
+
+    def __init__(self, node: PartFile, user: User, reads: bool, writes: bool) -> None:
+        node.part.stream(user, node.name)
+        if reads:
+            raise errors.Denied("nobody reads a part; open it for writing only")
+        super().__init__(node, user, reads, writes)
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        if not data:
+            raise errors.BadRequest("an end mark is no part of a unit")
+        if len(data) > limits.MESSAGE_BYTES:
+            raise errors.TooLong(f"{len(data)} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        bodies, rest = [data], b""
+        if self.group.settings.data == "line":
+            *lines, rest = (self.partial + data).split(b"\n")
+            bodies = [line + b"\n" for line in lines]
+            if len(rest) > limits.LINE_BYTES or any(len(body) > limits.MESSAGE_BYTES for body in bodies):
+                raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+        self.hold(max(len(rest), self.held))
+        self._add(bodies)
+        self.keep(rest)
+        return len(data)
+
+    def _add(self, bodies: list[bytes]) -> None:
+        part, name = self.node.part, self.node.name
+        part.add(self.user, batch.gather([(name, b"", body) for body in bodies], part.places))
+
+    def _end(self) -> None:
+        if self.partial and not self.node.removed:
+            try:
+                self._add([self.partial])
+            except errors.MqfsError as error:
+                self.group.refuse(self.user, self.node.name, f"the last, unfinished line was not written: {error}")
+
+
+class PartBatchHandle(Commands):
+    """`.batch` in a part."""
+
+    node: PartFile
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        return self.told(count) or b""
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            part = self.node.part
+            part.add(self.user, batch_frames.packed(data, part.places, sender(self.user)))
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        return len(data)
+
+
+class PartPutHandle(PutHandle):
+    """`.put` in a part: what is said there holds from the commit on."""
+
+    node: PartFile
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            put, body = parse(data)
+            if put.id or put.delay is not None or put.at_ns is not None:
+                raise errors.BadCommand("id, delay and at are not for a part: the commit's ID says what is a repeat")
+            self.node.part.stream(self.user, put.stream)
+            head = headers.encode(self._texts(put))
+            part = self.node.part
+            part.add(self.user, batch.gather([(put.stream, head, body)], part.places), ranked=True)
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        return len(data)
+
+
+def kind(node: PartFile | TxnCtl) -> type[Open]:
+    """What an open file of that kind is."""
+    if isinstance(node, TxnCtl):
+        return TxnCtlHandle
+    return {".batch": PartBatchHandle, ".put": PartPutHandle}.get(node.name, PartWriter)
+
+
+__all__ = ["TxnCtlHandle", "kind"]

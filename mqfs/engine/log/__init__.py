@@ -1,0 +1,1 @@
+"""The log of one group as the engine sees it: its clock, bodies in parts."""

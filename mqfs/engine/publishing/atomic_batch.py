@@ -1,0 +1,248 @@
+"""A unit of messages on its way into the log: for one stream or several, seen together or not at all.
+
+Owns looking at everything that could refuse it before anything is done, the one append, and telling everyone. Where the
+messages come from is the business of batch.py and transaction.py.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+
+from mqfs import errors, group_state, limits
+from mqfs.engine.language.settings import NO_DEPTH
+from mqfs.engine.stream import Post, Stream, Verdict
+from mqfs.group_state import Change
+from mqfs.log import batch
+from mqfs.log.record import HEAD_BYTES, padded
+from mqfs.types import Blanks, Draft, Kind, Step
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
+T = TypeVar("T")
+
+MESSAGE = int(Kind.MESSAGE)
+_TOLD = 64  # messages announced before it is looked whether anyone still waits
+_ROUNDS = 16  # of cutting the oldest stretch of the log
+
+
+@attrs.define
+class Tally:
+    """What a unit holds for one stream."""
+
+    messages: int = 0
+    size: int = 0  # of their bodies
+    last: int = 0  # which message of the unit is its last one
+
+
+@attrs.frozen
+class Source:
+    """Messages as blanks (mqfs/bulk). `pieces`: read anew each time, for they may be too many to be held."""
+
+    messages: int
+    room: int  # bytes they take in a log
+    numbers: array[int]  # of each place the stream's
+    pieces: Callable[[], Iterable[bytes]]  # whole ones in each
+
+
+class Joined(Blanks):
+    """Messages of several sources, in order, and behind them the changes of the same unit."""
+
+    def __init__(self, sources: Sequence[Source], changes: Sequence[Change] = ()) -> None:
+        self._sources = sources
+        self.behind = [Draft(Kind.CHANGE, 0, group_state.encode_change(change)) for change in changes]
+        self.taking = sum(source.messages for source in sources)
+        self.room = sum(source.room for source in sources)
+        self.room += sum(padded(HEAD_BYTES + len(change.body)) for change in self.behind)
+
+    def __len__(self) -> int:
+        return self.taking + len(self.behind)
+
+    def pieces(self) -> Iterator[tuple[bytes, array[int]]]:
+        for source in self._sources:
+            for data in source.pieces():
+                yield data, source.numbers
+
+    def messages(self) -> Iterator[Draft]:
+        for data, numbers in self.pieces():
+            yield from batch.drafts(data, numbers)
+
+    def __iter__(self) -> Iterator[Draft]:
+        yield from self.messages()
+        yield from self.behind
+
+
+@attrs.define(eq=False)
+class Unit:
+    """Messages, and what else is recorded with them. `value`: what the write returns."""
+
+    group: Group
+    sources: Sequence[Source]
+    tallies: dict[Stream, Tally]
+    value: int
+    ranked: bool = False  # some have headers that say how they are served
+    changes: Sequence[Change] = ()
+    done: Callable[[], None] | None = None  # called when it is appended, or discarded
+    undo: Callable[[], None] | None = None  # called when it will not be
+    first: int = 0  # sequence of its first message, once it is appended
+    discarded: bool = False
+    lacking: Stream | None = None  # in which it waits for room
+    size: int = attrs.field(init=False)  # bytes of the messages in the log
+    messages: int = attrs.field(init=False)
+    _waited: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.size = sum(source.room for source in self.sources)
+        self.messages = sum(source.messages for source in self.sources)
+
+    # ------------------------------------------------------------ looking
+
+    def write(self) -> Step[int]:
+        """Append it as one unit, or do with it what `full` says; see Group.write."""
+        self.lacking = self._guarded(self._look)
+        if self.lacking is None:
+            return self._guarded(self._append)
+        self._waited = True
+        return self.group.block(self.lacking, Post(MESSAGE, (), self.value, self.undo, unit=self))
+
+    def verdict(self) -> Verdict:
+        """Whether it can go on, having waited. Raises what refuses it now."""
+        self.lacking = self._guarded(self._look)
+        return Verdict.APPEND if self.lacking is None else Verdict.WAIT
+
+    def carry_out(self) -> Step[int]:
+        return self._guarded(self._append)
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except BaseException:
+            if self.undo is not None:
+                self.undo()
+            raise
+
+    def _look(self) -> Stream | None:
+        """Whether everything it needs is there; else the stream on which it waits. Nothing is done yet where it raises
+        or waits."""
+        group = self.group
+        if group.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        for stream in self.tallies:
+            if stream.removed:
+                raise errors.NotFound(f"{stream.name} was removed")
+        if self.size > group.bound_bytes():
+            raise errors.TooLong(f"{self.size} bytes; the group's log has at most {group.bound_bytes()}")
+        lacking = self._without_room()
+        if lacking and group.settings.full == "block":
+            return lacking[0]
+        if lacking and group.settings.full == "reject":
+            stream = lacking[0]
+            raise errors.StreamFull(f"{stream.name} keeps {stream.count} messages, {stream.size} bytes; its depth")
+        self._reserve()
+        self.discarded = bool(lacking) and group.settings.full == "drop-new"
+        if not self.discarded:
+            for stream in lacking:
+                stream.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
+        return None
+
+    def _without_room(self) -> list[Stream]:
+        """The streams in which `depth` leaves no room, or a consumer's bound that stops writers."""
+        group = self.group
+        lacking = []
+        if group.settings.depth is not NO_DEPTH:
+            lacking = [s for s, tally in self.tallies.items() if not s.has_room(tally.messages, tally.size)]
+        if group.settings.full == "block" and not self._waited:
+            lacking += [s for s in self.tallies if s.blocked]  # others came first
+        if group.consumers and not lacking:
+            full = group.consumers.full_for({s: tally.messages for s, tally in self.tallies.items()})
+            lacking = [full] if full is not None else []
+        return lacking
+
+    def _reserve(self) -> None:
+        group = self.group
+        group.reserve_room(self.size)
+        for _ in range(_ROUNDS):
+            if group.settings.full != "drop-old" or group.bucket.size + self.size <= group.bound_bytes():
+                return
+            group.find_room(self.size)
+
+    # ------------------------------------------------------------ appending
+
+    def _append(self) -> Step[int]:
+        group, now = self.group, self.group.times.next_ns()
+        if self.discarded:
+            group.counts.discarded += self.messages
+            if self.changes:
+                group.append_drafts(Joined((), self.changes), now)
+        elif self.messages or self.changes:
+            first = group.append_drafts(Joined(self.sources, self.changes), now)
+            self._count(first)
+        for change in self.changes:
+            group.state.apply(change)
+        if self.first:
+            self._tell(self.first)
+        if self.done is not None:
+            self.done()
+        group.tree.touched.add(group)
+        return group.promised(self.value) if self.changes else group.promise(self.value)
+
+    def _count(self, first: int) -> None:
+        if self.messages:
+            self.first = first
+        for stream, tally in self.tallies.items():
+            stream.appended_many(first + tally.last, tally.messages, tally.size)
+
+    def _tell(self, first: int) -> None:
+        group, numbers = self.group, self.group.numbers
+        rest = {stream: Tally(tally.messages, tally.size) for stream, tally in self.tallies.items()}
+        drafts = enumerate(Joined(self.sources).messages(), first)
+        # Who was told waits no more, and cannot begin to before this returns.
+        while (self.ranked or self._is_heard()) and (some := list(islice(drafts, _TOLD))):
+            for sequence, draft in some:
+                stream = numbers[draft.stream]
+                group.announce(stream, sequence, draft.body, draft.headers)
+                rest[stream].messages -= 1
+                rest[stream].size -= len(draft.body)
+        self._tell_nobody(rest)
+        depth = group.settings.depth.messages
+        for stream in self.tallies:
+            if depth and stream.count > depth:
+                group.bound_depth(stream)
+
+    def _is_heard(self) -> bool:
+        """Whether anyone waits who has to be told of each message."""
+        group = self.group
+        return bool(
+            group.order_parked
+            or group.cursors_parked
+            or group.consumers.attend(self.tallies)
+            or any(stream.parked for stream in self.tallies)
+            or any(view.parked for view in group.views.values())
+        )
+
+    def _tell_nobody(self, rest: dict[Stream, Tally]) -> None:
+        """As `announce` for each message, where only what is counted changes."""
+        group = self.group
+        for stream, tally in rest.items():
+            stream.mtime_ns = group.bucket.last_ns
+            stream.written += tally.messages
+            group.counts.written += tally.messages
+            group.counts.written_bytes += tally.size
+            stream.wake_watchers()
+        group.wake_watchers()
+
+
+def require_fit(messages: int, size: int) -> None:
+    """Raises OverLimit for what is too large for one unit."""
+    if messages > limits.UNIT_MESSAGES:
+        raise errors.OverLimit(f"{messages} messages; one unit has at most {limits.UNIT_MESSAGES}")
+    if size > limits.UNIT_BYTES:
+        raise errors.OverLimit(f"{size} bytes in the log; one unit has at most {limits.UNIT_BYTES}")
+
+
+__all__ = ["Joined", "Source", "Tally", "Unit", "require_fit"]

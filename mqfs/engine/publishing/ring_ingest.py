@@ -1,0 +1,105 @@
+"""Messages that other processes published to a group's ring, and the log now holds.
+
+Owns what the rest of the engine is to know of them: they are counted, bounded by `depth` and handed to who waits, in
+their order. Where nobody waits that is done for all of them at once. How they came
+into the log is mqfs/ring/server/ring_log.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from mqfs import errors
+from mqfs.engine.language.settings import NO_DEPTH
+from mqfs.types import Buffer, Columns, Kind, Record
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
+HEAD_BYTES = 32  # of a record
+
+
+def arrived(group: Group, data: Buffer, base: int, rows: Columns) -> None:
+    """Plain messages, appended just now. `data` has their records, the first byte at position `base`."""
+    numbers = group.numbers  # without those that were removed since they were written to
+    streams = [numbers[number] for number in dict.fromkeys(rows.streams) if number in numbers]
+    for stream in streams:
+        _count(group, stream, rows)
+    group.tree.touched.add(group)
+    _tell(group, streams, data, base, rows)
+    if group.settings.depth is not NO_DEPTH:
+        for stream in streams:
+            group.bound_depth(stream)
+
+
+def passed(group: Group, rows: Columns) -> None:
+    """Plain messages that nobody is there for: they are counted, and nowhere."""
+    for number, messages in Counter(rows.streams).items():
+        stream = group.numbers.get(number)
+        if stream is not None:
+            stream.written += messages
+            stream.mtime_ns = rows.times[-1]
+    group.counts.written += len(rows.sequences)
+    group.counts.written_bytes += sum(rows.bodies)
+
+
+def _count(group: Group, stream: Stream, rows: Columns) -> None:
+    number, last = stream.number, len(rows.streams) - 1
+    if len(set(rows.streams)) == 1:
+        messages, size = last + 1, sum(rows.bodies)
+    else:
+        mine = [body for of, body in zip(rows.streams, rows.bodies, strict=True) if of == number]
+        messages, size = len(mine), sum(mine)
+        while rows.streams[last] != number:
+            last -= 1
+    stream.newest, stream.mtime_ns = rows.sequences[last], rows.times[last]
+    if stream.count >= 0:
+        stream.count += messages
+        stream.size += size
+    stream.written += messages
+    group.counts.written += messages
+    group.counts.written_bytes += size
+
+
+def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
+    """Who is told of one of them waits no more, and cannot begin to before this returns. Where a consumer cannot note
+    what it was given the others are told all the same; then raises what the first met."""
+    failed: errors.MqfsError | None = None
+    for n, number in enumerate(rows.streams):
+        if not _attended(group, streams):
+            break
+        stream = group.numbers.get(number)
+        if stream is None:
+            continue
+        begin = rows.positions[n] - base + HEAD_BYTES + rows.headers[n]
+        body = bytes(data[begin : begin + rows.bodies[n]])
+        try:
+            group.tell(stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body))
+        except errors.MqfsError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _attended(group: Group, streams: list[Stream]) -> bool:
+    """Whether anybody is to be told of a message one by one."""
+    if group.order_parked or group.cursors_parked or group.order_watchers or group.cursor_watchers:
+        return True
+    if group.consumers.attend(streams):
+        return True
+    if any(stream.parked or stream.watchers for stream in streams):
+        return True
+    return any(view.parked for view in group.views.values())
+
+
+def is_listened(group: Group, rows: Columns) -> bool:
+    """Whether somebody is there who reads live messages like these, waiting or not."""
+    if group.log_readers or group.cursors:
+        return True
+    numbers = group.numbers
+    return any(numbers[number].readers for number in set(rows.streams) if number in numbers)
+
+
+__all__ = ["arrived", "is_listened", "passed"]

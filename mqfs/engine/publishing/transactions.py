@@ -1,0 +1,490 @@
+"""Transactions: parts that are staged aside in `.txn`, and the commit that appends some of them as one unit.
+
+Owns the parts of a group and what producers have committed. What is in a part lies with the store until then, as
+blanks (mqfs/bulk) whose places are those of the part's own names; nobody reads it, and it does not outlive the server.
+The commit itself is a record of the unit that it appends, so that both are there after a crash, or neither.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NoReturn
+
+from mqfs import errors, group_state, limits
+from mqfs.engine.language.permissions import W, X, allowed, require, require_owner
+from mqfs.engine.publishing.atomic_batch import Source, Tally, Unit, require_fit
+from mqfs.engine.tree.meta_nodes import Folder, Meta, bits_for_writers
+from mqfs.group_state import Attributes, Change
+from mqfs.log import batch
+from mqfs.shares import Shares, require_share
+from mqfs.syntax.names import check_control, check_name, one_line
+from mqfs.types import QTDIR, QTFILE, Qid, Step, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
+_SECOND_NS = 10**9
+_NUMBERS = 1 << 63
+_META = {".batch": group_state.BATCH, ".put": group_state.PUT}  # what a part has beside streams
+
+
+class Staging(Folder):
+    """`.txn`, or a part in it: a directory in which little is as in others."""
+
+    __slots__ = ()
+
+    def find(self, name: str) -> Part | PartFile | TxnCtl | None:
+        raise NotImplementedError
+
+    def files(self) -> Sequence[Part | PartFile | TxnCtl]:
+        raise NotImplementedError
+
+    def times(self) -> tuple[int, int, int, int]:
+        """(mtime, ctime, bytes kept, links)"""
+        raise NotImplementedError
+
+    def mkdir(self, user: User, name: str, mode: int) -> Part:
+        raise errors.NotPermitted("in a part there are no groups")
+
+    def create(self, user: User, name: str) -> NoReturn:
+        raise errors.NotPermitted(f"in {self.name} nothing is made but parts: mkdir {self.name}/PART")
+
+    def unlink(self, user: User, name: str) -> None:
+        """Nothing is done, so that `rm -r` works."""
+        require(user, self.attributes, W | X, self.name)
+        found = self.find(name)
+        if found is None:
+            raise errors.NotFound(name)
+        if found.directory:
+            raise errors.IsDirectory(name)
+
+    def rmdir(self, user: User, name: str) -> None:
+        raise errors.NotDirectory(name)
+
+
+class TxnFolder(Staging):
+    """`.txn`: who may enter the group may open a part, as in /tmp."""
+
+    __slots__ = ()
+
+    @property
+    def attributes(self) -> Attributes:
+        own = self.group.state
+        return Attributes(0o1777, own.uid, own.gid)
+
+    @property
+    def _transactions(self) -> Transactions:
+        return self.group.transactions
+
+    def find(self, name: str) -> Part | TxnCtl | None:
+        return self._transactions.ctl if name == "ctl" else self._transactions.parts.get(name)
+
+    def files(self) -> Sequence[Part | TxnCtl]:
+        return [self._transactions.ctl, *self._transactions.parts.values()]
+
+    def times(self) -> tuple[int, int, int, int]:
+        made = self.group.state.made_ns
+        return max(self.group.bucket.last_ns, made), made, 0, 2 + len(self._transactions.parts)
+
+    def mkdir(self, user: User, name: str, mode: int) -> Part:
+        require(user, self.group.state, X, self.group.name)
+        return self._transactions.make(user, name, mode)
+
+    def rmdir(self, user: User, name: str) -> None:
+        if name == "ctl":
+            raise errors.NotDirectory(name)
+        self._transactions.abort(user, [name])
+
+
+class TxnCtl(Meta):
+    """`.txn/ctl`."""
+
+    __slots__ = ()
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.name, self.number, self.default_mode = group, "ctl", group_state.TXN_CTL, 0o666
+
+    @property
+    def parent(self) -> Folder:  # type: ignore[override]
+        return self.group.folders[".txn"]
+
+
+class Part(Staging):
+    """`.txn/PART`. In it are the group's streams, to be written to; listed are those that were."""
+
+    __slots__ = (
+        "_borders",
+        "_names",
+        "_own",
+        "committing",
+        "dropped",
+        "made_ns",
+        "messages",
+        "mtime_ns",
+        "places",
+        "ranked",
+        "staged",
+        "tallies",
+        "used_ns",
+    )
+
+    def __init__(self, group: Group, name: str, number: int, own: Attributes) -> None:
+        self.group, self.name, self.number, self._own = group, name, number, own
+        self.staged = group.tree.store.stage(number)
+        self.tallies: dict[str, Tally] = {}  # by the stream's name, in the order of their places
+        self.places: dict[bytes, int] = {}  # in the table of streams that its blanks mean
+        self._names: list[str] = []
+        self._borders = [0]  # of what is read at once
+        self.messages = 0
+        self.ranked = self.committing = self.dropped = False
+        self.made_ns = self.mtime_ns = group.tree.clock.wall_ns()
+        self.used_ns = group.tree.clock.engine_ns()
+
+    # ------------------------------------------------------------ as a directory
+
+    @property
+    def attributes(self) -> Attributes:
+        return self._own
+
+    @property
+    def parent(self) -> Folder:  # type: ignore[override]
+        return self.group.folders[".txn"]
+
+    @property
+    def removed(self) -> bool:
+        return self.dropped or self.group.removed
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTDIR, 0, self.number << 32)
+
+    def find(self, name: str) -> PartFile | None:
+        if name in _META:
+            return PartFile(self, name, _META[name])
+        stream = self.group.streams.get(name)
+        return PartFile(self, name, stream.number) if stream is not None else None
+
+    def files(self) -> Sequence[PartFile]:
+        found = (self.find(name) for name in [*_META, *self.tallies])
+        return [file for file in found if file is not None]
+
+    def times(self) -> tuple[int, int, int, int]:
+        return self.mtime_ns, self.made_ns, self.staged.size, 0 if self.removed else 2
+
+    def create(self, user: User, name: str) -> NoReturn:
+        if self.find(name) is not None:
+            raise errors.Exists(name)
+        raise errors.NotFound(f"no stream {name!r} in this group; make it there before it is written to in a part")
+
+    # ------------------------------------------------------------ what is in it
+
+    def stream(self, user: User, name: str) -> Stream:
+        """A stream to be written to. Raises NotFound, Denied."""
+        stream = self.group.streams.get(name)
+        if stream is None:
+            raise errors.NotFound(f"no stream {name!r} in this group")
+        require(user, stream.state, W, name)
+        return stream
+
+    def add(self, user: User, packed: batch.Packed, *, ranked: bool = False) -> None:
+        """Put messages into it, or none. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
+        if self.removed:
+            raise errors.NotFound(f"part {self.name} was committed or dropped")
+        if self.committing:
+            raise errors.Busy(f"part {self.name} is being committed")
+        names = [*self._names, *packed.fresh] if packed.fresh else self._names
+        for row in packed.rows:
+            self.stream(user, names[row.place])
+        require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
+        self.group.tree.staging.bytes.take(self._own.uid, len(packed.data))
+        try:
+            self.staged.append(packed.data)
+        except OSError as error:
+            self.group.tree.staging.bytes.give(self._own.uid, len(packed.data))
+            raise errors.DiskFull(f"part {self.name}: {error}") from error
+        self._count(packed)
+        self.ranked = self.ranked or ranked
+        self.mtime_ns = self.group.tree.clock.wall_ns()
+        self.used_ns = self.group.tree.clock.engine_ns()
+
+    def _count(self, packed: batch.Packed) -> None:
+        for name in packed.fresh:
+            self.places[name.encode()] = len(self._names)
+            self._names.append(name)
+            self.tallies[name] = Tally()
+        for row in packed.rows:
+            tally = self.tallies[self._names[row.place]]
+            tally.messages += row.messages
+            tally.size += row.size
+            tally.last = self.messages + row.last
+        self.messages += packed.messages
+        if self.staged.size - self._borders[-1] >= limits.UNIT_PIECE_BYTES:
+            self._borders.append(self.staged.size)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Its messages as blanks, read anew each time: they are too many to be held."""
+        for begin, end in pairwise([*self._borders, self.staged.size]):
+            try:
+                data = self.staged.read(begin, end - begin)
+            except OSError as error:
+                raise errors.DiskFailed(f"part {self.name} cannot be read back: {error}") from error
+            if len(data) != end - begin:
+                raise errors.DiskFailed(f"part {self.name} cannot be read back")
+            yield data
+
+
+class PartFile:
+    """A stream in a part, or its `.batch` or `.put`."""
+
+    __slots__ = ("name", "number", "part")
+    directory = False
+
+    def __init__(self, part: Part, name: str, number: int) -> None:
+        self.part, self.name, self.number = part, name, number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartFile) and (other.part, other.number) == (self.part, self.number)
+
+    def __hash__(self) -> int:
+        return hash((self.part, self.number))
+
+    @property
+    def group(self) -> Group:
+        return self.part.group
+
+    @property
+    def parent(self) -> Part:
+        return self.part
+
+    @property
+    def removed(self) -> bool:
+        return self.part.removed
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.part.number << 32 | self.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        """Written by who may write to the part; of a stream nothing is read."""
+        own = self.part.attributes
+        mode = own.mode & 0o222 if self.name not in _META else bits_for_writers(own.mode)
+        return Attributes(mode, own.uid, own.gid)
+
+    def times(self) -> tuple[int, int, int, int]:
+        tally = self.part.tallies.get(self.name)
+        size = tally.size if tally is not None else 0
+        return self.part.mtime_ns, self.part.made_ns, size, 0 if self.removed else 1
+
+
+class Totals:
+    """What all parts of a tree take together, and of each user."""
+
+    def __init__(self, *, in_memory: bool) -> None:
+        self.parts = Shares("parts", "PARTS")
+        self.bytes = Shares("bytes in parts of transactions", "MEMORY_BYTES" if in_memory else "STAGED_BYTES")
+
+
+class Transactions:
+    """Of one group."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.parts: dict[str, Part] = {}
+        self.folder = TxnFolder(group, ".txn")
+        self.ctl = TxnCtl(group)
+
+    def text(self, user: User) -> str:
+        """What `.txn/ctl` shows a user: of the producers its own, or to the owner all."""
+        every = user.uid in (0, self.group.state.uid)
+        known = {uid: mine for uid, mine in self.group.state.producers.items() if every or uid == user.uid}
+        last = [(name, commit.number) for mine in known.values() for name, commit in mine.items()]
+        lines = [f"committed {one_line(name)}.{number}" for name, number in last]
+        lines += [f"part {p.name} {p.attributes.uid} {p.messages} {p.staged.size}" for p in self.parts.values()]
+        return "".join(f"{line}\n" for line in lines)
+
+    # ------------------------------------------------------------ parts
+
+    def make(self, user: User, name: str, mode: int) -> Part:
+        """Open a part. Raises BadName, Exists, OverLimit."""
+        if self.group.removed:
+            raise errors.NotFound(f"{self.group.name} was removed")
+        if name == "ctl" or name in self.parts:
+            raise errors.Exists(name)
+        check_name(name)
+        tree = self.group.tree
+        tree.staging.parts.take(user.uid)
+        try:
+            part = Part(self.group, name, tree.store.number(), Attributes(mode & 0o777, user.uid, user.gid))
+        except BaseException:
+            tree.staging.parts.give(user.uid)
+            raise
+        self.parts[name] = part
+        self.group.alarm(part.used_ns + limits.TRANSACTION_IDLE_S * _SECOND_NS)
+        return part
+
+    def drop(self, part: Part) -> None:
+        """It is committed, or not wanted."""
+        del self.parts[part.name]
+        part.dropped = True
+        staging = self.group.tree.staging
+        staging.bytes.give(part.attributes.uid, part.staged.size)
+        staging.parts.give(part.attributes.uid)
+        try:
+            part.staged.close()
+        except OSError as error:
+            self.group.refuse(User(0, 0), ".txn", f"what was staged of part {part.name} was not removed: {error}")
+
+    def wake(self, now_ns: int) -> None:
+        """Drop the parts that nobody has written to for long."""
+        idle = limits.TRANSACTION_IDLE_S * _SECOND_NS
+        for part in list(self.parts.values()):
+            if part.used_ns + idle > now_ns:
+                self.group.alarm(part.used_ns + idle)
+            elif not part.committing:
+                self.drop(part)
+                owner = User(part.attributes.uid, part.attributes.gid)
+                self.group.refuse(
+                    owner, ".txn", f"part {part.name} was dropped: nobody wrote to it for {limits.TRANSACTION_IDLE_S} s"
+                )
+
+    def end(self) -> None:
+        """The group is gone, or the server stops."""
+        for part in list(self.parts.values()):
+            self.drop(part)
+
+    # ------------------------------------------------------------ commands
+
+    def _mine(self, user: User, name: str, *, also: int = -1) -> Part:
+        part = self.parts.get(name)
+        if part is None:
+            raise errors.NotFound(f"no part {name!r}: it was committed or dropped, or the server was started anew")
+        if user.uid != also:
+            require_owner(user, part.attributes, f"part {name}")
+        if part.committing:
+            raise errors.Busy(f"part {name} is being committed")
+        return part
+
+    def abort(self, user: User, names: Sequence[str]) -> None:
+        """Drop parts: for their owner and the group's. Raises NotFound, NotPermitted, Busy; then none was."""
+        parts = [self._mine(user, name, also=self.group.state.uid) for name in names]
+        for part in dict.fromkeys(parts):
+            self.drop(part)
+
+    def commit(self, user: User, word: str, names: Sequence[str], value: int) -> Step[int]:
+        """Append those parts, in that order, as one unit; or nothing, where that ID was committed before."""
+        producer, number = parse_id(word)
+        if not names:
+            self._require_writer(user)
+        known = self.group.state.producers.get(user.uid, {}).get(producer)
+        if known is not None and number <= known.number:
+            for part in [self._mine(user, name) for name in dict.fromkeys(names) if name in self.parts]:
+                self.drop(part)
+            return self.group.promised(value)
+        if known is None:
+            check_control(producer)
+        if len(set(names)) != len(names):
+            raise errors.BadCommand("commit: a part is named twice")
+        parts = [self._mine(user, name) for name in names]
+        return self._unit(user, parts, self._changes(user, producer, number), value).write()
+
+    def _changes(self, user: User, producer: str, number: int) -> list[Change]:
+        """What is recorded with the unit. Raises OverLimit where no more producers are remembered."""
+        now = self.group.tree.clock.engine_ns()
+        commit: Change = {"do": "commit", "producer": producer, "number": number, "uid": user.uid, "engine": now}
+        if producer in self.group.state.producers.get(user.uid, {}):
+            return [commit]
+        try:
+            self._require_room(user.uid)
+        except errors.OverLimit:
+            old = self._unused_producers(now - limits.PRODUCER_KEPT_S * _SECOND_NS)
+            self._require_room(user.uid, old)
+            return [_forget(old), commit]
+        return [commit]
+
+    def _unused_producers(self, before_ns: int) -> list[tuple[int, str]]:
+        """Those that committed last before that engine time: user and name."""
+        users = self.group.state.producers.items()
+        return [(uid, name) for uid, mine in users for name, last in mine.items() if last.engine_ns <= before_ns]
+
+    def _require_room(self, uid: int, without: Sequence[tuple[int, str]] = ()) -> None:
+        """One producer more can be remembered, without those. Raises OverLimit."""
+        producers = self.group.state.producers
+        mine = len(producers.get(uid, ())) - sum(owner == uid for owner, _ in without) + 1
+        used = sum(map(len, producers.values())) - len(without) + 1
+        require_share("producers that are not forgotten", limits.PRODUCERS, uid, mine, used)
+
+    def _require_writer(self, user: User) -> None:
+        """Raises Denied where the user does not own the group and may write to no stream of it."""
+        if user.uid in (0, self.group.state.uid):
+            return
+        if not any(allowed(user, stream.state, W) for stream in self.group.streams.values()):
+            raise errors.Denied("commit: no part of yours, and no stream here that you may write to")
+
+    def _unit(self, user: User, parts: Sequence[Part], changes: Sequence[Change], value: int) -> Unit:
+        """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
+        tallies: dict[Stream, Tally] = {}
+        sources: list[Source] = []
+        before = 0
+        for part in parts:
+            numbers = array("I")
+            for name, mine in part.tallies.items():
+                stream = part.stream(user, name)
+                numbers.append(stream.number)
+                tally = tallies.setdefault(stream, Tally())
+                tally.messages += mine.messages
+                tally.size += mine.size
+                tally.last = before + mine.last
+            sources.append(Source(part.messages, part.staged.size, numbers, part.pieces))
+            before += part.messages
+        require_fit(before, sum(source.room for source in sources))
+        self._freeze(parts, True)
+        ranked = any(part.ranked for part in parts)
+        return Unit(
+            self.group, sources, tallies, value, ranked, changes,
+            done=lambda: self._done(parts), undo=lambda: self._freeze(parts, False),
+        )  # fmt: skip
+
+    def _freeze(self, parts: Sequence[Part], committing: bool) -> None:
+        for part in parts:
+            part.committing = committing
+
+    def _done(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self.drop(part)
+
+    def forget(self, user: User, names: Sequence[str]) -> None:
+        """Remember these producers no more: they will not commit again. They are the user's own; for the owner of the
+        group also another's, where it has none of that name. Raises NotFound, NotPermitted."""
+        self.group.change(_forget([found for name in names for found in self._to_forget(user, name)]))
+
+    def _to_forget(self, user: User, name: str) -> list[tuple[int, str]]:
+        owners = [uid for uid, mine in self.group.state.producers.items() if name in mine]
+        if not owners:
+            raise errors.NotFound(f"no producer {name!r} has committed here")
+        if user.uid in owners:
+            return [(user.uid, name)]
+        if user.uid not in (0, self.group.state.uid):
+            raise errors.NotPermitted(f"producer {name} is another user's")
+        return [(uid, name) for uid in owners]
+
+
+def _forget(producers: Sequence[tuple[int, str]]) -> Change:
+    names, uids = [name for _, name in producers], [uid for uid, _ in producers]
+    return {"do": "forget producers", "producers": names, "uids": uids}
+
+
+def parse_id(word: str) -> tuple[str, int]:
+    """PRODUCER and NUMBER. Raises BadCommand."""
+    producer, _, digits = word.rpartition(".")
+    if not producer or not digits.isascii() or not digits.isdigit() or len(digits) > 19 or int(digits) >= _NUMBERS:
+        raise errors.BadCommand(f"commit: {word!r}; an ID is PRODUCER.NUMBER, such as nightly.7")
+    if len(producer.encode()) > limits.NAME_BYTES:
+        raise errors.BadCommand(f"commit: the name of a producer has at most {limits.NAME_BYTES} bytes")
+    return producer, int(digits)
+
+
+__all__ = ["Part", "PartFile", "Staging", "Transactions", "TxnCtl"]

@@ -1,0 +1,1 @@
+"""Which messages a reader is for: patterns, programs, views, seek."""

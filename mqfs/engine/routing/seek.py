@@ -1,0 +1,95 @@
+"""Where `seek` leads: from a place in words to a sequence.
+
+Owns that search. Moves nothing; what may be shown is told by who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from mqfs import errors
+from mqfs.engine.language.message_formats import parse_seek
+from mqfs.engine.routing.message_filter import Selection
+from mqfs.engine.stream import Stream
+from mqfs.types import Record
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
+
+def position(selection: Selection, word: str, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
+    """The sequence that `seek word` goes to. `streams`: which the user may read; `shows`: whether a message counts."""
+    kind, value = parse_seek(word)
+    group = selection.group
+    bucket = group.bucket
+    group.advance_all()
+    if kind == "end":
+        return bucket.next
+    if kind == "first" and len(streams) == len(group.numbers) and group.keeps_all:
+        return min(max(bucket.first, group.kept_from), bucket.next)  # a little before it, without a look at each stream
+    if kind == "first":
+        return min((s.first_kept() or bucket.next for s in streams), default=bucket.next)
+    if kind == "last":
+        return max((s.newest_kept() for s in streams), default=0) or bucket.next
+    if kind == "sequence":
+        return value
+    if kind == "time":
+        return bucket.at(value)
+    if kind == "ago":
+        return bucket.at(group.tree.clock.wall_ns() - value)
+    if selection.by_stream and not any(stream.is_thinned() for stream in streams):
+        return _back(group, value, streams, shows)
+    return _walk_back(selection, value, shows)
+
+
+def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
+    """The sequence of the count-th message before the end; only those of which the log does not tell are read."""
+    expired = group.times.expired_before()
+    floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
+    gone, singles = group.state.dropped.keys() | group.lapsed.keys(), group.ranks.all_singles()
+    first = group.bucket.next
+    if not count:
+        return first
+    for portion in group.bucket.listing(floors, first):
+        here = portion.messages
+        if gone or singles:
+            found = (s for s in portion.columns(here)[0] if s not in gone)
+            there: Sequence[int] = [s for s in found if s not in singles or _is_shown(group, s, shows)]
+            here = len(there)
+        else:
+            there = portion.columns(min(count, here))[0] if count <= here else ()
+        if count <= here:
+            return there[-count]
+        count -= here
+    oldest = [s.first_kept() for s in streams]
+    return min((sequence for sequence in oldest if sequence), default=first)
+
+
+def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> bool:
+    try:
+        record = group.bucket.scan(sequence)
+    except errors.Damaged:
+        return False
+    return record is not None and record.sequence == sequence and shows(record)
+
+
+def _walk_back(selection: Selection, count: int, shows: Callable[[Record], bool]) -> int:
+    """The same where each message has to be looked at."""
+    bucket = selection.group.bucket
+    at = found_at = bucket.next
+    while count > 0:
+        found = selection.before(at)
+        if found is None:
+            break
+        at = found
+        try:
+            record = bucket.scan(at)
+        except errors.Damaged:
+            continue
+        if record is not None and shows(record):
+            count, found_at = count - 1, at
+    return found_at
+
+
+__all__ = ["position"]

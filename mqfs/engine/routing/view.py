@@ -1,0 +1,118 @@
+"""A view: the messages of all streams that a pattern matches or a program selects, to read like a stream.
+
+Owns the file and what an open view gives. Which views a stream is in, the group knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from mqfs import errors
+from mqfs.engine.files.order_file import LogReader
+from mqfs.engine.language.permissions import R, allowed
+from mqfs.engine.routing import programs
+from mqfs.engine.routing.message_filter import Selection
+from mqfs.engine.routing.programs import Program
+from mqfs.engine.stream import Parked, Stream
+from mqfs.engine.tree.meta_nodes import Numbered
+from mqfs.group_state import Attributes, ViewState
+from mqfs.types import Record, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
+log = logging.getLogger("mqfs.engine")
+
+
+class View(Numbered):
+    """The file. Bound and unbound by its group."""
+
+    def __init__(self, group: Group, own: ViewState) -> None:
+        self.group, self.state = group, own
+        self.removed = False
+        self.readers: set[ViewHandle] = set()
+        self.parked: Parked = {}
+        self.programs: list[Program] = []
+        self.patterns: list[str] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Its patterns have changed."""
+        self.programs = [p for text in self.state.patterns if programs.is_program(text) and (p := self._parse(text))]
+        self.patterns = [text for text in self.state.patterns if not programs.is_program(text)]
+        self.bound = len(self.state.patterns)
+
+    def _parse(self, text: str) -> Program | None:
+        """None where a function of it is not installed any more: it selects nothing, and the start goes on."""
+        try:
+            return programs.parse(text)
+        except errors.BadCommand as error:
+            log.error("view %s: %s", self.name, error)
+            return None
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def number(self) -> int:
+        return self.state.number
+
+    @property
+    def parent(self) -> Group:
+        return self.group
+
+    @property
+    def attributes(self) -> Attributes:
+        return Attributes(0o444, self.group.state.uid, self.group.state.gid)
+
+    def may_route(self, name: str) -> bool:
+        """Whether one of its programs may select messages of a stream of that name."""
+        return any(p.may_route(name) for p in self.programs)
+
+    def selects(self, stream: Stream, record: Record) -> bool:
+        """Whether that message of a stream which may be in the view is in it."""
+        if self.name in self.group.views.matched(stream):
+            return True
+        return any(p.selects(stream.name, record.body, record.sequence) for p in self.programs)
+
+
+class ViewHandle(LogReader):
+    """A view, open to read: a position in the log, like `order`, that gives bodies."""
+
+    node: View
+
+    def __init__(self, node: View, user: User, reads: bool, writes: bool) -> None:
+        self.selection = Selection(node.group, None, (node.name,))
+        super().__init__(node, user, reads, writes)
+        node.readers.add(self)
+
+    def waiting_room(self) -> Parked:
+        return self.node.parked
+
+    @property
+    def over(self) -> bool:
+        return self.node.removed or self.group.removed
+
+    def covers(self, stream: Stream) -> bool:
+        return self.selection.covers(stream) and allowed(self.user, stream.state, R)
+
+    def admits(self, stream: Stream, record: Record) -> bool:
+        return super().admits(stream, record) and self.covers(stream) and self.node.selects(stream, record)
+
+    def wants(self, record: Record) -> bool:
+        return self.admits(self.group.numbers[record.stream], record)
+
+    def look(self) -> Record | None:
+        return self.selection.find(self.position)
+
+    def present(self, record: Record) -> bytes:
+        return record.body
+
+    def _end(self) -> None:
+        self.node.readers.discard(self)
+        super()._end()
+
+
+__all__ = ["View", "ViewHandle"]

@@ -1,0 +1,111 @@
+"""The views of a group, by name: binding, unbinding, and which of them a stream is in.
+
+Owns the compiled patterns. What a view looks like to a reader is in view.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqfs.engine.routing.view import View
+from mqfs.engine.stream import Stream, end_parked, serve_parked
+from mqfs.syntax.patterns import Patterns
+from mqfs.syntax.quoting import quote
+from mqfs.types import Record
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
+
+class Views(dict[str, View]):
+    """Of one group. A stream is matched once, when it is new or the patterns have changed."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.group = group
+        self.bound = 0  # patterns and programs of all of them
+        self._patterns: Patterns[str] = Patterns()
+        self._routing: dict[str, View] = {}  # those with a program
+
+    def load(self) -> None:
+        """Those that the group's state names."""
+        for own in self.group.state.views.values():
+            self._enter(View(self.group, own))
+
+    def lines(self) -> list[str]:
+        """As ctl lines."""
+        return [f"bind {quote(view.name)} {quote(text)}" for view in self.values() for text in view.state.patterns]
+
+    def _enter(self, view: View) -> None:
+        self[view.name] = view
+        self.bound += view.bound
+        for pattern in view.patterns:
+            self._patterns.add(pattern, view.name)
+        self._note_programs(view)
+
+    def _note_programs(self, view: View) -> None:
+        if view.programs:
+            self._routing[view.name] = view
+        else:
+            self._routing.pop(view.name, None)
+
+    def unbind(self, name: str) -> None:
+        """All patterns and programs of a view."""
+        self.group.change({"do": "unbind", "name": name, "pattern": None})
+        self.refresh(name)
+
+    def refresh(self, *names: str) -> None:
+        """What the state says of these views has changed."""
+        for name in names:
+            self._refresh(name)
+        self.group.shape += 1  # streams may have been looked up since the state changed
+        self.group.consumers.reshaped()
+        self.group.consumers.rank_anew()
+
+    def _refresh(self, name: str) -> None:
+        view, own = self.get(name), self.group.state.views.get(name)
+        if view is not None:
+            self._leave(view)
+        if view is not None and view.state is own:
+            view.refresh()
+            self._enter(view)
+        else:
+            if view is not None:
+                self._end(view)
+            if own is not None:
+                self._enter(View(self.group, own))
+
+    def _leave(self, view: View) -> None:
+        """Forget what it is bound to."""
+        self._routing.pop(view.name, None)
+        for pattern in view.patterns:
+            self._patterns.remove(pattern, view.name)
+        self.bound -= view.bound
+
+    def _end(self, view: View) -> None:
+        del self[view.name]
+        view.removed = True
+        end_parked(view.parked)
+
+    def _look_up_views(self, stream: Stream) -> tuple[frozenset[str], frozenset[str]]:
+        found = stream.views
+        if found is None or found[0] != self.group.shape:
+            matched = frozenset(self._patterns.match(stream.name))
+            routed = (name for name, view in self._routing.items() if view.may_route(stream.name))
+            stream.views = found = (self.group.shape, matched, matched.union(routed))
+        return found[1], found[2]
+
+    def matched(self, stream: Stream) -> frozenset[str]:
+        """The views that have all of the stream."""
+        return self._look_up_views(stream)[0]
+
+    def of(self, stream: Stream) -> frozenset[str]:
+        """The views that may have messages of the stream."""
+        return self._look_up_views(stream)[1]
+
+    def offer(self, stream: Stream, record: Record) -> None:
+        """A new message, for readers of views that wait."""
+        for name in self.of(stream):
+            view = self[name]
+            if view.parked:
+                serve_parked(view.parked, record)

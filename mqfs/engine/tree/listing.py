@@ -1,0 +1,45 @@
+"""Open directories, of all faces: what each held when it was read from its beginning.
+
+So files that are removed meanwhile make a reader skip none and repeat none. Owns what that counts of the user's share
+of the server's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from mqfs import limits
+from mqfs.types import User
+
+if TYPE_CHECKING:
+    from mqfs.engine.tree.tree import Node, Tree
+
+
+class Listing:
+    """One open directory."""
+
+    __slots__ = ("_account", "_held", "_tree", "node", "nodes", "user")
+
+    def __init__(self, tree: Tree, user: User, node: Any, account: Hashable) -> None:
+        """`node`: a group, or one of its folders. `account`: whose share it is of. Raises OverLimit."""
+        self._tree, self._account, self.user, self.node = tree, account, user, node
+        self.nodes: list[Node] = []
+        self._held = tree.memory.change(account, 0, limits.LISTING_BYTES)
+
+    def begin(self) -> None:
+        """Read what it holds now. Raises Denied, OverLimit."""
+        self.nodes = []
+        nodes = self._tree.entries(self.user, self.node)
+        self._hold(limits.LISTING_BYTES + len(nodes) * limits.LISTED_BYTES)
+        self.nodes = nodes
+
+    def close(self) -> None:
+        self.nodes = []
+        self._hold(0)
+
+    def _hold(self, size: int) -> None:
+        self._held = self._tree.memory.change(self._account, self._held, size)
+
+
+__all__ = ["Listing"]

@@ -1,0 +1,589 @@
+"""The tree: groups in groups, and every call a face makes on names.
+
+Owns walking, opening, making, removing, renaming, attributes and permissions, the count of what is open and what waits,
+and house-keeping. Performs nothing on a log itself: that is the group's.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import stat as modes
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from mqfs import errors, limits
+from mqfs.engine.control.actions import CtlHandle
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.files import txn_files
+from mqfs.engine.files.batch_file import BatchHandle
+from mqfs.engine.files.consumer_file import ConsumerHandle, ShowHandle, TakeHandle
+from mqfs.engine.files.cursor_file import Cursor
+from mqfs.engine.files.handle import Open
+from mqfs.engine.files.order_file import OrderHandle
+from mqfs.engine.files.put_file import PutHandle
+from mqfs.engine.files.snapshot_file import KeptHandle
+from mqfs.engine.files.stream_file import StreamHandle
+from mqfs.engine.files.text import TextHandle
+from mqfs.engine.group import Group
+from mqfs.engine.language.permissions import R, W, X, require, require_owner, require_unsticky
+from mqfs.engine.language.settings import parse_settings
+from mqfs.engine.publishing.transactions import PartFile, Staging, Totals, TxnCtl
+from mqfs.engine.routing.view import View, ViewHandle
+from mqfs.engine.stream import Stream, end_parked
+from mqfs.engine.tree.faults import Faults, report_unserved
+from mqfs.engine.tree.meta_nodes import Folder, KeptFile, Meta, TakeFile
+from mqfs.file_locks import Locks
+from mqfs.group_state import Attributes, State, decode_change
+from mqfs.shares import Shares, require_share
+from mqfs.syntax.names import check_name, with_suffix
+from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
+
+T = TypeVar("T")
+Node = Group | Stream | View | Consumer | Meta | Folder | KeptFile | TakeFile | PartFile
+ROOT = 1
+
+_OPENS: dict[str, type[Open]] = {
+    "ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor, ".put": PutHandle, ".batch": BatchHandle
+}  # fmt: skip
+_WRITTEN = frozenset({"ctl", ".cursor", ".put", ".batch"})  # of the group's own files
+
+
+class Tree:
+    """All groups of one store. `owner` owns the root of a new store; `defaults` are the ctl lines of new groups;
+    `prepare` is called for each group that was read, before anything is written to it."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        owner: User,
+        umask: int = 0o022,
+        defaults: Sequence[str] = (),
+        prepare: Callable[[Group], None] | None = None,
+    ) -> None:
+        self.store, self.clock = store, clock
+        self.faults = Faults(clock)
+        self.defaults = parse_settings(defaults).lines(given=True)
+        self.locks = Locks()
+        self.staging = Totals(in_memory=not store.path)  # what all parts of transactions take
+        self.touched: set[Group] = set()  # groups that house-keeping has to look at
+        self.closing = False
+        self._prepare = prepare
+        self.processes: Processes | None = None  # set by a face that knows who reads
+        self.alarmed: Callable[[], None] | None = None  # called when `next_alarm_ns` became sooner
+        self._alarms: list[tuple[int, int]] = []  # (engine ns, group number)
+        self.groups: dict[int, Group] = {}
+        self._handles: dict[Group, set[Open]] = {}
+        self._opened = Shares("open files", "HANDLES")
+        self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
+        self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
+        self._load(owner, umask)
+
+    # ------------------------------------------------------------ loading
+
+    def _load(self, owner: User, umask: int) -> None:
+        without: set[int] = set()  # groups that are not served
+        states = self._read_states(without)
+        self.clock.resume([(s.anchors[-1][1], bucket.last_ns) for bucket, s in states if s.anchors])
+        for bucket, state in states:
+            self._build(bucket, state, without)
+        if ROOT not in self.groups:
+            self._make_root(owner, umask)
+        self.root = self.groups[ROOT]
+        self._ahead_ns = self.clock.wall_ns() - self.clock.engine_ns()  # what the wall clock is before the engine's
+        for number in sorted(self.groups):
+            self._adopt(self.groups[number])
+        for group in self.groups.values():
+            if self._prepare is not None:
+                self.faults.contain(group, "going on with its ring", partial(self._prepare, group))
+            group.start()
+        self.touched.update(self.groups.values())
+
+    def _read_states(self, without: set[int]) -> list[tuple[Bucket, State]]:
+        """Every group that can be read, by number: a group is younger than its parent."""
+        read: list[tuple[Bucket, State]] = []
+        for number in sorted(self.store.groups()):
+            try:
+                bucket = self.store.open(number)
+                read.append((bucket, read_state(bucket)))
+            except Exception as error:
+                self._leave(number, error, without)
+        return read
+
+    def _build(self, bucket: Bucket, state: State, without: set[int]) -> None:
+        """Serve a group, if its settings and names make sense and its parent is served."""
+        try:
+            if state.parent in without:
+                raise errors.BadStore(f"it is in group {state.parent}")
+            self.groups[bucket.id] = Group(self, bucket, state)
+        except Exception as error:
+            self._leave(bucket.id, error, without)
+
+    def _leave(self, number: int, error: Exception, without: set[int]) -> None:
+        """Do not serve a group, nor any inside it: it can still be repaired."""
+        if number == ROOT:
+            raise errors.BadStore(f"the root group: {error}; run mqfs check --fix") from error
+        without.add(number)
+        report_unserved(number, error)
+
+    def _make_root(self, owner: User, umask: int) -> None:
+        state = self._new_state(ROOT, ROOT, "/", 0o775 & ~umask, owner)
+        self.store.number()  # ROOT in a new store; a later one where the making of a store was cut short
+        self.groups[ROOT] = Group(self, self.store.make(ROOT, state.encode()), state)
+
+    def _new_state(self, number: int, parent: int, name: str, mode: int, user: User) -> State:
+        return State(
+            mode=mode & 0o7777,
+            uid=user.uid,
+            gid=user.gid,
+            group=number,
+            parent=parent,
+            name=name,
+            made_ns=self.clock.wall_ns(),
+            ctl=list(self.defaults),
+            anchors=[(1, self.clock.anchor())],
+        )
+
+    def _adopt(self, group: Group) -> None:
+        """Put a group that was read from the store into its parent, under a free name."""
+        if group.number == ROOT:
+            return
+        parent = self.groups.get(group.state.parent, self.root)
+        taken = parent.groups.keys() | parent.streams.keys()
+        if group.name in taken or parent.number != group.state.parent:
+            # Two renames of which only one reached the disk, or a parent that was lost: keep both, seen.
+            group.state.name = with_suffix(group.name, f".lost-{group.number}")
+            group.state.parent = parent.number
+        group.parent = parent
+        parent.groups[group.name] = group
+
+    # ------------------------------------------------------------ looking
+
+    def walk(self, user: User, node: Node, name: str) -> Node:
+        """The file of that name in a group; ".." is its parent. Raises NotFound, NotDirectory, Denied."""
+        if not isinstance(node, Group | Folder):
+            raise errors.NotDirectory(node.name)
+        if node.removed:
+            raise errors.NotFound(f"{node.name} was removed")
+        group = node.group
+        require(user, group.state, X, node.name)
+        if isinstance(node, Staging):
+            require(user, node.attributes, X, node.name)
+        if name == "..":
+            return node.parent
+        found = self._in_folder(node, name) if isinstance(node, Folder) else self._in_group(group, name)
+        if found is None:
+            raise errors.NotFound(name)
+        return found
+
+    def _in_group(self, group: Group, name: str) -> Node | None:
+        own = group.metas.get(name) or group.folders.get(name)
+        return own or group.streams.get(name) or group.groups.get(name) or group.views.get(name)
+
+    def _in_folder(self, folder: Folder, name: str) -> Node | None:
+        if isinstance(folder, Staging):
+            return folder.find(name)
+        if folder.name == ".consumers":
+            taken = folder.group.streams.get(name[1:]) if name.startswith(".") else None
+            return folder.group.consumers.get(name) or (TakeFile(taken) if taken is not None else None)
+        stream = folder.group.streams.get(name)
+        return KeptFile(stream) if stream is not None else None
+
+    def find(self, user: User, path: str) -> Node:
+        """The file at a path from the root."""
+        node: Node = self.root
+        for name in path.split("/"):
+            if name not in ("", "."):
+                node = self.walk(user, node, name)
+        return node
+
+    def access(self, user: User, node: Node, mask: int) -> None:
+        """Raises Denied where the user may not do all of `mask` (os.R_OK, W_OK, X_OK)."""
+        require(user, attributes(node), mask, node.name)
+
+    def entries(self, user: User, directory: Group | Folder) -> list[Node]:
+        """Everything in a directory, by name. Raises Denied."""
+        group = directory.group
+        require(user, attributes(directory), R, directory.name)
+        if directory.removed:
+            return []
+        nodes: list[Node] = []
+        if isinstance(directory, Staging):
+            require(user, group.state, X, directory.name)
+            nodes += directory.files()
+        elif isinstance(directory, Group):
+            nodes += [*group.metas.values(), *group.folders.values()]
+            nodes += [*group.streams.values(), *group.groups.values(), *group.views.values()]
+        elif directory.name == ".consumers":
+            nodes += group.consumers.values()
+        else:
+            nodes += map(KeptFile, group.streams.values())
+        return sorted(nodes, key=lambda node: node.name)
+
+    def stat(self, node: Node) -> Stat:
+        own = attributes(node)
+        kind = modes.S_IFDIR if node.directory else modes.S_IFREG
+        mtime, ctime, kept, links = self._times(node.stream if isinstance(node, KeptFile) else node)
+        size = kept if isinstance(node, KeptFile) else 0
+        return Stat(node.qid, kind | own.mode, own.uid, own.gid, size, kept, links, mtime, ctime, node.name)
+
+    def _times(self, node: Node) -> tuple[int, int, int, int]:
+        """(mtime, ctime, bytes kept, links)"""
+        if isinstance(node, Stream):
+            made = node.state.made_ns
+            if node.removed:
+                return made, made, 0, 0
+            node.advance()
+            node.newest_kept()
+            return node.mtime_ns or made, made, node.size, 1
+        if isinstance(node, Staging | PartFile):
+            return node.times()
+        group = node.group
+        made, newest = group.state.made_ns, max(group.bucket.last_ns, group.state.made_ns)
+        if isinstance(node, Group):
+            return newest, made, group.bucket.size, 0 if node.removed else 2 + len(node.folders) + len(node.groups)
+        return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
+
+    # ------------------------------------------------------------ opening
+
+    def open(self, user: User, node: Node, flags: int, *, made: bool = False) -> Open:
+        """A handle. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit.
+
+        `made`: the user has just made the file with this very call, so its mode does not bind it, as open(2) has it.
+        """
+        if isinstance(node, Group | Folder):
+            raise errors.IsDirectory(node.name)
+        if node.removed:
+            raise errors.NotFound(f"{node.name} was removed")
+        access = flags & os.O_ACCMODE
+        reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
+        if not made:
+            require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
+        if node.group.ring is not None:
+            node.group.ring.settle()
+        kind = self._kind(node, reads, writes)
+        self._opened.take(user.uid)
+        try:
+            handle = kind(node, user, reads, writes)
+        except BaseException:
+            self._opened.give(user.uid)
+            raise
+        self._handles.setdefault(handle.group, set()).add(handle)
+        return handle
+
+    def _kind(self, node: Node, reads: bool, writes: bool) -> type[Open]:
+        """What an open file of that kind is. Raises Denied."""
+        if isinstance(node, Stream):
+            if node.group.settings.deliver == "one" and reads:
+                return TakeHandle if writes else ShowHandle
+            return StreamHandle
+        if isinstance(node, Consumer | TakeFile):
+            return ConsumerHandle if writes else ShowHandle
+        if isinstance(node, PartFile | TxnCtl):
+            return txn_files.kind(node)
+        if writes and node.name not in _WRITTEN:
+            raise errors.Denied(f"{node.name} is read-only")
+        if isinstance(node, View):
+            return ViewHandle
+        if isinstance(node, KeptFile):
+            return KeptHandle
+        if node.name == ".cursor" and not (reads and writes):
+            raise errors.Denied(".cursor is opened for reading and writing")
+        return _OPENS.get(node.name, TextHandle)
+
+    def closed(self, handle: Open) -> None:
+        """A handle was closed (called by the handle)."""
+        mine = self._handles.get(handle.group, set())
+        mine.discard(handle)
+        if not mine:
+            self._handles.pop(handle.group, None)
+        self._opened.give(handle.user.uid)
+
+    def handles_of(self, group: Group) -> Iterator[Open]:
+        return iter(self._handles.get(group, ()))
+
+    @property
+    def handles(self) -> int:
+        """How many files are open."""
+        return sum(map(len, self._handles.values()))
+
+    # ------------------------------------------------------------ making and removing
+
+    def create(self, user: User, directory: Group | Folder, name: str, mode: int) -> Step[Node]:
+        """A new stream; in `.consumers` a consumer of the whole group. Raises Exists, BadName, Denied, OverLimit."""
+        group = directory.group
+        if isinstance(directory, Group):
+            self._require_new(user, directory, name)
+            made: Node = group.make_stream(name, mode, user)
+            return group.promised(made)
+        if isinstance(directory, Staging):
+            directory.create(user, name)
+        if directory.name != ".consumers":
+            raise errors.NotPermitted(f"in {directory.name} nothing is made")
+        require(user, group.state, W | X, directory.name)
+        if name in group.consumers:
+            raise errors.Exists(name)
+        check_name(name)
+        made = group.consumers.make(name, user, mode)
+        return group.promised(made)
+
+    def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
+        """A new group, on disk when this returns; in `.txn` a part. Raises Exists, BadName, Denied, OverLimit."""
+        if isinstance(group, Staging):
+            return group.mkdir(user, name, mode)
+        if isinstance(group, Folder):
+            raise errors.NotPermitted(f"in {group.name} there are no groups")
+        self._require_new(user, group, name)
+        mine = sum(other.state.uid == user.uid for other in self.groups.values()) + 1
+        require_share("groups", limits.GROUPS, user.uid, mine, len(self.groups) + 1)
+        if depth(group) >= limits.PATH_GROUPS:
+            raise errors.OverLimit(f"a path has at most {limits.PATH_GROUPS} groups")
+        try:
+            number = self.store.number()
+            state = self._new_state(number, group.number, name, mode, user)
+            made = Group(self, self.store.make(number, state.encode()), state)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        made.parent = group
+        self.groups[number] = group.groups[name] = made
+        group.epoch += 1
+        return made
+
+    def _require_new(self, user: User, group: Group, name: str) -> None:
+        if group.removed:
+            raise errors.NotFound(f"{group.name} was removed")
+        require(user, group.state, W | X, group.name)
+        if self._in_group(group, name) is not None:
+            raise errors.Exists(name)
+        check_name(name)
+
+    def unlink(self, user: User, directory: Group | Folder, name: str) -> Step[None]:
+        """Remove a stream, a consumer, or all bindings of a view; of a group's own file it does nothing, so that
+        `rm -r` works. Raises Busy for a consumer that holds claims."""
+        if isinstance(directory, Staging):
+            directory.unlink(user, name)
+            return None
+        group = directory.group
+        require(user, group.state, W | X, directory.name)
+        if directory.removed:
+            raise errors.NotFound(name)
+        node = self._in_group(group, name) if isinstance(directory, Group) else self._in_folder(directory, name)
+        if node is None:
+            raise errors.NotFound(name)
+        if node.directory:
+            raise errors.IsDirectory(name)
+        if isinstance(node, Meta):
+            node.unlink(user.pid if user.where == "fuse" else 0)  # a 9P client has one for all its processes
+            return None
+        if isinstance(node, KeptFile):
+            return None
+        if isinstance(node, TakeFile):
+            raise errors.NotPermitted(f"{name} is there as long as its stream")
+        require_unsticky(user, group.state, attributes(node), name)
+        require_unprotected(group)
+        if isinstance(node, Stream):
+            group.remove_stream(node)
+        elif isinstance(node, Consumer):
+            group.consumers.remove(node)
+        else:
+            group.views.unbind(name)
+        return group.promised(None)
+
+    def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:
+        """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
+        does nothing; of a part in `.txn` it is an abort."""
+        if isinstance(group, Staging):
+            group.rmdir(user, name)
+            return None
+        require(user, group.group.state, W | X, group.name)
+        if isinstance(group, Folder):
+            raise errors.NotDirectory(name)
+        if name in group.folders and not group.removed:
+            return None
+        victim = group.groups.get(name)
+        if victim is None:
+            if self._in_group(group, name) is not None:
+                raise errors.NotDirectory(name)
+            raise errors.NotFound(name)
+        require_unsticky(user, group.state, victim.state, name)
+        require_unprotected(group)
+        require_unprotected(victim)
+        if victim.groups or victim.streams:
+            raise errors.NotEmpty(name)
+        if victim.ring is not None:
+            victim.ring.changed([{"do": "remove"}])
+        try:
+            self.store.remove(victim.number)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        del group.groups[name], self.groups[victim.number]
+        self.touched.discard(victim)
+        victim.removed = True
+        victim.end()
+        return None
+
+    def rename(self, user: User, group: Group | Folder, name: str, to: Group | Folder, new: str) -> Step[None]:
+        """A new name inside the same group. Raises NotPermitted into another, Exists onto one that is there."""
+        require(user, group.group.state, W | X, group.name)
+        if isinstance(group, Folder):
+            raise errors.NotPermitted(f"{name} cannot be renamed")
+        node = group.streams.get(name) or group.groups.get(name)
+        if node is None:
+            if self._in_group(group, name) is not None:
+                raise errors.NotPermitted(f"{name} cannot be renamed")
+            raise errors.NotFound(name)
+        if to is not group:
+            raise errors.NotPermitted("a file cannot be moved into another group")
+        require_unsticky(user, group.state, node.state, name)
+        require_unprotected(group)
+        if new == name:
+            return None
+        self._require_new(user, group, new)
+        if isinstance(node, Stream):
+            group.rename_stream(node, new)
+            return group.promised(None)
+        node.change({"do": "rename", "stream": 0, "name": new})
+        del group.groups[name]
+        group.groups[new] = node
+        return node.promised(None)
+
+    def setattr(
+        self, user: User, node: Node, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
+    ) -> Step[None]:
+        """chmod and chown: for the owner; a new owner only by root, a new group only one of the user's."""
+        own = attributes(node)
+        if node.removed:
+            raise errors.NotFound(f"{node.name} was removed")
+        if isinstance(node, Folder | KeptFile | TakeFile | View | PartFile):
+            raise errors.NotPermitted(f"{node.name} has the permissions of what it shows")
+        require_owner(user, own, node.name)
+        if uid is not None and uid != own.uid and user.uid != 0:
+            raise errors.NotPermitted("only root gives a file to another owner")
+        if gid is not None and gid != own.gid and user.uid != 0 and gid not in (user.gid, *user.groups):
+            raise errors.NotPermitted("a file can only be given to a group that you are in")
+        new = [own.mode if mode is None else mode & 0o7777, own.uid if uid is None else uid, own.gid]
+        if gid is not None:
+            new[2] = gid
+        if new == [own.mode, own.uid, own.gid]:
+            return None
+        number = 0 if isinstance(node, Group) else node.number
+        node.group.change({"do": "attributes", "file": number, "mode": new[0], "uid": new[1], "gid": new[2]})
+        return node.group.promised(None)
+
+    def sync(self, node: Node) -> Step[None]:
+        """Everything written to the node's group so far is on disk."""
+        return node.group.committed(None)
+
+    # ------------------------------------------------------------ house-keeping
+
+    def tick(self) -> None:
+        """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
+        self.wake()
+        self.faults.contain(self.root, "noting a step of the clock", self._look_at_clocks)
+        for group in list(self.touched):
+            if not group.settings.ttl and not group.settings.idle:
+                self.touched.discard(group)
+            succeeded = self.faults.contain(group, "maintenance", partial(self._maintain, group))
+            if not succeeded and group.bucket.failed is None:  # what has failed for good is not tried again
+                self.touched.add(group)
+        self.store.tick()
+
+    def _maintain(self, group: Group) -> None:
+        if group.settings.ttl:
+            group.unblock()
+        if group.settings.idle:
+            self._remove_idle(group)
+        group.trim()
+
+    def _look_at_clocks(self) -> None:
+        """A step of the wall clock is noted in one log: the one that was written last says how time goes on."""
+        ahead = self.clock.wall_ns() - self.clock.engine_ns()
+        if abs(ahead - self._ahead_ns) >= 10**9:
+            self._ahead_ns = ahead
+            self.root.times.note_step()
+
+    def set_alarm(self, group: Group, due_ns: int) -> None:
+        """Wake that group at an engine time (called by the group)."""
+        sooner = not self._alarms or due_ns < self._alarms[0][0]
+        heapq.heappush(self._alarms, (due_ns, group.number))
+        if sooner and self.alarmed is not None:
+            self.alarmed()
+
+    @property
+    def next_alarm_ns(self) -> int | None:
+        """When `wake` has something to do, engine time."""
+        return self._alarms[0][0] if self._alarms else None
+
+    def wake(self) -> None:
+        """What was to be done by now: delayed messages, leases, retries."""
+        now = self.clock.engine_ns()
+        while self._alarms and self._alarms[0][0] <= now:
+            due, number = heapq.heappop(self._alarms)
+            group = self.groups.get(number)
+            if group is not None and group.alarm_ns == due:  # or it was woken sooner
+                group.wake(now)
+
+    def _remove_idle(self, group: Group) -> None:
+        limit = self.clock.engine_ns() - group.settings.idle
+        if group.settings.protect or group.bucket.failed is not None:
+            return
+        for stream in list(group.streams.values()):
+            if stream.opens or stream.unused_since_ns > limit:
+                continue
+            stream.advance()
+            if not stream.count and not group.held.of(stream.number):
+                group.remove_stream(stream)
+
+    def close(self) -> None:
+        """Answer everyone who waits: reads with end-of-file, writers without room with an error. Claims go back."""
+        self.closing = True
+        for group in self.groups.values():
+            self.faults.contain(group, "answering its readers", partial(self._close_streams, group))
+            self.faults.contain(group, "stopping", group.end)
+        for handle in [handle for mine in self._handles.values() for handle in mine]:
+            self.faults.contain(handle.group, f"closing {handle.node.name}", handle.close)
+
+    def _close_streams(self, group: Group) -> None:
+        for stream in group.numbers.values():
+            end_parked(stream.parked)
+            stream.refuse_all_blocked(errors.Interrupted("the server stops"))
+
+
+def read_state(bucket: Bucket) -> State:
+    """A group as its log tells it: the newest state and the changes behind it. Raises BadStore."""
+    body, records = bucket.history()
+    try:
+        state = State.decode(body)
+        for record in records:
+            if record.kind in (Kind.CHANGE, Kind.CLOCK):
+                state.apply(decode_change(record.body))
+            elif record.kind == Kind.ACK:
+                state.acknowledge(record.stream, record.body)
+    except (ValueError, LookupError) as error:
+        raise errors.BadStore(f"group {bucket.id}: {error}; run mqfs check") from error
+    if state.group != bucket.id:
+        raise errors.BadStore(f"group {bucket.id}: its state is that of group {state.group}; run mqfs check")
+    return state
+
+
+def attributes(node: Node) -> Attributes:
+    return node.state if isinstance(node, Group | Stream) else node.attributes
+
+
+def depth(group: Group) -> int:
+    """How many groups stand above it, the root not counted as one."""
+    levels = 0
+    while group.parent is not group:
+        group, levels = group.parent, levels + 1
+    return levels
+
+
+def require_unprotected(group: Group) -> None:
+    if group.settings.protect:
+        raise errors.NotPermitted(f"{group.name} is protected; write 'protect off' to its ctl first")
+
+
+__all__ = ["Consumer", "Folder", "Group", "KeptFile", "Meta", "Node", "Stream", "Tree", "View"]
