@@ -16,13 +16,13 @@ import attrs
 from mqfs import errors
 from mqfs.ack_state import ACK, BACK, step
 from mqfs.engine.delivery.consumer import UNTOUCHED, Taken, Untouched
-from mqfs.engine.tree.meta_nodes import Numbered
+from mqfs.engine.language.node import Numbered
 from mqfs.group_state import ConsumerState, StreamState
 from mqfs.types import Kind, Record, Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer, Crowd
-    from mqfs.engine.files.handle import Reader
+    from mqfs.engine.files.positioned_reader import Reader
     from mqfs.engine.files.stream_file import StreamHandle
     from mqfs.engine.group import Group
     from mqfs.engine.language.settings import Depth

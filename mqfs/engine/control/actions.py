@@ -5,139 +5,21 @@ Owns the carrying out of actions, all or nothing; the language itself is in ctl.
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.control.changes import Changes
 from mqfs.engine.delivery import dead_letters
-from mqfs.engine.files import status_files
-from mqfs.engine.files.handle import Open
-from mqfs.engine.language.settings import USAGE, Action, Settings, parse
+from mqfs.engine.language.settings import USAGE, Action, Settings
 from mqfs.engine.routing import programs
 from mqfs.engine.stream import Post, Stream
-from mqfs.errors import shortened
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern
 from mqfs.syntax.size import parse_number
-from mqfs.types import Kind, Step, User
+from mqfs.types import Kind
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
-
-
-class Commands(Open):
-    """A file whose writes are command lines and whose refusals can be read."""
-
-    refusal: bytes | None = None
-
-    def lines_of(self, data: bytes) -> str:
-        """The whole lines there are now; an unfinished one waits. Raises TooLong, BadCommand."""
-        text = self.partial + data
-        if len(text) > limits.CTL_BYTES:
-            raise errors.TooLong(f"at most {limits.CTL_BYTES} bytes of commands at once")
-        whole, newline, rest = text.rpartition(b"\n")
-        if len(data) < self.whole_below:
-            whole, newline, rest = text, b"", b""
-        if rest or self.partial:
-            self.keep(rest)
-        try:
-            return (whole + newline).decode()
-        except UnicodeDecodeError:
-            raise errors.BadCommand("commands are valid UTF-8") from None
-
-    def refused(self, error: errors.MqfsError) -> None:
-        if self.partial:
-            self.keep(b"")
-        self.refusal = f"{shortened(str(error))}\n".encode()
-        self.group.refuse(self.user, self.node.name, str(error))
-
-    def flush(self) -> Step[int]:
-        return self.write(b"\n") if self.partial else 0
-
-    def close(self) -> None:
-        if not self.closed:
-            with contextlib.suppress(errors.MqfsError):  # it is in `.errors`
-                self.flush()
-        super().close()
-
-    def told(self, count: int) -> bytes | None:
-        """Why the last write was refused, once."""
-        if self.refusal is None:
-            return None
-        text, rest = self.refusal[:count], self.refusal[count:]
-        self.refusal = rest or None
-        return text
-
-
-class PrintedCommands(Commands):
-    """A file of commands that prints, read from its beginning, how things stand."""
-
-    text: bytes | None = None
-
-    def print(self) -> str:
-        raise NotImplementedError
-
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        told = self.told(count)
-        if told is not None:
-            return told
-        if self.text is None or offset == 0:
-            self.text = self.print().encode()
-        return self.text[offset : offset + count]
-
-
-class CtlHandle(PrintedCommands):
-    """`ctl`: settings and actions of a group. Open for reading only it has a `size`, for programs that trust one."""
-
-    size: int | None = None
-
-    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
-        super().__init__(node, user, reads, writes)
-        if reads and not writes:
-            self.text = self.print().encode()
-            self.size = len(self.text)
-            self.hold(self.size)
-
-    def print(self) -> str:
-        return status_files.ctl(self.group, self.user)
-
-    def write(self, data: bytes, offset: int = 0) -> Step[int]:
-        self.require(reading=False)
-        try:
-            text = self.lines_of(data)
-            return self._perform(text, len(data)) if text else len(data)
-        except errors.MqfsError as error:
-            self.refused(error)
-            raise
-
-    def _perform(self, text: str, value: int) -> Step[int]:
-        steps = parse(text, self.group.settings)
-        check_settings(self.group, steps)
-        plan = Plan(self.group)
-        for settings, action in steps:
-            if action is not None:
-                plan.check(settings, action)
-        self._end_ring(steps)
-        changes = Changes(self.group, self.user)
-        for settings, action in steps:
-            changes.set(settings)
-            if action is not None and action.verb in _MESSAGES:  # no change: messages are written
-                changes.commit()
-                write_messages(self.group, action)
-                changes = Changes(self.group, self.user)
-            elif action is not None:
-                add(changes, self.group, action)
-        changes.commit()
-        self.group.unblock()
-        return self.group.promised(value)
-
-    def _end_ring(self, steps: list[tuple[Settings, Action | None]]) -> None:
-        """Where new settings end the ring, take its messages before anything is planned."""
-        group = self.group
-        if group.ring is not None and steps and steps[-1][0] != group.settings:
-            group.ring.changed([{"do": "ctl", "lines": steps[-1][0].lines(given=True)}])
 
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:

@@ -145,6 +145,3 @@ class Changes:
         if change is not None and self._thinned:
             for stream in self._group.numbers.values():
                 group.bound_depth(stream)
-
-
-__all__ = ["Changes"]

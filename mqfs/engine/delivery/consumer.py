@@ -20,14 +20,14 @@ from mqfs.ack_state import ACK, BACK, CLAIM, SEEK, Entry, step
 from mqfs.engine.delivery import dead_letters
 from mqfs.engine.delivery.dispatcher import Picker
 from mqfs.engine.delivery.priority_index import NEVER
+from mqfs.engine.language.node import Numbered
 from mqfs.engine.log import multipart
 from mqfs.engine.routing.message_filter import Selection
-from mqfs.engine.tree.meta_nodes import Numbered
 from mqfs.group_state import Attributes, ConsumerState
 from mqfs.types import Kind, Record, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.files.consumer_file import Taker
+    from mqfs.engine.files.claiming_handle import Taker
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Steps, Stream
 
@@ -761,6 +761,3 @@ UNTOUCHED = Untouched()
 def delivery_count(entry: Entry) -> int:
     """How often a message was handed out, this time included."""
     return entry.failed + 1
-
-
-__all__ = ["UNTOUCHED", "Claim", "Consumer", "Crowd", "Taken", "Untouched", "delivery_count"]

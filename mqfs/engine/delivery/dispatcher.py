@@ -18,7 +18,7 @@ from mqfs.types import Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer
-    from mqfs.engine.files.consumer_file import Taker
+    from mqfs.engine.files.claiming_handle import Taker
 
 MESSAGE = int(Kind.MESSAGE)
 _FEW = 64  # messages looked up in less than a millisecond
@@ -230,4 +230,3 @@ class Picker:
 
 
 _TAKE, _SKIP, _LOOKED_AT = 0, 1, 2
-__all__ = ["Picker"]

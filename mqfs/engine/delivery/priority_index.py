@@ -171,6 +171,3 @@ class Ranks:
                 yield
         for number in self._singles.keys() - numbers.keys():
             del self._singles[number]
-
-
-__all__ = ["NEVER", "NORMAL", "ORDINARY", "Rank", "Ranks"]

@@ -9,7 +9,7 @@ from array import array
 from functools import lru_cache
 
 from mqfs import errors, limits
-from mqfs.engine.control.actions import Commands
+from mqfs.engine.files.command_file import Commands
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.publishing.atomic_batch import Source, Tally, Unit, require_fit
@@ -69,6 +69,3 @@ class BatchHandle(Commands):
 
     def _tell(self, unit: Unit) -> None:
         self.text = f"{unit.first}\n".encode() if unit.first else None
-
-
-__all__ = ["BatchHandle", "sender"]

@@ -6,14 +6,13 @@ Owns what such an open file gives and understands. Which message that is, the co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.ack_state import Entry
-from mqfs.engine.control.actions import Commands
 from mqfs.engine.delivery.consumer import Claim, Consumer, delivery_count
-from mqfs.engine.files.handle import Given, Open
-from mqfs.engine.files.stream_file import Writer
+from mqfs.engine.files.claiming_handle import _NEVER, _OVERHEAD, Taker
+from mqfs.engine.files.command_file import Commands
+from mqfs.engine.files.handle import Given
 from mqfs.engine.language.message_formats import FORMATS, Names, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, W, allowed, require
 from mqfs.engine.log import multipart
@@ -23,200 +22,10 @@ from mqfs.engine.tree.meta_nodes import TakeFile
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
-from mqfs.types import Record, Step, User, Wait
+from mqfs.types import Record, Step, User
 
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
-
-_NEVER = 1 << 62
-_OVERHEAD = 80 + limits.NAME_BYTES  # of a record in `format record`, beside its headers and body: two heads and a name
-
-
-class Taker(Open):
-    """What both have: claims, reads that wait, and the processes on whose life the claims hang."""
-
-    parkable = True
-    takes = True
-    until = _NEVER  # reads of it end at that sequence
-    acks_at_once = False
-
-    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
-        super().__init__(node, user, reads, writes)
-        self.consumer: Consumer = self._consumer()
-        self.claims: dict[int, Claim] = {}
-        self.had: tuple[Record, Entry] | None = None  # acknowledged at once, not known to have arrived
-        self.last = Given()
-        self.waits: dict[Wait[bytes], tuple[int, int, int]] = {}  # count, offset, the process that reads
-        self.claiming_pid = 0  # the process for which a message is being fetched
-        self.looked, self.looked_epoch = 0, -1  # up to here the log has nothing for this handle
-        self.guards: dict[int, Callable[[], None]] = {}  # processes that live, and how to stop watching them
-        self.consumer.opens += 1
-        self.consumer.opened(self)
-
-    def _consumer(self) -> Consumer:
-        raise NotImplementedError
-
-    def admits(self, stream: Stream, sequence: int) -> bool:
-        """Whether this handle may have a message of that stream."""
-        return allowed(self.user, stream.state, R)
-
-    # ------------------------------------------------------------ reading
-
-    @property
-    def over(self) -> bool:
-        return self.consumer.removed or self.group.removed
-
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        told = self.tell(count)
-        if told is not None:
-            return told
-        if not self.waits:
-            data = self.at_once(count, offset)
-            if data is not None:
-                return data
-            self.claiming_pid = self.reader_pid
-            data = self.fetch(count, offset)
-            if data is not None:
-                self.group.unblock()
-                return data
-        else:
-            self.consumer.restless.add(self)  # a read before it may leave something for this one
-        wait: Wait[bytes] = Wait(self._unpark)
-        self.waits[wait] = count, offset, self.reader_pid
-        self.consumer.park(wait, self)
-        return wait
-
-    def tell(self, count: int) -> bytes | None:
-        """What a read is told, whoever waits: why a write was refused, `info`."""
-        return None
-
-    def at_once(self, count: int, offset: int) -> bytes | None:
-        """What a read gets without a new message."""
-        rest = self.last.rest(count, offset, self.sequential)
-        if rest is not None:
-            return rest
-        return b"" if self.over or count <= 0 else None
-
-    def fetch(self, count: int, offset: int) -> bytes | None:
-        """A new message's first part; None: there is nothing for this handle."""
-        raise NotImplementedError
-
-    def next_data(self, wait: Wait[bytes]) -> bytes | None:
-        """For a read that waits."""
-        count, offset, self.claiming_pid = self.waits[wait]
-        data = self.at_once(count, offset)
-        return self.fetch(count, offset) if data is None else data
-
-    def answer(self, wait: Wait[bytes], result: bytes | errors.MqfsError) -> None:
-        del self.waits[wait]
-        if isinstance(result, bytes):
-            wait.settle(result)
-        else:
-            wait.fail(result)
-
-    def _unpark(self, wait: Wait[bytes]) -> bool:
-        if not self.consumer.unpark(wait):
-            return False
-        del self.waits[wait]
-        return True
-
-    def unread(self, data: bytes) -> None:
-        self.last.back(data)
-        self.consumer.restless.add(self)
-
-    @property
-    def readable(self) -> bool:  # type: ignore[override]
-        last = self.last
-        if last.again or self.over or last.given < len(last.body):
-            return True
-        try:
-            return self.consumer.picker.pick(self) is not None
-        except errors.MqfsError:
-            return True
-
-    def watch(self, then: Callable[[], None] | None) -> None:
-        self.consumer.watch(self, then)
-
-    # ------------------------------------------------------------ the processes behind it
-
-    def guard(self, claim: Claim) -> None:
-        """Give a claim back when the process that opened the handle and the one that read the message are both gone.
-
-        The last close is no sign: a child that inherited the descriptor keeps it open. Only a face that knows who
-        reads says so.
-        """
-        processes = self.group.tree.processes
-        if claim.pid and processes is not None:
-            for pid in {claim.pid, self.user.pid}:
-                if pid not in self.guards:
-                    stop = processes.watch(pid, lambda pid=pid: self._died(pid))  # type: ignore[misc]
-                    if stop is not None:
-                        self.guards[pid] = stop
-
-    def _died(self, pid: int) -> None:
-        self.guards.pop(pid, None)
-        if self.user.pid not in self.guards:
-            orphans = [claim for claim in self.claims.values() if claim.pid and claim.pid not in self.guards]
-            self.consumer.give_back_all(orphans, "its reader ended")
-            self.group.unblock()
-
-    def _end(self) -> None:
-        for wait in list(self.waits):
-            self.consumer.unpark(wait)
-            self.answer(wait, b"")
-        for stop in self.guards.values():
-            stop()
-        self.guards.clear()
-        self.consumer.watch(self, None)
-        self.consumer.opens -= 1
-        if self.had is not None and self.last.again and self.last.given == 0:
-            self.consumer.take_back(self)
-        self.consumer.closed(self)
-        super()._end()
-        self.group.unblock()
-
-
-class TakeHandle(Taker, Writer):
-    """A stream of a `deliver one` group, opened for reading and writing."""
-
-    node: Stream
-    pending: Claim | None = None  # `ack next`: what the next read acknowledges
-
-    def _consumer(self) -> Consumer:
-        return self.node.own_consumer()
-
-    def admits(self, stream: Stream, sequence: int) -> bool:
-        return True
-
-    @property
-    def acks_at_once(self) -> bool:  # type: ignore[override]
-        return self.group.settings.ack == "read"
-
-    def fetch(self, count: int, offset: int) -> bytes | None:
-        done, consumer = self.pending, self.consumer
-        if done is not None and done.sequence not in self.claims:
-            done = self.pending = None  # its lease ran out
-        record = consumer.take(self, consumer.ack_step(done) if done is not None else b"")
-        if done is not None:
-            self.pending = None
-            consumer.acknowledged(done)
-        if record is None and done is not None:
-            self.group.unblock()  # what it acknowledged may have made room for a writer that waits
-            record = consumer.take(self)
-        if record is None:
-            return None
-        if not self.acks_at_once:
-            self.pending = self.claims[record.sequence]
-        if record.headers:
-            entry = self.had[1] if self.acks_at_once and self.had is not None else self.claims[record.sequence].entry
-            if (long := multipart.whole(self.group, record, entry.first)) is not None:
-                return self.last.first_of_many(long, count, offset)
-        return self.last.first(record.body, count, offset)
-
-    def watch(self, then: Callable[[], None] | None) -> None:
-        Taker.watch(self, then)
-        Writer.watch(self, then)
 
 
 class ConsumerHandle(Taker, Commands):
@@ -482,51 +291,3 @@ class ConsumerHandle(Taker, Commands):
 
 
 _USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1}
-
-
-class ShowHandle(Open):
-    """What waits for a consumer, opened for reading only: oldest first, then end-of-file. Takes nothing."""
-
-    def __init__(self, node: Consumer | Stream | TakeFile, user: User, reads: bool, writes: bool) -> None:
-        super().__init__(node, user, reads, writes)
-        self.last = Given()
-        self.position = 0
-        self.opened = self.consumer
-        self.opened.opens += 1
-        self.group.settle_cuts()
-
-    @property
-    def consumer(self) -> Consumer:
-        node = self.node.stream if isinstance(self.node, TakeFile) else self.node
-        return node if isinstance(node, Consumer) else node.shown_consumer()
-
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        rest = self.last.rest(count, offset, sequential=False)
-        if rest is not None:
-            return rest
-        if count <= 0 or self.node.removed:
-            return b""
-        record = self._next()
-        return b"" if record is None else self.last.first(record.body, count, offset)
-
-    def _next(self) -> Record | None:
-        if self.consumer.singles_only:
-            return None  # who merely reads is shown none of them
-        for record in self.consumer.waiting(self.position):
-            self.position = record.sequence + 1
-            hidden = self.group.ranks.is_hidden(record)
-            if not hidden and allowed(self.user, self.group.numbers[record.stream].state, R):
-                return record
-        return None
-
-    def unread(self, data: bytes) -> None:
-        self.last.back(data)
-
-    def _end(self) -> None:
-        self.opened.opens -= 1
-        self.opened.left()
-        super()._end()
-
-
-__all__ = ["ConsumerHandle", "ShowHandle", "TakeHandle", "Taker"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.engine.control.actions import Commands
+from mqfs.engine.files.command_file import Commands
 from mqfs.engine.files.handle import Given
 from mqfs.engine.files.order_file import overtaken
 from mqfs.engine.files.status_files import places

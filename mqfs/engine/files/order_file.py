@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mqfs import errors
-from mqfs.engine.files.handle import Reader
+from mqfs.engine.files.positioned_reader import Reader
 from mqfs.engine.language.permissions import sees
 from mqfs.engine.stream import Parked, Stream
 from mqfs.engine.tree.meta_nodes import Meta

@@ -76,6 +76,3 @@ class KeptHandle(Open):
         if record is None or record.sequence != sequence:
             raise errors.Stale(f"message {sequence} of {self.node.name} went while the file was open; open it again")
         return record.body
-
-
-__all__ = ["KeptHandle"]

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import attrs
 
 from mqfs import errors, limits
-from mqfs.engine.files.handle import Open, Reader
+from mqfs.engine.files.handle import Open
+from mqfs.engine.files.positioned_reader import Reader
 from mqfs.engine.stream import Parked, Post, Stream
 from mqfs.types import Kind, Record, Step, User, Wait
 

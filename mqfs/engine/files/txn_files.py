@@ -6,12 +6,14 @@ Owns their commands; parts and commits are in transaction.py.
 from __future__ import annotations
 
 from mqfs import errors, limits
-from mqfs.engine.control.actions import Commands, PrintedCommands
 from mqfs.engine.files.batch_file import sender
+from mqfs.engine.files.command_file import Commands, PrintedCommands
 from mqfs.engine.files.handle import Open
-from mqfs.engine.files.put_file import PutHandle, parse
+from mqfs.engine.files.put_file import PutHandle
 from mqfs.engine.language import batch_frames
-from mqfs.engine.publishing.transactions import PartFile, TxnCtl
+from mqfs.engine.language.put_request import parse
+from mqfs.engine.publishing.staged_batch import PartFile
+from mqfs.engine.publishing.txn_nodes import TxnCtl
 from mqfs.log import batch, headers
 from mqfs.syntax.quoting import split
 from mqfs.types import Step, User
@@ -145,6 +147,3 @@ def kind(node: PartFile | TxnCtl) -> type[Open]:
     if isinstance(node, TxnCtl):
         return TxnCtlHandle
     return {".batch": PartBatchHandle, ".put": PartPutHandle}.get(node.name, PartWriter)
-
-
-__all__ = ["TxnCtlHandle", "kind"]

@@ -109,6 +109,3 @@ def check_part(key: str, text: str) -> None:
     """Raises BadCommand where a header is `part` and no place in a body."""
     if key == headers.PART and headers.parse_part(text) == (0, 0):
         raise errors.BadCommand(f"bad header 'part': {text[:40]!r} (expected a place, such as 3 or 17/17)")
-
-
-__all__ = ["HEAD", "Frame", "check_part", "packed", "parse"]

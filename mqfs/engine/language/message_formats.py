@@ -114,6 +114,3 @@ class Names:
     def untell(self, stream: int) -> None:
         """What was last told of it did not reach the reader."""
         self._told.pop(stream, None)
-
-
-__all__ = ["FORMATS", "Names", "as_json", "describe", "parse_seek", "seconds", "shape"]

@@ -127,6 +127,3 @@ def whole(group: Group, record: Record, slot: int, end: bytes = b"") -> LongBody
     """All of the body whose last part that is, where the slot in which it was claimed holds all of it."""
     first = first_of(group, record) if record.headers else record.sequence
     return LongBody(group, record, first, end) if slot <= first < record.sequence else None
-
-
-__all__ = ["LongBody", "first_of", "goes_on", "is_last", "last_of", "parts", "place", "whole"]

@@ -243,6 +243,3 @@ def require_fit(messages: int, size: int) -> None:
         raise errors.OverLimit(f"{messages} messages; one unit has at most {limits.UNIT_MESSAGES}")
     if size > limits.UNIT_BYTES:
         raise errors.OverLimit(f"{size} bytes in the log; one unit has at most {limits.UNIT_BYTES}")
-
-
-__all__ = ["Joined", "Source", "Tally", "Unit", "require_fit"]

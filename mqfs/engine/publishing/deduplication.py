@@ -65,6 +65,3 @@ class Ids:
 def _forget_old(mine: dict[str, Known], now: int) -> None:
     while mine and (first := next(iter(mine)), mine[first].until_ns)[1] <= now:
         del mine[first]
-
-
-__all__ = ["Ids", "PutId"]

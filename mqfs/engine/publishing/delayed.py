@@ -153,6 +153,3 @@ class Held:
         """That was recorded."""
         for sequence in sequences:
             self._streams.pop(sequence, None)
-
-
-__all__ = ["Held"]

@@ -100,6 +100,3 @@ def is_listened(group: Group, rows: Columns) -> bool:
         return True
     numbers = group.numbers
     return any(numbers[number].readers for number in set(rows.streams) if number in numbers)
-
-
-__all__ = ["arrived", "is_listened", "passed"]

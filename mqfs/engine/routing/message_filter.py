@@ -156,6 +156,3 @@ def select(group: Group, words: Collection[str], may_read: Callable[[Stream], No
         else:
             raise errors.NotFound(f"select: no stream or view {word!r} in this group")
     return Selection(group, dict.fromkeys(numbers) if words else None, names)
-
-
-__all__ = ["FEW", "Selection", "select"]

@@ -90,6 +90,3 @@ def _walk_back(selection: Selection, count: int, shows: Callable[[Record], bool]
         if record is not None and shows(record):
             count, found_at = count - 1, at
     return found_at
-
-
-__all__ = ["position"]

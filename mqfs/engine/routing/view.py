@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.files.order_file import LogReader
+from mqfs.engine.language.node import Numbered
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.routing import programs
 from mqfs.engine.routing.message_filter import Selection
 from mqfs.engine.routing.programs import Program
 from mqfs.engine.stream import Parked, Stream
-from mqfs.engine.tree.meta_nodes import Numbered
 from mqfs.group_state import Attributes, ViewState
 from mqfs.types import Record, User
 
@@ -113,6 +113,3 @@ class ViewHandle(LogReader):
     def _end(self) -> None:
         self.node.readers.discard(self)
         super()._end()
-
-
-__all__ = ["View", "ViewHandle"]

@@ -59,6 +59,3 @@ class Faults:
 def report_unserved(number: int, why: object) -> None:
     """Log that a group is left alone."""
     log.error("group %d is not served: %s; run mqfs check --fix on the stopped store", number, why)
-
-
-__all__ = ["Faults", "report_unserved"]

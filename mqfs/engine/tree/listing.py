@@ -40,6 +40,3 @@ class Listing:
 
     def _hold(self, size: int) -> None:
         self._held = self._tree.memory.change(self._account, self._held, size)
-
-
-__all__ = ["Listing"]

@@ -44,6 +44,3 @@ class Refusals:
     def all(self) -> list[Refused]:
         """Those of all users, oldest first."""
         return sorted((row for mine in self._users.values() for row in mine), key=lambda row: row.time_ns)
-
-
-__all__ = ["Refusals", "Refused"]

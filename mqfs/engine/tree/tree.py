@@ -14,22 +14,25 @@ from functools import partial
 from typing import TypeVar
 
 from mqfs import errors, limits
-from mqfs.engine.control.actions import CtlHandle
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files import txn_files
 from mqfs.engine.files.batch_file import BatchHandle
-from mqfs.engine.files.consumer_file import ConsumerHandle, ShowHandle, TakeHandle
+from mqfs.engine.files.consumer_file import ConsumerHandle
+from mqfs.engine.files.ctl_file import CtlHandle
 from mqfs.engine.files.cursor_file import Cursor
 from mqfs.engine.files.handle import Open
 from mqfs.engine.files.order_file import OrderHandle
+from mqfs.engine.files.peek_file import ShowHandle
 from mqfs.engine.files.put_file import PutHandle
 from mqfs.engine.files.snapshot_file import KeptHandle
 from mqfs.engine.files.stream_file import StreamHandle
 from mqfs.engine.files.text import TextHandle
+from mqfs.engine.files.work_stream_file import TakeHandle
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, W, X, require, require_owner, require_unsticky
 from mqfs.engine.language.settings import parse_settings
-from mqfs.engine.publishing.transactions import PartFile, Staging, Totals, TxnCtl
+from mqfs.engine.publishing.staged_batch import PartFile, Staging, Totals
+from mqfs.engine.publishing.txn_nodes import TxnCtl
 from mqfs.engine.routing.view import View, ViewHandle
 from mqfs.engine.stream import Stream, end_parked
 from mqfs.engine.tree.faults import Faults, report_unserved
@@ -584,6 +587,3 @@ def depth(group: Group) -> int:
 def require_unprotected(group: Group) -> None:
     if group.settings.protect:
         raise errors.NotPermitted(f"{group.name} is protected; write 'protect off' to its ctl first")
-
-
-__all__ = ["Consumer", "Folder", "Group", "KeptFile", "Meta", "Node", "Stream", "Tree", "View"]

@@ -1,0 +1,76 @@
+"""Files that take commands, line by line: a write is all or nothing, and a refusal is the next read."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits
+from mqfs.engine.files.handle import Open
+from mqfs.errors import shortened
+from mqfs.types import Step
+
+if TYPE_CHECKING:
+    pass
+
+
+class Commands(Open):
+    """A file whose writes are command lines and whose refusals can be read."""
+
+    refusal: bytes | None = None
+
+    def lines_of(self, data: bytes) -> str:
+        """The whole lines there are now; an unfinished one waits. Raises TooLong, BadCommand."""
+        text = self.partial + data
+        if len(text) > limits.CTL_BYTES:
+            raise errors.TooLong(f"at most {limits.CTL_BYTES} bytes of commands at once")
+        whole, newline, rest = text.rpartition(b"\n")
+        if len(data) < self.whole_below:
+            whole, newline, rest = text, b"", b""
+        if rest or self.partial:
+            self.keep(rest)
+        try:
+            return (whole + newline).decode()
+        except UnicodeDecodeError:
+            raise errors.BadCommand("commands are valid UTF-8") from None
+
+    def refused(self, error: errors.MqfsError) -> None:
+        if self.partial:
+            self.keep(b"")
+        self.refusal = f"{shortened(str(error))}\n".encode()
+        self.group.refuse(self.user, self.node.name, str(error))
+
+    def flush(self) -> Step[int]:
+        return self.write(b"\n") if self.partial else 0
+
+    def close(self) -> None:
+        if not self.closed:
+            with contextlib.suppress(errors.MqfsError):  # it is in `.errors`
+                self.flush()
+        super().close()
+
+    def told(self, count: int) -> bytes | None:
+        """Why the last write was refused, once."""
+        if self.refusal is None:
+            return None
+        text, rest = self.refusal[:count], self.refusal[count:]
+        self.refusal = rest or None
+        return text
+
+
+class PrintedCommands(Commands):
+    """A file of commands that prints, read from its beginning, how things stand."""
+
+    text: bytes | None = None
+
+    def print(self) -> str:
+        raise NotImplementedError
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.told(count)
+        if told is not None:
+            return told
+        if self.text is None or offset == 0:
+            self.text = self.print().encode()
+        return self.text[offset : offset + count]

@@ -1,0 +1,59 @@
+"""Consumers and streams open for reading only: a look at what waits, which changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.files.handle import Given, Open
+from mqfs.engine.language.permissions import R, allowed
+from mqfs.engine.tree.meta_nodes import TakeFile
+from mqfs.types import Record, Step, User
+
+if TYPE_CHECKING:
+    from mqfs.engine.stream import Stream
+
+
+class ShowHandle(Open):
+    """What waits for a consumer, opened for reading only: oldest first, then end-of-file. Takes nothing."""
+
+    def __init__(self, node: Consumer | Stream | TakeFile, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.last = Given()
+        self.position = 0
+        self.opened = self.consumer
+        self.opened.opens += 1
+        self.group.settle_cuts()
+
+    @property
+    def consumer(self) -> Consumer:
+        node = self.node.stream if isinstance(self.node, TakeFile) else self.node
+        return node if isinstance(node, Consumer) else node.shown_consumer()
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        rest = self.last.rest(count, offset, sequential=False)
+        if rest is not None:
+            return rest
+        if count <= 0 or self.node.removed:
+            return b""
+        record = self._next()
+        return b"" if record is None else self.last.first(record.body, count, offset)
+
+    def _next(self) -> Record | None:
+        if self.consumer.singles_only:
+            return None  # who merely reads is shown none of them
+        for record in self.consumer.waiting(self.position):
+            self.position = record.sequence + 1
+            hidden = self.group.ranks.is_hidden(record)
+            if not hidden and allowed(self.user, self.group.numbers[record.stream].state, R):
+                return record
+        return None
+
+    def unread(self, data: bytes) -> None:
+        self.last.back(data)
+
+    def _end(self) -> None:
+        self.opened.opens -= 1
+        self.opened.left()
+        super()._end()

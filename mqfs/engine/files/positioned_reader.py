@@ -1,0 +1,167 @@
+"""Readers that go on where they are: the offset of a read says what it is to get."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mqfs import errors
+from mqfs.engine.files.handle import Given, Open
+from mqfs.engine.stream import Parked, end_parked
+from mqfs.types import Kind, Record, Step, User, Wait
+
+if TYPE_CHECKING:
+    pass
+
+
+class Reader(Open):
+    """A handle with a position in the log, which waits at its end."""
+
+    parkable = True
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.sequential = reads and writes
+        self.position = self.group.bucket.next
+        self.last = Given()
+
+    @property
+    def idle(self) -> bool:
+        """It waits, so it has had everything."""
+        return self in self.waiting_room()
+
+    # What a subclass says: where it waits, and what it finds.
+
+    def waiting_room(self) -> Parked:
+        raise NotImplementedError
+
+    def find(self) -> Record | None:
+        """The next record to give, the position moved behind it; raises FellBehind or Damaged."""
+        raise NotImplementedError
+
+    def is_behind(self) -> bool:
+        """Whether messages it had not had were cut, and it was not told."""
+        raise NotImplementedError
+
+    def wants(self, record: Record) -> bool:
+        """Whether a new message where it waits is for it."""
+        return True
+
+    def present(self, record: Record) -> bytes:
+        """What the record looks like."""
+        raise NotImplementedError
+
+    @property
+    def over(self) -> bool:
+        """The file is gone: end-of-file for good."""
+        return self.group.removed
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        if not self.reads:
+            self.require(reading=True)
+        last = self.last
+        if last.again or last.body:
+            rest = last.rest(count, offset, self.sequential)
+            if rest is not None:
+                return rest if len(rest) == count else self._read_on(rest, count, offset)
+        if self.over:
+            return b""
+        if count <= 0:
+            return b""
+        if not self.waiting_room().get(self):
+            if self.group.settings.data == "coalesce":
+                data = self._fill(count, offset)
+            elif (record := self.find()) is not None:
+                self.group.counts.read += 1
+                data = last.first(self.present(record), count, offset)
+            else:
+                data = None
+            if data is not None:
+                self.group.loosened()
+                if self.group.blocking:
+                    self.group.unblock()
+                return data
+        ended = self.at_end()
+        return self._park(count, offset) if ended is None else ended
+
+    def at_end(self) -> bytes | None:
+        """What a read gets where there is nothing to be found; None: it waits."""
+        return None
+
+    def _read_on(self, rest: bytes, count: int, offset: int) -> bytes:
+        """The rest of a message, and under `data coalesce` what is there behind it."""
+        if self.group.settings.data != "coalesce" or self.last.given < len(self.last.body):
+            return rest
+        if self.over or self.idle or self.is_behind():  # which the next read tells
+            return rest
+        data = self._fill(count, offset, rest)
+        self.group.loosened()
+        self.group.unblock()
+        return rest if data is None else data
+
+    def _fill(self, count: int, offset: int, rest: bytes = b"") -> bytes | None:
+        """`data coalesce`: as much as fits; an end mark ends what stands before it."""
+        pieces: list[bytes] = [rest] if rest else []
+        size = len(rest)
+        while size < count:
+            before = self.position
+            try:
+                record = self.find()
+            except errors.MqfsError:
+                if not pieces:
+                    raise
+                self.position = before  # told at the next read
+                break
+            if record is None:
+                break
+            if record.kind == Kind.END:
+                if pieces:
+                    self.position = before
+                    break
+                return self.last.first(b"", count, offset)
+            self.group.counts.read += 1
+            pieces.append(self.present(record))
+            size += len(pieces[-1])
+        return self.last.first(b"".join(pieces), count, offset) if pieces else None
+
+    def _park(self, count: int, offset: int) -> Wait[bytes]:
+        wait: Wait[bytes] = Wait(self._unpark)
+        self.waiting_room().setdefault(self, {})[wait] = count, offset
+        return wait
+
+    def _unpark(self, wait: Wait[bytes]) -> bool:
+        room = self.waiting_room()
+        waits = room.get(self)
+        if waits is None or waits.pop(wait, None) is None:
+            return False
+        if not waits:
+            del room[self]
+        # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
+        self.position = max(self.position, self.group.bucket.next)
+        return True
+
+    def hand(self, record: Record, count: int, offset: int) -> bytes:
+        """A new message, for a read that waits."""
+        self.position = record.sequence + 1
+        self.group.counts.read += 1
+        return self.last.first(self.present(record), count, offset)
+
+    def unread(self, data: bytes) -> None:
+        self.last.back(data)
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        last = self.last
+        if last.again or self.over or last.given < len(last.body):
+            return True
+        return self.ahead()
+
+    def ahead(self) -> bool:
+        """Whether something is there to be found."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        room = self.waiting_room()
+        if self in room:
+            end_parked({self: room.pop(self)})
+        self.group.loosened()
+        super()._end()
