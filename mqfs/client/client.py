@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from mqfs.client.group import Group, make_groups, require_group
-from mqfs.client.link import Link
+from mqfs.client.types import Link
 from mqfs.client.words import file_name
 from mqfs.errors import BadRequest, Unsupported
 
@@ -39,7 +39,7 @@ def connect(
     if transport not in TRANSPORTS:
         raise BadRequest(f"transport {transport!r}; one of {', '.join(TRANSPORTS)} is right")
     if transport != "9p":
-        from mqfs.client.ring_link import RingLink, why_not
+        from mqfs.client.transport.ring import RingLink, why_not
 
         reason, required = why_not(address, user), transport == "ring"
         if not reason:
@@ -47,7 +47,7 @@ def connect(
             return Client(ringed, reconnect)
         if required:
             raise Unsupported(f"transport 'ring': {reason}; 'auto' and '9p' are right")
-    from mqfs.client.nine import Nine
+    from mqfs.client.transport.ninep import Nine
 
     link = Nine(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False, token=token)
     return Client(link, reconnect)
@@ -59,7 +59,7 @@ def open(store: str | os.PathLike[str] | None, *, defaults: Sequence[str] = ()) 
     The store is made if there is none; None: in memory. Raises BadStore where another process has it; that says how to
     reach it. `defaults`: ctl lines of new groups.
     """
-    from mqfs.client.inside import Inside
+    from mqfs.client.transport.embedded import Inside
 
     return Client(Inside(None if store is None else os.fspath(store), defaults), False)
 

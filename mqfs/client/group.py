@@ -11,14 +11,14 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-from mqfs.client.bodies import BodyWriter
-from mqfs.client.consuming import Claim, Claims, maker, opener
-from mqfs.client.link import Body, File, Link, read_whole
-from mqfs.client.listening import Handler, Joined, OnError, Registration, Registry
-from mqfs.client.publishing import Outgoing, Publisher
-from mqfs.client.reading import Filters, Patterns, Reading, names_of
+from mqfs.client.callbacks import Handler, Joined, OnError, Registration, Registry
+from mqfs.client.delivery import Claim, Claims, maker, opener
+from mqfs.client.large import BodyWriter
+from mqfs.client.publisher import Outgoing, Publisher
+from mqfs.client.subscription import Filters, Patterns, Reading, names_of
+from mqfs.client.types import Body, File, Link, read_whole
 from mqfs.client.words import Duration, Moment, commands, file_name, moment, quote
-from mqfs.client.working import Worker
+from mqfs.client.workers import Worker
 from mqfs.errors import BadRequest, Denied, Exists, NotFound
 from mqfs.syntax.quoting import split
 

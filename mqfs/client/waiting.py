@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from mqfs.client.link import File
+from mqfs.client.types import File
 from mqfs.errors import Disconnected, Interrupted
 
 T_co = TypeVar("T_co", covariant=True)

@@ -9,7 +9,7 @@ import math
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from mqfs.client.link import Body
+from mqfs.client.types import Body
 from mqfs.errors import BadName, BadRequest
 from mqfs.syntax import quoting
 from mqfs.syntax.names import RESERVED

@@ -15,8 +15,8 @@ import pytest
 
 import mqfs
 from mqfs import Client, errors
-from mqfs.client import Group, bodies
-from mqfs.client.bodies import LongMessage
+from mqfs.client import Group, large
+from mqfs.client.large import LongMessage
 from tests.client.conftest import Away
 
 LARGEST = 1_044_480
@@ -215,7 +215,7 @@ def test_a_part_without_its_first_is_a_message(tree: Client, name: str) -> None:
 
 
 def test_a_body_is_not_held_in_memory(tree: Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "SPOOLED_BYTES", 1_000_000)
+    monkeypatch.setattr(large, "SPOOLED_BYTES", 1_000_000)
     group, piece = kept(tree, name), body_of(1_000_000)
     with group.writer("s") as file:
         for _ in range(20):

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from mqfs import ring
-from mqfs.client import Client, Group, Reading, ring_reading
-from mqfs.client.link import read_whole
+from mqfs.client import Client, Group, Reading
+from mqfs.client.transport import ring_subscription
+from mqfs.client.types import read_whole
 from mqfs.errors import Disconnected, FellBehind
 from mqfs.types import Message
 from tests.client.conftest import Away
@@ -125,7 +126,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
     """Until it succeeds; nothing is lost meanwhile."""
     if ring.MISSING:
         pytest.skip(ring.MISSING)
-    where: Any = ring_reading if failing == "Reading" else Reading
+    where: Any = ring_subscription if failing == "Reading" else Reading
     real, failures, seats, cursors = getattr(where, failing), 5, [], []
     with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
         group = client.group(name, create=True, ctl=["replay all"])
@@ -165,7 +166,7 @@ def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
             flood(group, 5_000, 4_000)
             group.publish("s", b"last")
             with monkeypatch.context() as patched:
-                patched.setattr(ring_reading, "Reading", fail)
+                patched.setattr(ring_subscription, "Reading", fail)
                 with pytest.raises(Disconnected):
                     reading.get(timeout=10)
             found, told = drain(reading, lambda message: message.body == b"last")

@@ -12,7 +12,7 @@ import pytest
 
 import mqfs
 from mqfs import errors, ring
-from mqfs.client import Group, Reading, reading
+from mqfs.client import Group, Reading, subscription
 from mqfs.syntax.patterns import compile_pattern
 from tests.campaign import seed, size
 from tests.client.conftest import Away, short_folder
@@ -258,7 +258,7 @@ class Story:
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     if request.param == "auto" and ring.MISSING:
         pytest.skip(ring.MISSING)
-    monkeypatch.setattr(reading, "TELL_S", 0.01)
+    monkeypatch.setattr(subscription, "TELL_S", 0.01)
     with short_folder() as folder, lowered(**SMALL):
         made = World(request.param, folder)
         try:

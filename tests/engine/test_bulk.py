@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.client.reading import Records
+from mqfs.client.subscription import Records
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.store.store import DiskStore

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.client.bodies import Assembly
+from mqfs.client.large import Assembly
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
 from mqfs.group_state import PUT

@@ -19,8 +19,9 @@ import pytest
 
 import mqfs
 from mqfs import errors, ring
-from mqfs.client import Client, Group, ring_group
-from mqfs.client.ring_reading import RingReading
+from mqfs.client import Client, Group
+from mqfs.client.transport import ring_group
+from mqfs.client.transport.ring_subscription import RingReading
 from mqfs.net import identity
 from tests.anyone import NOBODY, python_for_anyone
 from tests.campaign import size

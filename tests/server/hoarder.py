@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from mqfs import limits
-from mqfs.client.ring_door import DoorCall
+from mqfs.client.transport.attach_client import DoorCall
 from mqfs.errors import Disconnected, MqfsError
 from mqfs.ninep.blocking import connect
 from mqfs.ninep.codec.linux_messages import Rlerror, Tlock, Tlopen, Tmkdir  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from mqfs.errors import MqfsError
 
 if TYPE_CHECKING:
-    from mqfs.client.reading import Filters, Patterns, Reading
+    from mqfs.client.subscription import Filters, Patterns, Reading
 
 READ_BYTES = 262_144  # asked for at once
 Body: TypeAlias = bytes | bytearray | memoryview | str

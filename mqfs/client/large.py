@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from mqfs import limits
-from mqfs.client.link import File, Link
+from mqfs.client.types import File, Link
 from mqfs.client.words import view
 from mqfs.errors import BadRequest, Disconnected, MqfsError, NotFound
 from mqfs.log import headers

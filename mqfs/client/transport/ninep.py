@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from mqfs import limits
-from mqfs.client.link import READ_BYTES, Direct, File
+from mqfs.client.types import READ_BYTES, Direct, File
 from mqfs.errors import BadAddress, BadFrame, Disconnected, Interrupted, MqfsError, TooLong
 from mqfs.ninep.client import connection, machine
 from mqfs.ninep.client.machine import Channel, Procedure

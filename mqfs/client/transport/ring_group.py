@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mqfs import limits, ring
-from mqfs.client.link import Link
-from mqfs.client.ring_door import DoorCall, NoDoor
+from mqfs.client.transport.attach_client import DoorCall, NoDoor
+from mqfs.client.types import Link
 from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong
 from mqfs.types import Kind
 
 if TYPE_CHECKING:
-    from mqfs.client.reading import Filters, Patterns, Reading
+    from mqfs.client.subscription import Filters, Patterns, Reading
 
 SLICE_S = 0.1  # of a wait, between two looks at whether the client was closed
 LOOK_S = 0.5  # between two looks at whether the server is there
@@ -332,7 +332,7 @@ class RingGroup:
         self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
     ) -> Reading | None:
         """See `Direct`."""
-        from mqfs.client.ring_reading import NotInRing, RingReading
+        from mqfs.client.transport.ring_subscription import NotInRing, RingReading
 
         while (at := self.usable()) is not None and at.deliver == "all":
             try:

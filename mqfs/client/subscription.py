@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeAlias
 
-from mqfs.client.bodies import Assembly
-from mqfs.client.link import File, Link, read_whole
+from mqfs.client.large import Assembly
+from mqfs.client.types import File, Link, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.client.words import commands, file_name, quote
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound

@@ -18,8 +18,8 @@ import attrs
 
 from mqfs import limits
 from mqfs.client import words
-from mqfs.client.bodies import BodyWriter, Units, is_long
-from mqfs.client.link import Body, Direct, File, Link
+from mqfs.client.large import BodyWriter, Units, is_long
+from mqfs.client.types import Body, Direct, File, Link
 from mqfs.client.words import Duration
 from mqfs.errors import Disconnected, Exists, MqfsError, NotFound, TooLong
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
-from mqfs.client.reading import Reading
+from mqfs.client.subscription import Reading
 from mqfs.errors import MqfsError
 from mqfs.types import Message
 

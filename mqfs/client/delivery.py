@@ -14,9 +14,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from mqfs.client.bodies import place_of
-from mqfs.client.link import File, Link
-from mqfs.client.reading import Patience, Patterns, Reading, names_of
+from mqfs.client.large import place_of
+from mqfs.client.subscription import Patience, Patterns, Reading, names_of
+from mqfs.client.types import File, Link
 from mqfs.client.waiting import Waiting
 from mqfs.client.words import Duration, commands, duration, quote
 from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import threading
 
-from mqfs.client.link import Direct
-from mqfs.client.nine import Connection, Nine
-from mqfs.client.ring_group import RingGroup
+from mqfs.client.transport.ninep import Connection, Nine
+from mqfs.client.transport.ring_group import RingGroup
+from mqfs.client.types import Direct
 from mqfs.net import identity
 from mqfs.net.address import UnixAddress, parse_address
 from mqfs.ring import MISSING, protocol

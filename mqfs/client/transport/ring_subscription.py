@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 
 from mqfs import ring
-from mqfs.client.link import Link
-from mqfs.client.reading import Filters, Patience, Patterns, Reading, require_name, wild
-from mqfs.client.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
+from mqfs.client.subscription import Filters, Patience, Patterns, Reading, require_name, wild
+from mqfs.client.transport.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
+from mqfs.client.types import Link
 from mqfs.errors import BadCommand, BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
 from mqfs.log import headers
 from mqfs.syntax.duration import parse_duration

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from mqfs.client.consuming import Claim, Claims
+from mqfs.client.delivery import Claim, Claims
 from mqfs.errors import MqfsError
 
 log = logging.getLogger("mqfs.client")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from mqfs import limits
-from mqfs.client.link import READ_BYTES, Direct, File
+from mqfs.client.types import READ_BYTES, Direct, File
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
