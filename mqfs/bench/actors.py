@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 
-from mqfs.bench import body
+from mqfs.bench import payload
+from mqfs.bench.drivers import PING, PONG, STREAM, Way
 from mqfs.bench.histogram import Histogram
-from mqfs.bench.ways import PING, PONG, STREAM, Way
 
 _clock = time.monotonic_ns
 _SECOND_NS = 10**9
@@ -70,7 +70,7 @@ class Producer(Actor):
 
     def prepare(self, way: Way) -> None:
         self._one, self._many = way.publisher(self.load.group, STREAM)
-        self._tail = body.tail(self.load.size)
+        self._tail = payload.tail(self.load.size)
 
     def act(self) -> None:
         load = self.load
@@ -86,7 +86,7 @@ class Producer(Actor):
             self.mark()
 
     def mark(self) -> None:
-        self._one(body.make(self.number, self.count, 0, self._tail, body.END))
+        self._one(payload.make(self.number, self.count, 0, self._tail, payload.END))
 
     def _turns(self, rate: float) -> Iterator[int]:
         """When each batch is due. One that could not leave in time counts as sent when it was due, so that a wait for
@@ -103,10 +103,10 @@ class Producer(Actor):
 
     def _send(self, count: int, due_ns: int) -> None:
         if count == 1:
-            self._one(body.make(self.number, self.count, due_ns, self._tail))
+            self._one(payload.make(self.number, self.count, due_ns, self._tail))
         else:
             first = self.count
-            self._many([body.make(self.number, first + i, due_ns, self._tail) for i in range(count)])
+            self._many([payload.make(self.number, first + i, due_ns, self._tail) for i in range(count)])
         self.count += count
         self.ended_ns = _clock()
         self.took.add(self.ended_ns - due_ns)
@@ -128,7 +128,7 @@ def endless() -> Iterator[int]:
 class Taker(Actor):
     """What consumers and workers share."""
 
-    look: body.Order | body.Share
+    look: payload.Order | payload.Share
 
     def told(self) -> dict[str, Any]:
         return {**super().told(), "sight": attrs.asdict(self.look.sight)}
@@ -144,17 +144,17 @@ class Taker(Actor):
 class Consumer(Taker):
     """Gets every message, until all producers have ended."""
 
-    look: body.Order
+    look: payload.Order
 
     def prepare(self, way: Way) -> None:
-        self.look = body.Order(self.load.producers, self.load.size)
+        self.look = payload.Order(self.load.producers, self.load.size)
         self._bodies = way.subscribed(self.load.group, STREAM, self.load.size)
 
     def act(self) -> None:
         look, note = self.look, self._note
         for data in self._bodies:
             note(data)
-            if data[2] == body.END and look.over:
+            if data[2] == payload.END and look.over:
                 return
 
     def told(self) -> dict[str, Any]:
@@ -165,10 +165,10 @@ class Consumer(Taker):
 class Worker(Taker):
     """Gets a share, and acknowledges each; until an end mark that is for one worker."""
 
-    look: body.Share
+    look: payload.Share
 
     def prepare(self, way: Way) -> None:
-        self.look = body.Share(self.load.producers, self.load.size)
+        self.look = payload.Share(self.load.producers, self.load.size)
         self._claims = way.claimed(self.load.group, self.load.size)
 
     def act(self) -> None:
@@ -187,7 +187,7 @@ class Pinger(Actor):
     def prepare(self, way: Way) -> None:
         self._publish, _ = way.publisher(self.load.group, PING)
         self._answers = way.subscribed(self.load.group, PONG, self.load.size)
-        self._tail = body.tail(self.load.size)
+        self._tail = payload.tail(self.load.size)
 
     def act(self) -> None:
         until_ns = self.begun_ns + int((self.load.seconds or 5.0) * _SECOND_NS)
@@ -195,13 +195,13 @@ class Pinger(Actor):
             sent_ns = _clock()
             if self.stop.is_set() or sent_ns > until_ns:
                 break
-            said = body.make(0, number, sent_ns, self._tail)
+            said = payload.make(0, number, sent_ns, self._tail)
             self._publish(said)
             if next(self._answers) != said:
                 raise AssertionError("another answer came than was due")
             self.took.add(_clock() - sent_ns)
             self.count += 1
-        self._publish(body.make(0, self.count, 0, self._tail, body.END))
+        self._publish(payload.make(0, self.count, 0, self._tail, payload.END))
         self.ended_ns = _clock()
 
 
@@ -214,7 +214,7 @@ class Echo(Actor):
 
     def act(self) -> None:
         for data in self._heard:
-            if data[2] == body.END:
+            if data[2] == payload.END:
                 return
             self._publish(data)
 

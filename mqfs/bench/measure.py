@@ -14,12 +14,12 @@ from typing import Any
 import attrs
 
 from mqfs import limits
-from mqfs.bench import body, own
+from mqfs.bench import local_server, payload
 from mqfs.bench.actors import Load
-from mqfs.bench.crew import Crew
+from mqfs.bench.children import Crew
+from mqfs.bench.drivers import CONSUMER, PING, PONG, STREAM, Place, reach
 from mqfs.bench.histogram import PERCENTILES, Histogram
 from mqfs.bench.plan import Plan
-from mqfs.bench.ways import CONSUMER, PING, PONG, STREAM, Place, reach
 
 ROUND_TRIPS_S = 5.0  # no longer than that
 _SECOND_NS = 10**9
@@ -81,7 +81,7 @@ Progress = Callable[[int, int], None]  # published, received
 
 def measure(plan: Plan, progress: Progress) -> Found:
     """Carry it out. Raises what went wrong; Ctrl-C ends it with what was measured by then."""
-    with own.folder(plan) as folder, own.place(plan, folder) as place:
+    with local_server.folder(plan) as folder, local_server.place(plan, folder) as place:
         found = _load(plan, place, folder, progress)
         if plan.round_trips and not found.interrupted:
             _round_trips(plan, place, folder, found)
@@ -91,7 +91,7 @@ def measure(plan: Plan, progress: Progress) -> Found:
 def _load(plan: Plan, place: Place, folder: str, progress: Progress) -> Found:
     kept = "replay off" if plan.workers else "replay all"
     consumer = [f"consumer {CONSUMER} {STREAM}"] if plan.workers else []
-    with own.group(place, [kept, f"sync {plan.sync}", *consumer, *plan.ctl], [STREAM]) as group:
+    with local_server.group(place, [kept, f"sync {plan.sync}", *consumer, *plan.ctl], [STREAM]) as group:
         load = Load(group, plan.producers, plan.size, plan.batch, plan.messages, plan.seconds, plan.rate)
         load = attrs.evolve(load, marks=not plan.workers)
         taker = "worker" if plan.workers else "consumer"
@@ -143,7 +143,7 @@ class Run:
         try:
             publish, _ = way.publisher(self.load.group, STREAM)
             for _ in range(self.plan.workers):
-                publish(body.make(0, 0, 0, body.tail(self.plan.size), body.END))
+                publish(payload.make(0, 0, 0, payload.tail(self.plan.size), payload.END))
         finally:
             way.close()
 
@@ -203,7 +203,7 @@ class Run:
             found.damaged += told["sight"]["damaged"]
         if self.plan.workers:
             parts = [[Path(path).read_bytes() for path in told["seen"]] for told in takers]
-            found.lost, twice = body.shared_out(parts, sent)
+            found.lost, twice = payload.shared_out(parts, sent)
             found.twice += twice
             if not self.cut:
                 found.unacknowledged = found.received + self.plan.workers - self._acknowledged(takers)  # end marks too
@@ -228,7 +228,7 @@ def _joined(told: list[dict[str, Any]]) -> Histogram:
 
 def _round_trips(plan: Plan, place: Place, folder: str, found: Found) -> None:
     """With nothing else going on."""
-    with own.group(place, ["replay all", f"sync {plan.sync}", *plan.ctl], [PING, PONG]) as group:
+    with local_server.group(place, ["replay all", f"sync {plan.sync}", *plan.ctl], [PING, PONG]) as group:
         load = Load(group, 1, plan.size, round_trips=plan.round_trips, seconds=ROUND_TRIPS_S)
         with Crew(place, load, folder, [("echo", 0), ("pinger", 0)]) as crew:
             crew.begin()

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from mqfs import limits
-from mqfs.bench.body import LEAST_BYTES
+from mqfs.bench.payload import LEAST_BYTES
 from mqfs.engine.language.settings import parse_settings
 from mqfs.errors import BadAddress, BadCommand, BadConfig
 from mqfs.net.address import parse_address

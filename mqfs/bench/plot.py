@@ -33,7 +33,7 @@ def draw(found: Found, path: str) -> None:
         axes.grid(visible=True, alpha=0.3)
     right.set_yscale("log")
     right.legend()
-    from mqfs.bench.show import described
+    from mqfs.bench.display import described
 
     figure.suptitle(f"mqfs bench: {described(found.plan)}", fontsize=10)
     figure.savefig(path, format="png", dpi=120)

@@ -97,9 +97,12 @@ def bench(**said: Any) -> int:
 
     Ctrl-C ends it early and shows what was measured by then.
     """
-    from mqfs.bench import plan, show  # here, so that the other commands need none of it
+    from mqfs.bench import (
+        display,  # here, so that the other commands need none of it
+        plan,
+    )
 
-    return show.run(plan.make(said))
+    return display.run(plan.make(said))
 
 
 command.add_command(spark)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mqfs.bench import body
+from mqfs.bench import payload
 from mqfs.bench.histogram import PERCENTILES, Histogram
 
 SIZE = 40
@@ -32,45 +32,45 @@ def test_two_make_one() -> None:
     assert one.told() == both.told()
 
 
-def message(number: int, producer: int = 0, kind: int = body.DATA) -> bytes:
-    return body.make(producer, number, 5, body.tail(SIZE), kind)
+def message(number: int, producer: int = 0, kind: int = payload.DATA) -> bytes:
+    return payload.make(producer, number, 5, payload.tail(SIZE), kind)
 
 
-def looked(numbers: list[int], sent: int) -> tuple[body.Sight, int]:
-    order = body.Order(1, SIZE)
+def looked(numbers: list[int], sent: int) -> tuple[payload.Sight, int]:
+    order = payload.Order(1, SIZE)
     for number in numbers:
         order.look(message(number))
     return order.sight, order.lost([sent])
 
 
 def test_a_consumer_sees_each_fault() -> None:
-    assert looked([0, 1, 2], 3) == (body.Sight(received=3), 0)
-    assert looked([0, 2], 3) == (body.Sight(received=2), 1)
-    assert looked([0, 1], 3) == (body.Sight(received=2), 1)
-    assert looked([0, 1, 1, 2], 3) == (body.Sight(received=4, twice=1), 0)
-    assert looked([0, 2, 1], 3) == (body.Sight(received=3, disordered=1), 0)
-    assert looked([2, 1, 1, 0], 3) == (body.Sight(received=4, twice=1, disordered=2), 0)
+    assert looked([0, 1, 2], 3) == (payload.Sight(received=3), 0)
+    assert looked([0, 2], 3) == (payload.Sight(received=2), 1)
+    assert looked([0, 1], 3) == (payload.Sight(received=2), 1)
+    assert looked([0, 1, 1, 2], 3) == (payload.Sight(received=4, twice=1), 0)
+    assert looked([0, 2, 1], 3) == (payload.Sight(received=3, disordered=1), 0)
+    assert looked([2, 1, 1, 0], 3) == (payload.Sight(received=4, twice=1, disordered=2), 0)
 
 
 def test_damage_is_seen_anywhere() -> None:
-    for at in (0, body.LEAST_BYTES, SIZE - 1):
+    for at in (0, payload.LEAST_BYTES, SIZE - 1):
         data = bytearray(message(0))
         data[at] ^= 0x80
-        for look in (body.Order(1, SIZE), body.Share(1, SIZE)):
+        for look in (payload.Order(1, SIZE), payload.Share(1, SIZE)):
             assert look.look(bytes(data)) == 0
-            assert look.sight == body.Sight(damaged=1), at
-    order = body.Order(1, SIZE)
+            assert look.sight == payload.Sight(damaged=1), at
+    order = payload.Order(1, SIZE)
     order.look(message(0)[:-1])
-    assert order.sight == body.Sight(damaged=1)
+    assert order.sight == payload.Sight(damaged=1)
 
 
 def shares(*numbers: list[int], sent: int) -> tuple[int, int, int]:
     """Lost, more than once, out of order."""
-    workers = [body.Share(1, SIZE) for _ in numbers]
+    workers = [payload.Share(1, SIZE) for _ in numbers]
     for worker, mine in zip(workers, numbers, strict=True):
         for number in mine:
             worker.look(message(number))
-    lost, twice = body.shared_out([[bytes(seen) for seen in worker.seen] for worker in workers], [sent])
+    lost, twice = payload.shared_out([[bytes(seen) for seen in worker.seen] for worker in workers], [sent])
     return lost, twice, sum(worker.sight.disordered for worker in workers)
 
 
@@ -79,13 +79,13 @@ def test_workers_see_each_fault() -> None:
     assert shares([0], [1, 3], sent=4) == (1, 0, 0)
     assert shares([0, 2], [1, 2, 3], sent=4) == (0, 1, 0)
     assert shares([0, 2, 2], [3, 1], sent=4) == (0, 1, 1)
-    assert shares(*[[0] * 300 for _ in range(64)], sent=1) == (0, 64 * body.TIMES_MOST - 1, 0)
+    assert shares(*[[0] * 300 for _ in range(64)], sent=1) == (0, 64 * payload.TIMES_MOST - 1, 0)
 
 
 def test_end_marks() -> None:
-    order = body.Order(2, SIZE)
-    order.look(message(0, kind=body.END))
+    order = payload.Order(2, SIZE)
+    order.look(message(0, kind=payload.END))
     assert not order.over
-    order.look(message(3, producer=1, kind=body.END))
+    order.look(message(3, producer=1, kind=payload.END))
     assert order.over
     assert order.lost([0, 3]) == 3

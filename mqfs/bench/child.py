@@ -1,4 +1,4 @@
-"""One process of the bench: `python -m mqfs.bench.part SPEC`.
+"""One process of the bench: `python -m mqfs.bench.child SPEC`.
 
 Owns the talk with the process that started it. That one is told, a line of JSON each: that all is open; some times a
 second how far it is; what came of it, or what went wrong. It says `go`, `stop` (publish no more) and `cut` (tell what
@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from mqfs.bench.actors import ROLES, Actor, Load, Producer, Worker
-from mqfs.bench.ways import Place, reach
+from mqfs.bench.drivers import Place, reach
 from mqfs.errors import MqfsError
 
 TOLD_EVERY_S = 0.2

@@ -20,7 +20,7 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.bench.actors import Load
-from mqfs.bench.ways import Place
+from mqfs.bench.drivers import Place
 from mqfs.errors import Disconnected, MqfsError
 
 START_S = 60.0
@@ -47,7 +47,7 @@ class Crew:
             self._left[len(self._processes) - 1] = part
 
     def _start(self, spec: dict[str, Any]) -> None:
-        command = [sys.executable, "-P", "-m", "mqfs.bench.part", json.dumps(spec)]  # nothing of the current folder
+        command = [sys.executable, "-P", "-m", "mqfs.bench.child", json.dumps(spec)]  # nothing of the current folder
         # In a session of its own: Ctrl-C is for the one process that knows what to do then.
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True

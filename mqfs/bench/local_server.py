@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
+from mqfs.bench.drivers import Place, reach
 from mqfs.bench.plan import Plan
-from mqfs.bench.ways import Place, reach
 from mqfs.client.group import Kept
 from mqfs.errors import BadAddress, Disconnected, MqfsError
 
