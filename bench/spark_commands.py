@@ -36,7 +36,7 @@ class Ways:
     """All ways over the streams of one group; each is run once over few messages, then once over all."""
 
     def __init__(self, spark: Any, folder: Path, address: str, group: str, messages: int) -> None:
-        from pyspark_mqfs.commands.shared import Source
+        from pyspark_mqfs.commands.sources import Source
 
         self.spark, self.folder, self.address, self.group, self.messages = spark, folder, address, group, messages
         self.source = Source(address, pattern=f"{group}/.*")

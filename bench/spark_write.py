@@ -69,7 +69,7 @@ def batch_of() -> Any:
 
 def encode(batch: Any) -> None:
     """All rows, a batch at a time."""
-    from pyspark_mqfs.frames import Encoder
+    from pyspark_mqfs.batch_encoder import Encoder
 
     for _ in range(max(MESSAGES // BATCH, 1)):
         for _ in Encoder().encode(batch):
@@ -79,8 +79,8 @@ def encode(batch: Any) -> None:
 def stage(batch: Any, address: str, number: int) -> None:
     """The same, into parts, and commit them."""
     from pyspark_mqfs import sink
-    from pyspark_mqfs.frames import Encoder
-    from pyspark_mqfs.link9p import Server
+    from pyspark_mqfs.batch_encoder import Encoder
+    from pyspark_mqfs.connection import Server
 
     server = Server(address)
     staging = sink.Staging(server, "bench-", True)

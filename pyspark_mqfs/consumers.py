@@ -16,8 +16,8 @@ from mqfs.client.words import quote
 from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted
 from mqfs.limits import MESSAGE_BYTES
 from mqfs.ninep.blocking import Client, File
+from pyspark_mqfs.catalog import Group, Survey, path_of
 from pyspark_mqfs.options import OptionError
-from pyspark_mqfs.survey import Group, Survey, path_of
 
 log = logging.getLogger(__name__)
 PAUSE_S = 0.1  # between two looks whether the consumer is free

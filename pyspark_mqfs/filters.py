@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
 )
 
 from mqfs.ninep.blocking import Client
+from pyspark_mqfs.catalog import Survey
 from pyspark_mqfs.positions import at_time
-from pyspark_mqfs.survey import Survey
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NEVER_NULL = ("value", "topic", "partition", "offset", "timestamp", "timestampType")

@@ -13,8 +13,8 @@ import attrs
 from pyspark.sql.datasource import InputPartition
 
 from mqfs.ninep.blocking import Client
+from pyspark_mqfs.catalog import Group, Stretch, Survey, measure, path_of, split
 from pyspark_mqfs.options import OptionError, Options
-from pyspark_mqfs.survey import Group, Stretch, Survey, measure, path_of, split
 
 MOST_BYTES = 192 << 20  # of one task, unless said otherwise: an eighth of it lost two thirds of the speed
 LEAST_BYTES = 32 << 20  # a task costs tens of milliseconds

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from mqfs.ninep.blocking import Client
+from pyspark_mqfs.catalog import ANY, Group, Stream, Survey, measure
 from pyspark_mqfs.options import OptionError, Options, bad
-from pyspark_mqfs.survey import ANY, Group, Stream, Survey, measure
 
 EARLIEST, LATEST = -2, -1
 STRATEGIES = ("error", "latest")

@@ -13,12 +13,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mqfs import filters, schema
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.catalog import Selection
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import READ, OptionError, Options
 from pyspark_mqfs.plan import Shares, Slice, ranges
 from pyspark_mqfs.positions import EARLIEST, Bound
-from pyspark_mqfs.reading import Task, check_losses
-from pyspark_mqfs.survey import Selection
+from pyspark_mqfs.task import Task, check_losses
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,10 +20,10 @@ from mqfs.errors import Disconnected, Exists, MqfsError, NotFound
 from mqfs.ninep.blocking import Client
 from mqfs.ninep.client.machine import Channel
 from mqfs.ninep.codec.messages import Twrite
-from pyspark_mqfs.frames import Frames
-from pyspark_mqfs.link9p import Link, Server
+from pyspark_mqfs.batch_encoder import Frames
+from pyspark_mqfs.catalog import path_of
+from pyspark_mqfs.connection import Link, Server
 from pyspark_mqfs.options import OptionError
-from pyspark_mqfs.survey import path_of
 
 IN_FLIGHT = 4  # writes of a task that wait for their answers: a MiB each
 _O_WRONLY = 1

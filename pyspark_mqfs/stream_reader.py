@@ -27,13 +27,13 @@ from pyspark.sql.types import StructType
 
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs import schema
+from pyspark_mqfs.catalog import Selection, Survey, path_of
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.consumers import Consumers
-from pyspark_mqfs.link9p import Server
 from pyspark_mqfs.options import READ, OptionError, Options
 from pyspark_mqfs.plan import Shares, Slice, limited, ranges, waiting
 from pyspark_mqfs.positions import LATEST, Bound
-from pyspark_mqfs.reading import Task, check_losses, data_loss, other_store
-from pyspark_mqfs.survey import Selection, Survey, path_of
+from pyspark_mqfs.task import Task, check_losses, data_loss, other_store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,8 +16,8 @@ import attrs
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from pyspark_mqfs import frames, sink
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs import batch_encoder, sink
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, OptionError, Options, bad
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class Sink:
         if overwrite:
             raise OptionError("mode overwrite: messages are not taken back; mode append is right")
         stream = options.text("topic")
-        frames.checked(schema, stream_given=bool(stream))
+        batch_encoder.checked(schema, stream_given=bool(stream))
         return cls(
             Server.of(options),
-            frames.check_path(stream) if stream else "",
+            batch_encoder.check_path(stream) if stream else "",
             options.flag("create", True),
-            _one_of(options, "reservedHeaders", frames.RESERVED_WAYS),
+            _one_of(options, "reservedHeaders", batch_encoder.RESERVED_WAYS),
             _one_of(options, "largeBatches", ("", "refuse", "split")),
         )
 
@@ -67,7 +67,7 @@ class Sink:
         """What a task does: all rows into parts of its own, or none."""
         context = TaskContext.get()
         partition, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
-        encoder = frames.Encoder(self.stream, self.reserved)
+        encoder = batch_encoder.Encoder(self.stream, self.reserved)
         staging = sink.Staging(self.server, f"{prefix}{partition}-{attempt}", self.create)
         try:
             for batch in rows:

@@ -56,7 +56,7 @@ ALWAYS = (AT, USER, TOKEN, MASTER, CONF, JSON)
 
 def _source(said: dict[str, Any], streams: tuple[str, ...] = (), address: str = "") -> Any:
     """What the options say of a server, and what they say is taken out."""
-    from pyspark_mqfs.commands.shared import Source
+    from pyspark_mqfs.commands.sources import Source
 
     at, user, file = said.pop("at"), said.pop("user"), said.pop("token_file")
     if not (address or at):
@@ -101,18 +101,18 @@ def _check(checks: Callable[[], None]) -> None:
 
 def _run(said: dict[str, Any], name: str, what: Any, act: Callable[[Any, Any], dict[str, Any]], line: Any) -> int:
     """Check `what`; then, in a session, do it, and show what came of it by `line` or as JSON; the exit code."""
-    from pyspark_mqfs.commands import session, shared
+    from pyspark_mqfs.commands import session, sources
 
     _check(what.check)
     as_json = said.pop("as_json")
-    tell = shared.quiet if as_json else shared.aloud
+    tell = sources.quiet if as_json else sources.aloud
     try:
         tell("starting Spark")
         with session.session(said.pop("master"), said.pop("conf"), f"mqfs spark {name}") as spark:
             found = act(spark, tell)
-        shared.finished(tell)
+        sources.finished(tell)
     except KeyboardInterrupt:
-        shared.finished(tell)
+        sources.finished(tell)
         return 130
     except (BadConfig, click.ClickException):
         raise
@@ -125,9 +125,9 @@ def _run(said: dict[str, Any], name: str, what: Any, act: Callable[[Any, Any], d
 
 
 def _failed(text: str, tell: Any) -> int:
-    from pyspark_mqfs.commands import shared
+    from pyspark_mqfs.commands import sources
 
-    shared.finished(tell)
+    sources.finished(tell)
     print("mqfs: " + " ".join(text.split()), file=sys.stderr)
     return FAILED
 
@@ -286,7 +286,7 @@ def dead_letters() -> None:
 @_needs_spark
 def divert(streams: tuple[str, ...], **said: Any) -> int:
     """Copy messages of STREAMS that --where calls bad to a stream of dead letters."""
-    from pyspark_mqfs.commands import letters as act
+    from pyspark_mqfs.commands import dead_letters as act
 
     source = _source(said, streams)
     words = {name: said.pop(name) for name in ("to", "reason", "where", "checkpoint", "forever")}
@@ -303,7 +303,7 @@ def divert(streams: tuple[str, ...], **said: Any) -> int:
 @_needs_spark
 def redrive(stream: str, **said: Any) -> int:
     """Send dead letters of STREAM back to where they came from, and drop them there."""
-    from pyspark_mqfs.commands import letters as act
+    from pyspark_mqfs.commands import dead_letters as act
 
     what = act.Redrive(_source(said, (stream,)), said.pop("where"), said.pop("checkpoint"))
     return _run(

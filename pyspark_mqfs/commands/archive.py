@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.shared import Source, Tell, follow, group_of, path_of, quiet, stream_of, watch
+from pyspark_mqfs.commands.sources import Source, Tell, follow, group_of, path_of, quiet, stream_of, watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,11 +12,11 @@ import attrs
 from pyspark.sql import functions as F
 
 from mqfs import limits
-from pyspark_mqfs.commands.noted import forget, noted
+from pyspark_mqfs.commands.checkpoints import forget, noted
 from pyspark_mqfs.commands.replay import make_group, target_of
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.shared import ROOT, Source, Tell, follow, quiet, watch
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.commands.sources import ROOT, Source, Tell, follow, quiet, watch
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
 if TYPE_CHECKING:

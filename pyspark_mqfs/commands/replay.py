@@ -20,12 +20,12 @@ from mqfs import limits
 from mqfs.errors import Exists
 from mqfs.log import headers
 from mqfs.ninep.blocking import Client
+from pyspark_mqfs.batch_encoder import KEPT_PREFIX
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.shared import ROOT, Source, Tell, quiet
-from pyspark_mqfs.frames import KEPT_PREFIX
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.commands.sources import ROOT, Source, Tell, quiet
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _server(target: Source) -> Server:
 
 
 def _store(server: Server) -> str:
-    from pyspark_mqfs.survey import places
+    from pyspark_mqfs.catalog import places
 
     with server.link() as link:
         return str(link.retried(lambda client: places(client, ""))["store"])

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.copy import as_map, selected
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.shared import Source, Tell, quiet, read
+from pyspark_mqfs.commands.sources import Source, Tell, quiet, read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

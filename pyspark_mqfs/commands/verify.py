@@ -12,9 +12,9 @@ import attrs
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands import archive, replay
+from pyspark_mqfs.commands.sequence_audit import BITS, EXAMPLES, walk
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.shared import Source, Tell, group_of, quiet, read
-from pyspark_mqfs.commands.walk import BITS, EXAMPLES, walk
+from pyspark_mqfs.commands.sources import Source, Tell, group_of, quiet, read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

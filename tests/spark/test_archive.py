@@ -12,7 +12,7 @@ from pyspark_mqfs.commands import archive, replay, verify
 from pyspark_mqfs.commands.archive import Archive
 from pyspark_mqfs.commands.replay import Replay
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.shared import Source
+from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.verify import Verify
 from tests.spark.conftest import Scene
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pyspark_mqfs.commands import copy, letters, report, stats
+from pyspark_mqfs.commands import copy, dead_letters, report, stats
 from pyspark_mqfs.commands.copy import Copy
-from pyspark_mqfs.commands.letters import Divert, Redrive
+from pyspark_mqfs.commands.dead_letters import Divert, Redrive
 from pyspark_mqfs.commands.session import Failed, explain
-from pyspark_mqfs.commands.shared import Source
+from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.stats import Stats
 from tests.server.process import mqfs
 from tests.spark.conftest import Scene
@@ -72,10 +72,10 @@ def test_copy_what_a_condition_selects(spark: Any, scene: Scene, tmp_path: Path)
 def test_dead_letters_aside_and_back(spark: Any, scene: Scene) -> None:
     scene.group("g")
     scene.stream("g/mail", b"good", b"bad 1", b"bad 2")
-    letters.divert(spark, Divert(Source(scene.address, ("g/mail",)), "text like 'bad%'", "g/dead", "no good"))
+    dead_letters.divert(spark, Divert(Source(scene.address, ("g/mail",)), "text like 'bad%'", "g/dead", "no good"))
     assert bodies(scene, "g/dead") == [b"bad 1", b"bad 2"]
     dead = Source(scene.address, ("g/dead",))
-    found = letters.redrive(spark, Redrive(dead, "header['letter.reason'] = 'no good' and text like '%1'"))
+    found = dead_letters.redrive(spark, Redrive(dead, "header['letter.reason'] = 'no good' and text like '%1'"))
     assert found == {"redriven": 1}
     assert bodies(scene, "g/dead") == [b"bad 2"]
     assert bodies(scene, "g/mail") == [b"good", b"bad 1", b"bad 2", b"bad 1"]
@@ -109,7 +109,7 @@ def test_dead_letters_of_the_server(spark: Any, scene: Scene) -> None:
             file.receive(100)
             file.write(b"dead no such address\n")
     assert bodies(scene, "g/dead") == [b"one", b"two"]
-    assert letters.redrive(spark, Redrive(Source(scene.address, ("g/dead",)))) == {"redriven": 2}
+    assert dead_letters.redrive(spark, Redrive(Source(scene.address, ("g/dead",)))) == {"redriven": 2}
     assert bodies(scene, "g/dead") == []
     assert bodies(scene, "g/mail") == [b"one", b"two", b"one", b"two"]
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from pyspark_mqfs import schema
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.catalog import Selection
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Shares, Slice, _shares, ranges
-from pyspark_mqfs.reading import DataLoss, Task
-from pyspark_mqfs.survey import Selection
+from pyspark_mqfs.task import DataLoss, Task
 from tests.spark.conftest import Scene
 from tests.spark.test_batch import read, values
 

@@ -13,10 +13,10 @@ import pytest
 
 from mqfs.errors import Disconnected
 from pyspark_mqfs import schema
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.catalog import Selection
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.plan import Shares, ranges
-from pyspark_mqfs.reading import Task
-from pyspark_mqfs.survey import Selection
+from pyspark_mqfs.task import Task
 from tests.spark.conftest import Scene
 from tests.spark.test_batch import read
 
@@ -85,7 +85,7 @@ def test_the_same_rows(full: Scene) -> None:
 
 def test_it_is_the_disk_that_is_read(full: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task over the first segment asks the server nothing but whether something was lost."""
-    from pyspark_mqfs import reading
+    from pyspark_mqfs import task as reading
 
     def never(*_: object) -> Iterator[Any]:
         raise AssertionError("asked for a message over 9P")

@@ -15,7 +15,7 @@ from mqfs import limits
 from mqfs.errors import MqfsError
 from mqfs.ninep import blocking
 from pyspark_mqfs import sink, writer
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import OptionError, Options
 from pyspark_mqfs.sink import SinkError
 from pyspark_mqfs.writer import Sink

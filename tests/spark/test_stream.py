@@ -15,8 +15,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_mqfs import schema
 from pyspark_mqfs.options import OptionError
-from pyspark_mqfs.reading import DataLoss
 from pyspark_mqfs.stream_reader import StreamReader
+from pyspark_mqfs.task import DataLoss
 from tests.patience import HANG_S, patient
 from tests.server.process import until
 from tests.spark.conftest import Scene

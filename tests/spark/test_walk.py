@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_mqfs.commands import walk
+from pyspark_mqfs.commands import sequence_audit
 
 ROWS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 40)), max_size=40)
 TIMES = st.lists(st.integers(0, 3), min_size=41, max_size=41)  # of each sequence
@@ -19,21 +19,21 @@ TIMES = st.lists(st.integers(0, 3), min_size=41, max_size=41)  # of each sequenc
 def dealt(rows: list[tuple[str, int]], times: list[int], tasks: int) -> Iterator[pa.RecordBatch]:
     """As a shuffle would: whole stretches to tasks, there in any order."""
     for task in range(tasks):
-        mine = [(g, n) for g, n in rows if hash((g, n >> walk.BITS)) % tasks == task]
+        mine = [(g, n) for g, n in rows if hash((g, n >> sequence_audit.BITS)) % tasks == task]
         batches = [
             pa.record_batch(
                 {"group": [g], "offset": pa.array([n], pa.int64()), "time": pa.array([times[n]], pa.int64())}
             )
             for g, n in mine
         ]
-        yield from walk.stretches(iter(batches))
+        yield from sequence_audit.stretches(iter(batches))
 
 
 @given(ROWS, TIMES, st.integers(1, 4))
 def test_as_in_a_row(rows: list[tuple[str, int]], times: list[int], tasks: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk, "BITS", 2)
-        found = walk.together(row for batch in dealt(rows, times, tasks) for row in batch.to_pylist())
+        patch.setattr(sequence_audit, "BITS", 2)
+        found = sequence_audit.together(row for batch in dealt(rows, times, tasks) for row in batch.to_pylist())
     holes = missing = 0
     places: dict[str, list[tuple[str, int]]] = {"doubled": [], "clock": []}
     for group in "ab":

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from mqfs import limits
 from mqfs.log import headers
 from mqfs.log.record import HEAD_BYTES
+from pyspark_mqfs.catalog import split
 from pyspark_mqfs.options import OptionError
-from pyspark_mqfs.survey import split
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

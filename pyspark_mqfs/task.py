@@ -23,11 +23,11 @@ from mqfs.ninep.blocking import Client, File
 from mqfs.ninep.codec.messages import Rread, Tread
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from pyspark_mqfs.arrow import Gather
-from pyspark_mqfs.link9p import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
+from pyspark_mqfs.catalog import Survey, measure, path_of, places, select
+from pyspark_mqfs.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range, Slice
 from pyspark_mqfs.segments import Segments, check_store
-from pyspark_mqfs.survey import Survey, measure, path_of, places, select
 
 log = logging.getLogger(__name__)
 IN_FLIGHT = 2  # reads that are asked for at once

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import attrs
 from pyspark.sql import functions as F
 
+from pyspark_mqfs.catalog import Selection, Survey
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
-from pyspark_mqfs.survey import Selection, Survey
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

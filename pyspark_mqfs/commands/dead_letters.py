@@ -18,13 +18,13 @@ from mqfs.client.words import quote
 from mqfs.errors import MqfsError, NotFound
 from mqfs.log import headers
 from mqfs.ninep.blocking import Client
+from pyspark_mqfs.catalog import path_of, split
+from pyspark_mqfs.commands.checkpoints import forget, noted
 from pyspark_mqfs.commands.copy import Copy, as_map, bounds, carry_over, selected
-from pyspark_mqfs.commands.noted import forget, noted
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.shared import Source, Tell, follow, quiet, watch
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.commands.sources import Source, Tell, follow, quiet, watch
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
-from pyspark_mqfs.survey import path_of, split
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -16,10 +16,10 @@ import attrs
 from mqfs.client.words import quote
 from mqfs.errors import MqfsError, NotFound
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.commands.shared import Source
-from pyspark_mqfs.link9p import Server
+from pyspark_mqfs.catalog import path_of
+from pyspark_mqfs.commands.sources import Source
+from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, OptionError, Options
-from pyspark_mqfs.survey import path_of
 
 
 @attrs.frozen
