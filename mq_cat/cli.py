@@ -12,14 +12,14 @@ from typing import Any, Protocol
 import attrs
 import click
 
-from mq_cat.command import guarded, parsed
-from mq_cat.consumer import Consumer
-from mq_cat.cursor import Cursor, Message
-from mq_cat.group import check_group, check_streams, inodes, streams_of, views_of
 from mq_cat.order import InOrder
 from mq_cat.output import Format, Output, as_json, as_record, die_of_sigpipe, ended_by_newline, ended_by_nul, raw, timed
-from mq_cat.problem import USAGE, Problem, note, reason
-from mq_cat.times import Duration, ctl_duration, unix_time
+from mq_tools.cli_types import guarded, parsed
+from mq_tools.consumer import Consumer
+from mq_tools.cursor import Cursor, Message
+from mq_tools.errors import USAGE, Problem, note, reason
+from mq_tools.times import Duration, ctl_duration, unix_time
+from mq_tools.tree import check_group, check_streams, inodes, streams_of, views_of
 
 PROGRAM = "mq-cat"
 FORMATS = ("raw", "line", "nul", "each", "json", "record")

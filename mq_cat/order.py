@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from mq_cat.cursor import READ_BYTES, Message, read_all
-from mq_cat.problem import Problem, close, reason
+from mq_tools.cursor import READ_BYTES, Message, read_all
+from mq_tools.errors import Problem, close, reason
 
 HELD_BYTES = 64 << 20  # messages held while their place is not yet known
 HELD_NAMES = 1 << 20  # names held meanwhile

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from mq_cat.cursor import Message, quote
-from mq_cat.problem import TIMED_OUT, Problem, printable
+from mq_tools.cursor import Message, quote
+from mq_tools.errors import TIMED_OUT, Problem, printable
 
 _GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 _AT_ONCE_S = 0.0005

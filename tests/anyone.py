@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("mqfs", "mq_cat", "mq_tool", "mq_work", "pin", "tests")
+OURS = ("mqfs", "mq_cat", "mq_tools", "tests")
 NEEDED = (
     "attr", "attrs", "click", "google_crc32c", "idna", "lark", "outcome", "pyfuse3", "sniffio", "sortedcontainers",
     "trio",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILE = Path(__file__).with_name("today.json")
-PACKAGES = ("mqfs", "pyspark_mqfs", "mq_cat", "mq_tool", "mq_work", "pin")
+PACKAGES = ("mqfs", "pyspark_mqfs", "mq_cat", "mq_tools")
 RULES = ("words", "size", "one_writer", "imports", "budgets")  # each a module test_RULE.py with a function `breaches`
 
 

@@ -52,7 +52,7 @@ def test_thread_sanitizer(tmp_path: Path) -> None:
 def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_missing(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("mqfs", "mq_cat", "mq_tool", "mq_work", "pin", "pyspark_mqfs"):
+    for name in ("mqfs", "mq_cat", "mq_tools", "pyspark_mqfs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "setup.py", "-q", "build", "--build-lib", "built"],

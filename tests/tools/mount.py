@@ -19,6 +19,7 @@ from tests.anyone import python_for_anyone
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
+MODULES = {"mq": "mq_tools.mq", "mq-cat": "mq_cat", "mq-work": "mq_tools.work", "pin": "mq_tools.pin"}
 _MAIN = "import sys; from {}.cli import main; sys.exit(main())"
 
 
@@ -126,7 +127,7 @@ def tool(name: str, *arguments: object, env: Mapping[str, str] | None = None, **
 
 def _command(name: str, arguments: Sequence[object], more: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """How to run a tool. With `user` in `more`, by a Python that this user may run."""
-    words = ["-m", {"mq": "mq_tool"}.get(name, name.replace("-", "_")), *map(str, arguments)]
+    words = ["-m", MODULES[name], *map(str, arguments)]
     if "user" not in more:
         return [sys.executable, *words], more
     python, packages = python_for_anyone()

@@ -83,7 +83,7 @@ def attached(mount: Path, *arguments: str, **more: object) -> Iterator[pexpect.s
         "cwd": str(ROOT),
         "use_poll": True,
     } | more
-    terminal = pexpect.spawn(sys.executable, ["-m", "pin", "-m", str(mount), *arguments], **settings)
+    terminal = pexpect.spawn(sys.executable, ["-m", "mq_tools.pin", "-m", str(mount), *arguments], **settings)
     terminal.delaybeforesend = None
     until(lambda: not terminal.isalive() or is_raw(terminal.child_fd), "raw mode")
     try:
@@ -318,7 +318,7 @@ class Terminal:
         self.session = session
         self.master, self.slave = os.openpty()
         self.found = termios.tcgetattr(self.slave)
-        command = [sys.executable, "-m", "pin", "-a", "-m", str(session.parent), session.name]
+        command = [sys.executable, "-m", "mq_tools.pin", "-a", "-m", str(session.parent), session.name]
         self.process = subprocess.Popen(
             command, stdin=self.slave, stdout=self.slave, stderr=self.slave, env=environment(), cwd=ROOT
         )

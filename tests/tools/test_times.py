@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mq_cat.times import ctl_duration, duration_ns, unix_time
+from mq_tools.times import ctl_duration, duration_ns, unix_time
 from mqfs.syntax.duration import parse_duration
 from tests.server.process import ROOT, mqfs
 from tests.tools.mount import Server, mq, mq_cat, mq_work

@@ -20,9 +20,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from mq_cat.cursor import Cursor, Message
-from mq_cat.problem import Problem, close, reason
-from pin.session import Session, write_once
+from mq_tools.cursor import Cursor, Message
+from mq_tools.errors import Problem, close, reason
+from mq_tools.pin.session import Session, write_once
 
 READ_BYTES = 65536
 UNSENT_BYTES = 1 << 20  # output held while the tree is away; above it the program waits

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mq_cat.problem import Problem, close, reason
-from mq_tool.place import Place
+from mq_tools.errors import Problem, close, reason
+from mq_tools.place import Place
 
 READ_BYTES = 1 << 20
 _HINTS = {

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mq_cat.problem import Problem, close, reason
+from mq_tools.errors import Problem, close, reason
 
 READ_BYTES = 1 << 20  # holds the largest message with its header, and many small ones
 _HEADER = struct.Struct("<IIQqIBBH")  # size, checksum, sequence, time, stream, kind, flags, header bytes

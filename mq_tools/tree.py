@@ -7,7 +7,7 @@ import re
 import stat
 from collections.abc import Sequence
 
-from mq_cat.problem import Problem, reason
+from mq_tools.errors import Problem, reason
 
 _QUOTED = r"'(?:[^']|'')*'"
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 
-from mq_cat.problem import Problem, close, reason
-from mq_cat.times import duration_ns
+from mq_tools.errors import Problem, close, reason
+from mq_tools.times import duration_ns
 
 READ_BYTES = 1 << 20  # the most that one read through a mount can give; the rest of a line comes with the next
 _UNKNOWN_LEASE_S = 15.0  # where `ctl` may not be read

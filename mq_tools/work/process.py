@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import attrs
 
-from mq_work.consumer import Message
+from mq_tools.work.consumer import Message
 
 DATA_ERROR, TRY_AGAIN = 65, 75  # EX_DATAERR and EX_TEMPFAIL of sysexits.h
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # as a shell has it

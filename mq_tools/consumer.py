@@ -12,8 +12,8 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from mq_cat.cursor import Cursor, Message, read_all
-from mq_cat.problem import Problem, reason
+from mq_tools.cursor import Cursor, Message, read_all
+from mq_tools.errors import Problem, reason
 
 _AT_ONCE = 1000  # messages in one command, whose length has a limit
 

@@ -7,11 +7,11 @@ import json
 import os
 from collections.abc import Iterator
 
-from mq_cat.cursor import Cursor, Message
 from mq_cat.output import as_json
-from mq_cat.problem import Problem, reason
-from mq_tool.files import READ_BYTES, opened, stats_of
-from mq_tool.place import Place
+from mq_tools.cursor import Cursor, Message
+from mq_tools.errors import Problem, reason
+from mq_tools.files import READ_BYTES, opened, stats_of
+from mq_tools.place import Place
 
 
 def peek(place: Place) -> Iterator[tuple[bytes, bytes]]:

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import click
 
-from mq_cat.command import guarded, parsed
-from mq_cat.problem import USAGE, Problem
-from pin.attach import PROGRAM, attach, write
-from pin.host import get_size, start
-from pin.session import Session
+from mq_tools.cli_types import guarded, parsed
+from mq_tools.errors import USAGE, Problem
+from mq_tools.pin.attach import PROGRAM, attach, write
+from mq_tools.pin.host import get_size, start
+from mq_tools.pin.session import Session
 
 DETACH = "^\\"
 

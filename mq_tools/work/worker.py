@@ -16,9 +16,9 @@ from contextlib import contextmanager
 
 import attrs
 
-from mq_cat.problem import Problem, close, note, reason
-from mq_work.consumer import Handle, Message, Place
-from mq_work.process import NOT_EXECUTABLE, NOT_FOUND, Busy, Running, Unfit, Verdict, environment_of
+from mq_tools.errors import Problem, close, note, reason
+from mq_tools.work.consumer import Handle, Message, Place
+from mq_tools.work.process import NOT_EXECUTABLE, NOT_FOUND, Busy, Running, Unfit, Verdict, environment_of
 
 PROGRAM = "mq-work"
 _LOOK_S = 2.0  # how often a waiting worker reads though poll says nothing

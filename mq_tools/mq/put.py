@@ -11,10 +11,10 @@ from typing import Any
 import attrs
 import click
 
-from mq_cat.problem import USAGE, Problem, reason
-from mq_cat.times import ctl_duration, unix_time
-from mq_tool.files import opened, write
-from mq_tool.place import Place, check_there
+from mq_tools.errors import USAGE, Problem, reason
+from mq_tools.files import opened, write
+from mq_tools.place import Place, check_there
+from mq_tools.times import ctl_duration, unix_time
 
 
 @attrs.frozen

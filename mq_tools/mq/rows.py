@@ -11,10 +11,10 @@ from typing import Any
 
 import attrs
 
-from mq_cat.group import views_of
-from mq_cat.problem import Problem
-from mq_tool.files import stats_of
-from mq_tool.place import subgroups
+from mq_tools.errors import Problem
+from mq_tools.files import stats_of
+from mq_tools.place import subgroups
+from mq_tools.tree import views_of
 
 
 @attrs.frozen

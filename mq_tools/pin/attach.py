@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from mq_cat.cursor import Cursor, Message
-from mq_cat.problem import Problem, note, reason
-from pin.host import get_size
-from pin.session import GRACE_S, Session, exit_status
+from mq_tools.cursor import Cursor, Message
+from mq_tools.errors import Problem, note, reason
+from mq_tools.pin.host import get_size
+from mq_tools.pin.session import GRACE_S, Session, exit_status
 
 PROGRAM = "pin"
 READ_BYTES = 65536

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from mq_cat.problem import Problem, reason
+from mq_tools.errors import Problem, reason
 
 CONSUMERS = ".consumers"
 _DEFAULT_MOUNT = "./mq"

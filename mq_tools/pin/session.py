@@ -10,7 +10,7 @@ import json
 import os
 import time
 
-from mq_cat.problem import Problem, close, reason
+from mq_tools.errors import Problem, close, reason
 
 STREAMS = ("in", "out", "size", "status")
 CONFIGURATION = b"replay all\ndepth 4M\nsync 1s\n"

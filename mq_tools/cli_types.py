@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mq_cat.problem import INTERRUPTED, USAGE, Problem, note
+from mq_tools.errors import INTERRUPTED, USAGE, Problem, note
 
 
 def parsed(program: click.Command, arguments: Sequence[str]) -> Any:

@@ -13,14 +13,14 @@ import click
 from click.shell_completion import get_completion_class
 
 from mq_cat.cli import _command as mq_cat_command
-from mq_cat.command import guarded, parsed
-from mq_cat.cursor import quote
-from mq_cat.problem import USAGE, Problem, printable
-from mq_cat.times import Duration
-from mq_tool import files, place
-from mq_tool.columns import aligned
-from mq_tool.put import Length, Metadata, Moment, Putter, bodies_of, headers_of
-from mq_tool.rows import Row, rows_of
+from mq_tools import files, place
+from mq_tools.cli_types import guarded, parsed
+from mq_tools.cursor import quote
+from mq_tools.errors import USAGE, Problem, printable
+from mq_tools.mq.put import Length, Metadata, Moment, Putter, bodies_of, headers_of
+from mq_tools.mq.rows import Row, rows_of
+from mq_tools.mq.table import aligned
+from mq_tools.times import Duration
 
 PROGRAM = "mq"
 SORTS = ("waiting", "in", "out", "age", "dropped", "dead", "name")
@@ -98,7 +98,7 @@ def put(stream: str, body: Sequence[str], **given: Any) -> None:
 @as_json("Print an object a message.")
 def peek(what: str, count: int, json_: bool) -> None:
     """Print the messages that wait, oldest first, without taking them."""
-    from mq_tool.peek import peek as messages_of
+    from mq_tools.mq.peek import peek as messages_of
 
     where = place.place_of(what)
     if where.kind != "group":
@@ -239,7 +239,7 @@ def top(groups: Sequence[str], interval_s: float, count: int | None, sort: str, 
 
     Not on a terminal it prints one frame (-n: more) as text.
     """
-    from mq_tool.top import show_live, show_plain  # here, so that the other commands start without rich
+    from mq_tools.mq.top import show_live, show_plain  # here, so that the other commands start without rich
 
     paths = [place.group_of(group).group for group in groups] or [place.default_group()]
     if json_ or not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -252,7 +252,7 @@ def top(groups: Sequence[str], interval_s: float, count: int | None, sort: str, 
 @click.argument("shell", type=click.Choice(SHELLS), required=False, metavar="[bash|zsh|fish]")
 def completion(shell: str | None) -> None:
     """Print what makes SHELL (by default $SHELL) complete mq, mq-work and mq-cat."""
-    from mq_work.cli import _command as mq_work_command
+    from mq_tools.work.cli import _command as mq_work_command
 
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     if name not in SHELLS:

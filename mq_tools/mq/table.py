@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from mq_cat.problem import printable
+from mq_tools.errors import printable
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:

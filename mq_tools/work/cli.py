@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from mq_cat.command import guarded, parsed
-from mq_cat.problem import USAGE, Problem
-from mq_cat.times import Duration
-from mq_work.consumer import Place
-from mq_work.worker import PROGRAM, Wish, Worker
+from mq_tools.cli_types import guarded, parsed
+from mq_tools.errors import USAGE, Problem
+from mq_tools.times import Duration
+from mq_tools.work.consumer import Place
+from mq_tools.work.worker import PROGRAM, Wish, Worker
 
 _PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
 MOST = 256  # commands at a time

@@ -22,12 +22,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mq_cat.cursor import quote
-from mq_cat.problem import Problem, close, printable
-from mq_tool.columns import aligned
-from mq_tool.files import READ_BYTES, stats_of
-from mq_tool.place import groups_below
-from mq_tool.rows import Row, consumers_of, streams_of, whole
+from mq_tools.cursor import quote
+from mq_tools.errors import Problem, close, printable
+from mq_tools.files import READ_BYTES, stats_of
+from mq_tools.mq.rows import Row, consumers_of, streams_of, whole
+from mq_tools.mq.table import aligned
+from mq_tools.place import groups_below
 
 _HEAD = ("NAME", "WAITING", "IN/s", "OUT/s", "LAG s", "OLDEST", "READERS", "FAILED", "DEAD", "DROPPED")
 _MARGIN = 6  # lines of a terminal that are not rows
