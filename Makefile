@@ -1,5 +1,5 @@
 # make check   lint, types, import contracts, fast tests          make test    all that CI runs
-# make soak    the long campaigns whole (hours)                   make bench   the figures of bench/README.md
+# make soak    the long campaigns whole (hours)                   make bench   the figures of benchmarks/README.md
 python = $${MQFS_VENV:-.venv}/bin/python
 slow = tests/spark_cluster tests/fuse tests/interop tests/crash tests/server tests/docs tests/examples tests/tools tests/bench
 
@@ -14,7 +14,7 @@ soak:
 
 bench: setup
 	@script/setup bench
-	for bench in bench/[a-z]*.py; do $(python) "$$bench" || exit 1; done
+	for bench in benchmarks/[a-z]*.py; do $(python) "$$bench" || exit 1; done
 
 setup:
 	@script/setup test

@@ -1,6 +1,6 @@
 """Work queues at scale: much that waits, many consumers, many views. What memory and time go with.
 
-    python bench/scale_queues.py [--quick] [--part waiting|consumers|views]
+    python benchmarks/scale_queues.py [--quick] [--part waiting|consumers|views]
 
 The server is the real one, with a store on disk, used through its mount. Times of single operations are medians, by the
 clock of the client. Memory is what the server has for itself: pages of the index of the log that it maps are the

@@ -1,6 +1,6 @@
 """10,000 readers that wait: what they cost the server, and how long one write takes to reach them all.
 
-    python bench/readers.py [--readers N]
+    python benchmarks/readers.py [--readers N]
 
 The server is the real one, with a store on disk; the readers are threads of a few processes, an open each.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The commands of Spark, all in one run: archive, verify, replay and copy, each beside what it cannot be faster than.
 
-usage: bench/spark_commands.py [MESSAGES [STREAMS]]    (1000000 messages of 100 bytes in 8 streams)
+usage: benchmarks/spark_commands.py [MESSAGES [STREAMS]]    (1000000 messages of 100 bytes in 8 streams)
 Prints one line a way: seconds (once, after a small run of each), rows a second, and the ratio to its peer: Spark's own
 Parquet to Parquet in the same folders for the archive, reading alone for what only reads, the sink for what writes.
 """
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.argv[1:] = sys.argv[1:] or ["1000000"]
 
-from bench.spark_read import MESSAGES, SIZE, STREAMS, fill, noop, session  # noqa: E402
+from benchmarks.spark_read import MESSAGES, SIZE, STREAMS, fill, noop, session  # noqa: E402
 from mqfs.ninep import blocking  # noqa: E402
 from tests.server.process import serving  # noqa: E402
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What Spark costs before the first message: micro-batches of one message, and tasks and queries over many streams.
 
-usage: bench/spark_floor.py [STREAMS [MESSAGES]]    (up to 1000 streams, 100000 messages in all of them)
+usage: benchmarks/spark_floor.py [STREAMS [MESSAGES]]    (up to 1000 streams, 100000 messages in all of them)
 All in one run. First the floor: the median time of a micro-batch of one message, of Spark's own rate source, of mqfs to
 nothing and of mqfs to mqfs. Then the same messages in 1, 10, 100 and 1,000 streams, of one group and each in a group of
 its own: seconds of planning a batch, of reading it, and of a stream's micro-batch with one message in it.
@@ -23,7 +23,7 @@ MOST = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
 MESSAGES = int(sys.argv[2]) if len(sys.argv) > 2 else 100_000
 sys.argv[1:] = []
 
-from bench.spark_read import FRAME, SIZE, noop, session, timed  # noqa: E402
+from benchmarks.spark_read import FRAME, SIZE, noop, session, timed  # noqa: E402
 from mqfs.ninep import blocking  # noqa: E402
 from tests.server.process import serving  # noqa: E402
 

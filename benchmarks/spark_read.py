@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reading with Spark, all in one run: mqfs over 9P and from its segments, beside Spark's own Parquet and row at a time.
 
-usage: bench/spark_read.py [MESSAGES [STREAMS]]    (10000000 messages of 100 bytes in 8 streams)
+usage: benchmarks/spark_read.py [MESSAGES [STREAMS]]    (10000000 messages of 100 bytes in 8 streams)
 Prints one line a way: seconds (the median of three), rows a second, and the ratio to Parquet.
 """
 

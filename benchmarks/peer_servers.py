@@ -16,7 +16,7 @@ from pathlib import Path
 
 from queue_peers import HERE, mqfs_command, running
 
-NODE = HERE.parent / ".cache" / "node"  # where script/setup bench installs what bench/node/package.json names
+NODE = HERE.parent / ".cache" / "node"  # where script/setup bench installs what benchmarks/node/package.json names
 INSTALLS = "script/setup bench installs it"
 
 

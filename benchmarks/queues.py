@@ -1,6 +1,6 @@
 """Work queues: 2 producers, 4 workers, 1 KiB, each message acknowledged; beside beanstalkd and Redis streams.
 
-    python bench/queues.py [--quick] [--cpus 0]
+    python benchmarks/queues.py [--quick] [--cpus 0]
 
 Each producer and worker is a Python process of its own. Two levels of durability, the same for all in one run: what is
 accepted is in the page cache (mqfs `sync off`, beanstalkd -F, Redis appendfsync no), or synced before the answer (`sync

@@ -1,6 +1,6 @@
 """The ring between processes, beside its core in C at both ends, a bare memcpy, and a pipe, in one run.
 
-usage: .venv/bin/python bench/ring.py [MESSAGES]      (2,000,000; publishers on CPU 0, consumers on CPU 1)
+usage: .venv/bin/python benchmarks/ring.py [MESSAGES]      (2,000,000; publishers on CPU 0, consumers on CPU 1)
 """
 
 from __future__ import annotations

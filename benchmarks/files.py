@@ -1,6 +1,6 @@
 """Writes and reads a second through the mount, beside what bounds them, in one run.
 
-    python bench/files.py [--quick]
+    python benchmarks/files.py [--quick]
 
 Beside the tree (`replay off`, `replay all`; `sync off`): (a) a file system in plain pyfuse3 that does nothing, (b) the
 lane with handles that do nothing. Then `sync always`: writers of one stream beside a bare append + fdatasync. Server

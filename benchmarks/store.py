@@ -1,6 +1,6 @@
 """The store beside the bare system calls, in one run; and the start of a store of 1,000,000 messages.
 
-python bench/store.py [FOLDER]      (default: a new folder under the present one; it is removed at the end)
+python benchmarks/store.py [FOLDER]      (default: a new folder under the present one; it is removed at the end)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writing with Spark: rows to streams, beside what else Spark may do with them, all in one run.
 
-usage: bench/spark_write.py [MESSAGES [STREAMS]]    (10000000 messages of 100 bytes in 8 streams)
+usage: benchmarks/spark_write.py [MESSAGES [STREAMS]]    (10000000 messages of 100 bytes in 8 streams)
 Prints one line a way: seconds (the median of three, after a small run of each), rows a second, and the processor time
 that a million took in all processes, which others that use the machine change less.
   noop       Spark makes the rows and throws them away
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.spark_read import MESSAGES, SIZE, STREAMS, session  # noqa: E402
+from benchmarks.spark_read import MESSAGES, SIZE, STREAMS, session  # noqa: E402
 from mqfs.ninep import blocking  # noqa: E402
 from tests.server.process import serving  # noqa: E402
 

@@ -1,6 +1,6 @@
 """mqfs beside its peers, in one run: publish and subscribe, work queues, durable publishing, round trips.
 
-    python bench/peers.py [--short] [--rounds 3] [--only NAME]... [--peer NAME]... [--json FILE]
+    python benchmarks/peers.py [--short] [--rounds 3] [--only NAME]... [--peer NAME]... [--json FILE]
 
 `script/setup bench` installs the peers. Every server is started here, in a folder and on a socket of its own; one thing
 is measured at a time, by turns, and medians are shown, with what mqfs does in the same run. A peer that is missing is
