@@ -33,9 +33,9 @@ import trio  # noqa: E402
 from mqfs.clock import SystemClock  # noqa: E402
 from mqfs.engine.tree.tree import Tree  # noqa: E402
 from mqfs.fuse.mount import FuseMount, mounted, unmount  # noqa: E402
+from mqfs.model import User  # noqa: E402
 from mqfs.store.memory import MemoryStore  # noqa: E402
 from mqfs.store.store import DiskStore  # noqa: E402
-from mqfs.types import User  # noqa: E402
 
 CPU = max(os.sched_getaffinity(0))
 

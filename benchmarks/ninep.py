@@ -32,11 +32,11 @@ def serve(store: str, path: str) -> None:
 
     from mqfs.clock import SystemClock
     from mqfs.engine.tree.tree import Tree
+    from mqfs.model import User
     from mqfs.ninep.server.listener import listen
     from mqfs.ninep.server.server import Server
     from mqfs.store.memory import MemoryStore
     from mqfs.store.store import DiskStore
-    from mqfs.types import User
 
     async def run() -> None:
         post = trio.lowlevel.current_trio_token().run_sync_soon

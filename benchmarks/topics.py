@@ -1,6 +1,6 @@
 """A name against 10,000 patterns: the trie beside a scan of all of them, in one run, pinned to one CPU; and a program.
 
-python benchmarks/topics.py      100,000 names of 2 to 6 words, patterns of every kind, as a site with many senders has them
+python benchmarks/topics.py  100,000 names of 2 to 6 words, patterns of every kind, as a site with many senders has them
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 
 from mqfs import limits
-from mqfs.types import Anchor
+from mqfs.seams import Anchor
 
 DAY_NS = 86_400 * 10**9
 

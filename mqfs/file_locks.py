@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from mqfs.shares import Shares
-from mqfs.types import Step, Wait
+from mqfs.wait import Step, Wait
 
 END = 1 << 64
 

@@ -13,8 +13,8 @@ import attrs
 
 from mqfs import ack_state, limits
 from mqfs.ack_state import BACK, Progress, step
+from mqfs.seams import Anchor
 from mqfs.shapes import Shape, is_flag, is_number, is_text, is_time_ns, listed, optional, require, row
-from mqfs.types import Anchor
 
 FIRST_STREAM = 16  # numbers below are the group's own files
 CTL, ORDER, CURSOR, STATS, WHO, ERRORS = 1, 2, 3, 4, 5, 6

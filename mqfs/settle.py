@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import trio
 
-from mqfs.types import Step, Wait
+from mqfs.wait import Step, Wait
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from mqfs.log import columns as gather
 from mqfs.log import record
 from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, Table
 from mqfs.log.record import HEAD_BYTES
-from mqfs.types import Buffer, Kind
+from mqfs.model import Buffer, Kind
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

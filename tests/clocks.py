@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mqfs.clock import resumed
-from mqfs.types import Anchor
+from mqfs.seams import Anchor
 
 SECOND = 10**9
 

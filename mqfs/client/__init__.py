@@ -7,7 +7,7 @@ from mqfs.client.group import Group
 from mqfs.client.publisher import Outgoing
 from mqfs.client.subscription import Reading
 from mqfs.client.workers import Worker
-from mqfs.types import Message
+from mqfs.model import Message
 
 __all__ = [
     "Claim",

@@ -24,7 +24,7 @@ from mqfs.client.large import BodyWriter
 from mqfs.client.subscription import Reading
 from mqfs.client.types import Body
 from mqfs.errors import Interrupted, MqfsError
-from mqfs.types import Message
+from mqfs.model import Message
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from mqfs.client.subscription import Reading
 from mqfs.errors import MqfsError
-from mqfs.types import Message
+from mqfs.model import Message
 
 log = logging.getLogger("mqfs.client")
 

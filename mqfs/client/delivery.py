@@ -20,7 +20,7 @@ from mqfs.client.types import File, Link
 from mqfs.client.waiting import Waiting
 from mqfs.client.words import Duration, commands, duration, quote
 from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
-from mqfs.types import Message
+from mqfs.model import Message
 
 REASON_CHARACTERS = 500
 _SECOND_NS = 10**9

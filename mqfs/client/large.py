@@ -20,7 +20,7 @@ from mqfs.client.types import File, Link
 from mqfs.client.words import view
 from mqfs.errors import BadRequest, Disconnected, MqfsError, NotFound
 from mqfs.log import headers
-from mqfs.types import Message
+from mqfs.model import Message
 
 PIECE_BYTES = 1_000_000  # of a body in one message: a frame of it with headers fits one write of every transport
 SPOOLED_BYTES = 8 << 20  # of a body that was read; a larger one is a temporary file

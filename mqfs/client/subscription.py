@@ -19,8 +19,8 @@ from mqfs.client.waiting import Waiting
 from mqfs.client.words import commands, file_name, quote
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
 from mqfs.log import headers, record
+from mqfs.model import Kind, Message, Record
 from mqfs.syntax.patterns import compile_pattern
-from mqfs.types import Kind, Message, Record
 
 log = logging.getLogger("mqfs.client")
 

@@ -27,7 +27,9 @@ from mqfs.engine.stream import Cut, Parked, Post, Steps, Stream, Verdict, end_pa
 from mqfs.engine.tree.meta_nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.tree.refusals import Refusals, Refused
 from mqfs.group_state import Change, State
-from mqfs.types import QTDIR, Bucket, Draft, Kind, Qid, Record, Shared, Step, User, Wait
+from mqfs.model import QTDIR, Draft, Kind, Qid, Record, User
+from mqfs.seams import Bucket, Shared
+from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.files.cursor_file import Cursor

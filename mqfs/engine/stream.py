@@ -18,7 +18,8 @@ from mqfs.ack_state import ACK, BACK, step
 from mqfs.engine.delivery.consumer import UNTOUCHED, Taken, Untouched
 from mqfs.engine.language.node import Numbered
 from mqfs.group_state import ConsumerState, StreamState
-from mqfs.types import Kind, Record, Step, Wait
+from mqfs.model import Kind, Record
+from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer, Crowd

@@ -30,7 +30,9 @@ from mqfs.file_locks import Held, Key
 from mqfs.fuse import identity, protocol
 from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.fuse.operations import BLOCK_BYTES, known_name
-from mqfs.types import Handle, Stat, Wait
+from mqfs.model import Stat
+from mqfs.seams import Handle
+from mqfs.wait import Wait
 
 log = logging.getLogger("mqfs.fuse")
 

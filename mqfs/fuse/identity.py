@@ -6,7 +6,7 @@ matter, when a file is named or opened, never for a read or a write.
 
 from __future__ import annotations
 
-from mqfs.types import User
+from mqfs.model import User
 
 
 def user(uid: int, gid: int, thread: int, *, process: bool = False) -> User:

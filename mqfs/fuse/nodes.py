@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from mqfs import errors, limits
 from mqfs.engine.tree.listing import Listing
 from mqfs.engine.tree.tree import Node, Tree
-from mqfs.types import Handle
+from mqfs.seams import Handle
 
 ROOT = 1  # the kernel's name for the root directory
 Directory: TypeAlias = Any  # a node with `directory`: a group, or one of its folders

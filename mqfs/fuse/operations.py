@@ -27,8 +27,9 @@ from mqfs.engine.tree.meta_nodes import KeptFile, Meta
 from mqfs.engine.tree.tree import Node, Tree
 from mqfs.fuse import identity
 from mqfs.fuse.nodes import Files, Nodes
+from mqfs.model import User
 from mqfs.settle import settle
-from mqfs.types import Step, User
+from mqfs.wait import Step
 
 log = logging.getLogger("mqfs.fuse")
 P = ParamSpec("P")

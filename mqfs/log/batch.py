@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from mqfs import limits
 from mqfs.log import headers
 from mqfs.log.record import HEAD, HEAD_BYTES, encode, padded
-from mqfs.types import MORE, Buffer, Columns, Draft, Kind
+from mqfs.model import MORE, Buffer, Columns, Draft, Kind
 
 try:
     from mqfs.log import _native

@@ -15,7 +15,7 @@ import attrs
 
 from mqfs.log import record
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.types import Buffer, Kind
+from mqfs.model import Buffer, Kind
 
 try:
     from mqfs.log import _native

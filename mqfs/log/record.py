@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from google_crc32c import extend, value
 
-from mqfs.types import MORE, Buffer, Kind, Record
+from mqfs.model import MORE, Buffer, Kind, Record
 
 INNER = 2  # flag: not the first record of its unit
 SETTLED = 4  # flag: when this was written, everything before it was known to be on disk

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqfs import limits
 from mqfs.errors import BadRequest, Denied
-from mqfs.types import User
+from mqfs.model import User
 
 if TYPE_CHECKING:
     from mqfs.net.tokens import Tokens

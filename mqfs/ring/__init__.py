@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors
-from mqfs.types import Buffer, Columns
+from mqfs.model import Buffer, Columns
 
 try:
     from mqfs.ring import _native

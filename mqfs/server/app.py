@@ -24,6 +24,7 @@ from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
+from mqfs.model import User
 from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address
 from mqfs.net.sockets import SocketFile
@@ -32,12 +33,12 @@ from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import Rings
+from mqfs.seams import Store
 from mqfs.server.options import Options, name_space, service_address
 from mqfs.settle import settle
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
-from mqfs.types import Store, User
 
 log = logging.getLogger("mqfs")
 LEAST_WAIT_S = 0.001  # between two looks at what is due

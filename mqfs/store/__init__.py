@@ -1,1 +1,1 @@
-"""Where groups keep their logs: in memory or on disk, behind the seam `Store` of mqfs/types.py."""
+"""Where groups keep their logs: in memory or on disk, behind the seam `Store` of mqfs/seams.py."""

@@ -20,6 +20,7 @@ from typing import Any
 from mqfs import errors, limits
 from mqfs.log.batch import stamp
 from mqfs.log.record import INNER, MORE, SETTLED, Row, encode, padded, settled
+from mqfs.model import Blanks, Buffer, Columns, Draft, Kind, Many
 from mqfs.store.compaction import compact
 from mqfs.store.disk import write_all
 from mqfs.store.group_commit import Syncing
@@ -27,7 +28,6 @@ from mqfs.store.log_reader import Home, reserve_body, reserved_by
 from mqfs.store.segment import index as idx
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import Index, OpenIndex, Others, pack_other
-from mqfs.types import Blanks, Buffer, Columns, Draft, Kind, Many
 
 log = logging.getLogger("mqfs.store")
 
@@ -150,7 +150,7 @@ class _Unit:
 
 
 class DiskBucket(Syncing):
-    """See `Bucket` in mqfs/types.py."""
+    """See `Bucket` in mqfs/seams.py."""
 
     def __init__(self, home: Home, number: int, folder: str) -> None:
         super().__init__(home, number, folder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mqfs.log import columns
 from mqfs.log.record import HEAD_BYTES, decode, padded
-from mqfs.types import Span
+from mqfs.model import Span
 
 if TYPE_CHECKING:
     from mqfs.store.segment.file import Segment

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from mqfs import errors, limits
 from mqfs.group_state import Attributes, State, StreamState
 from mqfs.log.record import INNER, MORE, Row, encode
+from mqfs.model import Kind
 from mqfs.store.disk import Disk, read_file, write_file
 from mqfs.store.log_reader import reserve_body, reserved_by
 from mqfs.store.segment import index as idx
 from mqfs.store.segment.file import Survey, survey, torn
 from mqfs.store.segment.index import OpenIndex, Others
 from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_label, take_lock
-from mqfs.types import Kind
 
 Report = Callable[[str], None]
 _PIECE = 1 << 20  # of a log, read for its first records

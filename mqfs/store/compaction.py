@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.log.record import INNER, MORE, Row, decode, encode, padded
+from mqfs.model import Kind
 from mqfs.store.disk import write_all, write_file
 from mqfs.store.segment import index as idx
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import Index, OpenIndex, Others, size_of
-from mqfs.types import Kind
 
 if TYPE_CHECKING:
     from mqfs.store.bucket import DiskBucket

@@ -14,9 +14,9 @@ from collections import deque
 from typing import NamedTuple
 
 from mqfs import errors
+from mqfs.seams import Committed
 from mqfs.store.log_reader import Home, Reading
 from mqfs.store.segment.file import Segment
-from mqfs.types import Committed
 
 log = logging.getLogger("mqfs.store")
 

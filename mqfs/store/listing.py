@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 
+from mqfs.model import Kind, Listed
 from mqfs.store.segment.index import Index
-from mqfs.types import Kind, Listed
 
 _END = bytes([Kind.END])
 

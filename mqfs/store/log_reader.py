@@ -13,6 +13,7 @@ from typing import Protocol
 
 from mqfs import errors, limits
 from mqfs.log.record import HEAD_BYTES, INNER, Row, decode
+from mqfs.model import Kind, Listed, Record, Span, Stretch
 from mqfs.store import bulk_read
 from mqfs.store.commit_thread import Committer
 from mqfs.store.disk import Disk
@@ -20,7 +21,6 @@ from mqfs.store.listing import listed, pick
 from mqfs.store.segment.file import Files, Segment
 from mqfs.store.segment.index import Index, Plain, seek, seek_before, with_headers
 from mqfs.store.split_points import Cutter, chosen
-from mqfs.types import Kind, Listed, Record, Span, Stretch
 
 log = logging.getLogger("mqfs.store")
 

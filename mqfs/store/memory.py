@@ -13,10 +13,11 @@ from typing import cast
 
 from mqfs import errors, limits
 from mqfs.log.record import HEAD_BYTES, INNER, padded
+from mqfs.model import MORE, Buffer, Columns, Draft, Kind, Listed, Record, Span, Stretch
+from mqfs.seams import Bucket, Committed, Log
 from mqfs.store.log_reader import PORTIONS
 from mqfs.store.split_points import of_sizes
 from mqfs.store.spool import MemoryStaged
-from mqfs.types import MORE, Bucket, Buffer, Columns, Committed, Draft, Kind, Listed, Log, Record, Span, Stretch
 
 _CHANGED_BYTES = (
     64 << 10
@@ -24,7 +25,7 @@ _CHANGED_BYTES = (
 
 
 class MemoryBucket:
-    """See `Bucket` in mqfs/types.py."""
+    """See `Bucket` in mqfs/seams.py."""
 
     def __init__(self, number: int, state: bytes) -> None:
         self.id = number
@@ -236,7 +237,7 @@ class MemoryBucket:
 
 
 class MemoryStore:
-    """See `Store` in mqfs/types.py."""
+    """See `Store` in mqfs/seams.py."""
 
     path = ""
 

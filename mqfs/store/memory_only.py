@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from mqfs import limits
+from mqfs.model import Buffer, Columns, Draft, Kind, Record
+from mqfs.seams import Committed, Log
 from mqfs.store.memory import MemoryBucket
-from mqfs.types import Buffer, Columns, Committed, Draft, Kind, Log, Record
 
 _IN_MEMORY = frozenset({Kind.MESSAGE, Kind.END, Kind.ACK})
 
 
 class Volatile:
-    """See `Log` in mqfs/types.py."""
+    """See `Log` in mqfs/seams.py."""
 
     def __init__(self, kept: Log) -> None:
         self.kept = kept

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.types import Stretch
+from mqfs.model import Stretch
 
 if TYPE_CHECKING:
     from mqfs.store.segment.index import Index

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from mqfs import errors, limits
+from mqfs.seams import Bucket, Log
 from mqfs.store.bucket import DiskBucket, write_head
 from mqfs.store.commit_thread import Committer, Inline, Post, Thread
 from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
 from mqfs.store.memory_only import Volatile
 from mqfs.store.segment.file import Files
 from mqfs.store.spool import DiskStaged
-from mqfs.types import Bucket, Log
 
 log = logging.getLogger("mqfs.store")
 
@@ -32,7 +32,7 @@ PORTION_S = 0.01  # of one tick
 
 
 class DiskStore:
-    """See `Store` in mqfs/types.py. `post` runs a function on the engine's thread; without it syncs are inline."""
+    """See `Store` in mqfs/seams.py. `post` runs a function on the engine's thread; without it syncs are inline."""
 
     def __init__(self, path: str, post: Post | None = None, disk: Disk | None = None) -> None:
         self.path = os.path.realpath(path)

@@ -17,10 +17,10 @@ from mqfs import errors, limits
 from mqfs.engine.language import batch_frames
 from mqfs.log import batch, headers
 from mqfs.log.record import encode
+from mqfs.model import MORE, Kind
 from mqfs.ring import scan
 from mqfs.store.segment.file import survey
 from mqfs.store.segment.index import OpenIndex, Others
-from mqfs.types import MORE, Kind
 from tests.campaign import size
 from tests.units.hand import Units, frame
 

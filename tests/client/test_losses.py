@@ -17,7 +17,7 @@ from mqfs.client import Client, Group, Reading
 from mqfs.client.transport import ring_subscription
 from mqfs.client.types import read_whole
 from mqfs.errors import Disconnected, FellBehind
-from mqfs.types import Message
+from mqfs.model import Message
 from tests.client.conftest import Away
 
 SETTINGS = ([], ["replay last"], ["replay all"], ["replay all", "depth 20"], ["keep ring"], ["keep ring", "depth 20"])

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqfs.errors import NotFound
-from mqfs.types import Bucket, Draft, Kind, Record, Store
+from mqfs.model import Draft, Kind, Record
+from mqfs.seams import Bucket, Store
 
 STATE = b'{"state":1}'
 A, B, C = 16, 17, 18

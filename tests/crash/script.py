@@ -13,9 +13,10 @@ from collections.abc import Callable
 import attrs
 
 from mqfs.errors import Damaged, MqfsError, NotFound
+from mqfs.model import Draft, Kind, Record
+from mqfs.seams import Bucket
 from mqfs.store.commit_thread import Done, Job, run
 from mqfs.store.store import DiskStore
-from mqfs.types import Bucket, Draft, Kind, Record
 from tests.crash.liar import LyingDisk
 
 PATH = "/s/store"

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 
+from mqfs.model import Draft, Kind
 from mqfs.store.bucket import DiskBucket
 from mqfs.store.compaction import compact
 from mqfs.store.store import DiskStore
-from mqfs.types import Draft, Kind
 from tests.crash.liar import LyingDisk, Stopped
 from tests.store.small import SMALL, lowered
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from mqfs.errors import Damaged
+from mqfs.model import Draft, Kind, Record
+from mqfs.seams import Bucket
 from mqfs.store.store import DiskStore
-from mqfs.types import Bucket, Draft, Kind, Record
 from tests.campaign import seed, size
 from tests.crash.liar import File, LyingDisk, Stopped
 from tests.store.small import SMALL, lowered

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import BadStore, DiskFailed, DiskFull, ReadOnly
+from mqfs.model import Draft, Kind
+from mqfs.seams import Bucket
 from mqfs.store.store import DiskStore
-from mqfs.types import Bucket, Draft, Kind
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk
 from tests.crash.script import PATH, Script, Unstarted

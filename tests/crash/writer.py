@@ -11,8 +11,9 @@ import random
 import sys
 from collections.abc import Callable
 
+from mqfs.model import Draft, Kind
+from mqfs.seams import Bucket
 from mqfs.store.store import DiskStore
-from mqfs.types import Bucket, Draft, Kind
 from tests.store.small import SMALL, lowered
 
 Call = Callable[[], None]

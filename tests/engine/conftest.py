@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import User
 from mqfs.store.memory import MemoryStore
-from mqfs.types import User, Wait
+from mqfs.wait import Wait
 from tests.clocks import ManualClock
 
 ROOT = User(0, 0)

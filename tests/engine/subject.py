@@ -9,7 +9,9 @@ from typing import Any
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
-from mqfs.types import Store, User, Wait
+from mqfs.model import User
+from mqfs.seams import Store
+from mqfs.wait import Wait
 from tests.clocks import ManualClock
 from tests.model import WAIT
 from tests.parked import parked

@@ -14,8 +14,9 @@ from mqfs import errors, limits
 from mqfs.client.subscription import Records
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import User
 from mqfs.store.store import DiskStore
-from mqfs.types import User, Wait
+from mqfs.wait import Wait
 from tests.campaign import seed, size
 
 ROOT, SOMEBODY = User(0, 0), User(1_000, 1_000)

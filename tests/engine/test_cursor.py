@@ -10,7 +10,8 @@ import pytest
 from mqfs import limits
 from mqfs.errors import BadCommand, Denied, FellBehind, NotFound
 from mqfs.log.record import HEAD
-from mqfs.types import Kind, Wait
+from mqfs.model import Kind
+from mqfs.wait import Wait
 from tests.clocks import SECOND
 from tests.engine.conftest import ANNA, ROOT, Hand
 

@@ -11,8 +11,8 @@ import pytest
 from mqfs import errors, limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import User
 from mqfs.store.store import DiskStore
-from mqfs.types import User
 
 ME = User(os.geteuid(), os.getegid(), frozenset(), os.getpid(), "test")
 

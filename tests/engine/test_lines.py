@@ -10,7 +10,7 @@ import pytest
 
 from mqfs.engine.files.stream_file import LinePost
 from mqfs.errors import Interrupted, NotFound, StreamFull
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.engine.conftest import ROOT, Hand
 
 

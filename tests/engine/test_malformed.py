@@ -18,9 +18,10 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
 from mqfs.group_state import PUT
 from mqfs.log import batch, headers
+from mqfs.model import Kind, Message
 from mqfs.store.memory import MemoryStore
 from mqfs.syntax.names import check_name
-from mqfs.types import Kind, Message, Wait
+from mqfs.wait import Wait
 from tests.campaign import seed, size
 from tests.clocks import SECOND
 from tests.engine.conftest import ROOT, Hand

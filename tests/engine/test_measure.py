@@ -13,9 +13,10 @@ import pytest
 from mqfs import errors, limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import User
+from mqfs.seams import Store
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.types import Store, User
 
 ROOT, BERT = User(0, 0), User(1_002, 1_002)
 

@@ -16,7 +16,7 @@ from mqfs import errors
 from mqfs.engine.tree.tree import Tree
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.clocks import ManualClock
 from tests.engine.conftest import ROOT
 

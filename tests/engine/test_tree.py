@@ -12,9 +12,10 @@ from mqfs import errors, limits
 from mqfs.engine.control import actions
 from mqfs.engine.publishing import transactions
 from mqfs.engine.tree import tree
+from mqfs.model import QTDIR, User
 from mqfs.syntax import names
 from mqfs.syntax.quoting import quote
-from mqfs.types import QTDIR, User, Wait
+from mqfs.wait import Wait
 from tests.engine.conftest import ANNA, BERT, ROOT, Hand
 from tests.queues.hand import Queues
 

@@ -17,9 +17,9 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
 from mqfs.fuse.mount import FuseMount
+from mqfs.model import User
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.types import User
 
 
 def sizes(tree: Tree, mount: FuseMount) -> str:

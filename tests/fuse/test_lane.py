@@ -20,8 +20,8 @@ from mqfs.errors import Stale
 from mqfs.fuse import protocol
 from mqfs.fuse.device_loop import Lane
 from mqfs.fuse.nodes import File, Files, Nodes
+from mqfs.model import User
 from mqfs.store.memory import MemoryStore
-from mqfs.types import User
 
 USER = User(0, 0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.file_locks import Held, Key, Locks
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.campaign import size
 from tests.fuse.served_by import FCNTL, FLOCK, Child, Served, calls, until
 

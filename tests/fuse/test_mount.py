@@ -16,8 +16,8 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
 from mqfs.fuse import mount
+from mqfs.model import User
 from mqfs.store.memory import MemoryStore
-from mqfs.types import User
 from tests.anyone import NOBODY, python_for_anyone
 from tests.fuse.served_by import Served
 

@@ -21,8 +21,8 @@ import pytest
 import mqfs
 from mqfs import ring
 from mqfs.errors import MqfsError, RemoteError
+from mqfs.model import Draft
 from mqfs.ninep.blocking import Client, connect
-from mqfs.types import Draft
 from tests.campaign import seed, size
 from tests.fuzz.hostile import Hostile
 from tests.patience import patient

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mqfs.errors import BadFrame
+from mqfs.model import Qid
 from mqfs.net.identity import Peer
 from mqfs.ninep.client.machine import Caller
 from mqfs.ninep.codec import linux_messages as linux
@@ -21,7 +22,6 @@ from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.numbers import NUMBERS, TYPES
 from mqfs.ninep.codec.wire import Framer, decode, encode, layout
 from mqfs.ninep.server.session import Session
-from mqfs.types import Qid
 from tests.campaign import seed, size
 from tests.ninep.support import ME, Raw, eventually, make_tree, open_handles, running
 from tests.parked import parked

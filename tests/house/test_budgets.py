@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.calls import calls, calls_once
 from tests.house.today import check
 from tests.queues.hand import Queues

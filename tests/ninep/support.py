@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame
+from mqfs.model import Qid, Record, User
 from mqfs.net.identity import Peer
 from mqfs.ninep import blocking
 from mqfs.ninep.codec.linux_messages import Entry
@@ -28,8 +29,8 @@ from mqfs.ninep.codec.wire import Framer, decode, encode, layout
 from mqfs.ninep.server.listener import listen
 from mqfs.ninep.server.server import Server
 from mqfs.ninep.server.session import Session
+from mqfs.seams import Committed
 from mqfs.store.memory import MemoryBucket, MemoryStore
-from mqfs.types import Committed, Qid, Record, User
 
 DEADLINE_S = 30.0
 META = [".batch", ".consumers", ".cursor", ".errors", ".kept", ".put", ".stats", ".txn", ".who", "ctl", "order"]

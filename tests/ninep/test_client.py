@@ -13,12 +13,12 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import Stat
 from mqfs.ninep import blocking
 from mqfs.ninep.client.machine import Caller
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
 from mqfs.ninep.codec.wire import encode
-from mqfs.types import Stat
 from tests.ninep.support import DEADLINE_S, META, Running, eventually, make_tree, open_handles, running
 
 

@@ -11,7 +11,7 @@ import pytest
 from mqfs import limits
 from mqfs.errors import OverLimit
 from mqfs.file_locks import END, Held, Key, Locks
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.campaign import seed, size
 
 BYTES = 12

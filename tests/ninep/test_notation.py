@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from mqfs.model import Qid
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.notation import parse, show
-from mqfs.types import Qid
 from tests.ninep.support import messages
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from mqfs import limits
 from mqfs.errors import BadFrame
+from mqfs.model import Qid
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.numbers import TYPES
 from mqfs.ninep.codec.wire import Framer, decode, encode
-from mqfs.types import Qid
 from tests.ninep.support import messages
 
 EVERY_DIALECT = st.booleans().flatmap(lambda unix: st.tuples(st.just(unix), st.lists(messages(unix), max_size=6)))

@@ -12,9 +12,10 @@ import pytest
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
+from mqfs.model import User
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.types import User, Wait
+from mqfs.wait import Wait
 from tests.clocks import ManualClock
 from tests.engine.conftest import ROOT, Hand
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqfs.ninep.client.machine import Procedure
-from mqfs.types import Store
+from mqfs.seams import Store
 from tests.clocks import SECOND
 from tests.engine.nine import NineSubject
 from tests.engine.subject import USER, TreeSubject

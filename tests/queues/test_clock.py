@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import errors
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.clocks import SECOND, MachineClock
 from tests.queues.hand import BIG, Queues, drain, read, refusal, say, waits
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.types import User, Wait
+from mqfs.model import User
+from mqfs.wait import Wait
 from tests.engine.conftest import ANNA, BERT, ROOT
 from tests.queues.hand import BIG, Queues, drain, read, refusal, say, told, waits
 

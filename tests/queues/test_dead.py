@@ -9,7 +9,8 @@ import pytest
 
 from mqfs import errors
 from mqfs.engine.language.permissions import R, W, allowed
-from mqfs.types import User, Wait
+from mqfs.model import User
+from mqfs.wait import Wait
 from tests.engine.conftest import ROOT
 from tests.queues.hand import BIG, Queues, drain, read, refusal, say, told, waits
 

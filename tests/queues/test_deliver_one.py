@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.engine.conftest import ANNA, ROOT
 from tests.queues.hand import BIG, Queues, read, say, waits
 

@@ -12,7 +12,8 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import MqfsError
-from mqfs.types import Kind, Wait
+from mqfs.model import Kind
+from mqfs.wait import Wait
 from tests.queues.hand import Queues
 
 PUTS = ["", ',"single":true', ',"ttl":"3s"', ',"priority":9']

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests import campaign
 from tests.queues.hand import BIG, Queues, say
 

@@ -11,7 +11,8 @@ import pytest
 from mqfs import errors, limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.group_state import State
-from mqfs.types import Kind, User, Wait
+from mqfs.model import Kind, User
+from mqfs.wait import Wait
 from tests.clocks import SECOND
 from tests.engine.conftest import ANNA, BERT, ROOT
 from tests.queues.hand import BIG, Queues, drain, read, waits

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqfs import limits
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.queues.hand import Queues
 
 COUNT = 700  # more than two portions

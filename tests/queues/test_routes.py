@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs.errors import MqfsError
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.calls import calls
 from tests.queues.hand import Queues
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs.engine.language.message_formats import FORMATS
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.queues.hand import BIG, Queues, drain, read, say, waits
 
 

@@ -17,12 +17,14 @@ from mqfs import ring
 from mqfs.clock import SystemClock
 from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import User
 from mqfs.ring.server import registry
 from mqfs.ring.server.registry import Attachment, Rings
+from mqfs.seams import Store
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.types import Store, User, Wait
+from mqfs.wait import Wait
 from tests.crash.script import PATH
 
 ME = User(os.geteuid(), os.getegid(), frozenset(), os.getpid(), "test")

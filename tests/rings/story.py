@@ -13,7 +13,7 @@ import random
 from typing import Any
 
 from mqfs import errors
-from mqfs.types import Draft
+from mqfs.model import Draft
 from tests.crash.liar import LyingDisk
 from tests.rings.rig import ME, Client, Rig
 from tests.store.small import SMALL, lowered

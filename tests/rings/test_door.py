@@ -23,12 +23,12 @@ import mqfs
 from mqfs import errors, limits, ring
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import User
 from mqfs.net.address import UnixAddress
 from mqfs.ring import protocol
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import Rings
 from mqfs.store.memory import MemoryStore
-from mqfs.types import User
 from tests.anyone import NOBODY
 from tests.campaign import size
 from tests.client.conftest import Away, short_folder

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits, ring
-from mqfs.types import Draft
+from mqfs.model import Draft
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk
 from tests.crash.script import PATH

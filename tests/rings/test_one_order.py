@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from mqfs import errors, ring
-from mqfs.types import Draft, Wait
+from mqfs.model import Draft
+from mqfs.wait import Wait
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk
 from tests.rings.rig import ME, Client, Rig, keeper

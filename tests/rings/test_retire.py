@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from mqfs import errors, ring
+from mqfs.model import Draft
 from mqfs.ring import Ring
 from mqfs.ring.server.keeper_link import KeeperLink
-from mqfs.types import Draft
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk
 from tests.ring.actors import child, ended, stopped

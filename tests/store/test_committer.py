@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import ReadOnly
+from mqfs.model import Kind
+from mqfs.seams import Bucket
 from mqfs.store.commit_thread import Thread
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
-from mqfs.types import Bucket, Kind
 from tests.store.small import SMALL, lowered
 
 Calls = queue.SimpleQueue[Callable[[], None]]

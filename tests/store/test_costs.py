@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import DiskFull
+from mqfs.model import Draft, Kind
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.types import Draft, Kind
 from tests.store.small import abandon, lowered
 
 

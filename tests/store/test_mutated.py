@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import BadStore, Damaged, MqfsError
+from mqfs.model import Kind
+from mqfs.seams import Bucket
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
-from mqfs.types import Bucket, Kind
 from tests.campaign import seed, size
 from tests.store.small import SMALL, lowered
 

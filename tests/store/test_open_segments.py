@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
+from mqfs.model import Kind
 from mqfs.store.store import DiskStore
-from mqfs.types import Kind
 from tests.campaign import size
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqfs.log import record as codec
-from mqfs.types import Kind, Record
+from mqfs.model import Kind, Record
 
 RECORDS = st.builds(
     Record,

@@ -13,9 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mqfs.model import Draft, Kind, Record
+from mqfs.seams import Bucket
 from mqfs.store.memory import MemoryBucket, MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.types import Bucket, Draft, Kind, Record
 from tests.campaign import size
 from tests.store.small import SMALL, abandon, lowered
 

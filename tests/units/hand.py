@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mqfs.log import headers
-from mqfs.types import User, Wait
+from mqfs.model import User
+from mqfs.wait import Wait
 from tests.engine.conftest import ROOT
 from tests.queues.hand import Queues
 

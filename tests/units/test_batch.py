@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.engine.conftest import ANNA, ROOT
 from tests.parked import parked
 from tests.queues.hand import read

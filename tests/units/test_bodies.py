@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.queues.hand import read, say
 from tests.units.hand import Units, frame
 

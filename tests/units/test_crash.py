@@ -11,7 +11,7 @@ import pytest
 from mqfs import errors
 from mqfs.engine.tree.tree import Tree
 from mqfs.store.store import DiskStore
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.campaign import seed, size
 from tests.clocks import ManualClock
 from tests.crash.liar import LyingDisk, Stopped

@@ -9,7 +9,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import MqfsError
-from mqfs.types import User
+from mqfs.model import User
 from tests.engine.conftest import ANNA, BERT, ROOT
 from tests.units.hand import Units, frame
 

@@ -11,7 +11,7 @@ import pytest
 from mqfs import errors, limits
 from mqfs.store.disk import Disk
 from mqfs.store.spool import DiskStaged, MemoryStaged
-from mqfs.types import Wait
+from mqfs.wait import Wait
 from tests.engine.conftest import ANNA, BERT, ROOT
 from tests.queues.hand import read
 from tests.units.hand import Units, frame

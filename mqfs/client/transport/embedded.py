@@ -20,10 +20,12 @@ from mqfs.client.types import READ_BYTES, Direct, File
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
+from mqfs.model import User
 from mqfs.ninep.client.connection import flags_of
+from mqfs.seams import Store
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.types import Step, Store, User, Wait
+from mqfs.wait import Step, Wait
 
 T = TypeVar("T")
 

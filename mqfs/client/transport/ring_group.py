@@ -18,7 +18,7 @@ from mqfs import limits, ring
 from mqfs.client.transport.attach_client import DoorCall, NoDoor
 from mqfs.client.types import Link
 from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong
-from mqfs.types import Kind
+from mqfs.model import Kind
 
 if TYPE_CHECKING:
     from mqfs.client.subscription import Filters, Patterns, Reading

@@ -17,9 +17,9 @@ from mqfs.client.transport.ring_group import LOOK_S, PAUSE_S, Attached, Refused,
 from mqfs.client.types import Link
 from mqfs.errors import BadCommand, BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
 from mqfs.log import headers
+from mqfs.model import Kind, Message, Record
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.patterns import compile_pattern
-from mqfs.types import Kind, Message, Record
 
 SLICE_S = 0.05  # of a wait, between two looks at whether somebody ended it
 BATCH = 1_024  # records taken at once

@@ -13,10 +13,10 @@ from mqfs.engine.delivery import dead_letters
 from mqfs.engine.language.settings import USAGE, Action, Settings
 from mqfs.engine.routing import programs
 from mqfs.engine.stream import Post, Stream
+from mqfs.model import Kind
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern
 from mqfs.syntax.size import parse_number
-from mqfs.types import Kind
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.language.settings import Settings
     from mqfs.engine.stream import Steps, Stream
-    from mqfs.types import User
+    from mqfs.model import User
 
 
 class Changes:

@@ -24,7 +24,8 @@ from mqfs.engine.language.node import Numbered
 from mqfs.engine.log import multipart
 from mqfs.engine.routing.message_filter import Selection
 from mqfs.group_state import Attributes, ConsumerState
-from mqfs.types import Kind, Record, Wait
+from mqfs.model import Kind, Record
+from mqfs.wait import Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.files.claiming_handle import Taker

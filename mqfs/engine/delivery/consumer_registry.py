@@ -18,8 +18,8 @@ from mqfs.engine.retention.low_watermark import Lowest
 from mqfs.engine.stream import Steps, Stream, Verdict
 from mqfs.engine.tree.meta_nodes import bits_for_writers
 from mqfs.group_state import Change, ConsumerState
+from mqfs.model import Draft, Kind, Record, User
 from mqfs.syntax.quoting import quote
-from mqfs.types import Draft, Kind, Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

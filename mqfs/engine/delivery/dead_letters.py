@@ -13,7 +13,7 @@ from mqfs.engine.log import multipart
 from mqfs.group_state import Attributes, Change, ConsumerState
 from mqfs.log import headers
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.types import Draft, Kind, Many, Record, User
+from mqfs.model import Draft, Kind, Many, Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer

@@ -14,7 +14,7 @@ from mqfs import errors
 from mqfs.ack_state import ACK, Entry, Progress, step
 from mqfs.engine.delivery.priority_index import NEVER, NORMAL, ORDINARY, Rank
 from mqfs.engine.log import multipart
-from mqfs.types import Kind, Record
+from mqfs.model import Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors
 from mqfs.log import headers
+from mqfs.model import Record
 from mqfs.syntax.duration import parse_duration
-from mqfs.types import Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -15,7 +15,8 @@ from mqfs.engine.language.permissions import W, require
 from mqfs.engine.publishing.atomic_batch import Source, Tally, Unit, require_fit
 from mqfs.engine.stream import Stream
 from mqfs.log import batch, headers
-from mqfs.types import Step, User
+from mqfs.model import User
+from mqfs.wait import Step
 
 
 @lru_cache(limits.CONNECTIONS)

@@ -10,7 +10,8 @@ from mqfs.ack_state import Entry
 from mqfs.engine.delivery.consumer import Claim, Consumer
 from mqfs.engine.files.handle import Given, Open
 from mqfs.engine.language.permissions import R, allowed
-from mqfs.types import Record, Step, User, Wait
+from mqfs.model import Record, User
+from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits
 from mqfs.engine.files.handle import Open
 from mqfs.errors import shortened
-from mqfs.types import Step
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     pass

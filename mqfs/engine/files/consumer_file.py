@@ -19,10 +19,11 @@ from mqfs.engine.log import multipart
 from mqfs.engine.routing.message_filter import Selection, select
 from mqfs.engine.routing.seek import position
 from mqfs.engine.tree.meta_nodes import TakeFile
+from mqfs.model import Record, User
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
-from mqfs.types import Record, Step, User
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream

@@ -10,7 +10,8 @@ from mqfs.engine.control.changes import Changes
 from mqfs.engine.files import status_files
 from mqfs.engine.files.command_file import PrintedCommands
 from mqfs.engine.language.settings import Action, Settings, parse
-from mqfs.types import Step, User
+from mqfs.model import User
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     pass

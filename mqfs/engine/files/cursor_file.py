@@ -18,9 +18,10 @@ from mqfs.engine.language.permissions import R, allowed, require
 from mqfs.engine.language.settings import parse_depth
 from mqfs.engine.routing.message_filter import Selection, select
 from mqfs.engine.routing.seek import position
+from mqfs.model import Kind, Record, User
 from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
-from mqfs.types import Kind, Record, Step, User, Wait
+from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream

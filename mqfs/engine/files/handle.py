@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors
-from mqfs.types import Step, User
+from mqfs.model import User
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -13,7 +13,7 @@ from mqfs.engine.files.positioned_reader import Reader
 from mqfs.engine.language.permissions import sees
 from mqfs.engine.stream import Parked, Stream
 from mqfs.engine.tree.meta_nodes import Meta
-from mqfs.types import Kind, Record, User
+from mqfs.model import Kind, Record, User
 
 
 class LogReader(Reader):

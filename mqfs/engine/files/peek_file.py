@@ -8,7 +8,8 @@ from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import Given, Open
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.tree.meta_nodes import TakeFile
-from mqfs.types import Record, Step, User
+from mqfs.model import Record, User
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream

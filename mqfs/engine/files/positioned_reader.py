@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mqfs import errors
 from mqfs.engine.files.handle import Given, Open
 from mqfs.engine.stream import Parked, end_parked
-from mqfs.types import Kind, Record, Step, User, Wait
+from mqfs.model import Kind, Record, User
+from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     pass

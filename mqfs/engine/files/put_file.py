@@ -14,8 +14,9 @@ from mqfs.engine.language.put_request import Put, parse
 from mqfs.engine.publishing.deduplication import PutId
 from mqfs.engine.stream import Post, Stream
 from mqfs.log import headers
+from mqfs.model import Draft, Kind
 from mqfs.syntax.duration import print_duration
-from mqfs.types import Draft, Kind, Step
+from mqfs.wait import Step
 
 
 class PutHandle(Commands):

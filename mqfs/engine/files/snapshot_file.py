@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.files.handle import Open
-from mqfs.types import Step, User
+from mqfs.model import User
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.engine.tree.meta_nodes import KeptFile

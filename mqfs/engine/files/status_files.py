@@ -17,7 +17,7 @@ from mqfs.engine.stream import Stream
 if TYPE_CHECKING:
     from mqfs.engine.files.handle import Open
     from mqfs.engine.group import Group
-    from mqfs.types import User
+    from mqfs.model import User
 
 
 def stats(group: Group, user: User) -> str:

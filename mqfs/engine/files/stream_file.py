@@ -13,7 +13,8 @@ from mqfs import errors, limits
 from mqfs.engine.files.handle import Open
 from mqfs.engine.files.positioned_reader import Reader
 from mqfs.engine.stream import Parked, Post, Stream
-from mqfs.types import Kind, Record, Step, User, Wait
+from mqfs.model import Kind, Record, User
+from mqfs.wait import Step, Wait
 
 
 @attrs.define

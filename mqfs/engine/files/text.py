@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from mqfs.engine.files import status_files
 from mqfs.engine.files.handle import Open
-from mqfs.types import Step, User
+from mqfs.model import User
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

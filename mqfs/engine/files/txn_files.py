@@ -15,8 +15,9 @@ from mqfs.engine.language.put_request import parse
 from mqfs.engine.publishing.staged_batch import PartFile
 from mqfs.engine.publishing.txn_nodes import TxnCtl
 from mqfs.log import batch, headers
+from mqfs.model import User
 from mqfs.syntax.quoting import split
-from mqfs.types import Step, User
+from mqfs.wait import Step
 
 USAGE = "commit PRODUCER.NUMBER PART..., abort PART... or forget PRODUCER..."
 

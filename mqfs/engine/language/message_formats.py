@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from mqfs import errors
 from mqfs.log import headers
 from mqfs.log.record import encode, encode_names
+from mqfs.model import Record
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.names import one_line
 from mqfs.syntax.size import parse_number
-from mqfs.types import Record
 
 FORMATS = ("raw", "line", "nul", "each", "json", "record")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqfs.types import QTDIR, QTFILE, Qid
+from mqfs.model import QTDIR, QTFILE, Qid
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

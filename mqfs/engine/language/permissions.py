@@ -6,7 +6,7 @@ import stat
 
 from mqfs.errors import Denied, NotPermitted
 from mqfs.group_state import Attributes
-from mqfs.types import User
+from mqfs.model import User
 
 R, W, X = 4, 2, 1
 

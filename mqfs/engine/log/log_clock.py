@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mqfs.engine.delivery.priority_index import NEVER
 from mqfs.group_state import encode_change
-from mqfs.types import Kind, Record
+from mqfs.model import Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

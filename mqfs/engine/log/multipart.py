@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.log import headers
-from mqfs.types import Kind, Record
+from mqfs.model import Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -19,7 +19,8 @@ from mqfs.engine.stream import Post, Stream, Verdict
 from mqfs.group_state import Change
 from mqfs.log import batch
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.types import Blanks, Draft, Kind, Step
+from mqfs.model import Blanks, Draft, Kind
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -14,7 +14,7 @@ from mqfs import errors, limits
 from mqfs.ack_state import ACK, step
 from mqfs.group_state import PUT
 from mqfs.log import headers
-from mqfs.types import Draft, Kind, Record
+from mqfs.model import Draft, Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

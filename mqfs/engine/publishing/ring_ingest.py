@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.types import Buffer, Columns, Kind, Record
+from mqfs.model import Buffer, Columns, Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -12,8 +12,8 @@ from mqfs.engine.publishing.atomic_batch import Tally, require_fit
 from mqfs.engine.tree.meta_nodes import Folder, bits_for_writers
 from mqfs.group_state import Attributes
 from mqfs.log import batch
+from mqfs.model import QTDIR, QTFILE, Qid, User
 from mqfs.shares import Shares
-from mqfs.types import QTDIR, QTFILE, Qid, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -17,9 +17,10 @@ from mqfs.engine.publishing.atomic_batch import Source, Tally, Unit, require_fit
 from mqfs.engine.publishing.staged_batch import Part
 from mqfs.engine.publishing.txn_nodes import TxnCtl, TxnFolder
 from mqfs.group_state import Attributes, Change
+from mqfs.model import User
 from mqfs.shares import require_share
 from mqfs.syntax.names import check_control, check_name, one_line
-from mqfs.types import Step, User
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

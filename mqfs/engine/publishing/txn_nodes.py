@@ -10,7 +10,7 @@ from mqfs.engine.language.permissions import X, require
 from mqfs.engine.publishing.staged_batch import Part, Staging
 from mqfs.engine.tree.meta_nodes import Folder, Meta
 from mqfs.group_state import Attributes
-from mqfs.types import User
+from mqfs.model import User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from mqfs import errors
+from mqfs.model import Record
 from mqfs.syntax.patterns import MANY, ONE, Patterns, check_pattern
-from mqfs.types import Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

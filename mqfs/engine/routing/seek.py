@@ -12,7 +12,7 @@ from mqfs import errors
 from mqfs.engine.language.message_formats import parse_seek
 from mqfs.engine.routing.message_filter import Selection
 from mqfs.engine.stream import Stream
-from mqfs.types import Record
+from mqfs.model import Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -17,7 +17,7 @@ from mqfs.engine.routing.message_filter import Selection
 from mqfs.engine.routing.programs import Program
 from mqfs.engine.stream import Parked, Stream
 from mqfs.group_state import Attributes, ViewState
-from mqfs.types import Record, User
+from mqfs.model import Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream, end_parked, serve_parked
+from mqfs.model import Record
 from mqfs.syntax.patterns import Patterns
 from mqfs.syntax.quoting import quote
-from mqfs.types import Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -14,7 +14,7 @@ from mqfs import errors, limits
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
-    from mqfs.types import Clock
+    from mqfs.seams import Clock
 
 log = logging.getLogger("mqfs.engine")
 

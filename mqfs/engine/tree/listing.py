@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from mqfs import limits
-from mqfs.types import User
+from mqfs.model import User
 
 if TYPE_CHECKING:
     from mqfs.engine.tree.tree import Node, Tree

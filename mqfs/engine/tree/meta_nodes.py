@@ -12,7 +12,7 @@ from mqfs import group_state, limits
 from mqfs.engine.language.node import OfStream, Own
 from mqfs.errors import NotPermitted
 from mqfs.group_state import Attributes
-from mqfs.types import QTFILE, Qid
+from mqfs.model import QTFILE, Qid
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group

@@ -39,9 +39,11 @@ from mqfs.engine.tree.faults import Faults, report_unserved
 from mqfs.engine.tree.meta_nodes import Folder, KeptFile, Meta, TakeFile
 from mqfs.file_locks import Locks
 from mqfs.group_state import Attributes, State, decode_change
+from mqfs.model import Kind, Stat, User
+from mqfs.seams import Bucket, Clock, Processes, Store
 from mqfs.shares import Shares, require_share
 from mqfs.syntax.names import check_name, with_suffix
-from mqfs.types import Bucket, Clock, Kind, Processes, Stat, Step, Store, User
+from mqfs.wait import Step
 
 T = TypeVar("T")
 Node = Group | Stream | View | Consumer | Meta | Folder | KeptFile | TakeFile | PartFile

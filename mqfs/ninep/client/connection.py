@@ -19,11 +19,11 @@ from typing import TypeVar
 
 from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
+from mqfs.model import Stat
 from mqfs.net.address import Address, UnixAddress, explain_failure, parse_address
 from mqfs.ninep.client.machine import Caller, Channel, Procedure, expect
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
-from mqfs.types import Stat
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, TooLong, Unsupported
+from mqfs.model import QTDIR, Qid, Stat
 from mqfs.net import identity
 from mqfs.net.identity import NONUNAME
 from mqfs.ninep.codec import linux_messages as linux
@@ -39,7 +40,6 @@ from mqfs.ninep.codec.wire import (
     decode,
     encode,
 )
-from mqfs.types import QTDIR, Qid, Stat
 
 T = TypeVar("T")
 Procedure = Generator[Fcall, Any, T]

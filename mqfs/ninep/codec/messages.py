@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple, Protocol
 
+from mqfs.model import Qid
 from mqfs.net.identity import NONUNAME
-from mqfs.types import Qid
 
 U8 = Annotated[int, "u8"]
 U16 = Annotated[int, "u16"]

@@ -19,11 +19,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mqfs.model import Qid
 from mqfs.ninep.codec.linux_messages import Entry
 from mqfs.ninep.codec.messages import Dir, Fcall
 from mqfs.ninep.codec.numbers import NUMBERS
 from mqfs.ninep.codec.wire import layout
-from mqfs.types import Qid
 
 _BARE = re.compile(r"[A-Za-z0-9._/+@:,!%=&^#-]+")
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[\[\]{}]|[^\s\[\]{}"]+)')

@@ -13,11 +13,12 @@ from mqfs import limits
 from mqfs.engine.tree.listing import Listing
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError
+from mqfs.model import QTDIR, User
 from mqfs.net import identity
 from mqfs.ninep.codec.linux_messages import Entry
 from mqfs.ninep.codec.messages import Dir
 from mqfs.ninep.codec.wire import ENTRY, stat_bytes
-from mqfs.types import QTDIR, Handle, User
+from mqfs.seams import Handle
 
 if TYPE_CHECKING:
     from mqfs.ninep.server.pending import Pending

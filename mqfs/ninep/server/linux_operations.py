@@ -15,13 +15,14 @@ import attrs
 from mqfs import limits
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
 from mqfs.file_locks import END, Held, Key
+from mqfs.model import User
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import READ_OVERHEAD
 from mqfs.ninep.server.fids import Fid
 from mqfs.ninep.server.operations import become, directory, opened, rename_node, synced
 from mqfs.ninep.server.pending import Later, later
-from mqfs.types import Step, User
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.ninep.server.session import Session

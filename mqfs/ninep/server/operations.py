@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFid, BadRequest, MqfsError, NoAuthentication, NotDirectory, NotFound, NotPermitted
+from mqfs.model import QTDIR, Qid, User
 from mqfs.net import identity
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec import messages as m
@@ -20,7 +21,7 @@ from mqfs.ninep.codec.messages import NOFID, Fcall
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from mqfs.ninep.server.fids import Fid, stat
 from mqfs.ninep.server.pending import Later, both, later
-from mqfs.types import QTDIR, Qid, Step, User
+from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.ninep.server.session import Session

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mqfs.ninep.codec.messages import Fcall
-from mqfs.types import Step, Wait
+from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.ninep.server.fids import Fid

@@ -61,7 +61,7 @@ from mqfs.ninep.codec.wire import (
 from mqfs.ninep.server import linux_operations, operations
 from mqfs.ninep.server.fids import NOWHERE, Fid
 from mqfs.ninep.server.pending import Later, Pending
-from mqfs.types import Wait
+from mqfs.wait import Wait
 
 log = logging.getLogger("mqfs.ninep")
 

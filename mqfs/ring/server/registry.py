@@ -22,10 +22,12 @@ from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, W, X, require
 from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import User
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import Journal
+from mqfs.seams import Log, Store
 from mqfs.shares import require_share
-from mqfs.types import Log, Step, Store, User, Wait
+from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.ring import Ring

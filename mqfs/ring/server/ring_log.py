@@ -24,7 +24,8 @@ from mqfs.engine.language.settings import SYNC_ALWAYS
 from mqfs.engine.publishing.ring_ingest import arrived, is_listened, passed
 from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
-from mqfs.types import MORE, Columns, Draft, Kind, Log, Many, Record
+from mqfs.model import MORE, Columns, Draft, Kind, Many, Record
+from mqfs.seams import Log
 
 if TYPE_CHECKING:
     from mqfs.ring import Consumer, Ring
@@ -71,7 +72,7 @@ class _Range:
 
 
 class Journal:
-    """See `Bucket` and `Shared` in mqfs/types.py. `judge` says why a change of the group ends the ring, "" if it does
+    """See `Bucket` and `Shared` in mqfs/seams.py. `judge` says why a change of the group ends the ring, "" if it does
     not; `over` is called once, when the ring has ended and what was taken is committed."""
 
     def __init__(

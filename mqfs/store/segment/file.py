@@ -17,10 +17,10 @@ import attrs
 from mqfs import errors, limits
 from mqfs.log import batch
 from mqfs.log.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
+from mqfs.model import Kind
 from mqfs.store.disk import Disk, read_all, read_file, write_all, write_file
 from mqfs.store.segment import index as idx
 from mqfs.store.segment.index import OTHER_SIZE, Index, OpenIndex, Others, Part, SealedIndex
-from mqfs.types import Kind
 
 Aside = Callable[["Segment", int, bytes, str], None]  # copy bytes of a log, which failed a check, to quarantine/
 

@@ -17,8 +17,8 @@ from google_crc32c import value
 
 from mqfs.log.batch import postings
 from mqfs.log.record import HEAD_BYTES, Row
+from mqfs.model import Columns
 from mqfs.store.disk import Buffer
-from mqfs.types import Columns
 
 MAGIC = b"mqfsidx1"
 SEALED, CLEAN = 1, 2

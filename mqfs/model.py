@@ -1,0 +1,170 @@
+"""The values that every part shares: messages, records, users, files. Owns no behaviour."""
+
+from __future__ import annotations
+
+import abc
+import enum
+import io
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple, TypeAlias
+
+import attrs
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Kind(enum.IntEnum):
+    """What a record of a group's log is. Only MESSAGE and END take a sequence; all others carry the last one."""
+
+    MESSAGE = 1
+    END = 2  # end-of-file mark: readers get 0 bytes once
+    CHANGE = 3  # of the group's state: a stream made, a ctl line, ... (mqfs/group_state.py)
+    ACK = 4  # acknowledgement by a consumer
+    CLOCK = 5  # where the wall clock stands against the engine clock (mqfs/group_state.py)
+    STATE = 6  # all of it, at the head of each segment (mqfs/group_state.py)
+    NAMES = 7  # stream numbers and names; only in `format record`, never in a segment
+
+
+MORE = 1  # Record.flags bit 0: more of this unit follows
+
+
+class Record(NamedTuple):
+    """One record of a log. `stream` is the stream's number in its group (0: the group itself)."""
+
+    sequence: int
+    time_ns: int  # wall time, never going back inside a group
+    stream: int
+    kind: int
+    flags: int
+    headers: bytes  # u8 key length, key, u16 value length, value, ... ; usually empty
+    body: bytes
+
+
+class Columns(NamedTuple):
+    """The records of a buffer, column by column; `end` is where the first that does not pass would begin."""
+
+    end: int
+    sequences: memoryview
+    times: memoryview
+    positions: memoryview  # in the buffer, or in the log
+    bodies: memoryview  # bytes of each body
+    streams: memoryview
+    headers: memoryview  # bytes of each record's headers
+    kinds: memoryview
+    flags: memoryview
+
+    def part(self, begin: int, end: int) -> Columns:
+        """Some of the rows."""
+        return Columns(self.end, *(column[begin:end] for column in self[1:]))
+
+
+class Span(NamedTuple):
+    """Messages as the log has them."""
+
+    pieces: Sequence[bytes]  # whole records, in order
+    streams: Set[int]  # of them
+    messages: int  # at least one
+    last: int  # up to that sequence everything was looked at
+    newest: Record  # the last of them
+
+
+class Stretch(NamedTuple):
+    """Messages that lie next to each other in a log."""
+
+    end: int  # the sequence behind them
+    messages: int
+    size: int  # about the bytes they take
+
+
+class Draft(NamedTuple):
+    """A record to be appended: the bucket gives it its sequence."""
+
+    kind: int
+    stream: int
+    body: bytes
+    headers: bytes = b""
+
+
+class Message(NamedTuple):
+    """A message as the library shows it: shapes as in Record, the stream by its current name."""
+
+    sequence: int
+    stream: str
+    time_ns: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    def open(self) -> io.BufferedIOBase:
+        """The body as a file."""
+        return io.BytesIO(self.body)
+
+
+@attrs.frozen
+class User:
+    """On whose behalf a call is made."""
+
+    uid: int
+    gid: int
+    groups: frozenset[int] = frozenset()  # supplementary
+    pid: int = 0  # 0 where the face cannot know
+    where: str = ""  # the face and connection, for `.who`: "fuse", "9p unix 3"
+
+
+class Qid(NamedTuple):
+    """As 9P has it; `path` is also st_ino: stable over restarts, never shared by two files of a store."""
+
+    type: int  # 0x80 directory, 0x40 append-only, 0 plain
+    version: int
+    path: int
+
+
+QTDIR, QTAPPEND, QTFILE = 0x80, 0x40, 0x00
+
+
+class Stat(NamedTuple):
+    """Attributes of a file. Times are UNIX nanoseconds."""
+
+    qid: Qid
+    mode: int  # with the S_IFDIR or S_IFREG bits
+    uid: int
+    gid: int
+    size: int
+    kept_bytes: int  # st_blocks = kept_bytes rounded up to 512
+    nlink: int
+    mtime_ns: int  # the newest message's time
+    ctime_ns: int
+    name: str
+
+
+class Many(Sequence[Draft]):
+    """Drafts that are made each time they are iterated, for there may be more than is good to hold. `room`: the bytes
+    they take in a log; `taking`: how many of them take a sequence."""
+
+    room: int
+    taking: int
+
+    @abc.abstractmethod
+    def __iter__(self) -> Iterator[Draft]: ...
+
+    def __getitem__(self, at: Any) -> Any:
+        raise TypeError("these are iterated")
+
+
+class Blanks(Many):
+    """Messages that are encoded already but for what only the log knows (mqfs/bulk), and behind them other drafts of
+    the same unit. Iterated, they are all drafts."""
+
+    behind: Sequence[Draft]
+
+    @abc.abstractmethod
+    def pieces(self) -> Iterator[tuple[bytes, array[int]]]:
+        """Whole blanks, some at a time, and of each place the stream's number."""
+        ...
+
+
+class Listed(NamedTuple):
+    """Messages of some streams in a stretch of a log, end marks left out."""
+
+    messages: int
+    columns: Callable[[int], tuple[Sequence[int], Sequence[int]]]  # of the newest so many: sequences, and body bytes

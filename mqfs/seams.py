@@ -1,0 +1,341 @@
+"""The seams between packages: small Protocols, declared by what their user needs, which other packages implement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple, Protocol
+
+from mqfs.model import Buffer, Columns, Draft, Listed, Qid, Record, Span, Stretch
+from mqfs.wait import Step
+
+
+class Anchor(NamedTuple):
+    """The clocks read at one moment: what turns a record's wall time into engine time. `wall_ns` is what a record got
+    then: where the wall clock went back, that is more than what it showed, `shown_ns` (0: the same)."""
+
+    engine_ns: int
+    wall_ns: int
+    boot_ns: int = 0
+    boot: str = ""
+    shown_ns: int = 0
+
+
+class Clock(Protocol):
+    """Time as the engine is told it."""
+
+    def wall_ns(self) -> int: ...
+
+    def engine_ns(self) -> int:
+        """Never goes back and never jumps while serving; see "Time" in mqfs(4)."""
+        ...
+
+    def anchor(self) -> Anchor:
+        """All clocks at once."""
+        ...
+
+    def resume(self, last: Sequence[tuple[Anchor, int]]) -> None:
+        """Go on behind the newest (anchor, wall time of the newest record under it) of an earlier run."""
+        ...
+
+
+class Processes(Protocol):
+    """Who tells when a process has ended."""
+
+    def watch(self, pid: int, then: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `then` once when the process has ended, never before this returns; what is returned stops the watch.
+        None: it has ended already, or never was."""
+        ...
+
+
+Committed = Callable[[OSError | None], None]
+
+
+class Bucket(Protocol):
+    """One group's log. All calls are synchronous and raise OSError where the disk fails; none waits for a sync.
+
+    "Message" here means records of kind MESSAGE and END. One that fails its check raises errors.Damaged each time it is
+    met; the caller goes on behind its `sequence`.
+    """
+
+    state: Callable[[], bytes]  # set by the engine: the body of a STATE record, now
+
+    @property
+    def id(self) -> int:
+        """The group's number: > 0, never given twice in a store; the root group's is 1."""
+        ...
+
+    @property
+    def next(self) -> int:
+        """The sequence that the next message takes; starts at 1."""
+        ...
+
+    @property
+    def last_ns(self) -> int:
+        """Time of the newest record; 0 where there is none."""
+        ...
+
+    @property
+    def failed(self) -> OSError | None:
+        """The first write or sync that failed; the bucket is read-only from then on."""
+        ...
+
+    def fail(self, error: OSError) -> None:
+        """Nothing more is to be written: the bucket is read-only from now on, and all who wait for a sync get the
+        error."""
+        ...
+
+    @property
+    def damaged(self) -> int:
+        """Records met that failed their check."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """The lowest sequence the log may still hold; == next where it holds no message."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole log as stored."""
+        ...
+
+    def history(self) -> tuple[bytes, Iterable[Record]]:
+        """The newest durable state's body, and the CHANGE, ACK and CLOCK records behind it, in order. They may be read
+        as they are asked for: go through them once, before anything else is done with the bucket."""
+        ...
+
+    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
+        """Append one record and return the sequence it carries."""
+        ...
+
+    def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        """Append records that are seen together or not at all; returns the sequence of the first."""
+        ...
+
+    def skip(self) -> int:
+        """Use up one sequence for a message that nobody will ever read; nothing is stored."""
+        ...
+
+    def find(self, stream: int, sequence: int) -> Record | None:
+        """The first message of `stream` at or after `sequence`. Cost: a search in the stream's own postings."""
+        ...
+
+    def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
+        """As find, from the index alone: (sequence, body bytes)."""
+        ...
+
+    def scan(self, sequence: int) -> Record | None:
+        """The first message of any stream at or after `sequence`."""
+        ...
+
+    def span(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> Span | None:
+        """Messages of those streams at or after `sequence` and below `end`, as many as lie together in so many bytes,
+        each checked. None: they are few, or damaged, or some have headers and may not: to be read one by one."""
+        ...
+
+    def before(self, sequence: int, stream: int | None = None) -> int | None:
+        """The greatest sequence of a message (of `stream`) below `sequence`."""
+        ...
+
+    def stretch_end(self, sequence: int) -> int:
+        """Where the stretch of the log that holds that sequence ends: room is given back by whole ones."""
+        ...
+
+    def at(self, time_ns: int) -> int:
+        """The sequence of the first message at or after that wall time; `next` if there is none."""
+        ...
+
+    def tally(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
+        """(messages, body bytes) of `stream` at or after `sequence` and below `end` (None: to the end), from the index.
+        Costs a search, and a step for each message counted."""
+        ...
+
+    def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
+        """Where what those streams (None: all) have at or after `sequence` and below `end` would be cut into stretches
+        of at most so many messages and about so many bytes; from the index. The first few only, where they are many."""
+        ...
+
+    def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
+        """How many of what `tally` counts are end marks."""
+        ...
+
+    def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
+        """The messages of those streams, each from its floor on, below `end`: a stretch of the log at a time, the
+        newest first; from the index, which finds them by streams."""
+        ...
+
+    def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
+        """The sequences, ascending, of the messages (of `stream`) at or after `sequence` whose record carries headers,
+        from the index: the log is not read. The log may change meanwhile: what is appended or removed then may be
+        told or not."""
+        ...
+
+    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
+        """Give back room. `floors`: of each stream that keeps something, the lowest kept sequence; every message below,
+        of a stream not named, or in `dropped` is not wanted any more. May do nothing, may remove segments, may compact;
+        unwanted messages may still be found afterwards. Cheap enough to be called every second."""
+        ...
+
+    def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
+        """Have everything appended so far on disk, at once or within that time; then call `then(None)`, or
+        `then(error)` if it failed. `then` is called on the engine's thread, perhaps before this returns."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Log(Bucket, Protocol):
+    """A bucket, as the ring's journal needs it: it takes what others encoded and numbered."""
+
+    def place(self, size: int, messages: int) -> int:
+        """Have room for so many bytes of records, and their sequences on disk; the position they would get. Raises
+        DiskFull, DiskFailed, ReadOnly."""
+        ...
+
+    def append_range(self, data: Buffer, rows: Columns) -> None:
+        """Append whole units of messages as they were encoded elsewhere, in the place that `place` told; `rows` was
+        made for that position. The sequences are as they say, and not below `next`."""
+        ...
+
+    def pass_to(self, sequence: int) -> None:
+        """As `skip`, of all below that sequence. `place` was asked for them."""
+        ...
+
+    def continue_at(self, sequence: int) -> None:
+        """After a start: none from there on was given. Before anything is appended."""
+        ...
+
+    def grants(self, granted: Callable[[int], None] | None) -> None:
+        """From now on reserve sequences in large blocks and tell, now and for each, the bound below which they may be
+        given."""
+        ...
+
+    def set_aside(self, data: bytes, why: str) -> None:
+        """Keep bytes that failed a check, where a person finds them."""
+        ...
+
+
+class Shared(Protocol):
+    """A group's ring, as the engine sees it. While there is one, the group's bucket is what writes to it."""
+
+    @property
+    def floor(self) -> int:
+        """The lowest sequence that a process which follows it may not have had; also when it has ended."""
+        ...
+
+    def settle(self) -> None:
+        """Have in the log, and told, what was published until now."""
+        ...
+
+    def changed(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """The group's state has changed so."""
+        ...
+
+    def retire(self, why: str) -> None:
+        """End it: what was published is in the log, and the group has a ring no more."""
+        ...
+
+
+class Staged(Protocol):
+    """Bytes put aside; gone with the server that wrote them. All calls raise OSError where the disk fails."""
+
+    @property
+    def size(self) -> int: ...
+
+    def append(self, data: bytes) -> None:
+        """Behind what is there. After an error nothing of it is."""
+        ...
+
+    def read(self, at: int, count: int) -> bytes:
+        """Short only at the end."""
+        ...
+
+    def close(self) -> None:
+        """It is not needed any more."""
+        ...
+
+
+class Store(Protocol):
+    """Where groups keep their logs."""
+
+    uuid: str
+    path: str  # "" in memory
+
+    def groups(self) -> Sequence[int]:
+        """Numbers of all groups kept, the root's (1) too once it was made."""
+        ...
+
+    def number(self) -> int:
+        """A new group number, never given before and never again. The first is 1."""
+        ...
+
+    def make(self, number: int, state: bytes) -> Bucket:
+        """A new bucket whose first record is that state; durable when this returns."""
+        ...
+
+    def open(self, number: int) -> Bucket: ...
+
+    def in_memory(self, bucket: Bucket) -> Bucket:
+        """The same log, its messages in memory only: for a group with `keep ring`."""
+        ...
+
+    def remove(self, number: int) -> None:
+        """Durable when this returns; the bucket must not be used any more."""
+        ...
+
+    def stage(self, number: int) -> Staged:
+        """A place to put bytes aside, under a number that no group and no other place has."""
+        ...
+
+    def tick(self) -> None:
+        """House-keeping in small portions (compaction, closing of idle files); called about once a second."""
+        ...
+
+    def close(self) -> None:
+        """Leave everything on disk and marked as cleanly stopped."""
+        ...
+
+
+class Node(Protocol):
+    """A file or directory of the tree: a group, a stream, a meta file. Faces hold it as fid or inode."""
+
+    name: str
+
+    @property
+    def qid(self) -> Qid: ...
+
+    @property
+    def parent(self) -> Any: ...
+
+
+class Handle(Protocol):
+    """An open file: all that a face does with it. One owner at a time; not shared between faces."""
+
+    reader_pid: int  # the process that reads, set before `read` by a face that knows it; 0: not known
+    sequential: bool  # offsets mean nothing: opened to read and write, or a cursor (FUSE: FOPEN_STREAM)
+    parkable: bool  # a read may wait: streams, order, cursors (FUSE: direct I/O; 9P: never a second Tread to fill up)
+    whole_below: int  # of a file of commands, set by a face: a shorter write is whole, its last line too
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]: ...
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]: ...
+
+    def unread(self, data: bytes) -> None:
+        """`data`, the result of the last read of this handle, could not be delivered: the next read returns it."""
+        ...
+
+    @property
+    def readable(self) -> bool: ...
+
+    @property
+    def writable(self) -> bool: ...
+
+    def flush(self) -> Step[int]:
+        """A descriptor is closed: what close(2) has to say. Raises why an unfinished command is refused."""
+        ...
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        """Call `then` once when `readable` or `writable` may have become true (poll); None: no more."""
+        ...
+
+    def close(self) -> None: ...
