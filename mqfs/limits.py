@@ -120,7 +120,7 @@ SHUTDOWN_S = 5.0  # what replies and the last commit may take at the end
 
 # `mqfs bench`
 BENCH_PRODUCERS = BENCH_CONSUMERS = 256  # processes of each kind: some 20 MB each
-BENCH_WORKERS = 64  # see bench/body.py: how often a message came to all of them together fits a byte
+BENCH_WORKERS = 64  # see bench/payload.py: how often a message came to all of them together fits a byte
 BENCH_MESSAGES = 1_000_000_000  # of one run: their numbers fit 4 bytes
 BENCH_BATCH = 4_096  # as many as the library would hold of them anyway
 BENCH_SECONDS = 86_400  # a day

@@ -1,6 +1,6 @@
 """The batch reader.
 
-Owns its options and what it can do with filters. What a task does is in reading.py.
+Owns its options and what it can do with filters. What a task does is in task.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who takes part: producers, consumers, workers, and the two of a round trip. Each runs on a thread of its own.
 
-Owns the loops that are measured and what each saw; never talks to the process that started it: that is part.py's.
+Owns the loops that are measured and what each saw; never talks to the process that started it: that is child.py's.
 """
 
 from __future__ import annotations

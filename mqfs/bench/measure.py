@@ -1,6 +1,6 @@
 """One run of the bench: the group, the processes, the end, and what it comes to.
 
-Owns the order of these and the figures; how they are shown is show.py's.
+Owns the order of these and the figures; how they are shown is display.py's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The seam under the library: what it needs of the files of a tree, however they are reached.
 
-Owns the Protocols and nothing else. nine.py reaches a server by 9P, inside.py the engine of this very process, and
-ring_link.py the messages of some groups by shared memory besides; all above sees no difference. Any number of threads
+Owns the Protocols and nothing else. ninep.py reaches a server by 9P, embedded.py the engine of this very process, and
+ring.py the messages of some groups by shared memory besides; all above sees no difference. Any number of threads
 may use a link; of one file one reads, others write and interrupt.
 """
 

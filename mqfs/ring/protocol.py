@@ -1,6 +1,6 @@
 """What is said at a server's door (doc/ring.md, "The door"): packets ↔ JSON objects, and errors in them.
 
-Owns the language; who speaks it are door.py and the library. Does no I/O.
+Owns the language; who speaks it are attach_socket.py and the library. Does no I/O.
 """
 
 from __future__ import annotations

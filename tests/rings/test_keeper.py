@@ -59,7 +59,7 @@ def keepers(store: Path) -> list[int]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if os.fsencode(store) in words and any(word.endswith(b"holder.py") for word in words):
+            if os.fsencode(store) in words and any(word.endswith(b"fd_keeper.py") for word in words):
                 found.append(int(pid))
         except OSError:
             pass

@@ -519,7 +519,7 @@ def test_a_killed_keeper_too(away: Away, monkeypatch: pytest.MonkeyPatch) -> Non
             int(pid)
             for pid in filter(str.isdigit, os.listdir("/proc"))
             if str(away.folder / "store").encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-            and b"holder.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            and b"fd_keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
         os.kill(away.process.pid, signal.SIGSTOP)
         raised: queue.SimpleQueue[BaseException] = queue.SimpleQueue()

@@ -20,7 +20,6 @@ from tests.anyone import python_for_anyone
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
 MODULES = {"mq": "mq_tools.mq", "mq-cat": "mq_cat", "mq-work": "mq_tools.work", "pin": "mq_tools.pin"}
-_MAIN = "import sys; from {}.cli import main; sys.exit(main())"
 
 
 def until(true: Callable[[], Any], what: str = "it", seconds: float = DEADLINE_S) -> Any:
@@ -51,7 +50,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-c", _MAIN.format("mqfs"), "serve", "--foreground"]
+        command = [sys.executable, "-m", "mqfs", "serve", "--foreground"]
         command += ["--store", str(self.store), "--mount", str(self.mount)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL, env=environment())

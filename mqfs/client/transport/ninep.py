@@ -1,7 +1,7 @@
 """The tree of a server, by 9P: one connection for any number of threads.
 
 Owns the socket and who reads from it: of the threads that wait for replies one receives, and hands the others theirs;
-a thread alone never switches to another. What is said is caller.py's. A waiting read holds up nobody.
+a thread alone never switches to another. What is said is machine.py's. A waiting read holds up nobody.
 """
 
 from __future__ import annotations

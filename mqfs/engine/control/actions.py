@@ -1,6 +1,6 @@
 """`ctl`, and what every file has whose writes are command lines: whole lines, refusals that can be read.
 
-Owns the carrying out of actions, all or nothing; the language itself is in ctl.py.
+Owns the carrying out of actions, all or nothing; the language itself is in settings.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one write to `ctl` changes: recorded as one unit, then put in force.
 
 Owns that order: every change is worked out from how things are, the log takes all of them or none, and only then do
-the group's streams, views and consumers follow. What an action is, control.py knows.
+the group's streams, views and consumers follow. What an action is, actions.py knows.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns what becomes of a message that is handed to a reader, and the records of that in the log. One class serves the
 named consumers of `.consumers` and the nameless one that each stream has under `deliver one`. Which message is next is
-in picking.py, what a handle looks like to its user in taking.py.
+in dispatcher.py, what a handle looks like to its user in consumer_file.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`.batch`: many messages in one write, as one unit.
 
-Owns what such a write is made of messages for; the layout of a frame is in frames.py.
+Owns what such a write is made of messages for; the layout of a frame is in batch_frames.py.
 """
 
 from __future__ import annotations

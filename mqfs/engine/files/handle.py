@@ -1,9 +1,9 @@
 """What all open files share: who has them open, the way of a read that may have to wait, and the rest of a message.
 
-Each kind of file has a module of its own: stream_handle.py, order.py, view.py, taking.py, cursor.py, put.py,
-control.py, kept.py, text.py. Owns positions, the unread rest of a message, and the rule for offsets: a read at an
-offset inside the message last given returns it from there (programs read ahead and seek back). Any other offset, that
-of its beginning too (pread(2) at 0), means what comes next: its unread rest, or the next message.
+Each kind of file has a module of its own in this package. Owns positions, the unread rest of a message, and the rule
+for offsets: a read at an offset inside the message last given returns it from there (programs read ahead and seek
+back). Any other offset, that of its beginning too (pread(2) at 0), means what comes next: its unread rest, or the next
+message.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _parse_sync(word: str) -> int:
 
 
 def _parse_stored(word: str) -> str:
-    """A name as it is: stores hold those of older versions. control.py checks a new one."""
+    """A name as it is: stores hold those of older versions. actions.py checks a new one."""
     return word
 
 

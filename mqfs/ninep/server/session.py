@@ -3,7 +3,7 @@
 Owns fids, tags and flushing. Requests are performed in the order they arrive, inline; only a call that returned a
 `Wait` is pending under its tag, and its reply is made by whoever settles it. It reads no socket and sends nothing:
 server.py brings `receive` what arrived and carries away what `take` returns. What each message does is in
-operations.py and linux.py.
+operations.py and linux_operations.py.
 """
 
 from __future__ import annotations

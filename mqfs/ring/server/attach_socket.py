@@ -1,7 +1,7 @@
 """The door: the unix socket at which programs of this machine ask for a group's ring.
 
 Owns the connections: each is one attachment of one user to one group, and its end lets go of it. Who may attach, and
-which group has a ring, is manager.py's.
+which group has a ring, is registry.py's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The keeper: a small process that holds the rings' descriptors, so that they outlive a server that is killed.
 
-Run as a program by keeper.py, which speaks to it; it imports nothing of mqfs and never looks into what it holds. It
-ends when it is told to, when its socket's file is gone (the store was removed), or when it holds nothing and nobody
+Run as a program by keeper_link.py, which speaks to it; it imports nothing of mqfs and never looks into what it holds.
+It ends when it is told to, when its socket's file is gone (the store was removed), or when it holds nothing and nobody
 speaks to it.
 """
 

@@ -2,7 +2,7 @@
 
 Owns making, retiring and giving up rings, the rights of who attaches, and taking rings over from a server that was
 killed. On the engine's thread, but for the small thread of each ring that sleeps until something is published. What
-is taken from a ring, and how, is journal.py's; how clients come here is door.py's.
+is taken from a ring, and how, is ring_log.py's; how clients come here is attach_socket.py's.
 """
 
 from __future__ import annotations

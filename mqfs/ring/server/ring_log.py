@@ -2,7 +2,7 @@
 
 Owns the one order of what the server writes and what others publish: the server's own messages go through the ring too.
 Whatever another process wrote there is checked before it is taken; nothing else of the ring is believed. Which groups
-have rings, and who may attach, is manager.py's.
+have rings, and who may attach, is registry.py's.
 """
 
 from __future__ import annotations

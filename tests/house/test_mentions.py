@@ -1,0 +1,31 @@
+"""Modules that a text names are there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMED = re.compile(r"(?<![\w/.*$}~-])[a-z_][a-z0-9_/]*\.py\b")
+OTHERS = {"setup.py", "matchers.py"}  # of other packages
+
+
+def texts() -> Iterator[Path]:
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    for name in listed.stdout.splitlines():
+        if name.endswith((".py", ".md", ".c", ".h")) and name != "CHANGELOG.md" and (ROOT / name).is_file():
+            yield ROOT / name
+
+
+def test_every_module_that_is_named_is_there() -> None:
+    modules = [f"/{path.relative_to(ROOT)}" for path in texts() if path.suffix == ".py"]
+    stale = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in texts()
+        if path.parts[-3:-1] != ("tests", "house")
+        for name in set(NAMED.findall(path.read_text()))
+        if name not in OTHERS and not any(module.endswith(f"/{name}") for module in modules)
+    ]
+    assert stale == []
