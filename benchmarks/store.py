@@ -74,7 +74,7 @@ def through_store(folder: str) -> dict[str, float]:
 
     def peek() -> None:
         for number in range(1, COUNT + 1):
-            bucket.peek(16, number)
+            bucket.locate(16, number)
 
     def sync() -> None:
         for number in range(SYNCS):

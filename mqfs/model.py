@@ -59,7 +59,7 @@ class Columns(NamedTuple):
         return Columns(self.end, *(column[begin:end] for column in self[1:]))
 
 
-class Span(NamedTuple):
+class RecordRun(NamedTuple):
     """Messages as the log has them."""
 
     pieces: Sequence[bytes]  # whole records, in order
@@ -69,7 +69,7 @@ class Span(NamedTuple):
     newest: Record  # the last of them
 
 
-class Stretch(NamedTuple):
+class Split(NamedTuple):
     """Messages that lie next to each other in a log."""
 
     end: int  # the sequence behind them
@@ -137,7 +137,7 @@ class Stat(NamedTuple):
     name: str
 
 
-class Many(Sequence[Draft]):
+class LazyBatch(Sequence[Draft]):
     """Drafts that are made each time they are iterated, for there may be more than is good to hold. `room`: the bytes
     they take in a log; `taking`: how many of them take a sequence."""
 
@@ -151,7 +151,7 @@ class Many(Sequence[Draft]):
         raise TypeError("these are iterated")
 
 
-class Blanks(Many):
+class UnsequencedRecords(LazyBatch):
     """Messages that are encoded already but for what only the log knows (mqfs/bulk), and behind them other drafts of
     the same unit. Iterated, they are all drafts."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
-from mqfs.model import Buffer, Columns, Draft, Listed, Qid, Record, Span, Stretch
+from mqfs.model import Buffer, Columns, Draft, Listed, Qid, Record, RecordRun, Split
 from mqfs.wait import Step
 
 
@@ -38,7 +38,7 @@ class Clock(Protocol):
         ...
 
 
-class Processes(Protocol):
+class ProcessWatcher(Protocol):
     """Who tells when a process has ended."""
 
     def watch(self, pid: int, then: Callable[[], None]) -> Callable[[], None] | None:
@@ -120,7 +120,7 @@ class Bucket(Protocol):
         """The first message of `stream` at or after `sequence`. Cost: a search in the stream's own postings."""
         ...
 
-    def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
+    def locate(self, stream: int, sequence: int) -> tuple[int, int] | None:
         """As find, from the index alone: (sequence, body bytes)."""
         ...
 
@@ -128,7 +128,7 @@ class Bucket(Protocol):
         """The first message of any stream at or after `sequence`."""
         ...
 
-    def span(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> Span | None:
+    def read_run(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> RecordRun | None:
         """Messages of those streams at or after `sequence` and below `end`, as many as lie together in so many bytes,
         each checked. None: they are few, or damaged, or some have headers and may not: to be read one by one."""
         ...
@@ -141,21 +141,21 @@ class Bucket(Protocol):
         """Where the stretch of the log that holds that sequence ends: room is given back by whole ones."""
         ...
 
-    def at(self, time_ns: int) -> int:
+    def first_at_time(self, time_ns: int) -> int:
         """The sequence of the first message at or after that wall time; `next` if there is none."""
         ...
 
-    def tally(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
+    def count(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
         """(messages, body bytes) of `stream` at or after `sequence` and below `end` (None: to the end), from the index.
         Costs a search, and a step for each message counted."""
         ...
 
-    def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
+    def split_points(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Split]:
         """Where what those streams (None: all) have at or after `sequence` and below `end` would be cut into stretches
         of at most so many messages and about so many bytes; from the index. The first few only, where they are many."""
         ...
 
-    def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
+    def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
         """How many of what `tally` counts are end marks."""
         ...
 
@@ -164,7 +164,7 @@ class Bucket(Protocol):
         newest first; from the index, which finds them by streams."""
         ...
 
-    def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
+    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
         """The sequences, ascending, of the messages (of `stream`) at or after `sequence` whose record carries headers,
         from the index: the log is not read. The log may change meanwhile: what is appended or removed then may be
         told or not."""
@@ -187,7 +187,7 @@ class Bucket(Protocol):
 class Log(Bucket, Protocol):
     """A bucket, as the ring's journal needs it: it takes what others encoded and numbered."""
 
-    def place(self, size: int, messages: int) -> int:
+    def reserve_space(self, size: int, messages: int) -> int:
         """Have room for so many bytes of records, and their sequences on disk; the position they would get. Raises
         DiskFull, DiskFailed, ReadOnly."""
         ...
@@ -197,7 +197,7 @@ class Log(Bucket, Protocol):
         made for that position. The sequences are as they say, and not below `next`."""
         ...
 
-    def pass_to(self, sequence: int) -> None:
+    def skip_to(self, sequence: int) -> None:
         """As `skip`, of all below that sequence. `place` was asked for them."""
         ...
 
@@ -205,17 +205,17 @@ class Log(Bucket, Protocol):
         """After a start: none from there on was given. Before anything is appended."""
         ...
 
-    def grants(self, granted: Callable[[int], None] | None) -> None:
+    def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
         """From now on reserve sequences in large blocks and tell, now and for each, the bound below which they may be
         given."""
         ...
 
-    def set_aside(self, data: bytes, why: str) -> None:
+    def quarantine(self, data: bytes, why: str) -> None:
         """Keep bytes that failed a check, where a person finds them."""
         ...
 
 
-class Shared(Protocol):
+class RingPort(Protocol):
     """A group's ring, as the engine sees it. While there is one, the group's bucket is what writes to it."""
 
     @property
@@ -236,7 +236,7 @@ class Shared(Protocol):
         ...
 
 
-class Staged(Protocol):
+class SpoolFile(Protocol):
     """Bytes put aside; gone with the server that wrote them. All calls raise OSError where the disk fails."""
 
     @property
@@ -283,7 +283,7 @@ class Store(Protocol):
         """Durable when this returns; the bucket must not be used any more."""
         ...
 
-    def stage(self, number: int) -> Staged:
+    def stage(self, number: int) -> SpoolFile:
         """A place to put bytes aside, under a number that no group and no other place has."""
         ...
 

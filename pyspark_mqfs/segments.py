@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.store.segment.index import HEAD_SIZE, SEALED, Part, SealedIndex, columns_pass, decode_part, rows_end
+from mqfs.store.segment.index import HEAD_SIZE, SEALED, IndexPart, SealedIndex, columns_pass, decode_part, rows_end
 from pyspark_mqfs.arrow import Gather
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range
@@ -100,7 +100,7 @@ def _index(path: str) -> SealedIndex | None:
     with open(path, "rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     head = data[: rows_end(data[:HEAD_SIZE])]
-    part: Part | None = decode_part(head) if head else None
+    part: IndexPart | None = decode_part(head) if head else None
     if part is None or not part.flags & SEALED or part.start or not columns_pass(data, part):
         return None
     return SealedIndex(data, part)

@@ -28,7 +28,7 @@ from mqfs.engine.tree.meta_nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.tree.refusals import Refusals, Refused
 from mqfs.group_state import Change, State
 from mqfs.model import QTDIR, Draft, Kind, Qid, Record, User
-from mqfs.seams import Bucket, Shared
+from mqfs.seams import Bucket, RingPort
 from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class Group:
         self.cursors_parked: dict[Cursor, None] = {}  # in the order in which they began to wait
         self.cursor_watchers: dict[Cursor, Callable[[], None]] = {}
         self.fresh: Record | None = None  # the newest message, while it is offered
-        self.ring: Shared | None = None  # shared memory in which other processes publish and follow this log
-        self.past_rings: set[Shared] = set()  # that ended, and whose followers have not changed over yet
+        self.ring: RingPort | None = None  # shared memory in which other processes publish and follow this log
+        self.past_rings: set[RingPort] = set()  # that ended, and whose followers have not changed over yet
         self.blocking: set[Stream] = set()  # streams on which writers wait for room
         self.refusals = Refusals()
         self.counts = Counts()
@@ -183,7 +183,7 @@ class Group:
         """The log has given back room: messages in the middle may be gone from it, too."""
         for absent in (self.state.dropped, self.lapsed):
             for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
-                found = self.bucket.peek(number, sequence)
+                found = self.bucket.locate(number, sequence)
                 if (stream := self.numbers.get(number)) is not None:
                     stream.newest_kept()  # while it is known that this one is not
                 del absent[sequence]
@@ -287,7 +287,7 @@ class Group:
         for count, stream in enumerate(list(self.numbers.values())):
             stream.advance()
             floors[stream.number] = stream.state.floor
-            if (kept := self.bucket.peek(stream.number, stream.state.floor)) is not None:
+            if (kept := self.bucket.locate(stream.number, stream.state.floor)) is not None:
                 kept_from = min(kept_from, kept[0])
             if count % _STEPS == 0:
                 yield

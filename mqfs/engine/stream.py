@@ -191,7 +191,7 @@ class Stream(Numbered):
         self.advance()
         first, steps = self.state.floor, 0
         while True:
-            found = group.bucket.peek(self.number, first)
+            found = group.bucket.locate(self.number, first)
             away = found is not None and (found[0] in group.lapsed or found[0] in group.state.dropped)
             steps += 1
             if not away or steps % _STEPS == 0:
@@ -226,7 +226,7 @@ class Stream(Numbered):
 
     def _counted(self, first: int, end: int | None = None) -> tuple[int, int]:
         """(messages, bytes) in [first, end) of what is still to be counted."""
-        tally = self.group.bucket.tally
+        tally = self.group.bucket.count
         count, size = tally(self.number, first, end)
         for run_first, run_last in self._acknowledged(first, end):
             done, done_size = tally(self.number, run_first, run_last + 1)
@@ -239,8 +239,8 @@ class Stream(Numbered):
     def messages(self, first: int, end: int | None = None) -> int:
         """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
         bucket = self.group.bucket
-        there = bucket.tally(self.number, first, end)[0]
-        return there - bucket.end_marks(self.number, first, end) - len(self.absent(first, end)) if there else 0
+        there = bucket.count(self.number, first, end)[0]
+        return there - bucket.count_eof_markers(self.number, first, end) - len(self.absent(first, end)) if there else 0
 
     def _acknowledged(self, first: int, end: int | None) -> list[tuple[int, int]]:
         """Where it is shared: the parts of [first, end) that everyone has had."""
@@ -277,7 +277,7 @@ class Stream(Numbered):
             mine = range(first, end) if end - first < len(away) else away  # the fewer
             for sequence in mine:
                 if first <= sequence < end and away.get(sequence) == self.number:
-                    there = self.group.bucket.peek(self.number, sequence)
+                    there = self.group.bucket.locate(self.number, sequence)
                     if there is not None and there[0] == sequence:
                         found[sequence] = there[1]
         return found
@@ -302,16 +302,16 @@ class Stream(Numbered):
     def lapse(self, sequence: int) -> None:
         """A message outlived its own ttl. Not yet in the group's list of those."""
         if self.count >= 0 and sequence >= self.state.floor and not self.is_gone(sequence):
-            found = self.group.bucket.peek(self.number, sequence)
+            found = self.group.bucket.locate(self.number, sequence)
             if found is not None and found[0] == sequence:
                 self.count -= 1
                 self.size -= found[1]
 
     def first_kept(self) -> int:
         """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
-        found = self.group.bucket.peek(self.number, self.state.floor)
+        found = self.group.bucket.locate(self.number, self.state.floor)
         while found is not None and self.is_gone(found[0]):
-            found = self.group.bucket.peek(self.number, found[0] + 1)
+            found = self.group.bucket.locate(self.number, found[0] + 1)
         return found[0] if found else 0
 
     def newest_kept(self) -> int:
@@ -404,13 +404,17 @@ class Stream(Numbered):
     def plan_cut_below(self, target: int) -> Cut | None:
         """All below that sequence; None where nothing is."""
         bucket, floor = self.group.bucket, self.state.floor
-        found = bucket.peek(self.number, floor)
+        found = bucket.locate(self.number, floor)
         if found is None or found[0] >= target:
             return None
         count, size = self._counted(floor, target)
-        lost = max(count - bucket.end_marks(self.number, floor, target), 0)
+        lost = max(count - bucket.count_eof_markers(self.number, floor, target), 0)
         newest = bucket.before(target, self.number) or 0
-        while lost and newest >= floor and (self.is_gone(newest) or bucket.end_marks(self.number, newest, newest + 1)):
+        while (
+            lost
+            and newest >= floor
+            and (self.is_gone(newest) or bucket.count_eof_markers(self.number, newest, newest + 1))
+        ):
             newest = bucket.before(newest, self.number) or 0
         return Cut(target, self.count - count, self.size - size, count, size, lost, newest, self.gone)
 
@@ -420,7 +424,7 @@ class Stream(Numbered):
 
     def extend_cut(self, cut: Cut) -> None:
         """By the oldest message that would be left."""
-        found = self.group.bucket.peek(self.number, cut.floor)
+        found = self.group.bucket.locate(self.number, cut.floor)
         if found is None:
             cut.gone_size += cut.size
             cut.gone += cut.count

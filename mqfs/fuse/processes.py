@@ -40,7 +40,7 @@ class Watched:
 
 
 class Watcher:
-    """`types.Processes`, while `run` runs."""
+    """`seams.ProcessWatcher`, while `run` runs."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

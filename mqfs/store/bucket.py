@@ -20,14 +20,14 @@ from typing import Any
 from mqfs import errors, limits
 from mqfs.log.batch import stamp
 from mqfs.log.record import INNER, MORE, SETTLED, Row, encode, padded, settled
-from mqfs.model import Blanks, Buffer, Columns, Draft, Kind, Many
+from mqfs.model import Buffer, Columns, Draft, Kind, LazyBatch, UnsequencedRecords
 from mqfs.store.compaction import compact
 from mqfs.store.disk import write_all
-from mqfs.store.group_commit import Syncing
-from mqfs.store.log_reader import Home, reserve_body, reserved_by
+from mqfs.store.group_commit import GroupCommit
+from mqfs.store.log_reader import StoreContext, reserve_body, reserved_by
 from mqfs.store.segment import index as idx
 from mqfs.store.segment.file import Segment
-from mqfs.store.segment.index import Index, OpenIndex, Others, pack_other
+from mqfs.store.segment.index import Index, NonMessageRecords, OpenIndex, pack_other
 
 log = logging.getLogger("mqfs.store")
 
@@ -38,7 +38,7 @@ _LOOKS = 4  # segments of which one trim reads the index
 
 
 def write_head(
-    home: Home, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int
+    home: StoreContext, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int
 ) -> tuple[list[Row], int]:
     """Make the file of a new segment in `folder`, with its head; the name is not synced. Returns the head's rows and a
     descriptor: one that could not be opened, and has its name, would hide the records behind it in the old segment."""
@@ -67,13 +67,13 @@ def write_head(
 
 def _measure(drafts: Sequence[Draft]) -> tuple[int, int]:
     """The bytes they take, and how many take a sequence."""
-    if isinstance(drafts, Many):
+    if isinstance(drafts, LazyBatch):
         return drafts.room, drafts.taking
     need = sum(padded(32 + len(draft.headers) + len(draft.body)) for draft in drafts)
     return need, sum(draft.kind <= _END for draft in drafts)
 
 
-class _Unit:
+class BatchEncoder:
     """The records of one unit, encoded piece by piece: it may be larger than what is good to hold."""
 
     def __init__(self, drafts: Sequence[Draft], sequence: int, time_ns: int, position: int, marks: int) -> None:
@@ -86,13 +86,13 @@ class _Unit:
 
     def encoded(self) -> Iterator[bytes]:
         drafts = self._drafts
-        if isinstance(drafts, Blanks):
+        if isinstance(drafts, UnsequencedRecords):
             yield from self._stamped(drafts)
             drafts = drafts.behind
         if len(drafts):
             yield from self._encoded(drafts)
 
-    def _stamped(self, drafts: Blanks) -> Iterator[bytes]:
+    def _stamped(self, drafts: UnsequencedRecords) -> Iterator[bytes]:
         """The messages that are encoded but for what is known only now."""
         left = drafts.taking if not drafts.behind else 0
         for blanks, numbers in drafts.pieces():
@@ -149,10 +149,10 @@ class _Unit:
             yield b"".join(parts)
 
 
-class DiskBucket(Syncing):
+class DiskBucket(GroupCommit):
     """See `Bucket` in mqfs/seams.py."""
 
-    def __init__(self, home: Home, number: int, folder: str) -> None:
+    def __init__(self, home: StoreContext, number: int, folder: str) -> None:
         super().__init__(home, number, folder)
         self.state: Callable[[], bytes] = self._no_state
         self._pwrite = home.disk.pwrite
@@ -200,7 +200,7 @@ class DiskBucket(Syncing):
     def _take_up(self, segment: Segment) -> None:
         """Go on with the segment that was open at the stop."""
         self._open = segment
-        segment.quiet = self._quiet
+        segment.may_close_fd = self._quiet
         self._unsynced = {segment: inf}
         clean = segment.parts and segment.parts[-1].flags & idx.CLEAN and segment.covered == segment.used
         if not clean:
@@ -208,11 +208,11 @@ class DiskBucket(Syncing):
             older = [s for s in self._segments[:-1] if not s.looks_sealed()]
             self._unsynced = {**dict.fromkeys(older, self._written), segment: inf}
             for unsure in self._unsynced:
-                unsure.quiet = self._quiet
+                unsure.may_close_fd = self._quiet
                 unsure.write_again()
 
     def _set_whole_aside(self, segment: Segment) -> None:
-        segment.rest()
+        segment.close_idle()
         self._unsure = segment.first
         self._home.move_aside(self.id, segment.first, segment.path, "a segment without a whole state")
 
@@ -278,7 +278,7 @@ class DiskBucket(Syncing):
             if done != len(data):
                 write_all(self._disk, fd, data[done:], position + done)
         except OSError as error:
-            self._unwrite(segment, len(data), error)
+            self._roll_back(segment, len(data), error)
         segment.used = position + len(data)
         self._written += len(data)
         self.last_ns = time_ns
@@ -312,7 +312,7 @@ class DiskBucket(Syncing):
         while taking and self.next + taking > self._refill:
             segment = self._reserve(need, self.next + taking)
         marks = SETTLED if self._synced == self._written else 0
-        unit = _Unit(drafts, self.next - 1, time_ns, segment.used, marks)
+        unit = BatchEncoder(drafts, self.next - 1, time_ns, segment.used, marks)
         index, others = segment.load(), segment.rows()
         assert isinstance(index, OpenIndex)
         fd, written = segment.open(), segment.used
@@ -321,7 +321,7 @@ class DiskBucket(Syncing):
                 write_all(self._disk, fd, data, written)
                 written += len(data)
         except OSError as error:
-            self._unwrite(segment, need, error)
+            self._roll_back(segment, need, error)
         except errors.MqfsError as error:  # what was to be written cannot be had
             self._erase(segment, need)
             raise error from None
@@ -331,7 +331,7 @@ class DiskBucket(Syncing):
         self._note(unit, index, others)
         return unit.first
 
-    def _note(self, unit: _Unit, index: OpenIndex, others: Others) -> None:
+    def _note(self, unit: BatchEncoder, index: OpenIndex, others: NonMessageRecords) -> None:
         """Take records that were written into the index."""
         for rows in unit.stamped:
             index.extend_by(rows)
@@ -357,7 +357,7 @@ class DiskBucket(Syncing):
 
     # ------------------------------------------------------------ what others encoded and numbered
 
-    def place(self, size: int, messages: int) -> int:
+    def reserve_space(self, size: int, messages: int) -> int:
         if self.failed is not None:
             raise errors.ReadOnly(str(self.failed))
         segment = self._open
@@ -381,20 +381,20 @@ class DiskBucket(Syncing):
         try:
             write_all(self._disk, fd, data, segment.used)
         except OSError as error:
-            self._unwrite(segment, len(data), error)
+            self._roll_back(segment, len(data), error)
         segment.used += len(data)
         self._written += len(data)
         self.last_ns = max(self.last_ns, rows.times[-1])
         index.extend_by(rows)
         self.next = rows.sequences[-1] + 1
 
-    def set_aside(self, data: bytes, why: str) -> None:
+    def quarantine(self, data: bytes, why: str) -> None:
         try:
-            self._home.set_aside(self.id, self.next, 0, data, why)
+            self._home.quarantine(self.id, self.next, 0, data, why)
         except OSError as error:
             log.warning("group %d: %d bytes were not copied: %s", self.id, len(data), error)
 
-    def pass_to(self, sequence: int) -> None:
+    def skip_to(self, sequence: int) -> None:
         self.next = max(self.next, sequence)
 
     def continue_at(self, sequence: int) -> None:
@@ -404,7 +404,7 @@ class DiskBucket(Syncing):
         self.next = max(sequence, seen + 1, self._firsts[-1])
         self._refill = max(self._reserved - self._block // 2, self.next)
 
-    def grants(self, granted: Callable[[int], None] | None) -> None:
+    def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
         self._granted = granted
         self._block = limits.SEQUENCE_BLOCK if granted is None else limits.RING_SEQUENCE_BLOCK
         if granted is None:
@@ -419,7 +419,7 @@ class DiskBucket(Syncing):
                 return
             self.sync(lambda error: None if error else self._reserve_to(bound))
 
-    def _unwrite(self, segment: Segment, length: int, error: OSError) -> None:
+    def _roll_back(self, segment: Segment, length: int, error: OSError) -> None:
         """An append failed: leave nothing of it, and raise."""
         try:
             self._erase(segment, length)
@@ -520,8 +520,8 @@ class DiskBucket(Syncing):
                 self._break(error)
             raise errors.DiskFailed(str(error)) from error
         segment = self._segment(first)
-        segment.quiet = self._quiet
-        segment.index, segment.others, segment.started = OpenIndex(), Others(), True
+        segment.may_close_fd = self._quiet
+        segment.index, segment.others, segment.started = OpenIndex(), NonMessageRecords(), True
         for row in rows:
             segment.others.append(row)
         segment.used = segment.allocated = segment.head = rows[-1].position + padded(rows[-1].size)
@@ -576,7 +576,7 @@ class DiskBucket(Syncing):
 
     def _has_witness(self, segment: Segment) -> bool:
         """Whether the message in it that was wanted when last looked still is."""
-        stream, last = segment.witness
+        stream, last = segment.live_hint
         return self._floors.get(stream, last + 1) <= last and last not in self._dropped
 
     def _wanted(self, segment: Segment) -> bool:
@@ -589,7 +589,7 @@ class DiskBucket(Syncing):
             stream = present[segment.cursor]
             floor = self._floors.get(stream)
             if floor is not None and (last := self._last_wanted(index, stream, floor)) >= 0:
-                segment.witness = (stream, last)
+                segment.live_hint = (stream, last)
                 return True
             segment.cursor += 1
         return False
@@ -622,7 +622,7 @@ class DiskBucket(Syncing):
     def _remove_files(self, segment: Segment) -> bool:
         """Whether its log is gone."""
         segment.index = None
-        segment.rest()
+        segment.close_idle()
         for path in (segment.idx_path, segment.path):
             try:
                 self._unlink(path)
@@ -682,7 +682,7 @@ class DiskBucket(Syncing):
         if segment.used - segment.covered > limits.SEGMENT_FIRST_BYTES:
             segment.extend(segment.used, segment.counts()[0], segment.count_others(), self.last_ns)
         elif not segment.recent:
-            segment.fold()
+            segment.drop_index_cache()
         segment.recent = False
 
     def wanted(self, stream: int, sequence: int) -> bool:
@@ -712,7 +712,7 @@ class DiskBucket(Syncing):
         put_in_place()
         for segment in run:
             segment.index = None
-            segment.rest()
+            segment.close_idle()
         made = self._segment(run[0].first)
         made.used = used
         self._sealed_bytes += used - sum(segment.used for segment in run)
@@ -757,7 +757,7 @@ class DiskBucket(Syncing):
         self._closed = True
         for segment in self._segments:
             segment.index = None
-            segment.rest()
+            segment.close_idle()
 
     def give_up(self) -> None:
         """It was removed: nothing of it matters any more."""
@@ -767,7 +767,7 @@ class DiskBucket(Syncing):
         waiting, self._waiting = self._waiting, deque()
         for segment in self._segments:
             segment.index = None
-            segment.rest()
+            segment.close_idle()
         for entry in waiting:
             if entry.then is not None:
                 entry.then(None)
@@ -802,7 +802,7 @@ class DiskBucket(Syncing):
         self._written = self._synced = self._folder_changed = 0
 
     @property
-    def home(self) -> Home:
+    def home(self) -> StoreContext:
         return self._home
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mqfs.log import columns
 from mqfs.log.record import HEAD_BYTES, decode, padded
-from mqfs.model import Span
+from mqfs.model import RecordRun
 
 if TYPE_CHECKING:
     from mqfs.store.segment.file import Segment
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _LEAST = 4  # messages; fewer are read one by one
 
 
-def span(
+def read_run(
     segment: Segment, index: Index, ordinal: int, end: int, most_bytes: int, streams: Set[int], headed: bool
-) -> Span | None:
-    """From the message `ordinal` on, below sequence `end`: see `Bucket.span`."""
+) -> RecordRun | None:
+    """From the message `ordinal` on, below sequence `end`: see `Bucket.read_run`."""
     if columns.MISSING:
         return None
     positions = index.positions
@@ -45,11 +45,11 @@ def span(
     size = int.from_bytes(data[found.newest : found.newest + 4], "little")
     newest = decode(data[found.newest : found.newest + size])
     assert newest is not None
-    return Span([data if found.kept is None else found.kept], seen, found.rows, found.last, newest)
+    return RecordRun([data if found.kept is None else found.kept], seen, found.rows, found.last, newest)
 
 
 def _end(index: Index, ordinal: int) -> int:
     return index.positions[ordinal] + padded(HEAD_BYTES + index.headers[ordinal] + index.bodies[ordinal])
 
 
-__all__ = ["span"]
+__all__ = ["read_run"]

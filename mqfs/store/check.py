@@ -18,8 +18,8 @@ from mqfs.model import Kind
 from mqfs.store.disk import Disk, read_file, write_file
 from mqfs.store.log_reader import reserve_body, reserved_by
 from mqfs.store.segment import index as idx
-from mqfs.store.segment.file import Survey, survey, torn
-from mqfs.store.segment.index import OpenIndex, Others
+from mqfs.store.segment.file import RecoveryScan, scan_segment, torn
+from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_label, take_lock
 
 Report = Callable[[str], None]
@@ -66,7 +66,7 @@ def _start_once(path: str, report: Report) -> None:
         store.close()
 
 
-def least_of(index: OpenIndex, others: Others, first: int) -> int:
+def least_of(index: OpenIndex, others: NonMessageRecords, first: int) -> int:
     """The lowest sequence a log holds: of a message, or the one that its head says it begins with; else `first`."""
     heads = [others[0].sequence + 1] if len(others) else []
     return min([*heads, *index.sequences[:1]], default=first)
@@ -81,11 +81,11 @@ class Log:
         self.first = int(name[:-4])
         self.data = read_file(disk, self.path)
         self.identity = int.from_bytes(self.data[4:8], "little")
-        self.index, self.others = OpenIndex(), Others()
+        self.index, self.others = OpenIndex(), NonMessageRecords()
         self.listed: set[int] = set()  # where its index says that records are
         covered = self.covered = self._covered(disk)
         end = covered if newest else len(self.data)
-        self.found: Survey = survey(self.data[:end], 0, self.index, self.others, tail=False)
+        self.found: RecoveryScan = scan_segment(self.data[:end], 0, self.index, self.others, tail=False)
         if newest and covered < len(self.data):
             self._tail(covered)
         self.torn = [] if newest else torn(self.data, covered, self.found.bad)
@@ -102,11 +102,11 @@ class Log:
             at, covered = at + part.size, part.to
             index = OpenIndex()
             idx.load_part(index, data, part)
-            self.listed.update(index.positions, (row.position for row in Others(part.rows)))
+            self.listed.update(index.positions, (row.position for row in NonMessageRecords(part.rows)))
         return covered
 
     def _tail(self, covered: int) -> None:
-        behind = survey(self.data[covered:], covered, self.index, self.others, tail=True)
+        behind = scan_segment(self.data[covered:], covered, self.index, self.others, tail=True)
         self.found.bad += behind.bad
         self.found.end = max(self.found.end, behind.end)
         self.found.written = max(self.found.written, behind.written)
@@ -234,8 +234,8 @@ class Checker:
             data = self.disk.pread(fd, _PIECE, 0)
         finally:
             self.disk.close(fd)
-        index, others = OpenIndex(), Others()
-        survey(data, 0, index, others, tail=False)
+        index, others = OpenIndex(), NonMessageRecords()
+        scan_segment(data, 0, index, others, tail=False)
         if not len(index) and len(data) == _PIECE:
             log = Log(self.disk, folder, name, newest=False)
             index, others = log.index, log.others

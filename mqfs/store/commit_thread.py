@@ -19,7 +19,7 @@ Post = Callable[[Callable[[], None]], None]
 log = logging.getLogger("mqfs.store")
 
 
-class Committer(Protocol):
+class SyncScheduler(Protocol):
     def request(self, key: object, job: Job, done: Done, within_s: float) -> None:
         """Run `job` within that time, then `done(error or None)` on the engine's thread."""
         ...
@@ -61,7 +61,7 @@ class _Task(NamedTuple):
     done: Done
 
 
-class Thread:
+class CommitThread:
     """Runs jobs on its own thread, the earliest due first."""
 
     def __init__(self, post: Post) -> None:

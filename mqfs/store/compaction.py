@@ -18,7 +18,7 @@ from mqfs.model import Kind
 from mqfs.store.disk import write_all, write_file
 from mqfs.store.segment import index as idx
 from mqfs.store.segment.file import Segment
-from mqfs.store.segment.index import Index, OpenIndex, Others, size_of
+from mqfs.store.segment.index import Index, NonMessageRecords, OpenIndex, size_of
 
 if TYPE_CHECKING:
     from mqfs.store.bucket import DiskBucket
@@ -38,23 +38,23 @@ def compact(bucket: DiskBucket) -> Work:
     """Rewrite each run of adjacent sealed segments of which less than a quarter is wanted."""
     for segment, end in bucket.sealed_segments():
         if bucket.holds(segment):  # it may go while others are weighed
-            yield from _weigh(bucket, segment, end)
+            yield from _measure_live_bytes(bucket, segment, end)
     runs = _runs(bucket)
     bucket.rewriting = bool(runs)
     try:
         for run in runs:
-            yield from _Rewrite(bucket, run).work()
+            yield from CompactionJob(bucket, run).work()
     except (OSError, errors.DiskFailed) as error:
         log.warning("group %d was not compacted: %s", bucket.id, error)
     finally:
         bucket.rewriting = False
 
 
-def _weigh(bucket: DiskBucket, segment: Segment, end: int) -> Work:
+def _measure_live_bytes(bucket: DiskBucket, segment: Segment, end: int) -> Work:
     """Count the bytes of its wanted messages; more than a quarter is not counted further."""
-    if segment.heavy is not None and bucket.wants_all(segment.heavy):
+    if segment.dense_until is not None and bucket.wants_all(segment.dense_until):
         return
-    segment.heavy = None
+    segment.dense_until = None
     index, kept, seen = segment.load(), 0, 0
     counted: dict[int, int] = {}  # of each stream, the lowest sequence
     for stream in index.present():
@@ -71,10 +71,10 @@ def _weigh(bucket: DiskBucket, segment: Segment, end: int) -> Work:
                 kept += padded(size_of(index, ordinal))
                 counted[stream] = sequence
             if kept >= segment.used // 4:
-                segment.kept = kept
-                segment.heavy = counted if len(counted) <= _REMEMBERED else None
+                segment.live_bytes = kept
+                segment.dense_until = counted if len(counted) <= _REMEMBERED else None
                 return
-    segment.kept = kept
+    segment.live_bytes = kept
 
 
 def _runs(bucket: DiskBucket) -> list[list[Segment]]:
@@ -85,7 +85,7 @@ def _runs(bucket: DiskBucket) -> list[list[Segment]]:
         if segment.first != behind:
             runs.append([])  # one between them is not known to be sealed
         behind = end
-        if segment.kept is None or segment.kept >= segment.used // 4:
+        if segment.live_bytes is None or segment.live_bytes >= segment.used // 4:
             runs.append([])
             continue
         if len(runs[-1]) == _RUN or (runs[-1] and _result([*runs[-1], segment]) > limits.SEGMENT_BYTES):
@@ -96,10 +96,10 @@ def _runs(bucket: DiskBucket) -> list[list[Segment]]:
 
 def _result(run: list[Segment]) -> int:
     """The bytes of the segment that replaces them."""
-    return sum(segment.kept or 0 for segment in run) + run[-1].weigh()
+    return sum(segment.live_bytes or 0 for segment in run) + run[-1].weigh()
 
 
-class _Rewrite:
+class CompactionJob:
     """One run becomes one segment."""
 
     def __init__(self, bucket: DiskBucket, run: list[Segment]) -> None:
@@ -112,7 +112,7 @@ class _Rewrite:
         self.written = 0  # bytes in the file
         self.buffer: list[bytes] = []
         self.buffered = 0
-        self.index, self.others = OpenIndex(), Others()
+        self.index, self.others = OpenIndex(), NonMessageRecords()
         self.last_end = -1  # where the last kept record ended in its old segment
         self.held: tuple[Row, bytes, bytes] | None = None  # it, until it is known whether its unit goes on
         self.missing = 2  # syncs: of the file, and of the bucket
@@ -162,7 +162,7 @@ class _Rewrite:
         data = segment.read(row.position, row.size)
         record = decode(data)
         if record is None:
-            self.bucket.home.set_aside(self.bucket.id, segment.first, row.position, data, "a damaged record")
+            self.bucket.home.quarantine(self.bucket.id, segment.first, row.position, data, "a damaged record")
             return
         joins = row.position == self.last_end and bool(record.flags & INNER)
         self._release(joins)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mqfs import errors
 from mqfs.seams import Committed
-from mqfs.store.log_reader import Home, Reading
+from mqfs.store.log_reader import DiskLogReader, StoreContext
 from mqfs.store.segment.file import Segment
 
 log = logging.getLogger("mqfs.store")
@@ -29,10 +29,10 @@ class _Waiting(NamedTuple):
     then: Committed | None
 
 
-class Syncing(Reading):
+class GroupCommit(DiskLogReader):
     """A bucket whose segments reach the disk."""
 
-    def __init__(self, home: Home, number: int, folder: str) -> None:
+    def __init__(self, home: StoreContext, number: int, folder: str) -> None:
         super().__init__(home, number, folder)
         self._written = self._synced = 0  # bytes and changes of the folder so far, and what of it is on disk
         self._unsynced: dict[Segment, float] = {}  # in order; what `_written` was when its last byte was appended

@@ -13,14 +13,14 @@ from typing import Protocol
 
 from mqfs import errors, limits
 from mqfs.log.record import HEAD_BYTES, INNER, Row, decode
-from mqfs.model import Kind, Listed, Record, Span, Stretch
+from mqfs.model import Kind, Listed, Record, RecordRun, Split
 from mqfs.store import bulk_read
-from mqfs.store.commit_thread import Committer
+from mqfs.store.commit_thread import SyncScheduler
 from mqfs.store.disk import Disk
 from mqfs.store.listing import listed, pick
 from mqfs.store.segment.file import Files, Segment
 from mqfs.store.segment.index import Index, Plain, seek, seek_before, with_headers
-from mqfs.store.split_points import Cutter, chosen
+from mqfs.store.split_points import SplitPlanner, chosen
 
 log = logging.getLogger("mqfs.store")
 
@@ -31,15 +31,15 @@ _END = bytes([Kind.END])
 PORTIONS = 16  # into which a log without sealed segments is cut
 
 
-class Home(Protocol):
+class StoreContext(Protocol):
     """What a bucket needs of its store."""
 
     disk: Disk
     files: Files
-    committer: Committer
+    committer: SyncScheduler
     staging: str
 
-    def set_aside(self, group: int, first: int, position: int, data: bytes, why: str) -> None: ...
+    def quarantine(self, group: int, first: int, position: int, data: bytes, why: str) -> None: ...
 
     def move_aside(self, group: int, first: int, path: str, why: str) -> None: ...
 
@@ -60,10 +60,10 @@ def _end(row: Plain) -> int:
     return row[1] + HEAD_BYTES + row[4] + row[2]
 
 
-class Reading:
+class DiskLogReader:
     """What a bucket is to its readers."""
 
-    def __init__(self, home: Home, number: int, folder: str) -> None:
+    def __init__(self, home: StoreContext, number: int, folder: str) -> None:
         self.id = number
         self.next = 1
         self.last_ns = 0
@@ -87,13 +87,13 @@ class Reading:
         if not data:
             log.error("group %d: segment %d: %s at %d", self.id, segment.first, why, position)
             return
-        self._home.set_aside(self.id, segment.first, position, data, why)
+        self._home.quarantine(self.id, segment.first, position, data, why)
 
     def _row(self, segment: Segment, row: Row) -> Record | None:
         data = segment.read(row.position, row.size)
         record = decode(data)
         if record is None:
-            segment.rot(row.position, data)
+            segment.report_corruption(row.position, data)
         return record
 
     # ------------------------------------------------------------ history
@@ -131,7 +131,7 @@ class Reading:
                     if record.kind != change or not record.body.startswith(_RESERVE):
                         yield record
             if segment.index is None:
-                segment.fold()  # nobody reads or writes it yet
+                segment.drop_index_cache()  # nobody reads or writes it yet
 
     def _read_rows(self, segment: Segment, rows: list[Plain]) -> Iterator[Record]:
         """Those records, by large reads; one that does not pass is read again by itself. Raises DiskFailed."""
@@ -178,7 +178,7 @@ class Reading:
             raise errors.DiskFailed(f"record {sequence} cannot be read: {error.strerror}") from error
         record = decode(data)
         if record is None or record.sequence != sequence or record.stream != index.streams[ordinal]:
-            segment.rot(position, data)
+            segment.report_corruption(position, data)
             raise errors.Damaged(sequence)
         return record
 
@@ -190,15 +190,15 @@ class Reading:
         place = self._where(None, sequence)
         return None if place is None else self._get(*place)
 
-    def span(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> Span | None:
+    def read_run(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> RecordRun | None:
         place = self._where(None, sequence)
         if place is None:
             return None
         segment, index, ordinal = place
         end = min(end, self._end_of(bisect_right(self._firsts, index.sequences[ordinal]) - 1))
-        return bulk_read.span(segment, index, ordinal, end, most_bytes, streams, headed)
+        return bulk_read.read_run(segment, index, ordinal, end, most_bytes, streams, headed)
 
-    def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
+    def locate(self, stream: int, sequence: int) -> tuple[int, int] | None:
         place = self._where(stream, sequence)
         if place is None:
             return None
@@ -217,7 +217,7 @@ class Reading:
                 return index.sequences[ordinal]
         return None
 
-    def at(self, time_ns: int) -> int:
+    def first_at_time(self, time_ns: int) -> int:
         count = len(self._segments)
         for number in range(bisect_left(range(count), time_ns, key=self._last_time), count):
             index = self._segments[number].load()
@@ -237,14 +237,14 @@ class Reading:
             number -= 1
         return -(1 << 63)
 
-    def tally(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
+    def count(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
         messages = size = 0
         for index, ordinals in self._range(stream, sequence, end):
             messages += len(ordinals)
             size += sum(pick(index.bodies, ordinals))
         return messages, size
 
-    def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
+    def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
         marks = 0
         for index, ordinals in self._range(stream, sequence, end):
             marks += bytes(pick(index.kinds, ordinals)).count(_END)
@@ -278,8 +278,8 @@ class Reading:
             return self._end_of(at)
         return min(sequence + (self.next - sequence) // PORTIONS + 1, self.next)
 
-    def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
-        cutter = Cutter(messages, size, limits.STRETCHES)
+    def split_points(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Split]:
+        cutter = SplitPlanner(messages, size, limits.STRETCHES)
         at = max(0, bisect_right(self._firsts, sequence) - 1)
         for number in range(at, min(len(self._segments), at + limits.STRETCH_SEGMENTS)):
             if self._firsts[number] >= end or cutter.full:
@@ -295,7 +295,7 @@ class Reading:
         """Where the responsibility of a segment ends."""
         return self._firsts[number + 1] if number + 1 < len(self._firsts) else self.next
 
-    def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
+    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
         at = max(0, bisect_right(self._firsts, sequence) - 1)
         while True:
             newest = at + 1 == len(self._segments)

@@ -13,7 +13,7 @@ from typing import cast
 
 from mqfs import errors, limits
 from mqfs.log.record import HEAD_BYTES, INNER, padded
-from mqfs.model import MORE, Buffer, Columns, Draft, Kind, Listed, Record, Span, Stretch
+from mqfs.model import MORE, Buffer, Columns, Draft, Kind, Listed, Record, RecordRun, Split
 from mqfs.seams import Bucket, Committed, Log
 from mqfs.store.log_reader import PORTIONS
 from mqfs.store.split_points import of_sizes
@@ -113,7 +113,7 @@ class MemoryBucket:
         self.next += 1
         return self.next - 1
 
-    def place(self, size: int, messages: int) -> int:
+    def reserve_space(self, size: int, messages: int) -> int:
         self._check_room(size)
         return 0
 
@@ -125,16 +125,16 @@ class MemoryBucket:
             headers, text = bytes(data[begin:body]), bytes(data[body : body + rows.bodies[n]])
             self._add(rows.kinds[n], rows.streams[n], rows.times[n], text, headers, rows.flags[n])
 
-    def set_aside(self, data: bytes, why: str) -> None:
+    def quarantine(self, data: bytes, why: str) -> None:
         pass
 
-    def pass_to(self, sequence: int) -> None:
+    def skip_to(self, sequence: int) -> None:
         self.next = max(self.next, sequence)
 
     def continue_at(self, sequence: int) -> None:
         self.next = max(self.next, sequence)
 
-    def grants(self, granted: Callable[[int], None] | None) -> None:
+    def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
         if granted is not None:
             granted((1 << 64) - 1)
 
@@ -150,22 +150,22 @@ class MemoryBucket:
         sequences, at = self._search(sequence, None)
         return self._records[sequences[at]] if at < len(sequences) else None
 
-    def peek(self, stream: int, sequence: int) -> tuple[int, int] | None:
+    def locate(self, stream: int, sequence: int) -> tuple[int, int] | None:
         record = self.find(stream, sequence)
         return None if record is None else (record.sequence, len(record.body))
 
-    def span(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> Span | None:
+    def read_run(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> RecordRun | None:
         return None
 
     def before(self, sequence: int, stream: int | None = None) -> int | None:
         sequences, at = self._search(sequence, stream)
         return sequences[at - 1] if at else None
 
-    def at(self, time_ns: int) -> int:
+    def first_at_time(self, time_ns: int) -> int:
         at = bisect_left(self._sequences, time_ns, key=lambda sequence: self._records[sequence].time_ns)
         return self._sequences[at] if at < len(self._sequences) else self.next
 
-    def tally(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
+    def count(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
         sequences, at = self._search(sequence, stream)
         to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
         return to - at, sum(len(self._records[s].body) for s in sequences[at:to])
@@ -173,7 +173,7 @@ class MemoryBucket:
     def stretch_end(self, sequence: int) -> int:
         return min(sequence + (self.next - sequence) // PORTIONS + 1, self.next)
 
-    def stretches(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Stretch]:
+    def split_points(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Split]:
         sequences, at = self._search(sequence, None)
         found = (self._records[s] for s in sequences[at : bisect_left(sequences, end, at)])
         rows = (
@@ -183,7 +183,7 @@ class MemoryBucket:
         )
         return of_sizes(rows, messages, size, limits.STRETCHES)
 
-    def end_marks(self, stream: int, sequence: int, end: int | None = None) -> int:
+    def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
         sequences, at = self._search(sequence, stream)
         to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
         return sum(self._records[s].kind == Kind.END for s in sequences[at:to])
@@ -196,7 +196,7 @@ class MemoryBucket:
         mine = sorted(s for s in mine if self._records[s].kind != Kind.END)
         yield Listed(len(mine), lambda newest: (mine[-newest:], [len(self._records[s].body) for s in mine[-newest:]]))
 
-    def headed(self, sequence: int, stream: int | None = None) -> Iterator[int]:
+    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
         sequences, at = self._search(sequence, stream)
         return iter([s for s in sequences[at:] if self._records[s].headers])
 
@@ -264,9 +264,9 @@ class MemoryStore:
         return bucket
 
     def in_memory(self, bucket: Bucket) -> Bucket:
-        from mqfs.store.memory_only import Volatile  # it is made of what is here
+        from mqfs.store.memory_only import MemoryOnlyLog  # it is made of what is here
 
-        return Volatile(cast(Log, bucket))
+        return MemoryOnlyLog(cast(Log, bucket))
 
     def remove(self, number: int) -> None:
         if self._buckets.pop(number, None) is None:

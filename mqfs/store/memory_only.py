@@ -17,7 +17,7 @@ from mqfs.store.memory import MemoryBucket
 _IN_MEMORY = frozenset({Kind.MESSAGE, Kind.END, Kind.ACK})
 
 
-class Volatile:
+class MemoryOnlyLog:
     """See `Log` in mqfs/seams.py."""
 
     def __init__(self, kept: Log) -> None:
@@ -27,18 +27,23 @@ class Volatile:
         memory.next = kept.next
         self._bound = 0
         self._reserve()
-        self.find, self.peek, self.scan, self.before = memory.find, memory.peek, memory.scan, memory.before
-        self.span, self.stretches, self.listing = memory.span, memory.stretches, memory.listing
+        self.find, self.locate, self.scan, self.before = memory.find, memory.locate, memory.scan, memory.before
+        self.read_run, self.split_points, self.listing = memory.read_run, memory.split_points, memory.listing
         self.stretch_end = memory.stretch_end
-        self.at, self.tally, self.end_marks, self.headed = memory.at, memory.tally, memory.end_marks, memory.headed
+        self.first_at_time, self.count, self.count_eof_markers, self.with_headers = (
+            memory.first_at_time,
+            memory.count,
+            memory.count_eof_markers,
+            memory.with_headers,
+        )
 
     def _reserve(self) -> None:
         self._bound = self._memory.next + limits.VOLATILE_SEQUENCES
-        self.kept.place(0, limits.VOLATILE_SEQUENCES)
+        self.kept.reserve_space(0, limits.VOLATILE_SEQUENCES)
 
     def _in_step(self) -> None:
         """The bucket on disk knows what was given: it says so at a clean stop."""
-        self.kept.pass_to(self._memory.next)
+        self.kept.skip_to(self._memory.next)
         if self._memory.next >= self._bound:
             self._reserve()
 
@@ -118,26 +123,26 @@ class Volatile:
 
     # ------------------------------------------------------------ what others encoded and numbered
 
-    def place(self, size: int, messages: int) -> int:
-        return self._memory.place(size, messages)
+    def reserve_space(self, size: int, messages: int) -> int:
+        return self._memory.reserve_space(size, messages)
 
     def append_range(self, data: Buffer, rows: Columns) -> None:
         self._memory.append_range(data, rows)
         self._in_step()
 
-    def pass_to(self, sequence: int) -> None:
-        self._memory.pass_to(sequence)
+    def skip_to(self, sequence: int) -> None:
+        self._memory.skip_to(sequence)
         self._in_step()
 
     def continue_at(self, sequence: int) -> None:
         if sequence <= self._bound:  # nobody was allowed to give a later one
-            self.pass_to(sequence)
+            self.skip_to(sequence)
 
-    def grants(self, granted: Callable[[int], None] | None) -> None:
-        self._memory.grants(granted)
+    def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
+        self._memory.on_sequences_reserved(granted)
 
-    def set_aside(self, data: bytes, why: str) -> None:
-        self.kept.set_aside(data, why)
+    def quarantine(self, data: bytes, why: str) -> None:
+        self.kept.quarantine(data, why)
 
 
-__all__ = ["Volatile"]
+__all__ = ["MemoryOnlyLog"]

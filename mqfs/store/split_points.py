@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.model import Stretch
+from mqfs.model import Split
 
 if TYPE_CHECKING:
     from mqfs.store.segment.index import Index
@@ -30,12 +30,12 @@ def chosen(index: Index, begin: int, end: int, streams: Set[int] | None) -> Sequ
     return found
 
 
-class Cutter:
+class SplitPlanner:
     """Takes runs of messages, segment by segment, and cuts them into stretches."""
 
     def __init__(self, messages: int, size: int, most: int) -> None:
         self.messages, self.size, self.most = messages, size, most
-        self.found: list[Stretch] = []
+        self.found: list[Split] = []
         self._count = self._bytes = self._last = 0
 
     @property
@@ -64,7 +64,7 @@ class Cutter:
     def close(self) -> None:
         """The stretch that was begun ends here."""
         if self._count:
-            self.found.append(Stretch(self._last + 1, self._count, self._bytes))
+            self.found.append(Split(self._last + 1, self._count, self._bytes))
         self._count = self._bytes = 0
 
 
@@ -72,20 +72,20 @@ def _end(index: Index, ordinal: int) -> int:
     return index.positions[ordinal] + padded(HEAD_BYTES + index.headers[ordinal] + index.bodies[ordinal])
 
 
-def of_sizes(rows: Iterable[tuple[int, int]], messages: int, size: int, most: int) -> list[Stretch]:
+def of_sizes(rows: Iterable[tuple[int, int]], messages: int, size: int, most: int) -> list[Split]:
     """The same of (sequence, bytes) one by one."""
-    found: list[Stretch] = []
+    found: list[Split] = []
     count = weight = last = 0
     for sequence, taken in rows:
         if count and (count >= messages or weight + taken > size):
-            found.append(Stretch(last + 1, count, weight))
+            found.append(Split(last + 1, count, weight))
             count = weight = 0
             if len(found) >= most:
                 return found
         count, weight, last = count + 1, weight + taken, sequence
     if count:
-        found.append(Stretch(last + 1, count, weight))
+        found.append(Split(last + 1, count, weight))
     return found
 
 
-__all__ = ["Cutter", "chosen", "of_sizes"]
+__all__ = ["SplitPlanner", "chosen", "of_sizes"]

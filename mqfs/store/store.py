@@ -18,9 +18,9 @@ from typing import cast
 from mqfs import errors, limits
 from mqfs.seams import Bucket, Log
 from mqfs.store.bucket import DiskBucket, write_head
-from mqfs.store.commit_thread import Committer, Inline, Post, Thread
+from mqfs.store.commit_thread import CommitThread, Inline, Post, SyncScheduler
 from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
-from mqfs.store.memory_only import Volatile
+from mqfs.store.memory_only import MemoryOnlyLog
 from mqfs.store.segment.file import Files
 from mqfs.store.spool import DiskStaged
 
@@ -54,7 +54,7 @@ class DiskStore:
             self.disk.close(self._lock)
             raise
         self._reserved = self._next_number
-        self.committer: Committer = Inline() if post is None else Thread(post)
+        self.committer: SyncScheduler = Inline() if post is None else CommitThread(post)
 
     # ------------------------------------------------------------ a start
 
@@ -175,7 +175,7 @@ class DiskStore:
         return bucket
 
     def in_memory(self, bucket: Bucket) -> Bucket:
-        return Volatile(cast(Log, bucket))
+        return MemoryOnlyLog(cast(Log, bucket))
 
     def remove(self, number: int) -> None:
         bucket = self._buckets.get(number)
@@ -234,7 +234,7 @@ class DiskStore:
 
     # ------------------------------------------------------------ quarantine
 
-    def set_aside(self, group: int, first: int, position: int, data: bytes, why: str) -> None:
+    def quarantine(self, group: int, first: int, position: int, data: bytes, why: str) -> None:
         """Copy bytes that failed a check, durably; once for each place."""
         log.warning("group %d: %s of %d bytes at %d of segment %d", group, why, len(data), position, first)
         path = self._free_name(f"{group}-{first:020d}-{position}", data)

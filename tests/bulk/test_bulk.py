@@ -19,8 +19,8 @@ from mqfs.log import batch, headers
 from mqfs.log.record import encode
 from mqfs.model import MORE, Kind
 from mqfs.ring import scan
-from mqfs.store.segment.file import survey
-from mqfs.store.segment.index import OpenIndex, Others
+from mqfs.store.segment.file import scan_segment
+from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from tests.campaign import size
 from tests.units.hand import Units, frame
 
@@ -184,8 +184,8 @@ UNITS = st.lists(st.lists(st.tuples(KINDS, st.integers(0, 40), st.binary(max_siz
 
 
 def looked_through(log: bytes, tail: bool) -> tuple[object, ...]:
-    index, others = OpenIndex(), Others()
-    found = survey(log, 4_096, index, others, tail=tail)
+    index, others = OpenIndex(), NonMessageRecords()
+    found = scan_segment(log, 4_096, index, others, tail=tail)
     columns = (index.sequences, index.times, index.positions, index.bodies, index.streams, index.headers, index.kinds)
     return found, [list(column) for column in columns], others.packed, others.last_ns
 

@@ -64,10 +64,10 @@ def check_empty(store: Store) -> None:
     assert (state, list(behind)) == (STATE, [])
     assert bucket.find(A, 0) is None
     assert bucket.scan(0) is None
-    assert bucket.peek(A, 0) is None
+    assert bucket.locate(A, 0) is None
     assert bucket.before(99) is None
-    assert bucket.at(0) == 1
-    assert bucket.tally(A, 0) == (0, 0)
+    assert bucket.first_at_time(0) == 1
+    assert bucket.count(A, 0) == (0, 0)
     bucket.trim({}, frozenset())
     assert store.open(1) is bucket
 
@@ -97,18 +97,18 @@ def check_search(store: Store) -> None:
         assert say(bucket, (A, B, C)[number % 3], b"x" * number, number * 10) == number
     for number in (1, 2, 150, 299, 300):
         assert bucket.scan(number) == bucket.find((A, B, C)[number % 3], number)
-        assert bucket.at(number * 10) == bucket.at(number * 10 - 9) == number
+        assert bucket.first_at_time(number * 10) == bucket.first_at_time(number * 10 - 9) == number
         assert bucket.before(number + 1) == number
-    assert bucket.peek(A, 1) == (3, 3)
-    assert bucket.peek(A, 298) == (300, 300)
-    assert bucket.peek(B, 299) is None
+    assert bucket.locate(A, 1) == (3, 3)
+    assert bucket.locate(A, 298) == (300, 300)
+    assert bucket.locate(B, 299) is None
     assert bucket.before(3, A) is None
     assert bucket.before(300, A) == 297
     assert bucket.before(10**12, B) == 298
-    assert bucket.at(3001) == 301
-    assert bucket.tally(A, 4) == (99, sum(range(6, 301, 3)))
-    assert bucket.tally(A, 0) == (100, sum(range(3, 301, 3)))
-    assert bucket.tally(99, 0) == (0, 0)
+    assert bucket.first_at_time(3001) == 301
+    assert bucket.count(A, 4) == (99, sum(range(6, 301, 3)))
+    assert bucket.count(A, 0) == (100, sum(range(3, 301, 3)))
+    assert bucket.count(99, 0) == (0, 0)
 
 
 def check_listing(store: Store) -> None:
@@ -150,27 +150,31 @@ def check_tally(store: Store) -> None:
         for end in (0, 1, 2, 41, 151, 220, last - 1, last, last + 9):
             for stream in (A, B, C):
                 within = [s for n, (where, s) in sizes.items() if begin <= n < end and where == stream]
-                assert bucket.tally(stream, begin, end) == (len(within), sum(within)), (stream, begin, end)
-        assert bucket.tally(A, begin) == bucket.tally(A, begin, None) == bucket.tally(A, begin, last)
-    assert bucket.end_marks(A, 0) == 0
+                assert bucket.count(stream, begin, end) == (len(within), sum(within)), (stream, begin, end)
+        assert bucket.count(A, begin) == bucket.count(A, begin, None) == bucket.count(A, begin, last)
+    assert bucket.count_eof_markers(A, 0) == 0
     marked = bucket.append(Kind.END, A, bucket.last_ns, b"")
-    assert (bucket.end_marks(A, 0), bucket.end_marks(A, 0, marked), bucket.end_marks(B, 0)) == (1, 0, 0)
+    assert (bucket.count_eof_markers(A, 0), bucket.count_eof_markers(A, 0, marked), bucket.count_eof_markers(B, 0)) == (
+        1,
+        0,
+        0,
+    )
 
 
 def check_headed(store: Store) -> None:
     """Which messages have headers, told without reading any; the log may change meanwhile."""
     bucket = make(store)
-    assert list(bucket.headed(0)) == list(bucket.headed(0, A)) == []
+    assert list(bucket.with_headers(0)) == list(bucket.with_headers(0, A)) == []
     long = b"\x01k\xfd\x00" + b"v" * 253  # 257 bytes: the low byte of the count alone would say 1
     headers = {3: b"\x01k\x01\x00v", 40: b"\x01k\xfc\x00" + b"v" * 252, 41: long, 150: long, 298: b"\x00\x00\x00"}
     for number in range(1, 301):
         bucket.append(Kind.MESSAGE, (A, B)[number % 2], 0, b"x" * (number % 60), headers.get(number, b""))
         bucket.append(Kind.ACK, 1, 0, bytes(24), b"\x00\x00\x00" if number % 5 == 0 else b"")
     for begin in (0, 1, 3, 4, 40, 41, 150, 151, 298, 299, 301, 400):
-        assert list(bucket.headed(begin)) == [n for n in headers if n >= begin]
+        assert list(bucket.with_headers(begin)) == [n for n in headers if n >= begin]
         for stream, rest in ((A, 0), (B, 1), (C, 2)):
-            assert list(bucket.headed(begin, stream)) == [n for n in headers if n >= begin and n % 2 == rest]
-    told = bucket.headed(0)
+            assert list(bucket.with_headers(begin, stream)) == [n for n in headers if n >= begin and n % 2 == rest]
+    told = bucket.with_headers(0)
     assert next(told) == 3
     for number in range(301, 701):
         say(bucket, A, b"x" * 50, number)
@@ -218,7 +222,7 @@ def check_skip(store: Store) -> None:
     assert found is not None
     assert found.sequence == 4
     assert bucket.before(4) == 1
-    assert bucket.tally(A, 1) == (2, 2)
+    assert bucket.count(A, 1) == (2, 2)
 
 
 def check_sync(store: Store) -> None:

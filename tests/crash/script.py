@@ -372,5 +372,5 @@ def read(bucket: Bucket) -> dict[int, Record]:
         sequence = record.sequence + 1
     for stream in STREAMS:
         mine = [r.sequence for r in found.values() if r.stream == stream]
-        assert bucket.tally(stream, 0)[0] >= len(mine)
+        assert bucket.count(stream, 0)[0] >= len(mine)
     return found

@@ -290,4 +290,4 @@ def check_kept(bucket: Bucket, kept: list[int]) -> None:
             found.append((record.sequence, record.body))
             sequence = record.sequence + 1
         assert found == [(first + step, body) for first in kept]
-        assert bucket.tally(stream, 0) == (len(kept), len(kept))
+        assert bucket.count(stream, 0) == (len(kept), len(kept))

@@ -83,7 +83,7 @@ def evicting(path: Path, messages: int) -> tuple[int, int]:
     cost = 0
     while not stream.state.floor:
         cost = calls_once(lambda: writer.write(b"xx"))
-    assert (stream.count, stream.size) == queues.group.bucket.tally(stream.number, stream.state.floor)[:2]
+    assert (stream.count, stream.size) == queues.group.bucket.count(stream.number, stream.state.floor)[:2]
     assert stream.cut == stream.state.floor
     assert queues.group.counts.cut == stream.gone
     return cost, queues.group.counts.cut

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.house.today import check, name_of, sources
 
 WRITER = "mqfs/engine/log/group_log.py"
-APPENDS = {"append", "append_unit", "append_many", "append_batch", "skip", "place", "pass_to"}
+APPENDS = {"append", "append_unit", "append_many", "append_batch", "skip", "reserve_space", "skip_to"}
 LOGS = {"bucket", "log"}  # what a group's log is called where it is used
 APPLIES = {"apply"}
 STATES = {"state", "progress"}
@@ -36,7 +36,7 @@ def of(path: Path) -> int:
 
 def breaches() -> dict[str, int]:
     found = Counter(
-        {name_of(path): of(path) for path in sources("mqfs/engine", "mqfs/rings") if name_of(path) != WRITER}
+        {name_of(path): of(path) for path in sources("mqfs/engine", "mqfs/ring") if name_of(path) != WRITER}
     )
     return {where: count for where, count in found.items() if count}
 

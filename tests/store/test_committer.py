@@ -15,7 +15,7 @@ import pytest
 from mqfs.errors import ReadOnly
 from mqfs.model import Kind
 from mqfs.seams import Bucket
-from mqfs.store.commit_thread import Thread
+from mqfs.store.commit_thread import CommitThread
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
 from tests.store.small import SMALL, lowered
@@ -157,7 +157,7 @@ def test_a_loop_that_ended_is_no_error() -> None:
         done.set()
         raise RuntimeError("the loop ended")
 
-    thread = Thread(post)
+    thread = CommitThread(post)
     thread.request("key", lambda: None, lambda error: None, 0.0)
     assert done.wait(20)
     thread.request("other", lambda: None, lambda error: None, 3_600)

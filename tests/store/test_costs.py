@@ -67,7 +67,7 @@ def test_one_stream_costs_its_own_messages(tmp_path: Path) -> None:
         bucket = store.open(1)
         bucket.history()
         assert disk.read_bytes < 20_000
-        bucket.tally(20, 0)  # loads the indexes
+        bucket.count(20, 0)  # loads the indexes
         disk.reads = disk.read_bytes = 0
         sequence = count = 0
         while (record := bucket.find(20, sequence)) is not None:
@@ -167,7 +167,7 @@ def start_s(path: str, messages: int) -> float:
     for _ in range(3):
         began = time.process_time()
         again = DiskStore(path)
-        assert again.open(1).tally(16, 0) == (messages, messages)
+        assert again.open(1).count(16, 0) == (messages, messages)
         took.append(time.process_time() - began)
         abandon(again)
     return min(took)

@@ -200,7 +200,7 @@ class Stores(RuleBasedStateMachine):
             theirs.headers,
         )
         assert mine.time_ns == theirs.time_ns
-        assert self.disk.peek(theirs.stream, theirs.sequence) == (theirs.sequence, len(theirs.body))
+        assert self.disk.locate(theirs.stream, theirs.sequence) == (theirs.sequence, len(theirs.body))
         assert self.disk.first <= theirs.sequence < self.disk.next
 
     @precondition(lambda self: self.pairs)
@@ -221,8 +221,8 @@ class Stores(RuleBasedStateMachine):
         if not self.trimmed and self.pairs:
             at = self.pairs[len(self.pairs) // 2]
             to = self.pairs[len(self.pairs) * 3 // 4]
-            assert self.memory.tally(stream, at[0]) == self.disk.tally(stream, at[1])
-            assert self.memory.tally(stream, at[0], to[0]) == self.disk.tally(stream, at[1], to[1])
+            assert self.memory.count(stream, at[0]) == self.disk.count(stream, at[1])
+            assert self.memory.count(stream, at[0], to[0]) == self.disk.count(stream, at[1], to[1])
 
     @precondition(lambda self: self.pairs)
     @rule(data=st.data(), stream=st.none() | STREAMS)
@@ -231,15 +231,15 @@ class Stores(RuleBasedStateMachine):
         ours, theirs, _ = data.draw(st.sampled_from(self.pairs))
         wanted = {d for m, d, s in self.pairs if self._wanted(m, s)}
         same = {m: d for m, d, _ in self.pairs}
-        mine = [same[sequence] for sequence in self.memory.headed(ours, stream)]
-        told = list(self.disk.headed(theirs, stream))
+        mine = [same[sequence] for sequence in self.memory.with_headers(ours, stream)]
+        told = list(self.disk.with_headers(theirs, stream))
         assert told == sorted(told)
         assert [d for d in told if d in wanted] == [d for d in mine if d in wanted]
 
     @rule(time_ns=st.integers(0, 60))
     def at(self, time_ns: int) -> None:
         if not self.trimmed:
-            ours, theirs = self.memory.at(time_ns), self.disk.at(time_ns)
+            ours, theirs = self.memory.first_at_time(time_ns), self.disk.first_at_time(time_ns)
             assert (ours, theirs) in [(m, d) for m, d, _ in self.pairs] + [(self.memory.next, self.disk.next)]
 
     @rule()

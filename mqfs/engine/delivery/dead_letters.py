@@ -13,7 +13,7 @@ from mqfs.engine.log import multipart
 from mqfs.group_state import Attributes, Change, ConsumerState
 from mqfs.log import headers
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.model import Draft, Kind, Many, Record, User
+from mqfs.model import Draft, Kind, LazyBatch, Record, User
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer
@@ -80,7 +80,7 @@ def _open_to(origin: Attributes, letters: Attributes) -> int:
     return user << 6 | group << 3 | other
 
 
-class _Copies(Many):
+class _Copies(LazyBatch):
     """The parts of a body, as they are to stand in another stream; read anew each time. `texts`: the headers, among
     them `part`, which is each one's own."""
 
@@ -116,7 +116,7 @@ def _announce_parts(group: Group, stream: Stream, copies: _Copies, first: int) -
         group.announce(stream, sequence, draft.body, draft.headers)
 
 
-class _Behind(Many):
+class _Behind(LazyBatch):
     """Parts, and other records behind them."""
 
     def __init__(self, copies: _Copies, also: Sequence[Draft]) -> None:

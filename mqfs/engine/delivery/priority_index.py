@@ -58,7 +58,7 @@ class Ranks:
         if self._messages is None:
             self._messages = {}
             bucket = self.group.bucket
-            for sequence in list(bucket.headed(bucket.first)):
+            for sequence in list(bucket.with_headers(bucket.first)):
                 try:
                     record = bucket.scan(sequence)
                 except errors.Damaged:

@@ -157,7 +157,7 @@ class Cursor(Commands):
         end = group.bucket.next if self.until is None else self.until
         streams = self.streams()
         chosen = None if len(streams) == len(group.numbers) else streams.keys()
-        found = group.bucket.stretches(self.position, end, chosen, messages, size)
+        found = group.bucket.split_points(self.position, end, chosen, messages, size)
         self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
@@ -329,7 +329,7 @@ class Cursor(Commands):
         names = {number: stream.name for number, stream in streams.items()}
         head = self.names.table(first, group.bucket.last_ns, names)
         end = group.bucket.next if self.until is None else self.until
-        found = group.bucket.span(first, end, count - len(head), streams.keys(), not group.ranks)
+        found = group.bucket.read_run(first, end, count - len(head), streams.keys(), not group.ranks)
         if found is None or not self.names.knows({number: names[number] for number in found.streams}):
             return None
         if head:

@@ -141,7 +141,7 @@ class StreamHandle(Reader, Writer):
             self.position = newest or self.position
         if stream.count < 0:
             stream.advance()
-        ahead = 0 if replay == "off" else self.group.bucket.tally(stream.number, self.position)[0]
+        ahead = 0 if replay == "off" else self.group.bucket.count(stream.number, self.position)[0]
         self.had = stream.gone + stream.count - ahead
 
     def waiting_room(self) -> Parked:
@@ -214,7 +214,7 @@ class StreamHandle(Reader, Writer):
 
     def ahead(self) -> bool:
         stream = self.node
-        return self.position < stream.cut or self.group.bucket.peek(stream.number, self.position) is not None
+        return self.position < stream.cut or self.group.bucket.locate(stream.number, self.position) is not None
 
     def _end(self) -> None:
         self.node.readers.discard(self)

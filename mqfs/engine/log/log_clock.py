@@ -87,7 +87,7 @@ class Times:
         for i, (_, anchor) in enumerate(anchors):
             if anchor.engine_ns > limit and i:
                 break
-            floor = self.group.bucket.at(anchor.wall_ns + limit - anchor.engine_ns + 1)
+            floor = self.group.bucket.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1)
             if i + 1 < len(anchors):
                 floor = min(floor, anchors[i + 1][0])
         self._expired = (limit, floor)

@@ -64,7 +64,7 @@ def last_of(group: Group, record: Record) -> Record | None:
 
 def _together(group: Group, stream: int, first: int, last: int) -> bool:
     """Whether all messages from here to there are of that stream, and kept."""
-    if group.bucket.tally(stream, first, last + 1)[0] != last - first + 1:
+    if group.bucket.count(stream, first, last + 1)[0] != last - first + 1:
         return False
     dropped = group.state.dropped
     return not dropped or not any(sequence in dropped for sequence in range(first, last + 1))
@@ -96,7 +96,7 @@ class LongBody:
         self._begins = [0]
         self._first = first
         for sequence in range(first, record.sequence + 1):
-            found = group.bucket.peek(record.stream, sequence)
+            found = group.bucket.locate(record.stream, sequence)
             self._begins.append(self._begins[-1] + (found[1] if found is not None else 0))
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from mqfs.engine.stream import Post, Stream, Verdict
 from mqfs.group_state import Change
 from mqfs.log import batch
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.model import Blanks, Draft, Kind
+from mqfs.model import Draft, Kind, UnsequencedRecords
 from mqfs.wait import Step
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Source:
     pieces: Callable[[], Iterable[bytes]]  # whole ones in each
 
 
-class Joined(Blanks):
+class Joined(UnsequencedRecords):
     """Messages of several sources, in order, and behind them the changes of the same unit."""
 
     def __init__(self, sources: Sequence[Source], changes: Sequence[Change] = ()) -> None:

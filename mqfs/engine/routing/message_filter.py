@@ -112,7 +112,7 @@ class Selection:
                 return bucket.find(few[0], position)
             first: tuple[int, int] | None = None
             for number in few:
-                found = bucket.peek(number, position)
+                found = bucket.locate(number, position)
                 if found is not None and (first is None or found[0] < first[0]):
                     first = (found[0], number)
             return bucket.find(first[1], first[0]) if first else None

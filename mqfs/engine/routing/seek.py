@@ -35,9 +35,9 @@ def position(selection: Selection, word: str, streams: Collection[Stream], shows
     if kind == "sequence":
         return value
     if kind == "time":
-        return bucket.at(value)
+        return bucket.first_at_time(value)
     if kind == "ago":
-        return bucket.at(group.tree.clock.wall_ns() - value)
+        return bucket.first_at_time(group.tree.clock.wall_ns() - value)
     if selection.by_stream and not any(stream.is_thinned() for stream in streams):
         return _back(group, value, streams, shows)
     return _walk_back(selection, value, shows)

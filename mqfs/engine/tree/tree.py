@@ -40,7 +40,7 @@ from mqfs.engine.tree.meta_nodes import Folder, KeptFile, Meta, TakeFile
 from mqfs.file_locks import Locks
 from mqfs.group_state import Attributes, State, decode_change
 from mqfs.model import Kind, Stat, User
-from mqfs.seams import Bucket, Clock, Processes, Store
+from mqfs.seams import Bucket, Clock, ProcessWatcher, Store
 from mqfs.shares import Shares, require_share
 from mqfs.syntax.names import check_name, with_suffix
 from mqfs.wait import Step
@@ -77,7 +77,7 @@ class Tree:
         self.touched: set[Group] = set()  # groups that house-keeping has to look at
         self.closing = False
         self._prepare = prepare
-        self.processes: Processes | None = None  # set by a face that knows who reads
+        self.processes: ProcessWatcher | None = None  # set by a face that knows who reads
         self.alarmed: Callable[[], None] | None = None  # called when `next_alarm_ns` became sooner
         self._alarms: list[tuple[int, int]] = []  # (engine ns, group number)
         self.groups: dict[int, Group] = {}

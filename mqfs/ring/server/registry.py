@@ -206,7 +206,7 @@ class Rings:
         log.error("ring of group %d given up: %s: %s", number, type(error).__name__, error)
         try:
             kept = os.pread(fd, limits.RING_RANGE_BYTES, ring.HEAD_BYTES)
-            cast(Log, self._store.open(number)).set_aside(kept, "a ring that could not be resumed")
+            cast(Log, self._store.open(number)).quarantine(kept, "a ring that could not be resumed")
         except (errors.MqfsError, OSError) as failed:
             log.error("ring of group %d not copied: %s", number, failed)
         self._drop(number, generation)

@@ -24,7 +24,7 @@ from mqfs.engine.language.settings import SYNC_ALWAYS
 from mqfs.engine.publishing.ring_ingest import arrived, is_listened, passed
 from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
-from mqfs.model import MORE, Columns, Draft, Kind, Many, Record
+from mqfs.model import MORE, Columns, Draft, Kind, LazyBatch, Record
 from mqfs.seams import Log
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Range:
 
 
 class Journal:
-    """See `Bucket` and `Shared` in mqfs/seams.py. `judge` says why a change of the group ends the ring, "" if it does
+    """See `Bucket` and `RingPort` in mqfs/seams.py. `judge` says why a change of the group ends the ring, "" if it does
     not; `over` is called once, when the ring has ended and what was taken is committed."""
 
     def __init__(
@@ -110,15 +110,15 @@ class Journal:
         self.held_up = False  # a client had its lock for so long that the server waited in vain
         self._senseless: int | None = None  # the end at the last tick, where its state did not fit it
         inner = self.inner
-        self.find, self.peek, self.scan, self.before, self.at = (
-            inner.find, inner.peek, inner.scan, inner.before, inner.at
+        self.find, self.locate, self.scan, self.before, self.first_at_time = (
+            inner.find, inner.locate, inner.scan, inner.before, inner.first_at_time
         )  # fmt: skip
-        self.tally, self.end_marks, self.headed = inner.tally, inner.end_marks, inner.headed
+        self.count, self.count_eof_markers, self.with_headers = inner.count, inner.count_eof_markers, inner.with_headers
         self.listing, self.stretch_end = inner.listing, inner.stretch_end
-        self.trim, self.history, self.span = inner.trim, inner.history, inner.span
-        self.stretches = inner.stretches
+        self.trim, self.history, self.read_run = inner.trim, inner.history, inner.read_run
+        self.split_points = inner.split_points
         self.sync: Callable[..., None] = inner.sync
-        inner.grants(self._grant)
+        inner.on_sequences_reserved(self._grant)
         group.bucket, group.ring = self, self
 
     @property
@@ -183,7 +183,7 @@ class Journal:
         return sequence
 
     def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
-        if isinstance(drafts, Many) and drafts.room > self.ring.size // 2:
+        if isinstance(drafts, LazyBatch) and drafts.room > self.ring.size // 2:
             self.retire("a unit of more than half of it is written")
             self._without_ring()
             return self.inner.append_unit(drafts, time_ns)
@@ -225,7 +225,7 @@ class Journal:
         self._take()
         if self.stalled:
             raise errors.DiskFull(self.stalled)
-        self.inner.place(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in drafts), 0)
+        self.inner.reserve_space(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in drafts), 0)
         try:
             last = self.ring.publish_unit(drafts, limits.RING_PATIENCE_S, flags)
         except _NO_WAY as error:
@@ -403,7 +403,7 @@ class Journal:
             if part.times[0] < self.last_ns:
                 data = _lifted(data, part, self.last_ns)
             self._pass_to(part.sequences[0])
-            base = self.inner.place(len(data), end - begin)
+            base = self.inner.reserve_space(len(data), end - begin)
             part = ring.scan(data, base)
             self.inner.append_range(data, part)
             there.at = end
@@ -419,16 +419,16 @@ class Journal:
 
     def _pass(self, rows: Columns) -> None:
         """Nobody is there for whom they are to be kept."""
-        self.inner.place(0, len(rows.sequences))
-        self.inner.pass_to(rows.sequences[-1] + 1)
+        self.inner.reserve_space(0, len(rows.sequences))
+        self.inner.skip_to(rows.sequences[-1] + 1)
         passed(self.group, rows)
 
     def _pass_to(self, sequence: int) -> None:
         """What is below it and was not taken is nowhere."""
         missing = sequence - self.inner.next
         if missing > 0:
-            self.inner.place(0, missing)
-            self.inner.pass_to(sequence)
+            self.inner.reserve_space(0, missing)
+            self.inner.skip_to(sequence)
 
     def _leave_out(self, there: _Range) -> int:
         """Messages of the server's that it answered with an error. They are in a range that nobody else's precede."""
@@ -436,7 +436,7 @@ class Journal:
         if first < self._void.start:
             return self._take_rows_before(there, self._void.start)
         there.at += min(self._void.stop - first, len(there) - there.at)
-        self.inner.pass_to(self._void.stop)
+        self.inner.skip_to(self._void.stop)
         self._void = range(0)
         self._done_with_range()
         return 0
@@ -599,7 +599,7 @@ class Journal:
             return
         self.group.reserve_room(HEAD_BYTES + len(record.body))
         self._pass_to(record.sequence)
-        self.inner.place(padded(HEAD_BYTES + len(record.body)), 1)
+        self.inner.reserve_space(padded(HEAD_BYTES + len(record.body)), 1)
         self.inner.append(record.kind, record.stream, record.time_ns, record.body)
         stream.appended(record.sequence, record.kind, len(record.body))
         self.group.announce(stream, record.sequence, record.body, b"")
@@ -613,13 +613,13 @@ class Journal:
         kept = data[:room]
         self._kept_aside += max(len(kept), _LEAST_ASIDE)
         if kept:
-            self.inner.set_aside(kept, "bytes that no client may write in a ring")
+            self.inner.quarantine(kept, "bytes that no client may write in a ring")
 
     # ------------------------------------------------------------ who follows
 
     @property
     def floor(self) -> int:
-        """See `Shared`."""
+        """See `RingPort`."""
         self._is_followed()
         return self._floor
 
@@ -692,7 +692,7 @@ class Journal:
 
     def _restore_bucket(self) -> None:
         self.group.bucket, self.group.ring = self.inner, None
-        self.inner.grants(None)
+        self.inner.on_sequences_reserved(None)
 
     def detach(self) -> None:
         """Leave the ring as it is and the group without it, before anything was taken."""
@@ -723,7 +723,7 @@ class Journal:
     def _grant_more(self) -> None:
         """Where there was no room to reserve sequences publishers wait for some, and nothing comes that would ask."""
         try:
-            self.inner.place(0, 1)
+            self.inner.reserve_space(0, 1)
         except _UNWRITABLE as error:
             self.stalled = error.detail
 

@@ -20,7 +20,7 @@ from mqfs.log.record import INNER, MORE, SETTLED, Row, last_byte, next_good, pad
 from mqfs.model import Kind
 from mqfs.store.disk import Disk, read_all, read_file, write_all, write_file
 from mqfs.store.segment import index as idx
-from mqfs.store.segment.index import OTHER_SIZE, Index, OpenIndex, Others, Part, SealedIndex
+from mqfs.store.segment.index import OTHER_SIZE, Index, IndexPart, NonMessageRecords, OpenIndex, SealedIndex
 
 Aside = Callable[["Segment", int, bytes, str], None]  # copy bytes of a log, which failed a check, to quarantine/
 
@@ -30,7 +30,7 @@ _PART_GUESS = 4_096  # of a part, read first: its head and the rows of most
 
 
 @attrs.define
-class Survey:
+class RecoveryScan:
     """What was found in a stretch of a log."""
 
     end: int = 0  # behind the last whole unit
@@ -38,13 +38,13 @@ class Survey:
     bad: list[tuple[int, int]] = attrs.Factory(list)  # stretches that failed
 
 
-def survey(data: bytes, base: int, index: OpenIndex, others: Others, *, tail: bool) -> Survey:
+def scan_segment(data: bytes, base: int, index: OpenIndex, others: NonMessageRecords, *, tail: bool) -> RecoveryScan:
     """Add the whole units in `data`, which lies at `base` of its log, to `index` and `others`.
 
     With `tail`, what is behind the first bad place is given up unless a later record says that it was settled; without,
     every bad place is passed over.
     """
-    found = Survey(base, base + last_byte(data))
+    found = RecoveryScan(base, base + last_byte(data))
     limit = found.written - base
     at = 0
     unit: list[Row] = []
@@ -97,11 +97,11 @@ def torn(data: bytes, covered: int, bad: list[tuple[int, int]]) -> list[tuple[in
     before no record that says so of what is before it."""
     if not bad:
         return []
-    sure = survey(data[covered:], covered, OpenIndex(), Others(), tail=True).bad
+    sure = scan_segment(data[covered:], covered, OpenIndex(), NonMessageRecords(), tail=True).bad
     return [stretch for stretch in bad if stretch[0] >= covered and stretch not in sure]
 
 
-def _add(unit: list[Row], index: OpenIndex, others: Others) -> None:
+def _add(unit: list[Row], index: OpenIndex, others: NonMessageRecords) -> None:
     for row in unit:
         if row.kind <= Kind.END:
             index.append(row)
@@ -130,11 +130,11 @@ class Files:
         """Second chance: one that was used since it was last looked at stays, once."""
         if segment.fd < 0 and segment.index is None and segment.others is None:
             segment.listed = False
-        elif segment is newest or segment.recent or not segment.quiet(segment):
+        elif segment is newest or segment.recent or not segment.may_close_fd(segment):
             segment.recent = False
             self._open.append(segment)
         else:
-            segment.rest()
+            segment.close_idle()
             segment.listed = False
 
 
@@ -146,6 +146,7 @@ class Segment:
         "aside",
         "checked",
         "cursor",
+        "dense_until",
         "disk",
         "fd",
         "files",
@@ -154,16 +155,17 @@ class Segment:
         "foreign",
         "group",
         "head",
-        "heavy",
         "idx_path",
         "idx_size",
         "index",
-        "kept",
         "listed",
+        "live_bytes",
+        "live_hint",
+        "may_close_fd",
+        "metadata_bytes",
         "others",
         "parts",
         "path",
-        "quiet",
         "recent",
         "room",
         "rotten",
@@ -174,8 +176,6 @@ class Segment:
         "tail",
         "tail_others",
         "used",
-        "weight",
-        "witness",
     )
 
     def __init__(
@@ -194,25 +194,27 @@ class Segment:
         self.idx_path = f"{folder}/{first:020d}.idx"
         self.fd = -1
         self.listed = self.recent = False
-        self.quiet: Callable[[Segment], bool] = lambda segment: True  # whether its descriptor may be closed
+        self.may_close_fd: Callable[[Segment], bool] = lambda segment: True  # whether its descriptor may be closed
         self.used = self.allocated = self.room = self.head = 0
         self.sealed = False
         self.foreign = ""  # why it is not the segment its name says
         self.checked = False  # the columns on disk passed their CRC once
-        self.parts: list[Part] = []
+        self.parts: list[IndexPart] = []
         self.idx_size = 0
         self.started = False  # whether it was looked at: before that only its name is known
         self.index: Index | None = None
-        self.others: Others | None = None  # the records that are no messages
+        self.others: NonMessageRecords | None = None  # the records that are no messages
         self.tail = OpenIndex()  # what the parts on disk do not hold, while `index` is not loaded
-        self.tail_others = Others()  # and the same while `others` is not
+        self.tail_others = NonMessageRecords()  # and the same while `others` is not
         self.rotten: set[int] = set()  # positions already counted and copied
         self.summary: tuple[int, int, int] = (0, 0, 0)  # messages, first and last sequence; of a sealed one
-        self.witness = (0, -1)  # a stream, and its last message here that was wanted when last looked
+        self.live_hint = (0, -1)  # a stream, and its last message here that was wanted when last looked
         self.cursor = 0  # streams before it have nothing wanted here
-        self.kept: int | None = None  # wanted bytes when last counted
-        self.heavy: dict[int, int] | None = None  # streams and sequences: while all from there on are wanted, it stays
-        self.weight = 0  # bytes of its records that are no messages; 0: not added up yet
+        self.live_bytes: int | None = None  # wanted bytes when last counted
+        self.dense_until: dict[int, int] | None = (
+            None  # streams and sequences: while all from there on are wanted, it stays
+        )
+        self.metadata_bytes = 0  # bytes of its records that are no messages; 0: not added up yet
 
     # ------------------------------------------------------------ descriptors
 
@@ -243,21 +245,21 @@ class Segment:
             self.listed = True
             self.files.opened(self)
 
-    def rest(self) -> None:
+    def close_idle(self) -> None:
         """Give up the descriptor and what is in memory."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             self.disk.close(fd)
-        self.fold()
+        self.drop_index_cache()
 
-    def fold(self) -> None:
+    def drop_index_cache(self) -> None:
         """Give up the index in memory, but for what is not on disk."""
         if isinstance(self.index, OpenIndex) and not self.sealed:
             self.tail = self.index.behind(sum(part.messages for part in self.parts))
         self.index = None
         if self.others is not None and not self.sealed:
             had = sum(part.others for part in self.parts)
-            self.tail_others = Others(self.others.between(had, len(self.others)), self.others.last_ns)
+            self.tail_others = NonMessageRecords(self.others.between(had, len(self.others)), self.others.last_ns)
         self.others = None
 
     @property
@@ -303,7 +305,7 @@ class Segment:
                 idx.load_part(index, data, part)
             else:
                 stretch = read_all(self.disk, self.open(), part.to - part.start, part.start)
-                self._report(survey(stretch, part.start, index, Others(), tail=False))
+                self._report(scan_segment(stretch, part.start, index, NonMessageRecords(), tail=False))
         index.extend(self.tail)
         index.collect()
         self.tail = OpenIndex()
@@ -317,7 +319,7 @@ class Segment:
             with self._failing():
                 self.start(newest=False)
 
-    def rows(self) -> Others:
+    def rows(self) -> NonMessageRecords:
         """The records that are no messages. Raises DiskFailed."""
         self.look()
         others = self.others
@@ -329,22 +331,22 @@ class Segment:
 
     def weigh(self) -> int:
         """About the bytes that the records that are no messages take in the log; of a sealed one."""
-        if not self.weight:
+        if not self.metadata_bytes:
             index = self.load()
-            self.weight = idx.weight(index.others if isinstance(index, SealedIndex) else self.rows().packed)
-        return self.weight
+            self.metadata_bytes = idx.weight(index.others if isinstance(index, SealedIndex) else self.rows().packed)
+        return self.metadata_bytes
 
-    def _sealed_rows(self) -> Others:
+    def _sealed_rows(self) -> NonMessageRecords:
         try:
             data = self._read_from_idx(self.parts)
         except OSError:
             data = [None]
         if data[0] is None:
             return self._rebuild(save=self._is_synced(self.open()))[1]
-        return Others(data[0], self.parts[0].last_ns)
+        return NonMessageRecords(data[0], self.parts[0].last_ns)
 
-    def _open_rows(self) -> Others:
-        others = Others()
+    def _open_rows(self) -> NonMessageRecords:
+        others = NonMessageRecords()
         try:
             data = self._read_from_idx(self.parts)
         except OSError:
@@ -354,13 +356,13 @@ class Segment:
                 others.packed += rows
             else:
                 stretch = read_all(self.disk, self.open(), part.to - part.start, part.start)
-                self._report(survey(stretch, part.start, OpenIndex(), others, tail=False))
+                self._report(scan_segment(stretch, part.start, OpenIndex(), others, tail=False))
         others.packed += self.tail_others.packed
         others.last_ns = self.last_ns()
-        self.tail_others = Others()
+        self.tail_others = NonMessageRecords()
         return others
 
-    def _read_from_idx(self, parts: list[Part]) -> list[bytes | None]:
+    def _read_from_idx(self, parts: list[IndexPart]) -> list[bytes | None]:
         """The rows of each part, where it still is as it was written."""
         fd = self.disk.open(self.idx_path, os.O_RDONLY)
         try:
@@ -385,7 +387,7 @@ class Segment:
         """Find out what the log holds. False: nothing whole is in it."""
         fd = self.open()
         size = self.disk.size(fd)
-        others = Others()
+        others = NonMessageRecords()
         self.parts = self._read_parts(size, others)
         if self.parts and self.parts[0].flags & idx.SEALED:
             self._adopt(self.parts[0], size, others)
@@ -395,7 +397,7 @@ class Segment:
             self._prove(self._rebuild(save=self._is_synced(fd))[1])
             return True
         data = read_all(self.disk, fd, size - self.covered, self.covered)
-        found = survey(data, self.covered, self.tail, others, tail=True)
+        found = scan_segment(data, self.covered, self.tail, others, tail=True)
         if found.end == 0:
             return False
         self._report(found)
@@ -405,7 +407,7 @@ class Segment:
         self._prove(others)
         return True
 
-    def _prove(self, others: Others) -> None:
+    def _prove(self, others: NonMessageRecords) -> None:
         """That it is the segment its name says. Raises DiskFailed: served, it would hide another's messages."""
         messages, first, _ = self.counts()
         heads = [others[0].sequence + 1] if len(others) else []
@@ -417,7 +419,7 @@ class Segment:
     def looks_sealed(self) -> bool:
         """Whether it has a whole index, which is written when it is synced."""
         if not self.started:
-            self.parts = self._read_parts(self.disk.size(self.open()), Others())
+            self.parts = self._read_parts(self.disk.size(self.open()), NonMessageRecords())
         return bool(self.parts and self.parts[0].flags & idx.SEALED)
 
     def write_again(self) -> None:
@@ -428,14 +430,14 @@ class Segment:
         for at in range(start, self.used, limits.UNIT_PIECE_BYTES):
             write_all(self.disk, fd, read_all(self.disk, fd, min(limits.UNIT_PIECE_BYTES, self.used - at), at), at)
 
-    def _adopt(self, part: Part, size: int, others: Others) -> None:
+    def _adopt(self, part: IndexPart, size: int, others: NonMessageRecords) -> None:
         """It is sealed and its index fits."""
         self.sealed = self.started = True
         self.used = self.allocated = size
         self.summary = (part.messages, part.first, part.last)
         self._set_head(others)
 
-    def _set_head(self, others: Others) -> None:
+    def _set_head(self, others: NonMessageRecords) -> None:
         """Where the state at the beginning ends."""
         self.head = 0
         for row in others:
@@ -445,7 +447,7 @@ class Segment:
             if not row.flags & MORE:
                 break
 
-    def _cut(self, fd: int, found: Survey, size: int) -> None:
+    def _cut(self, fd: int, found: RecoveryScan, size: int) -> None:
         self.used = found.end
         self.allocated = max(size, found.end)
         if found.end > size:
@@ -457,11 +459,11 @@ class Segment:
             self.disk.fdatasync(fd)
             self.allocated = found.end
 
-    def _report(self, found: Survey) -> None:
+    def _report(self, found: RecoveryScan) -> None:
         for start, end in found.bad:
-            self.rot(start, read_all(self.disk, self.open(), end - start, start))
+            self.report_corruption(start, read_all(self.disk, self.open(), end - start, start))
 
-    def rot(self, position: int, data: bytes) -> None:
+    def report_corruption(self, position: int, data: bytes) -> None:
         """Bytes here failed their check: copied and counted once."""
         if position not in self.rotten:
             self.rotten.add(position)
@@ -470,10 +472,10 @@ class Segment:
             except OSError as error:
                 log.warning("group %d: bytes at %d of %s were not copied: %s", self.group, position, self.path, error)
 
-    def _read_parts(self, size: int, others: Others) -> list[Part]:
+    def _read_parts(self, size: int, others: NonMessageRecords) -> list[IndexPart]:
         """The heads of the parts that join and fit the log, without their rows, which are added to `others`."""
         self.idx_size = 0
-        parts: list[Part] = []
+        parts: list[IndexPart] = []
         identity = self._identity()
         try:
             fd = self.disk.open(self.idx_path, os.O_RDONLY)
@@ -493,14 +495,14 @@ class Segment:
         self.idx_size = at
         return [attrs.evolve(part, rows=b"") for part in parts]
 
-    def _read_part(self, fd: int, at: int) -> Part | None:
+    def _read_part(self, fd: int, at: int) -> IndexPart | None:
         data = self.disk.pread(fd, _PART_GUESS, at)
         need = idx.rows_end(data)
         if need > len(data):
             data = read_all(self.disk, fd, min(need, self.disk.size(fd)), at)
         return idx.decode_part(data, 0, at)
 
-    def _fits(self, part: Part, parts: list[Part], size: int, identity: int) -> bool:
+    def _fits(self, part: IndexPart, parts: list[IndexPart], size: int, identity: int) -> bool:
         if part.identity != identity or part.start != (parts[-1].to if parts else 0) or part.to > size:
             return False
         if not part.flags & idx.SEALED:
@@ -519,13 +521,13 @@ class Segment:
             return False
         return True
 
-    def _rebuild(self, *, save: bool) -> tuple[Index, Others]:
+    def _rebuild(self, *, save: bool) -> tuple[Index, NonMessageRecords]:
         """Index a log that is not appended to, from its records."""
         fd = self.open()
         size = self.disk.size(fd)
-        index, others = OpenIndex(), Others()
+        index, others = OpenIndex(), NonMessageRecords()
         data = read_all(self.disk, fd, size, 0)
-        found = survey(data, 0, index, others, tail=False)
+        found = scan_segment(data, 0, index, others, tail=False)
         for start, end in torn(data, self.covered, found.bad):
             found.bad.remove((start, end))
             self.aside(self, start, data[start:end], "a torn tail")

@@ -44,7 +44,7 @@ _COLUMNS = (
 Plain = tuple[int, int, int, int, int, int, int]  # sequence, position, body, stream, headers, kind, flags
 
 
-class Others:
+class NonMessageRecords:
     """The records of a segment that are no messages, in their order: 24 bytes each, as they lie in an .idx, decoded
     when they are asked for. Their times are not kept, but for the newest."""
 
@@ -280,7 +280,7 @@ class SealedIndex:
         "times",
     )
 
-    def __init__(self, data: Buffer, part: Part) -> None:
+    def __init__(self, data: Buffer, part: IndexPart) -> None:
         self._map = data
         view = memoryview(data)
         at = part.at + HEAD_SIZE + _OTHER.size * part.others
@@ -321,7 +321,7 @@ def _padded(size: int) -> int:
 
 
 @attrs.frozen
-class Part:
+class IndexPart:
     """The head of one part, checked; `rows` are its records that are no messages, packed."""
 
     at: int  # where it lies in the .idx
@@ -379,7 +379,7 @@ def _postings(index: OpenIndex) -> tuple[array[int], array[int], array[int]]:
     return present, begin, messages
 
 
-def decode_part(data: bytes, at: int = 0, place: int = 0) -> Part | None:
+def decode_part(data: bytes, at: int = 0, place: int = 0) -> IndexPart | None:
     """The head of the part at `data[at:]`, which lies at `place` in its file; None if it does not pass. `data` must
     reach to the end of its rows: `rows_end` says how far that is."""
     if at + HEAD_SIZE > len(data):
@@ -391,7 +391,7 @@ def decode_part(data: bytes, at: int = 0, place: int = 0) -> Part | None:
         return None
     columns_crc, identity, flags, start, to, messages, others, streams, _, first, last, last_ns, size = fields[2:]
     rows = bytes(data[at + HEAD_SIZE : end])
-    return Part(
+    return IndexPart(
         place, identity, flags, start, to, messages, others, streams, first, last, last_ns, size, columns_crc, rows
     )
 
@@ -403,13 +403,13 @@ def rows_end(data: bytes) -> int:
     return HEAD_SIZE + _OTHER.size * int(_HEAD.unpack_from(data)[8])
 
 
-def columns_pass(data: Buffer, part: Part) -> bool:
+def columns_pass(data: Buffer, part: IndexPart) -> bool:
     """Whether the columns of the part, whose file is `data`, are as they were written."""
     body = data[part.at + HEAD_SIZE + _OTHER.size * part.others : part.at + part.size]
     return part.at + part.size <= len(data) and value(body) == part.columns_crc
 
 
-def load_part(index: OpenIndex, data: bytes, part: Part) -> None:
+def load_part(index: OpenIndex, data: bytes, part: IndexPart) -> None:
     """Add the messages of a part to an index, without postings."""
     at = part.at + HEAD_SIZE + _OTHER.size * part.others
     for name, code in _COLUMNS:
@@ -422,9 +422,9 @@ __all__ = [
     "CLEAN",
     "SEALED",
     "Index",
+    "IndexPart",
+    "NonMessageRecords",
     "OpenIndex",
-    "Others",
-    "Part",
     "SealedIndex",
     "columns_pass",
     "decode_part",
