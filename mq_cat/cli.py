@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import attrs
 import click
 
-from mq_cat.order import InOrder
+from mq_cat.order import OrderedMerge
 from mq_cat.output import Format, Output, as_json, as_record, die_of_sigpipe, ended_by_newline, ended_by_nul, raw, timed
 from mq_tools.cli_types import guarded, parsed
 from mq_tools.consumer import Consumer
 from mq_tools.cursor import Cursor, Message
-from mq_tools.errors import USAGE, Problem, note, reason
+from mq_tools.errors import USAGE, ToolError, note, reason
 from mq_tools.times import Duration, ctl_duration, unix_time
 from mq_tools.tree import check_group, check_streams, inodes, streams_of, views_of
 
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 @attrs.frozen
-class Wish:
+class Options:
     """What the command line asked for."""
 
     group: str
@@ -100,13 +100,13 @@ def _seek_time(where: str) -> str:
 @click.option("--order", "order", is_flag=True, help="Use 'order' and the streams even where there is a .cursor.")
 @click.argument("group", type=click.Path(readable=False))
 @click.argument("streams", nargs=-1, metavar="[STREAM]...")
-def _command(**given: Any) -> Wish:
+def _command(**given: Any) -> Options:
     """Print the messages of a GROUP's streams in the order they were written, and wait for more."""
-    return Wish(**given)
+    return Options(**given)
 
 
-def source_of(wish: Wish) -> Source:
-    """The open reader. Raises Problem."""
+def source_of(wish: Options) -> Source:
+    """The open reader. Raises ToolError."""
     if wish.consumer is not None:
         return _consumer(wish, wish.consumer)
     if wish.order or not os.path.lexists(os.path.join(wish.group, ".cursor")):
@@ -123,7 +123,7 @@ def source_of(wish: Wish) -> Source:
     return cursor
 
 
-def _consumer(wish: Wish, name: str) -> Consumer:
+def _consumer(wish: Options, name: str) -> Consumer:
     consumer = Consumer(wish.group, name, records=wish.shape == "record")
     if wish.streams:
         consumer.select(wish.streams)
@@ -141,22 +141,24 @@ def _replays_last(group: str) -> bool:
         return False
 
 
-def _in_order(wish: Wish) -> InOrder:
+def _in_order(wish: Options) -> OrderedMerge:
     told = {"json": "--json" if wish.json else "-f json", "record": "-f record"}.get(wish.shape, "")
     for asked, option in ((wish.start, "--from"), (told, told), (wish.times, "-t")):
         if asked:
-            raise Problem(f"{wish.group}: {option} needs a tree with .cursor files: 'order' tells only streams' names")
-    source = InOrder(wish.group, wish.streams, lambda text: note(PROGRAM, text))
+            raise ToolError(
+                f"{wish.group}: {option} needs a tree with .cursor files: 'order' tells only streams' names"
+            )
+    source = OrderedMerge(wish.group, wish.streams, lambda text: note(PROGRAM, text))
     views = views_of(wish.group)
     for name in wish.streams:
         if name in views:
-            raise Problem(f"{wish.group}: {name!r} is a view, which 'order' does not name; give its streams")
+            raise ToolError(f"{wish.group}: {name!r} is a view, which 'order' does not name; give its streams")
     source.open(wish.streams or [name for name in streams_of(wish.group) if name not in views])
     return source
 
 
-def check_wish(wish: Wish) -> None:
-    """Raises Problem where options exclude each other."""
+def check_wish(wish: Options) -> None:
+    """Raises ToolError where options exclude each other."""
     for both, text in (
         (wish.json and wish.times, "-t and --json exclude each other: a JSON object has the time in it"),
         (wish.json and wish.format not in (None, "json"), f"--json and -f {wish.format} exclude each other"),
@@ -166,10 +168,10 @@ def check_wish(wish: Wish) -> None:
         (wish.start and wish.consumer, "--from and --consumer exclude each other: all who work with it have one place"),
     ):
         if both:
-            raise Problem(text, USAGE)
+            raise ToolError(text, USAGE)
 
 
-def format_of(wish: Wish) -> Format:
+def format_of(wish: Options) -> Format:
     if wish.shape == "record":
         return as_record
     body = as_json if wish.shape == "json" else timed if wish.times else raw
@@ -178,7 +180,7 @@ def format_of(wish: Wish) -> Format:
     return ended_by_newline(body) if wish.times or wish.shape in ("json", "line") else body
 
 
-def copy(source: Source, output: Output, wish: Wish, wanted: frozenset[int]) -> int:
+def copy(source: Source, output: Output, wish: Options, wanted: frozenset[int]) -> int:
     """Write what comes, until one of the ends that were asked for."""
     failures = 0
     while not output.full:
@@ -187,7 +189,7 @@ def copy(source: Source, output: Output, wish: Wish, wanted: frozenset[int]) -> 
         except EOFError:
             if wish.end and _there(wish.group):
                 return 0
-            raise Problem(_why_over(wish, wanted)) from None
+            raise ToolError(_why_over(wish, wanted)) from None
         except OSError as error:
             failures += 1
             if error.errno == errno.EPIPE:
@@ -195,20 +197,20 @@ def copy(source: Source, output: Output, wish: Wish, wanted: frozenset[int]) -> 
             elif error.errno == errno.EIO and failures < _DAMAGED_IN_A_ROW:
                 note(PROGRAM, f"{wish.group}: a message could not be read: {reason(error)}")
             else:
-                raise Problem(f"{wish.group}: {reason(error)}") from error
+                raise ToolError(f"{wish.group}: {reason(error)}") from error
             continue
         failures = 0
         if messages:
-            hand_over(source, output, messages)
+            deliver_until_end(source, output, messages)
         elif messages is None:
-            if wish.end and isinstance(source, InOrder):
+            if wish.end and isinstance(source, OrderedMerge):
                 return 0
             if not output.wait(source.fd, LOOK_S) and wish.streams:
                 check_left(wish.group, wanted)
     return 0
 
 
-def hand_over(source: Source, output: Output, messages: list[Message]) -> None:
+def deliver_until_end(source: Source, output: Output, messages: list[Message]) -> None:
     """Write messages; where they were claimed, acknowledge what was written and give back what was not."""
     if not isinstance(source, Consumer):
         output.put(messages)
@@ -225,27 +227,27 @@ def hand_over(source: Source, output: Output, messages: list[Message]) -> None:
 
 
 def check_left(group: str, wanted: frozenset[int]) -> None:
-    """Raises Problem where none of the streams is there any more, under whatever name: nothing would ever come."""
+    """Raises ToolError where none of the streams is there any more, under whatever name: nothing would ever come."""
     try:
         left = inodes(group) & wanted
     except OSError:
         return  # the next read says why
     if not left:
-        raise Problem(f"{group}: the streams were removed")
+        raise ToolError(f"{group}: the streams were removed")
 
 
 def _there(group: str) -> bool:
     return os.path.lexists(os.path.join(group, "order"))
 
 
-def _why_over(wish: Wish, wanted: frozenset[int]) -> str:
+def _why_over(wish: Options, wanted: frozenset[int]) -> str:
     """Why reading ended though nobody asked for it."""
     group = wish.group
     try:
         check_group(group)
         if wanted:
             check_left(group, wanted)
-    except Problem as error:
+    except ToolError as error:
         return f"{error} (any more)" if "no such group" in str(error) else str(error)
     if wish.consumer is not None and not os.path.lexists(os.path.join(group, ".consumers", wish.consumer)):
         return f"{group}: the consumer {wish.consumer!r} was removed"
@@ -254,7 +256,7 @@ def _why_over(wish: Wish, wanted: frozenset[int]) -> str:
 
 def run(arguments: Sequence[str]) -> int:
     wish = parsed(_command, arguments)
-    if not isinstance(wish, Wish):
+    if not isinstance(wish, Options):
         return int(wish or 0)  # --help
     check_wish(wish)
     output = Output(format_of(wish), wish.count, wish.idle_s, each=wish.shape == "each")
@@ -263,7 +265,7 @@ def run(arguments: Sequence[str]) -> int:
         wanted = check_streams(wish.group, wish.streams)
         source = source_of(wish)
     except OSError as error:
-        raise Problem(f"{error.filename or wish.group}: {reason(error)}") from error
+        raise ToolError(f"{error.filename or wish.group}: {reason(error)}") from error
     try:
         return copy(source, output, wish, wanted)
     finally:

@@ -1,4 +1,4 @@
-"""InOrder: several streams in the order they were written, from `order` and the streams alone.
+"""OrderedMerge: several streams in the order they were written, from `order` and the streams alone.
 
 `order` and a stream are opened one after the other, so where a late reader starts at the end, a message written in
 between is in one and not in the other, and a reader that pairs the n-th name with the n-th message is wrong for ever.
@@ -24,7 +24,7 @@ from types import FrameType
 from typing import NoReturn
 
 from mq_tools.cursor import READ_BYTES, Message, read_all
-from mq_tools.errors import Problem, close, reason
+from mq_tools.errors import ToolError, close, reason
 
 HELD_BYTES = 64 << 20  # messages held while their place is not yet known
 HELD_NAMES = 1 << 20  # names held meanwhile
@@ -33,7 +33,7 @@ _NAME_BYTES = 4096  # more than any name
 _ANSWER_S = 5  # a read with O_NONBLOCK that has not come back by then is waiting
 
 
-class Tap:
+class MergeSource:
     """One stream, open for reading."""
 
     def __init__(self, path: str) -> None:
@@ -53,14 +53,14 @@ class Tap:
         close(self.fd)
 
 
-class InOrder:
+class OrderedMerge:
     """A reader of a group that has no `.cursor`, or is to be read as if it had none."""
 
     def __init__(self, group: str, streams: Sequence[str], tell: Callable[[str], None]) -> None:
         self.group = group
         self._wanted = frozenset(streams)
         self._tell = tell
-        self._taps: dict[str, Tap] = {}
+        self._taps: dict[str, MergeSource] = {}
         self._names: deque[str] = deque()  # read from `order`, not yet paired
         self._count: Counter[str] = Counter()  # the same, counted
         self._barred: set[str] = set()  # streams that may not be read, and that was said
@@ -107,7 +107,7 @@ class InOrder:
     def _named(self, data: bytes) -> None:
         names = [name for name in data.split(b"\0") if name]
         if len(names) != 1:
-            raise Problem(f"{self.group}: 'data coalesce' runs messages together, their order cannot be told")
+            raise ToolError(f"{self.group}: 'data coalesce' runs messages together, their order cannot be told")
         name = os.fsdecode(names[0])
         if not self._wanted or name in self._wanted:
             self._names.append(name)
@@ -120,7 +120,7 @@ class InOrder:
         if name in self._taps:
             return
         try:
-            self._taps[name] = Tap(os.path.join(self.group, name))
+            self._taps[name] = MergeSource(os.path.join(self.group, name))
         except OSError as error:
             if error.errno != errno.ENOENT and (error.errno != errno.EACCES or name in self._wanted):
                 raise
@@ -149,7 +149,7 @@ class InOrder:
         if self._read_order() and self._taps.get(name) is tap and self._count[name] == before:
             self._pair_from_the_end(name, tap)
 
-    def _pair_from_the_end(self, name: str, tap: Tap) -> None:
+    def _pair_from_the_end(self, name: str, tap: MergeSource) -> None:
         surplus = self._count[name] - len(tap.held)
         if surplus > 0:
             self._forget(name, surplus)
@@ -214,7 +214,7 @@ class InOrder:
             raise error
         self._fell_behind([name])
 
-    def _fell_behind(self, names: Sequence[str] | dict[str, Tap]) -> None:
+    def _fell_behind(self, names: Sequence[str] | dict[str, MergeSource]) -> None:
         self._tell("reader fell behind")
         for name in names:
             self._taps[name].aligned = False
@@ -225,7 +225,7 @@ class InOrder:
         self._tap(name)
 
     def _too_fast(self) -> NoReturn:
-        raise Problem(f"{self.group}: written faster than its order can be found out; try again")
+        raise ToolError(f"{self.group}: written faster than its order can be found out; try again")
 
     def close(self) -> None:
         close(self.fd)
@@ -248,7 +248,7 @@ class _answers_within:
         signal.alarm(_ANSWER_S)
 
     def _late(self, _number: int, _frame: FrameType | None) -> None:
-        raise Problem(f"{self._group}: this tree has no .cursor and lets reads with O_NONBLOCK wait")
+        raise ToolError(f"{self._group}: this tree has no .cursor and lets reads with O_NONBLOCK wait")
 
     def __exit__(self, *_: object) -> None:
         signal.alarm(0)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from mq_tools.cursor import Message, quote
-from mq_tools.errors import TIMED_OUT, Problem, printable
+from mq_tools.errors import TIMED_OUT, ToolError, printable
 
 _GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 _AT_ONCE_S = 0.0005
@@ -115,7 +115,7 @@ class Output:
             except BrokenPipeError:
                 raise  # where SIGPIPE has not ended us, it is to be known what was not written
             except OSError as error:
-                raise Problem(f"standard output: {os.strerror(error.errno or 0).lower()}") from error
+                raise ToolError(f"standard output: {os.strerror(error.errno or 0).lower()}") from error
 
     def wait(self, fd: int, at_most_s: float) -> bool:
         """Return when `fd` may be readable: True; or after that time: False.
@@ -126,7 +126,7 @@ class Output:
         if self._idle_s is not None:
             left = min(left, self._news + self._idle_s - time.monotonic())
             if left <= 0:
-                raise Problem("", TIMED_OUT)
+                raise ToolError("", TIMED_OUT)
         if self._fruitless > 3:  # a file system without poll says "readable" at all times
             pause = min(_LAZY_S, left)
             self._poll({}, pause)

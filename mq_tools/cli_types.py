@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
-from mq_tools.errors import INTERRUPTED, USAGE, Problem, note
+from mq_tools.errors import INTERRUPTED, USAGE, ToolError, note
 
 
 def parsed(program: click.Command, arguments: Sequence[str]) -> Any:
-    """What click makes of the arguments. Raises Problem (usage) with one line; an int where it has answered itself."""
+    """What click makes of the arguments. Raises ToolError (usage) with one line; an int where it has answered itself."""
     try:
         return program.main(list(arguments), prog_name=program.name, standalone_mode=False)
     except click.ClickException as error:
-        raise Problem(f"{error.format_message().rstrip('.')} (see {program.name} --help)", USAGE) from error
+        raise ToolError(f"{error.format_message().rstrip('.')} (see {program.name} --help)", USAGE) from error
     except click.Abort:
         raise KeyboardInterrupt from None
 
@@ -27,7 +27,7 @@ def guarded(program: str, run: Callable[[Sequence[str]], int], arguments: Sequen
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         return run(sys.argv[1:] if arguments is None else arguments)
-    except Problem as problem:
+    except ToolError as problem:
         if str(problem):
             note(program, str(problem))
         return problem.code

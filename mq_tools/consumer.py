@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from mq_tools.cursor import Cursor, Message, read_all
-from mq_tools.errors import Problem, reason
+from mq_tools.errors import ToolError, reason
 
 _AT_ONCE = 1000  # messages in one command, whose length has a limit
 
@@ -26,9 +26,9 @@ class Consumer(Cursor):
         self._line = b""
         self.path = os.path.join(group, ".consumers", name)
         if "/" in name or name in ("", ".", ".."):
-            raise Problem(f"{name!r} is no consumer's name; consumers are the files in {group}/.consumers")
+            raise ToolError(f"{name!r} is no consumer's name; consumers are the files in {group}/.consumers")
         if os.path.lexists(os.path.dirname(self.path)) and not os.path.lexists(self.path):
-            raise Problem(f"{group}: no consumer {name!r}; make it with: touch {self.path}")
+            raise ToolError(f"{group}: no consumer {name!r}; make it with: touch {self.path}")
         super().__init__(group, os.path.join(".consumers", name), records=records)
 
     def take(self) -> list[Message] | None:
@@ -46,12 +46,12 @@ class Consumer(Cursor):
         return [message_of(line)]
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
-        """They are done. Raises Problem; says nothing where the claim is gone: then they come again."""
+        """They are done. Raises ToolError; says nothing where the claim is gone: then they come again."""
         self._say("ack", messages)
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """Others shall have them, at once."""
-        with suppress(Problem):
+        with suppress(ToolError):
             self._say("release", messages)
 
     def _say(self, verb: str, messages: Sequence[Message]) -> None:
@@ -63,7 +63,7 @@ class Consumer(Cursor):
             os.write(self.fd, f"{verb} {' '.join(str(message.sequence) for message in messages)}\n".encode())
         except OSError as error:
             if error.errno != errno.ESTALE:
-                raise Problem(f"{self.path}: {verb}: {reason(error)}") from error
+                raise ToolError(f"{self.path}: {verb}: {reason(error)}") from error
             read_all(self.fd)  # why: else it would be the next message
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mq_tools.errors import Problem, close, reason
+from mq_tools.errors import ToolError, close, reason
 
 READ_BYTES = 1 << 20  # holds the largest message with its header, and many small ones
 _HEADER = struct.Struct("<IIQqIBBH")  # size, checksum, sequence, time, stream, kind, flags, header bytes
@@ -90,7 +90,7 @@ class Cursor:
         try:
             self.fd = os.open(os.path.join(group, file), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise Problem(f"{os.path.join(group, file)}: {reason(error)}") from error
+            raise ToolError(f"{os.path.join(group, file)}: {reason(error)}") from error
         try:
             self.command(f"format {self.format}")
         except BaseException:
@@ -102,11 +102,11 @@ class Cursor:
         self.command("select " + " ".join(map(quote, names)))
 
     def command(self, line: str) -> None:
-        """Give one command. Raises Problem with the tree's own words where it is refused."""
+        """Give one command. Raises ToolError with the tree's own words where it is refused."""
         try:
             os.write(self.fd, os.fsencode(line) + b"\n")
         except OSError as error:
-            raise Problem(f"{self.group}: {self._refusal(error)}") from error
+            raise ToolError(f"{self.group}: {self._refusal(error)}") from error
 
     def _refusal(self, error: OSError) -> str:
         if error.errno in _EXPLAINED:

@@ -1,4 +1,4 @@
-"""Problem: what ends a tool with one clear line on standard error, and the exit codes that mq-cat and pin share."""
+"""ToolError: what ends a tool with one clear line on standard error, and the exit codes that mq-cat and pin share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMED_OUT = 124  # as timeout(1) has it
 INTERRUPTED = 130  # 128 + SIGINT
 
 
-class Problem(Exception):
+class ToolError(Exception):
     """One line for standard error, and the exit code that goes with it."""
 
     def __init__(self, text: str, code: int = 1) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mq_tools.errors import Problem, close, reason
+from mq_tools.errors import ToolError, close, reason
 from mq_tools.place import Place
 
 READ_BYTES = 1 << 20
@@ -24,11 +24,11 @@ _HINTS = {
 
 @contextmanager
 def opened(path: str, flags: int) -> Iterator[int]:
-    """Raises Problem where it cannot be opened."""
+    """Raises ToolError where it cannot be opened."""
     try:
         fd = os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
-        raise Problem(f"{path}: {reason(error)}") from error
+        raise ToolError(f"{path}: {reason(error)}") from error
     try:
         yield fd
     finally:
@@ -36,12 +36,12 @@ def opened(path: str, flags: int) -> Iterator[int]:
 
 
 def write(fd: int, data: bytes, path: str) -> None:
-    """One write. Raises Problem, with the server's own text where the file is open for reading too."""
+    """One write. Raises ToolError, with the server's own text where the file is open for reading too."""
     try:
         os.write(fd, data)
     except OSError as error:
         text = refusal(fd)
-        raise Problem(f"{path}: {text or _HINTS.get(error.errno or 0) or reason(error)}") from error
+        raise ToolError(f"{path}: {text or _HINTS.get(error.errno or 0) or reason(error)}") from error
 
 
 def refusal(fd: int) -> str:
@@ -54,14 +54,14 @@ def refusal(fd: int) -> str:
 
 
 def tell_ctl(place: Place, lines: Sequence[str]) -> None:
-    """Write lines to a group's ctl, all or nothing. Raises Problem with the server's text."""
+    """Write lines to a group's ctl, all or nothing. Raises ToolError with the server's text."""
     path = place.file("ctl")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
-        raise Problem(f"{path}: permission denied; only the group's owner may write it") from None
+        raise ToolError(f"{path}: permission denied; only the group's owner may write it") from None
     except OSError as error:
-        raise Problem(f"{path}: {reason(error)}") from error
+        raise ToolError(f"{path}: {reason(error)}") from error
     try:
         write(fd, "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"), path)
     finally:
@@ -69,19 +69,19 @@ def tell_ctl(place: Place, lines: Sequence[str]) -> None:
 
 
 def read_whole(path: str) -> str:
-    """Raises Problem."""
+    """Raises ToolError."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, ValueError) as error:
-        raise Problem(f"{path}: {reason(error) if isinstance(error, OSError) else error}") from error
+        raise ToolError(f"{path}: {reason(error) if isinstance(error, OSError) else error}") from error
 
 
 def stats_of(group: str) -> dict[str, Any]:
-    """A group's counters. Raises Problem."""
+    """A group's counters. Raises ToolError."""
     path = os.path.join(group, ".stats")
     try:
         value = json.loads(read_whole(path))
     except ValueError as error:
-        raise Problem(f"{path}: {error}") from error
+        raise ToolError(f"{path}: {error}") from error
     return value if isinstance(value, dict) else {}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from mq_tools.errors import Problem, reason
+from mq_tools.errors import ToolError, reason
 
 CONSUMERS = ".consumers"
 _DEFAULT_MOUNT = "./mq"
@@ -39,12 +39,12 @@ def is_group(path: str) -> bool:
 
 
 def place_of(path: str) -> Place:
-    """What a path names: as it stands, else below $MQFS. Raises Problem where it is in no tree."""
+    """What a path names: as it stands, else below $MQFS. Raises ToolError where it is in no tree."""
     mount = os.environ.get("MQFS")
     tries = [path] if os.path.isabs(path) or not mount else [path, os.path.join(mount, path)]
     places = [place for place in map(_look, tries) if place is not None]
     if not places:
-        raise Problem(f"{path}: {_why_not(path)}")
+        raise ToolError(f"{path}: {_why_not(path)}")
     return next((place for place in places if os.path.lexists(place.path)), places[0])
 
 
@@ -69,29 +69,29 @@ def _why_not(path: str) -> str:
 
 
 def group_of(path: str) -> Place:
-    """Raises Problem where it is no group."""
+    """Raises ToolError where it is no group."""
     place = place_of(path)
     if place.kind != "group":
         what = "no such group" if not os.path.lexists(place.path) else f"a {place.kind}, where a group is needed"
-        raise Problem(f"{path}: {what}")
+        raise ToolError(f"{path}: {what}")
     return place
 
 
 def stream_of(path: str) -> Place:
-    """Raises Problem where it is no stream, or is not there."""
+    """Raises ToolError where it is no stream, or is not there."""
     place = place_of(path)
     if place.kind != "stream":
-        raise Problem(f"{path}: a {place.kind}, where a stream is needed")
+        raise ToolError(f"{path}: a {place.kind}, where a stream is needed")
     check_there(place, path)
     return place
 
 
 def check_there(place: Place, given: str) -> None:
-    """Raises Problem where the stream or consumer is not there."""
+    """Raises ToolError where the stream or consumer is not there."""
     if not os.path.lexists(place.path):
-        raise Problem(f"{given}: no such {place.kind}")
+        raise ToolError(f"{given}: no such {place.kind}")
     if place.kind == "stream" and (place.name in ("ctl", "order") or place.name.startswith(".")):
-        raise Problem(f"{given}: not a stream, but one of the group's own files")
+        raise ToolError(f"{given}: not a stream, but one of the group's own files")
 
 
 def root_of(path: str) -> str:
@@ -103,17 +103,17 @@ def root_of(path: str) -> str:
 
 
 def default_group() -> str:
-    """What is meant where no group is given: $MQFS, the tree we are in, or ./mq. Raises Problem."""
+    """What is meant where no group is given: $MQFS, the tree we are in, or ./mq. Raises ToolError."""
     mount = os.environ.get("MQFS")
     if mount:
         if not is_group(mount):
-            raise Problem(f"MQFS={mount}: no tree is mounted there")
+            raise ToolError(f"MQFS={mount}: no tree is mounted there")
         return mount
     if is_group("."):
         return root_of(os.getcwd())
     if is_group(_DEFAULT_MOUNT):
         return _DEFAULT_MOUNT
-    raise Problem("no GROUP given, MQFS is not set, and no tree is mounted at ./mq")
+    raise ToolError("no GROUP given, MQFS is not set, and no tree is mounted at ./mq")
 
 
 def groups_below(group: str) -> Iterator[str]:

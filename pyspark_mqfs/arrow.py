@@ -16,7 +16,7 @@ import pyarrow as pa
 from mqfs.errors import DiskFailed
 from mqfs.log import columns as gather
 from mqfs.log import record
-from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, Table
+from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, NameTable
 from mqfs.log.record import HEAD_BYTES
 from mqfs.model import Buffer, Kind
 
@@ -33,7 +33,7 @@ _NOTHING = (0, 0)
 _ROOMS = 4  # Spark holds one batch while the next is made
 
 
-class Rooms:
+class BufferPool:
     """Memory for batches, taken again when nobody has the batch any more: what is asked of the system anew for each
     costs more than all that is done with it."""
 
@@ -58,7 +58,7 @@ def _idle() -> int:
 _IDLE = _idle()
 
 
-class Gather:
+class ArrowDecoder:
     """Bytes of `format record`, as they come, to batches: the state is what of a record has not come yet."""
 
     def __init__(self, schema: StructType, group: str, bounds: Bounds | None = None) -> None:
@@ -72,9 +72,9 @@ class Gather:
         self._prefix = f"{group}/" if group else ""
         self._bounds = bounds
         self._names: dict[int, str] = {}  # of streams
-        self._table, self._strangers = Table.of({}), False
+        self._table, self._strangers = NameTable.of({}), False
         self._rest = b""
-        self._rooms = Rooms()
+        self._rooms = BufferPool()
 
     @property
     def clean(self) -> bool:
@@ -89,13 +89,13 @@ class Gather:
 
     def know(self, streams: Mapping[int, tuple[str, int, int]]) -> None:
         """What comes next is of these streams (by number: name, bounds) or of others, which are left out."""
-        self._table = Table.of({n: (self._prefix + name, low, high) for n, (name, low, high) in streams.items()})
+        self._table = NameTable.of({n: (self._prefix + name, low, high) for n, (name, low, high) in streams.items()})
         self._strangers = True
 
     def _tell(self, names: Mapping[int, str]) -> None:
         self._names.update(names)
         bounds = self._bounds
-        self._table = Table.of(
+        self._table = NameTable.of(
             {
                 number: (self._prefix + name, *(_ALL if bounds is None else bounds.get(name, _NOTHING)))
                 for number, name in self._names.items()
@@ -232,4 +232,4 @@ _COLUMNS: dict[str, Callable[[Buffer, Columns], pa.Array]] = {
 }
 _ASKED = {"value": VALUES, "topic": TOPICS, "offset": SEQUENCES, "timestamp": TIMES, "headers": HEADERS}
 
-__all__ = ["Bounds", "Gather"]
+__all__ = ["Bounds", "ArrowDecoder"]

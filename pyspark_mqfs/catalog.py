@@ -59,7 +59,7 @@ class Group:
 
 
 @attrs.frozen
-class Survey:
+class ServerCatalog:
     """Groups by path, of those that have streams that were asked for."""
 
     store: str
@@ -114,7 +114,7 @@ class Selection:
             raise bad(given, options.text(given), "paths of streams, as jobs/mail,jobs/print,")
         return cls(given, paths)
 
-    def survey(self, client: Client) -> Survey:
+    def survey(self, client: Client) -> ServerCatalog:
         """What there is of it now. Groups and streams that are not there are left out."""
         if self.paths:
             wanted: dict[str, set[str]] = {}
@@ -153,7 +153,7 @@ def _places(client: Client, group: str) -> Procedure[dict[str, object]]:
     return read
 
 
-def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool], *, descend: bool) -> Survey:
+def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool], *, descend: bool) -> ServerCatalog:
     store, groups = "", {}
     queue = list(paths)
     while queue:
@@ -171,7 +171,7 @@ def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool]
                 queue += [path_of(path, name) for name in read["groups"]]  # type: ignore[attr-defined]
     if not store:
         store = str(places(client, "")["store"])
-    return Survey(store, dict(sorted(groups.items())))
+    return ServerCatalog(store, dict(sorted(groups.items())))
 
 
 def _group(path: str, read: Mapping[str, object], wanted: Callable[[str, str], bool]) -> Group:
@@ -185,7 +185,7 @@ def _group(path: str, read: Mapping[str, object], wanted: Callable[[str, str], b
     return Group(path, next_, log_bytes, streams, len(streams) == len(every), number, bool(read["plain"]))
 
 
-class Stretch(NamedTuple):
+class Split(NamedTuple):
     end: int
     messages: int
     size: int
@@ -213,9 +213,9 @@ def select(file: File, names: Iterable[str]) -> None:
         file.write(b"select\n")
 
 
-def measure(client: Client, group: str, names: Iterable[str], begin: str, end: int, step: str) -> list[Stretch]:
+def measure(client: Client, group: str, names: Iterable[str], begin: str, end: int, step: str) -> list[Split]:
     """Where [begin, end) of a group would be cut; `begin` as `seek` takes it, `step` as `measure` does."""
-    found: list[Stretch] = []
+    found: list[Split] = []
     with client.open(path_of(group, ".cursor"), "r+") as file:
         select(file, names)
         while True:
@@ -224,7 +224,7 @@ def measure(client: Client, group: str, names: Iterable[str], begin: str, end: i
             told = b""
             while not told.endswith(b"\n\n") and told != b"\n":
                 told += file.receive(MESSAGE_BYTES)
-            some = [Stretch(*map(int, line.split())) for line in told.decode().splitlines() if line]
+            some = [Split(*map(int, line.split())) for line in told.decode().splitlines() if line]
             if len(some) > 1 and some[-1].end < end < ANY:
                 some.pop()  # it ends where the answer did: once more, whole
             found += some
@@ -238,8 +238,8 @@ __all__ = [
     "Group",
     "Selection",
     "Stream",
-    "Stretch",
-    "Survey",
+    "Split",
+    "ServerCatalog",
     "measure",
     "path_of",
     "places",

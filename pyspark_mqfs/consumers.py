@@ -16,7 +16,7 @@ from mqfs.client.words import quote
 from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted
 from mqfs.limits import MESSAGE_BYTES
 from mqfs.ninep.blocking import Client, File
-from pyspark_mqfs.catalog import Group, Survey, path_of
+from pyspark_mqfs.catalog import Group, ServerCatalog, path_of
 from pyspark_mqfs.options import OptionError
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Consumers:
         self._at: dict[str, int] = {}  # of each group, where its consumer is
         self._without: set[str] = set()  # groups where there can be none
 
-    def move(self, client: Client, name: str, survey: Survey, positions: Mapping[str, int]) -> None:
+    def move(self, client: Client, name: str, survey: ServerCatalog, positions: Mapping[str, int]) -> None:
         """Everything below the positions is done."""
         for path, group in survey.groups.items():
             mine = [positions[key] for stream in group.streams if (key := path_of(path, stream)) in positions]
@@ -43,7 +43,7 @@ class Consumers:
                 self._try(client, name, group, min(mine))
                 self._at[path] = min(mine)
 
-    def leave(self, client: Client, name: str, survey: Survey) -> None:
+    def leave(self, client: Client, name: str, survey: ServerCatalog) -> None:
         """Be no consumer of that name any more, and have none left."""
         self._let_go()
         self._over.clear()

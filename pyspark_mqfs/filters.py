@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.catalog import Survey
+from pyspark_mqfs.catalog import ServerCatalog
 from pyspark_mqfs.positions import at_time
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -94,7 +94,7 @@ class Narrowed:
             below = (micros + 1) * 1_000
             self._below_ns = below if self._below_ns is None else min(self._below_ns, below)
 
-    def apply(self, client: Client, survey: Survey, start: dict[str, int], end: dict[str, int]) -> None:
+    def apply(self, client: Client, survey: ServerCatalog, start: dict[str, int], end: dict[str, int]) -> None:
         """Draw the positions together; a stream that is not wanted has none."""
         times = {group.path: self._times(client, group) for group in survey.groups.values()}
         for path, group, _ in list(survey.streams()):

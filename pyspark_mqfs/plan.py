@@ -13,7 +13,7 @@ import attrs
 from pyspark.sql.datasource import InputPartition
 
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.catalog import Group, Stretch, Survey, measure, path_of, split
+from pyspark_mqfs.catalog import Group, ServerCatalog, Split, measure, path_of, split
 from pyspark_mqfs.options import OptionError, Options
 
 MOST_BYTES = 192 << 20  # of one task, unless said otherwise: an eighth of it lost two thirds of the speed
@@ -57,7 +57,7 @@ class Slice(InputPartition):
         return ", ".join(f"{one.group or '/'} {one.low}..{one.high}" for one in self.ranges)
 
 
-def ranges(survey: Survey, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
+def ranges(survey: ServerCatalog, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
     """Of each group what lies between two positions. Of a stream that `start` does not know, all that is kept."""
     found = []
     for path, group in survey.groups.items():
@@ -141,15 +141,15 @@ def _cut(client: Client, one: Range, whole: tuple[int, int], messages: int, size
     return [one.part(low, high, f.messages, f.size) for low, high, f in borders]
 
 
-def _rejoined(found: list[Stretch], size: int, parts: int) -> list[Stretch]:
+def _rejoined(found: list[Split], size: int, parts: int) -> list[Split]:
     """A server may cut where its answer ends, and stretches end before they are full, so that a little is left behind
     the last one: it goes with that one, for a task of its own would keep a processor waiting for the others."""
-    joined: list[Stretch] = []
+    joined: list[Split] = []
     for one in found:
         rest = len(joined) == parts and one.size <= size // 4
         if joined and (rest or joined[-1].size + one.size <= size + size // 16):
             last = joined.pop()
-            one = Stretch(one.end, last.messages + one.messages, last.size + one.size)
+            one = Split(one.end, last.messages + one.messages, last.size + one.size)
         joined.append(one)
     return joined
 
@@ -177,7 +177,7 @@ def waiting(client: Client, wanted: Iterable[Range]) -> int:
 
 def limited(
     client: Client,
-    survey: Survey,
+    survey: ServerCatalog,
     start: Mapping[str, int],
     end: dict[str, int],
     messages: int | None,

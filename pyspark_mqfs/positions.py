@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.catalog import ANY, Group, Stream, Survey, measure
+from pyspark_mqfs.catalog import ANY, Group, ServerCatalog, Stream, measure
 from pyspark_mqfs.options import OptionError, Options, bad
 
 EARLIEST, LATEST = -2, -1
@@ -67,7 +67,7 @@ class Bound:
             return True
         return any(self.by_stream.get(path, self.default) == LATEST for path in paths)
 
-    def positions(self, client: Client, survey: Survey) -> dict[str, int]:
+    def positions(self, client: Client, survey: ServerCatalog) -> dict[str, int]:
         """Of each stream of the survey, the position that this bound says."""
         known = {path for path, _, _ in survey.streams()}
         for path in self.by_stream:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.store.segment.index import HEAD_SIZE, SEALED, IndexPart, SealedIndex, columns_pass, decode_part, rows_end
-from pyspark_mqfs.arrow import Gather
+from pyspark_mqfs.arrow import ArrowDecoder
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range
 
@@ -47,7 +47,7 @@ class Segments:
     def __init__(self, path: str, group: int) -> None:
         self.folder = os.path.join(path, "buckets", f"{group % 256:02x}", str(group))
 
-    def batches(self, wanted: Range, gather: Gather, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def batches(self, wanted: Range, gather: ArrowDecoder, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """(the position behind it, a batch), as far as sealed segments reach and all is well with them."""
         gather.know(
             {

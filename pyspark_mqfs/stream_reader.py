@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs import schema
-from pyspark_mqfs.catalog import Selection, Survey, path_of
+from pyspark_mqfs.catalog import Selection, ServerCatalog, path_of
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.consumers import Consumers
 from pyspark_mqfs.options import READ, OptionError, Options
@@ -114,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return self.link.retried(begin)
 
-    def _tell_missing(self, survey: Survey) -> None:
+    def _tell_missing(self, survey: ServerCatalog) -> None:
         """A stream that is named may come later; or its name is wrong."""
         there = {path for path, _, _ in survey.streams()}
         if missing := [path for path in self.selection.paths if path not in there]:
@@ -162,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.begun = None
         return begins
 
-    def _known(self, survey: Survey, at: Offset) -> dict[str, int]:
+    def _known(self, survey: ServerCatalog, at: Offset) -> dict[str, int]:
         """The positions in streams that still are what they were. One that was removed and made anew is another, of
         which nothing was read: an error, or it is read from its beginning."""
         positions: dict[str, int] = at["streams"]
@@ -179,7 +179,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {path: position for path, position in positions.items() if path not in other}
 
     def _enough(
-        self, client: Client, survey: Survey, before: dict[str, int], end: dict[str, int], limit: ReadLimit
+        self, client: Client, survey: ServerCatalog, before: dict[str, int], end: dict[str, int], limit: ReadLimit
     ) -> bool:
         """Whether what waits is worth a batch now; a trigger that takes all there is asks for no more than one."""
         if end == before:
@@ -193,13 +193,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset | None:
         return self.seen
 
-    def _survey(self, client: Client, start: Offset) -> Survey:
+    def _survey(self, client: Client, start: Offset) -> ServerCatalog:
         survey = self.selection.survey(client)
         if survey.store != start["store"]:
             raise other_store(start["store"], survey.store, self.task.server.address)
         return survey
 
-    def _ends(self, survey: Survey, before: Mapping[str, int]) -> dict[str, int]:
+    def _ends(self, survey: ServerCatalog, before: Mapping[str, int]) -> dict[str, int]:
         """Where all that is there ends; of a stream that is gone, where it was."""
         found = _ends(survey, before)
         if self.stop_at is not None:
@@ -233,7 +233,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         self.link.retried(done)
 
-    def _done(self, client: Client, survey: Survey, consumer: str, positions: dict[str, int]) -> None:
+    def _done(self, client: Client, survey: ServerCatalog, consumer: str, positions: dict[str, int]) -> None:
         if any(position > self.moved.get(path, -1) for path, position in positions.items()):  # never back
             self.consumers.move(client, consumer, survey, positions)
             self.moved = positions
@@ -242,7 +242,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.link.close()
 
 
-def _offset(survey: Survey, before: Offset, streams: Mapping[str, int]) -> Offset:
+def _offset(survey: ServerCatalog, before: Offset, streams: Mapping[str, int]) -> Offset:
     """`before` has the consumer, and the numbers of streams that are gone."""
     numbers = {**before.get("numbers", {}), **survey.numbers()}
     return {
@@ -253,7 +253,7 @@ def _offset(survey: Survey, before: Offset, streams: Mapping[str, int]) -> Offse
     }
 
 
-def _ends(survey: Survey, before: Mapping[str, int]) -> dict[str, int]:
+def _ends(survey: ServerCatalog, before: Mapping[str, int]) -> dict[str, int]:
     """All streams of a group end behind its newest message of them, so that they move together; where they have
     nothing new, nothing moves."""
     found = {}

@@ -22,8 +22,8 @@ from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
 from mqfs.ninep.blocking import Client, File
 from mqfs.ninep.codec.messages import Rread, Tread
 from mqfs.ninep.codec.wire import IO_OVERHEAD
-from pyspark_mqfs.arrow import Gather
-from pyspark_mqfs.catalog import Survey, measure, path_of, places, select
+from pyspark_mqfs.arrow import ArrowDecoder
+from pyspark_mqfs.catalog import ServerCatalog, measure, path_of, places, select
 from pyspark_mqfs.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range, Slice
@@ -70,7 +70,7 @@ class _Reading:
     def __init__(self, task: Task, link: Link, wanted: Range, store: str) -> None:
         self.task, self.link, self.range, self.store = task, link, wanted, store
         self.position = wanted.low
-        self._gather = Gather(task.schema, wanted.group, wanted.bounds())
+        self._gather = ArrowDecoder(task.schema, wanted.group, wanted.bounds())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Again from where it stood after the connection broke, until that has taken too long."""
@@ -206,7 +206,9 @@ def _had(client: Client, group: str, name: str, low: int, high: int) -> bool | N
     return True if found else None
 
 
-def check_losses(client: Client, survey: Survey, start: dict[str, int], end: dict[str, int], *, strict: bool) -> None:
+def check_losses(
+    client: Client, survey: ServerCatalog, start: dict[str, int], end: dict[str, int], *, strict: bool
+) -> None:
     """What is not there any more of what lies between two positions: an error, or a warning."""
     known = {path: (group, stream) for path, group, stream in survey.streams()}
     for path, low in start.items():

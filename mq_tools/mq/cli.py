@@ -16,7 +16,7 @@ from mq_cat.cli import _command as mq_cat_command
 from mq_tools import files, place
 from mq_tools.cli_types import guarded, parsed
 from mq_tools.cursor import quote
-from mq_tools.errors import USAGE, Problem, printable
+from mq_tools.errors import USAGE, ToolError, printable
 from mq_tools.mq.put import Length, Metadata, Moment, Putter, bodies_of, headers_of
 from mq_tools.mq.rows import Row, rows_of
 from mq_tools.mq.table import aligned
@@ -72,11 +72,11 @@ def put(stream: str, body: Sequence[str], **given: Any) -> None:
     """Write a message: the words of BODY with a newline, else standard input as it is."""
     where = place.place_of(stream)
     if where.kind != "stream":
-        raise Problem(f"{stream}: a {where.kind}, where a stream is needed")
+        raise ToolError(f"{stream}: a {where.kind}, where a stream is needed")
     if given["delay"] is not None and given["at"] is not None:
-        raise Problem("--delay and --at exclude each other", USAGE)
+        raise ToolError("--delay and --at exclude each other", USAGE)
     if body and given["lines"]:
-        raise Problem("-l reads standard input: give no BODY", USAGE)
+        raise ToolError("-l reads standard input: give no BODY", USAGE)
     fields = {key: given[key] for key in ("delay", "at", "ttl", "priority", "id", "single")}
     metadata = Metadata(**fields, headers=headers_of(given["headers"]))
     bodies = bodies_of(body, lines=given["lines"], newline=not given["no_newline"])
@@ -149,7 +149,7 @@ def stat(what: str | None, json_: bool) -> None:
         place.check_there(where, what or "")
         table = {**value.get("views", {}), **value["streams"]} if where.kind == "stream" else value.get("consumers", {})
         if where.name not in table:
-            raise Problem(f"{what}: the server counts nothing for it")
+            raise ToolError(f"{what}: the server counts nothing for it")
         value = table[where.name]
     if json_:
         print_json(value)
@@ -180,10 +180,10 @@ def purge(what: str, yes: bool) -> None:
         place.check_there(where, what)
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise Problem("nobody to ask whether to drop messages: give -y", USAGE)
+            raise ToolError("nobody to ask whether to drop messages: give -y", USAGE)
         text = "all streams of " if where.kind == "group" else "what waits for " if where.kind == "consumer" else ""
         if not click.confirm(f"Drop {text}{what}?", err=True):
-            raise Problem("nothing dropped")
+            raise ToolError("nothing dropped")
     if where.kind == "consumer":
         with files.opened(where.path, os.O_WRONLY) as fd:
             files.write(fd, b"seek end\n", where.path)
@@ -198,7 +198,7 @@ def purge(what: str, yes: bool) -> None:
 def redrive(group: str, stream: str | None, count: int | None) -> None:
     """Put dead letters back where they came from: all, or those of STREAM."""
     if count is not None and stream is None:
-        raise Problem("-n needs a STREAM", USAGE)
+        raise ToolError("-n needs a STREAM", USAGE)
     words = ["redrive", *([quote(stream)] if stream else []), *([str(count)] if count else [])]
     files.tell_ctl(place.group_of(group), [" ".join(words)])
 
@@ -256,7 +256,7 @@ def completion(shell: str | None) -> None:
 
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     if name not in SHELLS:
-        raise Problem(f"which shell? one of {', '.join(SHELLS)}", USAGE)
+        raise ToolError(f"which shell? one of {', '.join(SHELLS)}", USAGE)
     kind = get_completion_class(name)
     assert kind is not None
     for tool in (command, mq_work_command, mq_cat_command):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from mq_cat.output import as_json
 from mq_tools.cursor import Cursor, Message
-from mq_tools.errors import Problem, reason
+from mq_tools.errors import ToolError, reason
 from mq_tools.files import READ_BYTES, opened, stats_of
 from mq_tools.place import Place
 
@@ -37,7 +37,7 @@ def _by_file(place: Place) -> Iterator[tuple[bytes, bytes]]:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise Problem(f"{place.path}: {reason(error)}") from error
+                raise ToolError(f"{place.path}: {reason(error)}") from error
             if not body:
                 return
             yield body, body_as_json(body)
@@ -70,4 +70,4 @@ def _take(cursor: Cursor) -> list[Message] | None:
     except EOFError:
         return None
     except OSError as error:
-        raise Problem(f"{cursor.group}: {reason(error)}") from error
+        raise ToolError(f"{cursor.group}: {reason(error)}") from error

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import click
 
-from mq_tools.errors import USAGE, Problem, reason
+from mq_tools.errors import USAGE, ToolError, reason
 from mq_tools.files import opened, write
 from mq_tools.place import Place, check_there
 from mq_tools.times import ctl_duration, unix_time
@@ -61,18 +61,18 @@ class Moment(click.ParamType[float]):
 
 
 def headers_of(words: Sequence[str]) -> dict[str, str]:
-    """Raises Problem."""
+    """Raises ToolError."""
     headers = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise Problem(f"-H {word!r}: write KEY=VALUE", USAGE)
+            raise ToolError(f"-H {word!r}: write KEY=VALUE", USAGE)
         headers[key] = value
     return headers
 
 
 def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[bytes]:
-    """The words as one message, else standard input: as one, or each of its lines. Raises Problem."""
+    """The words as one message, else standard input: as one, or each of its lines. Raises ToolError."""
     if words:
         return [os.fsencode(" ".join(words)) + (b"\n" if newline else b"")]
     if lines:
@@ -80,7 +80,7 @@ def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[b
     try:
         return [sys.stdin.buffer.read()]
     except OSError as error:
-        raise Problem(f"standard input: {reason(error)}") from error
+        raise ToolError(f"standard input: {reason(error)}") from error
 
 
 class Putter:
@@ -116,4 +116,4 @@ class Putter:
 
 def check_body(body: bytes) -> None:
     if not body:
-        raise Problem("a message has at least one byte")
+        raise ToolError("a message has at least one byte")

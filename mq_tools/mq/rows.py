@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from mq_tools.errors import Problem
+from mq_tools.errors import ToolError
 from mq_tools.files import stats_of
 from mq_tools.place import subgroups
 from mq_tools.tree import views_of
@@ -38,7 +38,7 @@ class Row:
 
 
 def rows_of(group: str) -> list[Row]:
-    """Everything in a group. Raises Problem."""
+    """Everything in a group. Raises ToolError."""
     stats, views = stats_of(group), views_of(group)
     rows = [_group(group, name) for name in sorted(subgroups(group))]
     rows += streams_of(stats)
@@ -52,7 +52,7 @@ def rows_of(group: str) -> list[Row]:
 def _group(group: str, name: str) -> Row:
     try:
         return whole(f"{name}/", stats_of(os.path.join(group, name)))
-    except Problem:
+    except ToolError:
         return Row(f"{name}/", "group")
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mq_tools.cursor import quote
-from mq_tools.errors import Problem, close, printable
+from mq_tools.errors import ToolError, close, printable
 from mq_tools.files import READ_BYTES, stats_of
 from mq_tools.mq.rows import Row, consumers_of, streams_of, whole
 from mq_tools.mq.table import aligned
@@ -59,7 +59,7 @@ def sample(groups: Sequence[str]) -> Sample:
     found: Sample = {}
     for group in groups:
         for inner in groups_below(group):
-            with suppress(Problem):  # removed, or closed to us
+            with suppress(ToolError):  # removed, or closed to us
                 stats = stats_of(inner)
                 row = whole(f"{inner}/", stats)
                 found[f"{inner.rstrip('/')}/"] = inner, attrs.evolve(row, taken=(row.taken or 0) - _looks[inner])

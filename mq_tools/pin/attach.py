@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from mq_tools.cursor import Cursor, Message
-from mq_tools.errors import Problem, note, reason
+from mq_tools.errors import ToolError, note, reason
 from mq_tools.pin.host import get_size
 from mq_tools.pin.session import GRACE_S, Session, exit_status
 
@@ -30,7 +30,7 @@ LOOK_AGAIN_S = 0.2  # and where it was not
 STDIN, STDOUT = 0, 1
 
 
-class Left(Exception):
+class Detached(Exception):
     """A signal asks us to go."""
 
     def __init__(self, number: int) -> None:
@@ -60,7 +60,7 @@ class Attachment:
         except OSError as error:
             if error.errno == errno.EACCES:
                 return None
-            raise Problem(f"{self._session.stream(name)}: {reason(error)}") from error
+            raise ToolError(f"{self._session.stream(name)}: {reason(error)}") from error
         if is_trusted(fd):
             return fd
         os.close(fd)
@@ -73,7 +73,7 @@ class Attachment:
         try:
             with signals_raised(), self._terminal():
                 status = self._loop()
-        except Left as left:
+        except Detached as left:
             return 128 + left.number
         if status is None:
             note(PROGRAM, f"detached from {self._session.id}")
@@ -130,12 +130,12 @@ class Attachment:
         try:
             messages = self._cursor.take()
         except EOFError:
-            raise Problem(self._why_over()) from None
+            raise ToolError(self._why_over()) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
                 write_all(STDOUT, b"\r\n[pin: output was lost, this reader fell behind]\r\n")
                 return []
-            raise Problem(self._why_over()) from error
+            raise ToolError(self._why_over()) from error
         if messages:
             self._missing_since = None
         return messages
@@ -153,7 +153,7 @@ class Attachment:
         if self._missing_since is None:
             self._missing_since = now
         elif now - self._missing_since > GRACE_S and self._session.ended() is None:
-            raise Problem(self._session.dead_line())
+            raise ToolError(self._session.dead_line())
 
     def _wait(self) -> bool:
         """Whether there is something typed; returns also for news of the session, and now and then."""
@@ -172,7 +172,7 @@ class Attachment:
         try:
             data = os.read(STDIN, READ_BYTES)
         except OSError:
-            raise Left(signal.SIGHUP) from None
+            raise Detached(signal.SIGHUP) from None
         if not data:
             self._typing = False  # end of a file or pipe: look on
             return True
@@ -182,7 +182,7 @@ class Attachment:
             try:
                 os.write(self._in, typed)
             except OSError:
-                raise Problem(self._why_over()) from None
+                raise ToolError(self._why_over()) from None
         return not key
 
 
@@ -191,7 +191,7 @@ def signals_raised() -> Iterator[None]:
     """Signals that end us become an exception, so that everything is put back."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        raise Left(number)
+        raise Detached(number)
 
     ours = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
     before: dict[int, Any] = {number: signal.signal(number, leave) for number in ours}
@@ -212,8 +212,8 @@ def write_all(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
         except OSError as error:
             if error.errno == errno.EIO:
-                raise Left(signal.SIGHUP) from None  # the terminal is gone
-            raise Problem(f"standard output: {reason(error)}") from error
+                raise Detached(signal.SIGHUP) from None  # the terminal is gone
+            raise ToolError(f"standard output: {reason(error)}") from error
 
 
 def is_trusted(fd: int) -> bool:
@@ -229,7 +229,7 @@ def attach(session: Session, detach: bytes) -> int:
     """Attach this terminal: the exit code."""
     session.check()
     if os.environ.get("PIN") == session.path:
-        raise Problem(f"this is session {session.id!r}: attached to itself it would repeat itself for ever")
+        raise ToolError(f"this is session {session.id!r}: attached to itself it would repeat itself for ever")
     return Attachment(session, detach).run()
 
 
@@ -240,7 +240,7 @@ def write(session: Session, words: Sequence[str]) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         if not is_trusted(fd):
-            raise Problem(foreign(session))
+            raise ToolError(foreign(session))
         if words:
             os.write(fd, os.fsencode(" ".join(words)) + b"\n")
         else:
@@ -248,4 +248,4 @@ def write(session: Session, words: Sequence[str]) -> None:
                 os.write(fd, data)
         os.close(fd)
     except OSError as error:
-        raise Problem(f"{path}: {reason(error)}") from error
+        raise ToolError(f"{path}: {reason(error)}") from error

@@ -10,7 +10,7 @@ import attrs
 import click
 
 from mq_tools.cli_types import guarded, parsed
-from mq_tools.errors import USAGE, Problem
+from mq_tools.errors import USAGE, ToolError
 from mq_tools.pin.attach import PROGRAM, attach, write
 from mq_tools.pin.host import get_size, start
 from mq_tools.pin.session import Session
@@ -46,14 +46,14 @@ def _command(**given: Any) -> Wish:
 
 
 def detach_key(text: str) -> bytes:
-    """`^X`, one character, or `none`. Raises Problem."""
+    """`^X`, one character, or `none`. Raises ToolError."""
     if text == "none":
         return b""
     if len(text) == 2 and text[0] == "^" and "@" <= text[1].upper() <= "_":
         return bytes([ord(text[1].upper()) - 64])
     if len(text) == 1:
         return os.fsencode(text)
-    raise Problem(f"$PIN_DETACH is {text!r}: write ^ and a letter such as ^], one character, or none", USAGE)
+    raise ToolError(f"$PIN_DETACH is {text!r}: write ^ and a letter such as ^], one character, or none", USAGE)
 
 
 def create(session: Session, command: Sequence[str]) -> None:
@@ -67,9 +67,9 @@ def run(arguments: Sequence[str]) -> int:
     if not isinstance(wanted, Wish):
         return int(wanted or 0)  # --help
     if wanted.attach and wanted.write:
-        raise Problem("-a and -w exclude each other", USAGE)
+        raise ToolError("-a and -w exclude each other", USAGE)
     if wanted.attach and not wanted.create and wanted.command:
-        raise Problem("-a takes no COMMAND: the session runs its own", USAGE)
+        raise ToolError("-a takes no COMMAND: the session runs its own", USAGE)
     session = Session(wanted.mount, wanted.id)
     key = detach_key(os.environ.get("PIN_DETACH", DETACH))
     flags = wanted.attach or wanted.create or wanted.write

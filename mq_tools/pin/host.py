@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from mq_tools.cursor import Cursor, Message
-from mq_tools.errors import Problem, close, reason
+from mq_tools.errors import ToolError, close, reason
 from mq_tools.pin.session import Session, write_once
 
 READ_BYTES = 65536
@@ -43,7 +43,7 @@ def start(session: Session, command: Sequence[str], size: tuple[int, int]) -> No
     os.waitpid(child, 0)
     if answer != b"ok":
         session.remove()
-        raise Problem(os.fsdecode(answer) or f"session {session.id!r}: its host did not start")
+        raise ToolError(os.fsdecode(answer) or f"session {session.id!r}: its host did not start")
 
 
 def _detach(session: Session, command: Sequence[str], size: tuple[int, int], said: int) -> None:
@@ -65,7 +65,7 @@ def _detach(session: Session, command: Sequence[str], size: tuple[int, int], sai
         os.close(said)
         host.run()
         code = 0
-    except Problem as problem:
+    except ToolError as problem:
         os.write(said, os.fsencode(str(problem)))
     except OSError as error:
         os.write(said, os.fsencode(f"session {session.id!r}: {reason(error)}"))
@@ -236,7 +236,7 @@ class Host:
                 try:
                     self._link = Link(self._session, str(self._next))
                     return
-                except (OSError, Problem):
+                except (OSError, ToolError):
                     pass
         if not self._removed and self._status is not None:
             time.sleep(RETRY_S)
@@ -261,7 +261,7 @@ class Link:
 
 
 def run_on_terminal(command: Sequence[str], size: tuple[int, int], session: Session) -> tuple[int, int]:
-    """Start the command on a new pseudo-terminal: its process and the terminal's other side. Raises Problem."""
+    """Start the command on a new pseudo-terminal: its process and the terminal's other side. Raises ToolError."""
     heard, said = os.pipe()
     pid, master = pty.fork()
     if pid == 0:
@@ -282,7 +282,7 @@ def run_on_terminal(command: Sequence[str], size: tuple[int, int], session: Sess
     if failure:
         os.close(master)
         os.waitpid(pid, 0)
-        raise Problem(f"{command[0]}: {failure}")
+        raise ToolError(f"{command[0]}: {failure}")
     return pid, master
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import time
 
-from mq_tools.errors import Problem, close, reason
+from mq_tools.errors import ToolError, close, reason
 
 STREAMS = ("in", "out", "size", "status")
 CONFIGURATION = b"replay all\ndepth 4M\nsync 1s\n"
@@ -31,9 +31,11 @@ class Session:
         return os.path.join(self.path, name)
 
     def check_mount(self) -> None:
-        """Raises Problem where the mount does not serve a tree with cursors."""
+        """Raises ToolError where the mount does not serve a tree with cursors."""
         if not self.served:
-            raise Problem(f"{self.mount}: no mqfs tree is mounted here; start one, or name its mount with -m or $MQFS")
+            raise ToolError(
+                f"{self.mount}: no mqfs tree is mounted here; start one, or name its mount with -m or $MQFS"
+            )
 
     @property
     def served(self) -> bool:
@@ -44,39 +46,39 @@ class Session:
         return os.path.lexists(self.path)
 
     def check(self) -> None:
-        """Raises Problem where there is no such session."""
+        """Raises ToolError where there is no such session."""
         self.check_mount()
         if not self.there:
-            raise Problem(f"no session {self.id!r} in {self.mount}; make one with: pin -c {self.id}")
+            raise ToolError(f"no session {self.id!r} in {self.mount}; make one with: pin -c {self.id}")
         for name in STREAMS:
             try:
                 os.stat(self.stream(name))
             except FileNotFoundError:
-                raise Problem(f"{self.path} is not a session: it has no stream {name!r}") from None
+                raise ToolError(f"{self.path} is not a session: it has no stream {name!r}") from None
             except OSError as error:
-                raise Problem(f"{self.path}: {reason(error)}") from error
+                raise ToolError(f"{self.path}: {reason(error)}") from error
 
     def make(self) -> None:
-        """The group and its streams, for its maker alone. Raises Problem where it is there already."""
+        """The group and its streams, for its maker alone. Raises ToolError where it is there already."""
         self.check_mount()
         try:
             os.mkdir(self.path, 0o700)
         except FileExistsError:
-            raise Problem(self._occupied()) from None
+            raise ToolError(self._occupied()) from None
         except OSError as error:
-            raise Problem(f"{self.path}: {reason(error)}") from error
+            raise ToolError(f"{self.path}: {reason(error)}") from error
         try:
             write_once(os.path.join(self.path, "ctl"), CONFIGURATION)
             for name in STREAMS:
                 os.close(os.open(self.stream(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except OSError as error:
             self.remove()
-            raise Problem(f"{self.path}: {reason(error)}") from error
+            raise ToolError(f"{self.path}: {reason(error)}") from error
 
     def _occupied(self) -> str:
         try:
             self.check()
-        except Problem as problem:
+        except ToolError as problem:
             return str(problem)
         if (status := self.ended()) is not None:
             return f"session {self.id!r} has ended (status {status}); to use the name again: rm -r {self.path}"
@@ -102,7 +104,7 @@ class Session:
         try:
             fd = os.open(self.stream("status"), os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
-            raise Problem(f"{self.stream('status')}: {reason(error)}") from error
+            raise ToolError(f"{self.stream('status')}: {reason(error)}") from error
         try:
             while data := os.read(fd, 4096):
                 if (status := exit_status(data)) is not None:
@@ -131,13 +133,13 @@ class Session:
         return any(row["file"] == "out" and "w" in row["mode"] for row in rows)
 
     def check_running(self) -> None:
-        """Raises Problem where there is nobody to read the session's input."""
+        """Raises ToolError where there is nobody to read the session's input."""
         self.check()
         status = self.ended()
         if status is not None:
-            raise Problem(f"session {self.id!r} has ended (status {status})")
+            raise ToolError(f"session {self.id!r} has ended (status {status})")
         if not self.hosted(GRACE_S):
-            raise Problem(self.dead_line())
+            raise ToolError(self.dead_line())
 
 
 def exit_status(message: bytes) -> int | None:
@@ -147,7 +149,7 @@ def exit_status(message: bytes) -> int | None:
 
 
 def check_id(id: str) -> None:
-    """Raises Problem where it cannot be the name of a group."""
+    """Raises ToolError where it cannot be the name of a group."""
     wrong = ""
     if not id or id in ("ctl", "order") or id.startswith("."):
         wrong = "is reserved" if id else "is empty"
@@ -160,7 +162,7 @@ def check_id(id: str) -> None:
     elif any("\ud800" <= c <= "\udfff" for c in id):
         wrong = "is not valid UTF-8"
     if wrong:
-        raise Problem(f"session id {id!r} {wrong}", 2)
+        raise ToolError(f"session id {id!r} {wrong}", 2)
 
 
 def write_once(path: str, data: bytes) -> None:

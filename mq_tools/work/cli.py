@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mq_tools.cli_types import guarded, parsed
-from mq_tools.errors import USAGE, Problem
+from mq_tools.errors import USAGE, ToolError
 from mq_tools.times import Duration
 from mq_tools.work.consumer import Place
 from mq_tools.work.worker import PROGRAM, Wish, Worker
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     if command[0] == "--":
         del command[0]
     if not command:
-        raise Problem("missing argument COMMAND (see mq-work --help)", USAGE)
+        raise ToolError("missing argument COMMAND (see mq-work --help)", USAGE)
     make = given.pop("make")
     place = Place(given.pop("consumer"))
     place.check(make=make)

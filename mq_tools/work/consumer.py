@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from mq_tools.errors import Problem, close, reason
+from mq_tools.errors import ToolError, close, reason
 from mq_tools.times import duration_ns
 
 READ_BYTES = 1 << 20  # the most that one read through a mount can give; the rest of a line comes with the next
@@ -73,19 +73,19 @@ class Place:
         self._looked = 0.0
 
     def check(self, *, make: bool = False) -> None:
-        """Raises Problem where it is no consumer; may make it first."""
+        """Raises ToolError where it is no consumer; may make it first."""
         if not self._named:
             what = "is a stream" if os.path.isfile(self.path) else "is not a consumer"
-            raise Problem(f"{self.given}: {what}; a consumer is a file GROUP/.consumers/NAME")
+            raise ToolError(f"{self.given}: {what}; a consumer is a file GROUP/.consumers/NAME")
         if not is_group(self.group):
-            raise Problem(f"{self.given}: no group {self.group}; is the tree mounted?")
+            raise ToolError(f"{self.given}: no group {self.group}; is the tree mounted?")
         if make and not os.path.lexists(self.path):
             try:
                 os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666))
             except OSError as error:
-                raise Problem(f"{self.given}: cannot be made: {reason(error)}") from error
+                raise ToolError(f"{self.given}: cannot be made: {reason(error)}") from error
         if not os.path.lexists(self.path):
-            raise Problem(f"{self.given}: no such consumer; make it with: touch {self.given}")
+            raise ToolError(f"{self.given}: no such consumer; make it with: touch {self.given}")
 
     def gone(self) -> bool:
         """Whether it was removed, where a tree that is merely away for a while may come back with it."""

@@ -23,7 +23,7 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127  # as a shell has it
 _BUSY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
-class Unfit(Exception):
+class CannotRun(Exception):
     """This message cannot be given to this command at all."""
 
 
@@ -32,7 +32,7 @@ class Busy(Exception):
 
 
 @attrs.frozen
-class Verdict:
+class Outcome:
     """What to tell the consumer about a message, and why."""
 
     command: str  # ack, nack, release or `dead REASON`
@@ -86,10 +86,10 @@ class Running:
                 arguments_of(command, message.body), stdin=stdin, env={**os.environ, **env}, process_group=0
             )
         except ValueError as error:
-            raise Unfit("the message has a NUL byte, which no argument can hold") from error
+            raise CannotRun("the message has a NUL byte, which no argument can hold") from error
         except OSError as error:
             if error.errno == errno.E2BIG:
-                raise Unfit("the message is too long for an argument") from error
+                raise CannotRun("the message is too long for an argument") from error
             if error.errno in _BUSY:
                 raise Busy(os.strerror(error.errno or 0).lower()) from error
             raise
@@ -121,20 +121,20 @@ class Running:
         self.signal(signal.SIGKILL)
         self._process.wait()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Outcome:
         """What its end says about the message."""
         status = self._process.returncode
         if self.timed_out:
-            return Verdict("nack", "took too long")
+            return Outcome("nack", "took too long")
         if status == 0:
-            return Verdict("ack", "")
+            return Outcome("ack", "")
         if status == DATA_ERROR:
-            return Verdict(f"dead exit code {status}", f"exit code {status}, now a dead letter")
+            return Outcome(f"dead exit code {status}", f"exit code {status}, now a dead letter")
         if status == TRY_AGAIN:
-            return Verdict("nack", f"exit code {status}, will be tried again")
+            return Outcome("nack", f"exit code {status}, will be tried again")
         if status < 0:
-            return Verdict("nack", f"ended by {_signal_name(-status)}")
-        return Verdict("nack", f"exit code {status}")
+            return Outcome("nack", f"ended by {_signal_name(-status)}")
+        return Outcome("nack", f"exit code {status}")
 
 
 def _signal_name(number: int) -> str:

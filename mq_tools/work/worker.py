@@ -16,9 +16,9 @@ from contextlib import contextmanager
 
 import attrs
 
-from mq_tools.errors import Problem, close, note, reason
+from mq_tools.errors import ToolError, close, note, reason
 from mq_tools.work.consumer import Handle, Message, Place
-from mq_tools.work.process import NOT_EXECUTABLE, NOT_FOUND, Busy, Running, Unfit, Verdict, environment_of
+from mq_tools.work.process import NOT_EXECUTABLE, NOT_FOUND, Busy, CannotRun, Outcome, Running, environment_of
 
 PROGRAM = "mq-work"
 _LOOK_S = 2.0  # how often a waiting worker reads though poll says nothing
@@ -78,7 +78,7 @@ class Worker:
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> int:
-        """Work until one of the ends; the exit code. Raises Problem."""
+        """Work until one of the ends; the exit code. Raises ToolError."""
         try:
             with self._watching_signals():
                 self._open_all()
@@ -185,16 +185,16 @@ class Worker:
         now = time.monotonic()
         try:
             slot.running = Running(self.wish.command, message, env, self.wish.timeout_s)
-        except Unfit as error:
-            self._answer(slot, message, Verdict(f"dead {error}", f"{error}, now a dead letter"))
+        except CannotRun as error:
+            self._answer(slot, message, Outcome(f"dead {error}", f"{error}, now a dead letter"))
         except Busy as error:
-            self._answer(slot, message, Verdict("release", f"{error}, given back"))
+            self._answer(slot, message, Outcome("release", f"{error}, given back"))
             self._pause()
             return
         except OSError as error:
             self.code = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE
             text = f"{self.wish.command[0]}: {reason(error)}, given back"
-            self._answer(slot, message, Verdict("release", text))
+            self._answer(slot, message, Outcome("release", text))
             return
         else:
             lease = self.place.lease_s()
@@ -231,7 +231,7 @@ class Worker:
                 slot.handle.clear()
                 self._say(running.message, "its lease ran out while the command runs: others may get it")
 
-    def _answer(self, slot: Slot, message: Message, verdict: Verdict) -> bool:
+    def _answer(self, slot: Slot, message: Message, verdict: Outcome) -> bool:
         """Tell the consumer, and people where it did not go well. Whether that failed."""
         text, trouble = verdict.text, ""
         try:
@@ -265,7 +265,7 @@ class Worker:
             if slot.running is not None:
                 running, slot.running = slot.running, None
                 running.kill()
-                self._answer(slot, running.message, Verdict("release", "killed, given back"))
+                self._answer(slot, running.message, Outcome("release", "killed, given back"))
 
     def _say(self, message: Message, text: str) -> None:
         note(PROGRAM, f"{message.label}: {text}")
@@ -273,7 +273,7 @@ class Worker:
     # ------------------------------------------------------------ the server comes and goes
 
     def _open_all(self) -> None:
-        """At the start an error is one: nobody knows yet whether it was ever right. Raises Problem."""
+        """At the start an error is one: nobody knows yet whether it was ever right. Raises ToolError."""
         for slot in self.slots:
             try:
                 slot.handle = Handle(self.place, end=self.wish.end)
@@ -281,7 +281,7 @@ class Worker:
                 text = reason(error)
                 if error.errno == errno.EBUSY:
                     text = "somebody has it open, and it is private" + (": -j 1" if self.wish.parallel > 1 else "")
-                raise Problem(f"{self.place.given}: {text}") from error
+                raise ToolError(f"{self.place.given}: {text}") from error
 
     def _at_end(self, slot: Slot) -> None:
         if self.wish.end and os.path.lexists(self.place.path):

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from mqfs.bench import payload
-from mqfs.bench.drivers import PING, PONG, STREAM, Way
+from mqfs.bench.drivers import PING, PONG, STREAM, Driver
 from mqfs.bench.histogram import Histogram
 
 _clock = time.monotonic_ns
@@ -45,7 +45,7 @@ class Actor:
         self.took = Histogram()
         self.stop = threading.Event()
 
-    def prepare(self, way: Way) -> None:
+    def prepare(self, way: Driver) -> None:
         """Open what it needs: when all have, all begin."""
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class Actor:
 class Producer(Actor):
     """Publishes its share, at its share of the rate, then an end mark."""
 
-    def prepare(self, way: Way) -> None:
+    def prepare(self, way: Driver) -> None:
         self._one, self._many = way.publisher(self.load.group, STREAM)
         self._tail = payload.tail(self.load.size)
 
@@ -128,7 +128,7 @@ def endless() -> Iterator[int]:
 class Taker(Actor):
     """What consumers and workers share."""
 
-    look: payload.Order | payload.Share
+    look: payload.Order | payload.QueueCheck
 
     def told(self) -> dict[str, Any]:
         return {**super().told(), "sight": attrs.asdict(self.look.sight)}
@@ -146,7 +146,7 @@ class Consumer(Taker):
 
     look: payload.Order
 
-    def prepare(self, way: Way) -> None:
+    def prepare(self, way: Driver) -> None:
         self.look = payload.Order(self.load.producers, self.load.size)
         self._bodies = way.subscribed(self.load.group, STREAM, self.load.size)
 
@@ -165,10 +165,10 @@ class Consumer(Taker):
 class Worker(Taker):
     """Gets a share, and acknowledges each; until an end mark that is for one worker."""
 
-    look: payload.Share
+    look: payload.QueueCheck
 
-    def prepare(self, way: Way) -> None:
-        self.look = payload.Share(self.load.producers, self.load.size)
+    def prepare(self, way: Driver) -> None:
+        self.look = payload.QueueCheck(self.load.producers, self.load.size)
         self._claims = way.claimed(self.load.group, self.load.size)
 
     def act(self) -> None:
@@ -184,7 +184,7 @@ class Worker(Taker):
 class Pinger(Actor):
     """Says something and waits for it to come back, one after another."""
 
-    def prepare(self, way: Way) -> None:
+    def prepare(self, way: Driver) -> None:
         self._publish, _ = way.publisher(self.load.group, PING)
         self._answers = way.subscribed(self.load.group, PONG, self.load.size)
         self._tail = payload.tail(self.load.size)
@@ -208,7 +208,7 @@ class Pinger(Actor):
 class Echo(Actor):
     """Says again what it hears."""
 
-    def prepare(self, way: Way) -> None:
+    def prepare(self, way: Driver) -> None:
         self._publish, _ = way.publisher(self.load.group, PONG)
         self._heard = way.subscribed(self.load.group, PING, self.load.size)
 

@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from mqfs.bench.actors import ROLES, Actor, Load, Producer, Worker
-from mqfs.bench.drivers import Place, reach
+from mqfs.bench.drivers import Place, open_driver
 from mqfs.errors import MqfsError
 
 TOLD_EVERY_S = 0.2
@@ -29,7 +29,7 @@ class Part:
         load = Load(**spec["load"])
         self.folder, self._group = spec["folder"], load.group
         self.actors: list[tuple[str, Actor]] = [(role, ROLES[role](load, number)) for role, number in spec["actors"]]
-        self.way = reach(Place(**spec["place"]))
+        self.way = open_driver(Place(**spec["place"]))
         self._inside = spec["place"]["transport"] == "embedded"
         self._marks = spec["marks"]  # so many end marks when its producers have ended: for workers in this process
         self._producing = sum(role == "producer" for role, _ in self.actors)

@@ -33,7 +33,7 @@ class Place:
     wait: Kept = "committed"
 
 
-class Way(Protocol):
+class Driver(Protocol):
     """Any number of threads may use one."""
 
     def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None: ...
@@ -57,7 +57,7 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
-def reach(place: Place) -> Way:
+def open_driver(place: Place) -> Driver:
     if place.transport == "file":
         return Files(place.mount)
     if place.transport == "embedded":

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from mqfs.bench.drivers import Place, reach
+from mqfs.bench.drivers import Place, open_driver
 from mqfs.bench.plan import Plan
 from mqfs.client.group import Kept
 from mqfs.errors import BadAddress, Disconnected, MqfsError
@@ -116,7 +116,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 def group(where: Place, lines: Sequence[str], streams: Sequence[str]) -> Iterator[str]:
     """A group of the bench's own. Nothing of it is left, in a server that goes on."""
     name = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-    way = reach(where)
+    way = open_driver(where)
     try:
         way.prepare(name, lines, streams)
         if where.transport == "embedded":
@@ -133,7 +133,7 @@ def group(where: Place, lines: Sequence[str], streams: Sequence[str]) -> Iterato
 
 def _remove(where: Place, name: str, streams: Sequence[str]) -> None:
     """On a connection of its own: the one it was made by may be used no more after Ctrl-C."""
-    way = reach(where)
+    way = open_driver(where)
     try:
         way.remove(name, streams)
     except MqfsError as error:

@@ -17,7 +17,7 @@ from mqfs import limits
 from mqfs.bench import local_server, payload
 from mqfs.bench.actors import Load
 from mqfs.bench.children import Crew
-from mqfs.bench.drivers import CONSUMER, PING, PONG, STREAM, Place, reach
+from mqfs.bench.drivers import CONSUMER, PING, PONG, STREAM, Place, open_driver
 from mqfs.bench.histogram import PERCENTILES, Histogram
 from mqfs.bench.plan import Plan
 
@@ -139,7 +139,7 @@ class Run:
         """Workers end at a mark each, behind all there is."""
         if self.place.transport == "embedded" or not self.plan.workers:
             return
-        way = reach(self.place)
+        way = open_driver(self.place)
         try:
             publish, _ = way.publisher(self.load.group, STREAM)
             for _ in range(self.plan.workers):
@@ -190,7 +190,7 @@ class Run:
     def _acknowledged(self, takers: list[dict[str, Any]]) -> int:
         if self.place.transport == "embedded":
             return sum(told.get("acknowledged", 0) for told in takers)
-        way = reach(self.place)
+        way = open_driver(self.place)
         try:
             return way.acknowledged(self.load.group)
         finally:

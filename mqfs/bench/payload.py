@@ -30,7 +30,7 @@ def make(producer: int, number: int, sent_ns: int, rest: bytes, kind: int = DATA
 
 
 @attrs.define
-class Sight:
+class ReceiveCheck:
     """What was looked at, of all producers."""
 
     received: int = 0
@@ -43,7 +43,7 @@ class Order:
     """For who gets every message: of each producer all must come, in their order."""
 
     def __init__(self, producers: int, size: int) -> None:
-        self.sight = Sight()
+        self.sight = ReceiveCheck()
         self.ended = [-1] * producers  # how many a producer says it sent
         self.next = [0] * producers
         self.missing: list[set[int]] = [set() for _ in range(producers)]
@@ -90,11 +90,11 @@ class Order:
         return behind + sum(map(len, self.missing))
 
 
-class Share:
+class QueueCheck:
     """For who gets some of the messages: those of a producer must come in order, once."""
 
     def __init__(self, producers: int, size: int) -> None:
-        self.sight = Sight()
+        self.sight = ReceiveCheck()
         self.over = False
         self.seen = [bytearray() for _ in range(producers)]  # how often each number came
         self._last = [-1] * producers

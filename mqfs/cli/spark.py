@@ -105,7 +105,7 @@ def _run(said: dict[str, Any], name: str, what: Any, act: Callable[[Any, Any], d
 
     _check(what.check)
     as_json = said.pop("as_json")
-    tell = sources.quiet if as_json else sources.aloud
+    tell = sources.no_progress if as_json else sources.terminal_progress
     try:
         tell("starting Spark")
         with session.session(said.pop("master"), said.pop("conf"), f"mqfs spark {name}") as spark:

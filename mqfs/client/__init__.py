@@ -5,9 +5,11 @@ from mqfs.client.client import Client, connect, open
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
 from mqfs.client.publisher import Outgoing
-from mqfs.client.subscription import Reading
+from mqfs.client.subscription import Subscription
 from mqfs.client.workers import Worker
 from mqfs.model import Message
+
+Reading = Subscription  # its name in version 0.1
 
 __all__ = [
     "Claim",
@@ -18,6 +20,7 @@ __all__ = [
     "Outgoing",
     "Reading",
     "Registration",
+    "Subscription",
     "Worker",
     "connect",
     "open",

@@ -21,7 +21,7 @@ from mqfs.client import client as sync
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
 from mqfs.client.large import BodyWriter
-from mqfs.client.subscription import Reading
+from mqfs.client.subscription import Subscription
 from mqfs.client.types import Body
 from mqfs.errors import Interrupted, MqfsError
 from mqfs.model import Message
@@ -96,7 +96,7 @@ class _Waiting(Generic[T]):
 class AsyncReading:
     """Messages, one by one; one task at a time."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Subscription) -> None:
         self.sync = reading
         self._waiting: _Waiting[Message] = _Waiting(reading)
 
@@ -208,7 +208,7 @@ def lifted(method: Callable[Concatenate[Group, P], T]) -> Callable[Concatenate[A
 
 
 def opened(
-    method: Callable[Concatenate[Group, P], Reading],
+    method: Callable[Concatenate[Group, P], Subscription],
 ) -> Callable[Concatenate[AsyncGroup, P], Awaitable[AsyncReading]]:
     """The method of a group that begins a reading, awaited."""
 

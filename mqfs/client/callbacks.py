@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
-from mqfs.client.subscription import Reading
+from mqfs.client.subscription import Subscription
 from mqfs.errors import MqfsError
 from mqfs.model import Message
 
@@ -53,7 +53,7 @@ class Registration:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: Subscription,
         patterns: tuple[str, ...],
         handler: Handler,
         *,

@@ -47,9 +47,11 @@ def connect(
             return Client(ringed, reconnect)
         if required:
             raise Unsupported(f"transport 'ring': {reason}; 'auto' and '9p' are right")
-    from mqfs.client.transport.ninep import Nine
+    from mqfs.client.transport.ninep import NinepTransport
 
-    link = Nine(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False, token=token)
+    link = NinepTransport(
+        address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False, token=token
+    )
     return Client(link, reconnect)
 
 
@@ -59,9 +61,9 @@ def open(store: str | os.PathLike[str] | None, *, defaults: Sequence[str] = ()) 
     The store is made if there is none; None: in memory. Raises BadStore where another process has it; that says how to
     reach it. `defaults`: ctl lines of new groups.
     """
-    from mqfs.client.transport.embedded import Inside
+    from mqfs.client.transport.embedded import EmbeddedTransport
 
-    return Client(Inside(None if store is None else os.fspath(store), defaults), False)
+    return Client(EmbeddedTransport(None if store is None else os.fspath(store), defaults), False)
 
 
 class Client:

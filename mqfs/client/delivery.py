@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from mqfs.client.large import place_of
-from mqfs.client.subscription import Patience, Patterns, Reading, names_of
+from mqfs.client.subscription import Backoff, Patterns, Subscription, names_of
 from mqfs.client.types import File, Link
 from mqfs.client.waiting import Waiting
 from mqfs.client.words import Duration, commands, duration, quote
@@ -171,7 +171,7 @@ class Claims(Waiting[Claim]):
         return file
 
     def _reopen(self) -> None:
-        patience = Patience(self._reconnect, self._closed, self._link.where)
+        patience = Backoff(self._reconnect, self._closed, self._link.where)
         while True:
             try:
                 file = self._open()
@@ -248,7 +248,7 @@ class Claims(Waiting[Claim]):
         first = message.sequence - total + 1
         group = self._path.rpartition("/.consumers/")[0]
         until = str(message.sequence)
-        with Reading(self._link, group, message.stream, start=str(first), until=until) as reading:
+        with Subscription(self._link, group, message.stream, start=str(first), until=until) as reading:
             found = next(reading, message)
         return found if found.sequence == first else message
 
@@ -299,7 +299,7 @@ class Claims(Waiting[Claim]):
         self.close(release=error is None)
 
 
-def maker(link: Link, group: str, name: str, over: str, private: bool, transient: bool) -> Callable[[], File]:
+def consumer_opener(link: Link, group: str, name: str, over: str, private: bool, transient: bool) -> Callable[[], File]:
     """What opens a consumer and makes it if there is none. With options that is for the group's owner: they stand in
     its ctl; others are content with the one there is."""
     path = f"{group}/.consumers/{name}"

@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from mqfs.client.callbacks import Handler, Joined, OnError, Registration, Registry
-from mqfs.client.delivery import Claim, Claims, maker, opener
+from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
 from mqfs.client.large import BodyWriter
 from mqfs.client.publisher import Outgoing, Publisher
-from mqfs.client.subscription import Filters, Patterns, Reading, names_of
+from mqfs.client.subscription import Filters, Patterns, Subscription, names_of
 from mqfs.client.types import Body, File, Link, read_whole
 from mqfs.client.words import Duration, Moment, commands, file_name, moment, quote
 from mqfs.client.workers import Worker
@@ -105,7 +105,7 @@ class Group:
         existing: bool = False,
         filters: Filters = (),
         reconnect: bool | float | None = None,
-    ) -> Reading:
+    ) -> Subscription:
         """Every message of the matching streams and views from now on (`existing`: from the oldest kept on), in the
         order in which they were written, as an iterator that waits. It takes nothing from anybody.
 
@@ -118,7 +118,7 @@ class Group:
             reading = direct.subscribe(pattern, existing=existing, filters=filters, reconnect=again)
             if reading is not None:
                 return reading
-        return Reading(self._link, self.path, pattern, start=start, filters=filters, reconnect=again)
+        return Subscription(self._link, self.path, pattern, start=start, filters=filters, reconnect=again)
 
     def history(
         self,
@@ -128,7 +128,7 @@ class Group:
         since: Moment | None = None,
         pattern: Patterns = "#",
         filters: Filters = (),
-    ) -> Reading:
+    ) -> Subscription:
         """What is kept, oldest first, to the present end: an iterator that ends.
 
         `first` and `last` are sequences, both included; a negative `first` is so many messages before the end.
@@ -140,7 +140,7 @@ class Group:
         if since is not None:
             start = moment(since)
         until = "end" if last is None else str(last)
-        return Reading(self._link, self.path, pattern, start=start, until=until, filters=filters)
+        return Subscription(self._link, self.path, pattern, start=start, until=until, filters=filters)
 
     def on(
         self,
@@ -208,7 +208,7 @@ class Group:
         handle takes. `private`, `transient`: as in ctl. `renew`: while a `with claim:` block runs its lease is
         renewed, so that only a death or a lost connection ends it. For concurrency open several, a thread each.
         """
-        make = maker(self._link, self.path, file_name(consumer), over, private, transient) if create else None
+        make = consumer_opener(self._link, self.path, file_name(consumer), over, private, transient) if create else None
         return self._claims(consumer, make, pattern, renew, reconnect)
 
     def take(

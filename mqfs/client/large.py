@@ -35,14 +35,14 @@ def place_of(message: Message) -> tuple[int, int]:
     return headers.parse_part(message.headers.get(headers.PART, "")) if message.headers else (0, 0)
 
 
-class LongMessage(Message):
+class LargeMessage(Message):
     """A message whose body came in parts. `sequence` is the first part's. `open` reads the body without holding it."""
 
     _spool: IO[bytes]
     _lock: threading.Lock
 
     @classmethod
-    def begin(cls, first: Message, total: int) -> LongMessage:
+    def begin(cls, first: Message, total: int) -> LargeMessage:
         more = {key: value for key, value in first.headers.items() if key != headers.PART}
         made = tuple.__new__(cls, (first.sequence, first.stream, first.time_ns, b"", more))
         made.total, made.parts, made.size = total, 0, 0
@@ -94,7 +94,7 @@ class LongMessage(Message):
 class _BodyReader(io.RawIOBase):
     """A file over the body; each has a position of its own."""
 
-    def __init__(self, message: LongMessage) -> None:
+    def __init__(self, message: LargeMessage) -> None:
         self._message, self._at = message, 0
 
     def readable(self) -> bool:
@@ -115,11 +115,11 @@ class _BodyReader(io.RawIOBase):
         return len(data)
 
 
-class Assembly:
+class MultipartAssembler:
     """Puts parts together as they come, in order. One thread at a time."""
 
     def __init__(self) -> None:
-        self._open: LongMessage | None = None
+        self._open: LargeMessage | None = None
 
     def take(self, message: Message) -> Message | None:
         """The message that is whole now; None: more of it comes. A part whose first one was not read is itself one."""
@@ -132,12 +132,12 @@ class Assembly:
             self._open = open_
             return None
         if number == 1 and total > 1:
-            self._open = LongMessage.begin(message, total)
+            self._open = LargeMessage.begin(message, total)
             return None
         return message
 
     @staticmethod
-    def _continues(open_: LongMessage, message: Message, number: int) -> bool:
+    def _continues(open_: LargeMessage, message: Message, number: int) -> bool:
         behind = message.sequence == open_.sequence + open_.parts and message.stream == open_.stream
         return behind and number == open_.parts + 1
 
@@ -145,7 +145,7 @@ class Assembly:
 # ---------------------------------------------------------------- writing
 
 
-class Units:
+class StagedUploads:
     """What one group's writer commits through `.txn`, under one producer's name. Any thread may use it."""
 
     def __init__(self, link: Link, path: str) -> None:
@@ -205,7 +205,7 @@ class BodyWriter(io.RawIOBase):
     """
 
     def __init__(
-        self, units: Units, stream: str, more: Mapping[str, str] | None, publish: Publish, make: Make | None
+        self, units: StagedUploads, stream: str, more: Mapping[str, str] | None, publish: Publish, make: Make | None
     ) -> None:
         """`publish`: for a body that is one message; `make`: the stream, where it is missing."""
         self._units, self._stream, self._publish, self._make = units, stream, publish, make
@@ -327,4 +327,4 @@ def is_long(body: Any) -> bool:
     return view(body).nbytes > most
 
 
-__all__ = ["Assembly", "BodyWriter", "LongMessage", "Units", "is_long", "place_of"]
+__all__ = ["MultipartAssembler", "BodyWriter", "LargeMessage", "StagedUploads", "is_long", "place_of"]

@@ -18,7 +18,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.client import words
-from mqfs.client.large import BodyWriter, Units, is_long
+from mqfs.client.large import BodyWriter, StagedUploads, is_long
 from mqfs.client.types import Body, Direct, File, Link
 from mqfs.client.words import Duration
 from mqfs.errors import Disconnected, Exists, MqfsError, NotFound, TooLong
@@ -43,7 +43,7 @@ class Outgoing:
     id: str = ""
     single: bool = False
 
-    def spoken(self) -> dict[str, Any]:
+    def has_metadata(self) -> dict[str, Any]:
         """The object of `.put`, but for its stream; empty where a plain write does."""
         said: dict[str, Any] = {}
         if self.ttl is not None:
@@ -63,7 +63,7 @@ class Outgoing:
         return said
 
     def put(self) -> bytes:
-        said = json.dumps({"stream": words.file_name(self.stream), **self.spoken()}, ensure_ascii=False)
+        said = json.dumps({"stream": words.file_name(self.stream), **self.has_metadata()}, ensure_ascii=False)
         return said.encode() + b"\n" + words.data(self.body)
 
 
@@ -75,7 +75,7 @@ def _kind(message: Outgoing | tuple[str, Body]) -> str:
 
 
 def _is_plain(message: Outgoing | tuple[str, Body]) -> bool:
-    return not isinstance(message, Outgoing) or not message.spoken()
+    return not isinstance(message, Outgoing) or not message.has_metadata()
 
 
 def _pair(message: Outgoing | tuple[str, Body]) -> tuple[str, bytes]:
@@ -91,7 +91,7 @@ class Publisher:
         self._direct = link.direct(path)
         self._lock = threading.Lock()
         self._idle: OrderedDict[str | None, list[File]] = OrderedDict()  # of a stream; None: of `.put`
-        self._units = Units(link, path)
+        self._units = StagedUploads(link, path)
 
     # ------------------------------------------------------------ open files
 
@@ -169,7 +169,7 @@ class Publisher:
         if is_long(message.body):
             self._publish_long(message, create, sequence)
             return None
-        write = self._by_put if sequence or message.spoken() else self._plainly
+        write = self._by_put if sequence or message.has_metadata() else self._plainly
         return self._again(message.stream, create, lambda: write(message, sequence))
 
     def _plainly(self, message: Outgoing, sequence: bool) -> None:
@@ -194,7 +194,7 @@ class Publisher:
 
     def _publish_long(self, message: Outgoing, create: bool, sequence: bool) -> None:
         """A body that is more than one message."""
-        said = sorted(message.spoken().keys() - {"headers"}) + ["sequence"] * sequence
+        said = sorted(message.has_metadata().keys() - {"headers"}) + ["sequence"] * sequence
         if said:
             raise TooLong(
                 f"{len(message.body)} bytes; with {' and '.join(said)} a body has at most {limits.MESSAGE_BYTES}: "
@@ -286,7 +286,7 @@ class Publisher:
         ordered: list[tuple[File, bytes]] = []
         try:
             for message in batch:
-                plain = not message.spoken()
+                plain = not message.has_metadata()
                 if message.stream not in files:
                     files[message.stream] = self._again(message.stream, create, lambda m=message: self._take(m.stream))  # type: ignore[misc]
                 name = message.stream if plain else None

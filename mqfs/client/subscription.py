@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeAlias
 
-from mqfs.client.large import Assembly
+from mqfs.client.large import MultipartAssembler
 from mqfs.client.types import File, Link, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.client.words import commands, file_name, quote
@@ -110,7 +110,7 @@ def wild(name: str) -> bool:
     return "*" in name or "#" in name
 
 
-class Patience:
+class Backoff:
     """How long to go on trying to reach a server, and the pauses between."""
 
     def __init__(self, limit: bool | float, closed: threading.Event, where: str) -> None:
@@ -132,7 +132,7 @@ class Patience:
         self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
 
 
-class Reading(Waiting[Message]):
+class Subscription(Waiting[Message]):
     """Messages of a group, one by one: an iterator that any number of threads may share.
 
     After FellBehind or DiskFailed, told once each, it can be asked again and goes on behind what was lost.
@@ -171,7 +171,7 @@ class Reading(Waiting[Message]):
         self._filters, self._reconnect = all_of(filters), reconnect if link.can_be_lost else False
         self._turn = threading.Lock()  # one thread reads
         self._singly = False
-        self._assembly = Assembly()
+        self._assembly = MultipartAssembler()
         self._lost = 0  # messages, and not told yet
         self._counted = 0  # losses below that sequence were counted
         self.told_at = -TELL_S  # when losses were told last
@@ -264,7 +264,7 @@ class Reading(Waiting[Message]):
 
     def _reopen(self) -> None:
         """A new cursor behind the last message; the server is waited for."""
-        patience = Patience(self._reconnect, self._closed, self._link.where)
+        patience = Backoff(self._reconnect, self._closed, self._link.where)
         self._was_away = True
         while True:
             try:
@@ -400,7 +400,7 @@ class Reading(Waiting[Message]):
         with self._turn:
             self._file.close()
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> Subscription:
         return self
 
     def __exit__(
@@ -409,4 +409,4 @@ class Reading(Waiting[Message]):
         self.close()
 
 
-__all__ = ["Filter", "Filters", "Patience", "Patterns", "Reading", "Records", "all_of", "names_of"]
+__all__ = ["Filter", "Filters", "Backoff", "Patterns", "Subscription", "Records", "all_of", "names_of"]

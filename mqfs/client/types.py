@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from mqfs.errors import MqfsError
 
 if TYPE_CHECKING:
-    from mqfs.client.subscription import Filters, Patterns, Reading
+    from mqfs.client.subscription import Filters, Patterns, Subscription
 
 READ_BYTES = 262_144  # asked for at once
 Body: TypeAlias = bytes | bytearray | memoryview | str
@@ -52,7 +52,7 @@ class Direct(Protocol):
 
     def subscribe(
         self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
-    ) -> Reading | None:
+    ) -> Subscription | None:
         """Follow it. None: use the files."""
         ...
 

@@ -66,7 +66,7 @@ class Waiting:
 
     __slots__ = ("lane", "step", "uid", "unique")
 
-    def __init__(self, lane: Lane, unique: int, step: Wait[Any]) -> None:
+    def __init__(self, lane: DeviceLoop, unique: int, step: Wait[Any]) -> None:
         self.lane, self.unique, self.step = lane, unique, step
         self.uid: int | None = protocol.U32.unpack_from(lane.buffer, protocol.USER)[
             0
@@ -103,7 +103,7 @@ class Waiting:
 class WaitingRead(Waiting):
     __slots__ = ("handle",)
 
-    def __init__(self, lane: Lane, unique: int, step: Wait[bytes], handle: Handle) -> None:
+    def __init__(self, lane: DeviceLoop, unique: int, step: Wait[bytes], handle: Handle) -> None:
         self.handle = handle
         super().__init__(lane, unique, step)
 
@@ -122,7 +122,7 @@ class WaitingWrite(Waiting):
 class WaitingLock(Waiting):
     __slots__ = ("held", "key")
 
-    def __init__(self, lane: Lane, unique: int, step: Wait[None], key: Key, held: Held) -> None:
+    def __init__(self, lane: DeviceLoop, unique: int, step: Wait[None], key: Key, held: Held) -> None:
         self.key, self.held = key, held
         super().__init__(lane, unique, step)
 
@@ -131,7 +131,7 @@ class WaitingLock(Waiting):
             self.lane.locks.release(self.key, self.held.owner, self.held.start, self.held.end)
 
 
-class Lane:
+class DeviceLoop:
     """One mount's device."""
 
     def __init__(self, tree: Tree, nodes: Nodes, files: Files, device: int, libfuse: socket.socket) -> None:
@@ -195,7 +195,7 @@ class Lane:
                     elif opcode == protocol.READ:
                         self._read(unique, fh, offset, count, caller, flags)
                     elif opcode in PASSED:
-                        await self._pass_on(opcode, unique, size)
+                        await self._forward(opcode, unique, size)
                     elif opcode in self._handlers:
                         self._handlers[opcode](unique)
                     else:
@@ -225,7 +225,7 @@ class Lane:
             except Exception:
                 self.bug(protocol.U64.unpack_from(buffer, 8)[0], "a reply")
 
-    async def _pass_on(self, opcode: int, unique: int, size: int) -> None:
+    async def _forward(self, opcode: int, unique: int, size: int) -> None:
         if opcode in AMENDED:
             self.passed[unique] = opcode
         if opcode == protocol.INIT:  # libfuse would splice from what it takes for the device
@@ -290,7 +290,7 @@ class Lane:
                 self.answer(unique, b"")
                 return
             file = self._file(fh)
-            if self._came_late(unique):
+            if self._interrupt_too_late(unique):
                 return
             if not caller & protocol.READ_LOCKOWNER:
                 self._require_pages(file)
@@ -332,7 +332,7 @@ class Lane:
                 self.refuse(unique, errno.EIO)
                 return
             file = self._file(fh)
-            if self._came_late(unique):
+            if self._interrupt_too_late(unique):
                 return
         step = file.handle.write(bytes(self._view[protocol.WRITE_DATA : protocol.WRITE_DATA + count]), offset)
         if step.__class__ is int:
@@ -382,7 +382,7 @@ class Lane:
             waiting.end()
             self.refuse(waiting.unique, errno.EINTR)
 
-    def _came_late(self, unique: int) -> bool:
+    def _interrupt_too_late(self, unique: int) -> bool:
         """Whether the request was interrupted before it came; then it is answered."""
         if unique not in self.early:
             return False
@@ -438,7 +438,7 @@ class Lane:
         self._lock(unique, wait=False)
 
     def _setlkw(self, unique: int) -> None:
-        if not self._came_late(unique):
+        if not self._interrupt_too_late(unique):
             self._lock(unique, wait=True)
 
     def _lock(self, unique: int, *, wait: bool) -> None:

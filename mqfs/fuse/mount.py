@@ -24,7 +24,7 @@ import trio
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
-from mqfs.fuse.device_loop import Lane
+from mqfs.fuse.device_loop import DeviceLoop
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.fuse.operations import Operations
 from mqfs.fuse.processes import Watcher
@@ -205,7 +205,7 @@ class FuseMount:
         self.tree, self.path, self.allow_other = tree, path, allow_other
         self.nodes, self.files = Nodes(tree), Files()
         self.device = -1
-        self.lane: Lane | None = None
+        self.lane: DeviceLoop | None = None
         self.processes = Watcher()
         self._scope = trio.CancelScope()
         self.ended = trio.Event()
@@ -223,7 +223,7 @@ class FuseMount:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until it is unmounted, by `stop` or from outside. Started once the mount answers."""
         ours, theirs = make_pair()
-        self.lane = lane = Lane(self.tree, self.nodes, self.files, self.device, ours)
+        self.lane = lane = DeviceLoop(self.tree, self.nodes, self.files, self.device, ours)
         pyfuse3.init(Operations(self.tree, self.nodes, self.files), f"/dev/fd/{theirs.fileno()}", set())
         theirs.detach()  # libfuse closes it
         self.tree.processes = self.processes

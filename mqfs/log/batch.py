@@ -38,7 +38,7 @@ class Row(NamedTuple):
     last: int  # which of the blanks is its last one
 
 
-class Packed(NamedTuple):
+class EncodedBatch(NamedTuple):
     """Messages as blanks, one behind the other."""
 
     data: bytes
@@ -48,7 +48,7 @@ class Packed(NamedTuple):
     headed: bool  # some have headers
 
 
-def pack(data: bytes, known: Mapping[bytes, int], sender: bytes) -> Packed | None:
+def encode_batch(data: bytes, known: Mapping[bytes, int], sender: bytes) -> EncodedBatch | None:
     """The frames of one write as blanks; `known`: the places of names. `sender` goes in front of the headers of those
     that have any. None: it cannot be done here, or something is to be looked at frame by frame."""
     if MISSING:
@@ -62,10 +62,10 @@ def pack(data: bytes, known: Mapping[bytes, int], sender: bytes) -> Packed | Non
         names = [name.decode() for name in fresh]
     except UnicodeDecodeError:
         return None
-    return Packed(blanks, messages, names, [Row(*row) for row in rows], bool(headed))
+    return EncodedBatch(blanks, messages, names, [Row(*row) for row in rows], bool(headed))
 
 
-def gather(messages: Iterable[tuple[str, bytes, bytes]], known: Mapping[bytes, int]) -> Packed:
+def concatenate(messages: Iterable[tuple[str, bytes, bytes]], known: Mapping[bytes, int]) -> EncodedBatch:
     """As `pack`, of messages that were looked at: each name, headers, body."""
     places: dict[str, int] = {}
     fresh: list[str] = []
@@ -88,10 +88,10 @@ def gather(messages: Iterable[tuple[str, bytes, bytes]], known: Mapping[bytes, i
         count[2] = number
         headed = headed or bool(head)
     rows = [Row(place, *count) for place, count in counts.items()]
-    return Packed(b"".join(pieces), len(pieces) // 4, fresh, rows, headed)
+    return EncodedBatch(b"".join(pieces), len(pieces) // 4, fresh, rows, headed)
 
 
-def stamp(
+def finalize(
     blanks: bytes, numbers: array[int], sequence: int, time_ns: int, first: int, rest: int, left: int, base: int
 ) -> tuple[bytes, Columns]:
     """The records of whole blanks, and where each lies behind position `base`. `numbers`: of each place the stream's;
@@ -111,7 +111,7 @@ def _stamped(
     columns: list[array[Any]] = [array(code) for code in _CODES]
     made: list[bytes] = []
     flags, position = first, base
-    for number, (kind, stream, body, head) in enumerate(drafts(blanks, numbers), 1):
+    for number, (kind, stream, body, head) in enumerate(decode_batch(blanks, numbers), 1):
         if number == left:
             flags &= ~MORE
         made.append(encode(sequence, time_ns, stream, kind, flags, head, body))
@@ -123,7 +123,7 @@ def _stamped(
     return b"".join(made), Columns(position - base, *(memoryview(column) for column in columns))
 
 
-def drafts(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
+def decode_batch(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
     """Blanks one by one. ValueError where these are none."""
     at, end, unpack = 0, len(blanks), HEAD.unpack_from
     while at < end:
@@ -146,7 +146,7 @@ class Found(NamedTuple):
     last_ns: int  # time of the last of these
 
 
-def unit(data: bytes, at: int, base: int) -> Found | None:
+def scan_batch(data: bytes, at: int, base: int) -> Found | None:
     """The unit of several records that begins there in a log; None: there is none, or it is to be looked at record by
     record. `base`: the position of data[0]."""
     found = None if MISSING else _native.unit(data, at, base)
@@ -166,4 +166,14 @@ def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, by
     return [(stream, rows.tobytes()) for stream, rows in found.items()]
 
 
-__all__ = ["MISSING", "Packed", "Row", "drafts", "gather", "pack", "postings", "stamp", "unit"]
+__all__ = [
+    "MISSING",
+    "EncodedBatch",
+    "Row",
+    "decode_batch",
+    "concatenate",
+    "encode_batch",
+    "postings",
+    "finalize",
+    "scan_batch",
+]

@@ -30,7 +30,7 @@ _MESSAGE = int(Kind.MESSAGE)
 
 
 @attrs.frozen
-class Table:
+class NameTable:
     """Streams by number: how each is called, and from which sequence on and below which its messages are wanted."""
 
     numbers: array[int]
@@ -39,7 +39,7 @@ class Table:
     names: bytes
 
     @classmethod
-    def of(cls, streams: Mapping[int, tuple[str, int, int]]) -> Table:
+    def of(cls, streams: Mapping[int, tuple[str, int, int]]) -> NameTable:
         numbers = sorted(streams)
         names = [streams[number][0].encode() for number in numbers]
         ends = array("i", [0])
@@ -71,7 +71,7 @@ class Columns(NamedTuple):
 def columns(
     data: Buffer,
     begin: int,
-    table: Table,
+    table: NameTable,
     asked: int,
     *,
     strangers: bool,
@@ -88,7 +88,7 @@ def columns(
     return Columns(end, last, rows, *[None if place is None else view[place[0] : place[1]] for place in places])
 
 
-def _columns(data: bytes, at: int, table: Table, asked: int, strangers: bool) -> Columns:
+def _columns(data: bytes, at: int, table: NameTable, asked: int, strangers: bool) -> Columns:
     last, found = 0, []
     places = {number: place for place, number in enumerate(table.numbers)}
     while (row := record.row_at(data, at)) is not None and at + padded(row.size) <= len(data):
@@ -134,7 +134,7 @@ def _ends(pieces: Iterable[bytes]) -> bytearray:
     return bytearray(ends.tobytes())
 
 
-class Picked(NamedTuple):
+class FilteredRun(NamedTuple):
     """The records of some streams, of a run."""
 
     end: int  # where the first record that does not pass would begin
@@ -146,10 +146,10 @@ class Picked(NamedTuple):
     kept: bytes | None  # their bytes; None: all there are
 
 
-def pick(data: Buffer, numbers: array[int]) -> Picked:
+def filter_run(data: Buffer, numbers: array[int]) -> FilteredRun:
     """Messages and end marks of the streams that have these numbers, which ascend. In C only."""
     found: tuple[Any, ...] = _native.pick(data, numbers)
-    return Picked(*found)
+    return FilteredRun(*found)
 
 
 __all__ = [
@@ -160,8 +160,8 @@ __all__ = [
     "TOPICS",
     "VALUES",
     "Columns",
-    "Picked",
-    "Table",
+    "FilteredRun",
+    "NameTable",
     "columns",
-    "pick",
+    "filter_run",
 ]

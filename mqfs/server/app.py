@@ -32,7 +32,7 @@ from mqfs.ninep.server.listener import Listener, listen
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
-from mqfs.ring.server.registry import Rings
+from mqfs.ring.server.registry import RingRegistry
 from mqfs.seams import Store
 from mqfs.server.options import Options, name_space, service_address
 from mqfs.settle import settle
@@ -200,7 +200,7 @@ class Server:
     async def serve(self, store: Store, listeners: list[Listener], signals: AsyncIterator[int]) -> None:
         """The faces over the tree, until something says stop; then the orderly end."""
         user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
-        rings = Rings(store, trio.lowlevel.current_trio_token().run_sync_soon)
+        rings = RingRegistry(store, trio.lowlevel.current_trio_token().run_sync_soon)
         tree = Tree(
             store,
             SystemClock(),
@@ -214,7 +214,7 @@ class Server:
             nursery.start_soon(self.heed, signals)
             nursery.start_soon(self.guard, "house-keeping", functools.partial(self.keep_house, tree, rings))
             ends: list[End] = []
-            visits = attach_socket.Door(rings, self.doors)
+            visits = attach_socket.AttachSocket(rings, self.doors)
             try:
                 await nursery.start(functools.partial(self.guard, "the door", visits.run, only=False))
                 await self.start_faces(tree, listeners, nursery, ends)
@@ -296,7 +296,7 @@ class Server:
             log.error("periodic maintenance failed: %r", error, exc_info=not self.contained)
             self.contained = True
 
-    async def keep_house(self, tree: Tree, rings: Rings) -> None:
+    async def keep_house(self, tree: Tree, rings: RingRegistry) -> None:
         """What is to be done once a second, and what the tree asked to be woken for."""
         sooner = trio.Event()
 

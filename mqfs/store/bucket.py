@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 
 from mqfs import errors, limits
-from mqfs.log.batch import stamp
+from mqfs.log.batch import finalize
 from mqfs.log.record import INNER, MORE, SETTLED, Row, encode, padded, settled
 from mqfs.model import Buffer, Columns, Draft, Kind, LazyBatch, UnsequencedRecords
 from mqfs.store.compaction import compact
@@ -97,7 +97,7 @@ class BatchEncoder:
         left = drafts.taking if not drafts.behind else 0
         for blanks, numbers in drafts.pieces():
             try:
-                data, rows = stamp(
+                data, rows = finalize(
                     blanks, numbers, self._sequence + 1, self._time_ns, self._marks, MORE | INNER, left, self._position
                 )
             except ValueError as error:

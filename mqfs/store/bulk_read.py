@@ -38,7 +38,7 @@ def read_run(
     segment.recent = True
     data = segment.read(begin, _end(index, stop - 1) - begin)
     numbers = array("I", sorted(streams))
-    found = columns.pick(data, numbers)
+    found = columns.filter_run(data, numbers)
     if found.end != len(data) or (found.headed and not headed) or not found.rows:
         return None
     seen = {number for number, some in zip(numbers, found.seen, strict=True) if some}

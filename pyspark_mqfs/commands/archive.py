@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import Source, Tell, follow, group_of, path_of, quiet, stream_of, watch
+from pyspark_mqfs.commands.sources import Source, Tell, follow, group_of, no_progress, path_of, stream_of, watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +48,7 @@ class Archive:
         self.source.check()
 
 
-def run(spark: SparkSession, what: Archive, tell: Tell = quiet) -> dict[str, Any]:
+def run(spark: SparkSession, what: Archive, tell: Tell = no_progress) -> dict[str, Any]:
     """Bring the archive up to what is there now. Failed where it is one of something else."""
     survey = what.source.survey()
     folder = Folder(spark, what.path)

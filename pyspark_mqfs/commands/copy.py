@@ -15,7 +15,7 @@ from mqfs import limits
 from pyspark_mqfs.commands.checkpoints import forget, noted
 from pyspark_mqfs.commands.replay import make_group, target_of
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import ROOT, Source, Tell, follow, quiet, watch
+from pyspark_mqfs.commands.sources import ROOT, Source, Tell, follow, no_progress, watch
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
@@ -47,7 +47,7 @@ class Copy:
         self.target.check_server()
 
 
-def run(spark: SparkSession, what: Copy, tell: Tell = quiet) -> dict[str, Any]:
+def run(spark: SparkSession, what: Copy, tell: Tell = no_progress) -> dict[str, Any]:
     """Copy what is there now, or what comes until it is stopped."""
     what.check()
     survey = what.source.survey()

@@ -22,7 +22,7 @@ from pyspark_mqfs.catalog import path_of, split
 from pyspark_mqfs.commands.checkpoints import forget, noted
 from pyspark_mqfs.commands.copy import Copy, as_map, bounds, carry_over, selected
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import Source, Tell, follow, quiet, watch
+from pyspark_mqfs.commands.sources import Source, Tell, follow, no_progress, watch
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
@@ -66,7 +66,7 @@ class Redrive:
         self.source.check()
 
 
-def divert(spark: SparkSession, what: Divert, tell: Tell = quiet) -> dict[str, Any]:
+def divert(spark: SparkSession, what: Divert, tell: Tell = no_progress) -> dict[str, Any]:
     """The messages stay where they are."""
     what.check()
     said = [("stream", F.element_at(F.split("topic", "/"), -1)), ("sequence", F.col("offset").cast("string"))]
@@ -80,7 +80,7 @@ def divert(spark: SparkSession, what: Divert, tell: Tell = quiet) -> dict[str, A
     return carry_over(spark, copy, letters, [split(what.to)[0]], tell)
 
 
-def redrive(spark: SparkSession, what: Redrive, tell: Tell = quiet) -> dict[str, Any]:
+def redrive(spark: SparkSession, what: Redrive, tell: Tell = no_progress) -> dict[str, Any]:
     """Publish letters where they came from, and drop them here: each is there once, also after a kill in between."""
     what.check()
     group = what.source.streams[0].rpartition("/")[0]

@@ -24,7 +24,7 @@ from pyspark_mqfs.batch_encoder import KEPT_PREFIX
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import ROOT, Source, Tell, quiet
+from pyspark_mqfs.commands.sources import ROOT, Source, Tell, no_progress
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
@@ -66,7 +66,7 @@ class Replay:
         return {key: getattr(self, key) for key in keys} | {"streams": list(self.streams)}
 
 
-def run(spark: SparkSession, what: Replay, tell: Tell = quiet) -> dict[str, Any]:
+def run(spark: SparkSession, what: Replay, tell: Tell = no_progress) -> dict[str, Any]:
     """Publish what is not published yet."""
     what.check()
     folder, rows = Folder(spark, what.path), _selected(archive.opened(spark, what.path), what)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 from pyspark.sql import functions as F
 
-from pyspark_mqfs.catalog import Selection, Survey
+from pyspark_mqfs.catalog import Selection, ServerCatalog
 from pyspark_mqfs.commands.session import Failed
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
@@ -61,7 +61,7 @@ class Source:
         options = Options(self.options(), (*COMMON, "subscribe", "subscribePattern", "includeHeaders"), "a command")
         return Selection.of(options), Server.of(options)
 
-    def survey(self) -> Survey:
+    def survey(self) -> ServerCatalog:
         selection, server = self._understood()
         with server.link() as link:
             return link.retried(selection.survey)
@@ -90,11 +90,11 @@ def path_of(group: Column, stream: Column) -> Column:
     return F.when(group == ROOT, stream).otherwise(F.concat(group, F.lit("/"), stream))
 
 
-def quiet(text: str) -> None:
+def no_progress(text: str) -> None:
     """Tells nobody."""
 
 
-def aloud(text: str) -> None:
+def terminal_progress(text: str) -> None:
     """Tells a person at a terminal, in one line that is written over."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
@@ -126,12 +126,12 @@ __all__ = [
     "ROOT",
     "Source",
     "Tell",
-    "aloud",
+    "terminal_progress",
     "finished",
     "follow",
     "group_of",
     "path_of",
-    "quiet",
+    "no_progress",
     "read",
     "stream_of",
     "watch",

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.copy import as_map, selected
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import Source, Tell, quiet, read
+from pyspark_mqfs.commands.sources import Source, Tell, no_progress, read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,7 +40,7 @@ class Stats:
             self.source.check()
 
 
-def run(spark: SparkSession, what: Stats, tell: Tell = quiet) -> dict[str, Any]:
+def run(spark: SparkSession, what: Stats, tell: Tell = no_progress) -> dict[str, Any]:
     """Per stream, over time, by size, and latencies where messages tell when they were sent."""
     what.check()
     rows = archive.opened(spark, what.path) if what.source is None else read(spark, what.source)

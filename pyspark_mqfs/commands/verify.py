@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark_mqfs.commands import archive, replay
 from pyspark_mqfs.commands.sequence_audit import BITS, EXAMPLES, walk
 from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import Source, Tell, group_of, quiet, read
+from pyspark_mqfs.commands.sources import Source, Tell, group_of, no_progress, read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,7 +40,7 @@ class Verify:
             self.source.check()
 
 
-def run(spark: SparkSession, what: Verify, tell: Tell = quiet) -> dict[str, Any]:
+def run(spark: SparkSession, what: Verify, tell: Tell = no_progress) -> dict[str, Any]:
     """What was found: counts, and examples of problems. `sound` says whether there are none."""
     what.check()
     found: dict[str, Any] = {"examples": {}}

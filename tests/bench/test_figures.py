@@ -36,7 +36,7 @@ def message(number: int, producer: int = 0, kind: int = payload.DATA) -> bytes:
     return payload.make(producer, number, 5, payload.tail(SIZE), kind)
 
 
-def looked(numbers: list[int], sent: int) -> tuple[payload.Sight, int]:
+def looked(numbers: list[int], sent: int) -> tuple[payload.ReceiveCheck, int]:
     order = payload.Order(1, SIZE)
     for number in numbers:
         order.look(message(number))
@@ -44,29 +44,29 @@ def looked(numbers: list[int], sent: int) -> tuple[payload.Sight, int]:
 
 
 def test_a_consumer_sees_each_fault() -> None:
-    assert looked([0, 1, 2], 3) == (payload.Sight(received=3), 0)
-    assert looked([0, 2], 3) == (payload.Sight(received=2), 1)
-    assert looked([0, 1], 3) == (payload.Sight(received=2), 1)
-    assert looked([0, 1, 1, 2], 3) == (payload.Sight(received=4, twice=1), 0)
-    assert looked([0, 2, 1], 3) == (payload.Sight(received=3, disordered=1), 0)
-    assert looked([2, 1, 1, 0], 3) == (payload.Sight(received=4, twice=1, disordered=2), 0)
+    assert looked([0, 1, 2], 3) == (payload.ReceiveCheck(received=3), 0)
+    assert looked([0, 2], 3) == (payload.ReceiveCheck(received=2), 1)
+    assert looked([0, 1], 3) == (payload.ReceiveCheck(received=2), 1)
+    assert looked([0, 1, 1, 2], 3) == (payload.ReceiveCheck(received=4, twice=1), 0)
+    assert looked([0, 2, 1], 3) == (payload.ReceiveCheck(received=3, disordered=1), 0)
+    assert looked([2, 1, 1, 0], 3) == (payload.ReceiveCheck(received=4, twice=1, disordered=2), 0)
 
 
 def test_damage_is_seen_anywhere() -> None:
     for at in (0, payload.LEAST_BYTES, SIZE - 1):
         data = bytearray(message(0))
         data[at] ^= 0x80
-        for look in (payload.Order(1, SIZE), payload.Share(1, SIZE)):
+        for look in (payload.Order(1, SIZE), payload.QueueCheck(1, SIZE)):
             assert look.look(bytes(data)) == 0
-            assert look.sight == payload.Sight(damaged=1), at
+            assert look.sight == payload.ReceiveCheck(damaged=1), at
     order = payload.Order(1, SIZE)
     order.look(message(0)[:-1])
-    assert order.sight == payload.Sight(damaged=1)
+    assert order.sight == payload.ReceiveCheck(damaged=1)
 
 
 def shares(*numbers: list[int], sent: int) -> tuple[int, int, int]:
     """Lost, more than once, out of order."""
-    workers = [payload.Share(1, SIZE) for _ in numbers]
+    workers = [payload.QueueCheck(1, SIZE) for _ in numbers]
     for worker, mine in zip(workers, numbers, strict=True):
         for number in mine:
             worker.look(message(number))

@@ -85,9 +85,11 @@ def test_frames(data: bytes, known: dict[bytes, int]) -> None:
 def test_what_is_right_is_done_in_c(rows: list[tuple[str, dict[str, str], bytes]]) -> None:
     looked_at = headers.RESERVED | {headers.PART}  # in Python
     allowed = [row for row in rows if not looked_at & row[1].keys()]
-    done = batch.pack(b"".join(encoded(name, list(head.items()), body) for name, head, body in allowed), {}, SENDER)
+    done = batch.encode_batch(
+        b"".join(encoded(name, list(head.items()), body) for name, head, body in allowed), {}, SENDER
+    )
     messages = [(name, SENDER + headers.encode(head) if head else b"", body) for name, head, body in allowed]
-    assert done == batch.gather(messages, {})
+    assert done == batch.concatenate(messages, {})
 
 
 @settings(max_examples=size(1_000), deadline=None)
@@ -99,7 +101,7 @@ def test_noise(data: bytes) -> None:
     refused = []
     for _ in range(2):
         try:
-            batch.stamp(data, array("I", [5, 6]), 1, 2, 0, 0, 0, 0)
+            batch.finalize(data, array("I", [5, 6]), 1, 2, 0, 0, 0, 0)
             refused.append(False)
         except ValueError:
             refused.append(True)
@@ -123,7 +125,7 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_wrong_is_left_to_python_which_says_so(text: str) -> None:
-    assert batch.pack(BAD[text], {}, SENDER) is None
+    assert batch.encode_batch(BAD[text], {}, SENDER) is None
     with pytest.raises(errors.MqfsError, match=text):
         batch_frames.packed(BAD[text], {}, SENDER)
 
@@ -132,10 +134,10 @@ def test_more_headers_and_streams_than_it_looks_at_here() -> None:
     """Many streams: found again beyond what is remembered of the last ones. Many headers: done one by one."""
     data = b"".join(frame(f"s{n % 3_000}", b"%d" % n) for n in range(9_000))
     done = outcome(data, {b"s7": 0})
-    assert isinstance(done, batch.Packed)
+    assert isinstance(done, batch.EncodedBatch)
     assert [len(done.fresh), len(done.rows), done.rows[7].place, done.rows[7].messages] == [2_999, 3_000, 0, 3]
     many = frame("s", b"x", **{f"k{n}": "v" for n in range(200)})
-    assert batch.pack(many, {}, SENDER) is None
+    assert batch.encode_batch(many, {}, SENDER) is None
     for write in (data, many):
         done = outcome(write, {b"s7": 0})
         with in_python():
@@ -149,13 +151,13 @@ def test_more_headers_and_streams_than_it_looks_at_here() -> None:
     st.booleans(),
 )
 def test_stamped(rows: list[tuple[str, bytes, bytes]], left: int, settled: bool) -> None:
-    blanks = batch.gather(rows, {})
+    blanks = batch.concatenate(rows, {})
     numbers = array("I", range(100, 100 + len(blanks.fresh)))
     first = MORE | SETTLED if settled else MORE | INNER
     given = (blanks.data, numbers, (1 << 40) + 5, 1_700_000_000_000_000_000, first, MORE | INNER, left, 4_000_000)
-    data, columns = batch.stamp(*given)
+    data, columns = batch.finalize(*given)
     with in_python():
-        assert batch.stamp(*given) == (data, columns)
+        assert batch.finalize(*given) == (data, columns)
     assert scan(data, 4_000_000) == columns, "records of a log"
     assert columns.end == len(data) == len(blanks.data)
     wanted = [first, *[MORE | INNER] * len(rows)][: len(rows)]

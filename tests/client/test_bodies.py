@@ -16,7 +16,7 @@ import pytest
 import mqfs
 from mqfs import Client, errors
 from mqfs.client import Group, large
-from mqfs.client.large import LongMessage
+from mqfs.client.large import LargeMessage
 from tests.client.conftest import Away
 
 LARGEST = 1_044_480
@@ -83,7 +83,7 @@ def test_a_writer_is_a_file(tree: Client, name: str, tmp_path: Path) -> None:
     assert message.headers["name"] == "source"
     assert (message.sequence, message.stream, message.time_ns, message.body, message.headers) == tuple(message)
     assert message[3] == body
-    assert isinstance(message, LongMessage)
+    assert isinstance(message, LargeMessage)
     assert "5000000 bytes in 5 parts" in repr(message)
 
 
@@ -221,7 +221,7 @@ def test_a_body_is_not_held_in_memory(tree: Client, name: str, monkeypatch: pyte
         for _ in range(20):
             file.write(piece)
     (message,) = group.history()
-    assert isinstance(message, LongMessage)
+    assert isinstance(message, LargeMessage)
     assert message._spool._rolled  # type: ignore[attr-defined]
     with message.open() as body:
         for _ in range(20):

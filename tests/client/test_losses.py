@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mqfs import ring
-from mqfs.client import Client, Group, Reading
+from mqfs.client import Client, Group, Subscription
 from mqfs.client.transport import ring_subscription
 from mqfs.client.types import read_whole
 from mqfs.errors import Disconnected, FellBehind
@@ -23,7 +23,7 @@ from tests.client.conftest import Away
 SETTINGS = ([], ["replay last"], ["replay all"], ["replay all", "depth 20"], ["keep ring"], ["keep ring", "depth 20"])
 
 
-def drain(reading: Reading, is_last: Callable[[Message], bool]) -> tuple[list[Message], list[FellBehind]]:
+def drain(reading: Subscription, is_last: Callable[[Message], bool]) -> tuple[list[Message], list[FellBehind]]:
     """All up to the last one, and what was said of losses."""
     found: list[Message] = []
     told: list[FellBehind] = []
@@ -110,7 +110,7 @@ def test_a_loss_is_told_where_nothing_comes_behind_it(tree: Client, name: str) -
         assert list(none) == []
         group.publish("s", b"first")
         reading.get(timeout=10)
-        if type(reading) is not Reading:
+        if type(reading) is not Subscription:
             return  # what was cleared is in the ring still
         group.publish_many(("s", b"%d" % number) for number in range(10))
         group.purge("s")
@@ -119,14 +119,14 @@ def test_a_loss_is_told_where_nothing_comes_behind_it(tree: Client, name: str) -
         assert caught.value.lost == 10
 
 
-@pytest.mark.parametrize("failing", ["Reading", "_places"])
+@pytest.mark.parametrize("failing", ["Subscription", "_places"])
 def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cursor(
     shared: Away, name: str, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """Until it succeeds; nothing is lost meanwhile."""
     if ring.MISSING:
         pytest.skip(ring.MISSING)
-    where: Any = ring_subscription if failing == "Reading" else Reading
+    where: Any = ring_subscription if failing == "Subscription" else Subscription
     real, failures, seats, cursors = getattr(where, failing), 5, [], []
     with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
         group = client.group(name, create=True, ctl=["replay all"])
@@ -147,7 +147,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
             monkeypatch.setattr(where, failing, fail_at_first)
             assert [reading.get(timeout=20).body for _ in range(3)] == [b"1", b"2", b"3"]
     assert seats == [1] * (failures + 1)
-    assert set(cursors) == {0 if failing == "Reading" else 1}
+    assert set(cursors) == {0 if failing == "Subscription" else 1}
 
 
 def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
@@ -166,7 +166,7 @@ def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
             flood(group, 5_000, 4_000)
             group.publish("s", b"last")
             with monkeypatch.context() as patched:
-                patched.setattr(ring_subscription, "Reading", fail)
+                patched.setattr(ring_subscription, "Subscription", fail)
                 with pytest.raises(Disconnected):
                     reading.get(timeout=10)
             found, told = drain(reading, lambda message: message.body == b"last")
@@ -174,7 +174,7 @@ def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
     assert told == []
 
 
-def told(reading: Reading, is_last: Callable[[Message], bool]) -> tuple[int, int]:
+def told(reading: Subscription, is_last: Callable[[Message], bool]) -> tuple[int, int]:
     """How many it gives up to the last one, and how many it says were lost."""
     found, losses = drain(reading, is_last)
     lost = sum(error.lost for error in losses)
@@ -191,7 +191,7 @@ def test_what_is_lost_between_messages_that_are_kept_is_told(tree: Client, name:
     """Of two streams: one keeps all it has, of the other `depth` cuts what stands between."""
     group = tree.group(name, create=True, ctl=["replay all", "depth 3"])
     with tree.group(name).subscribe("#") as reading:
-        if type(reading) is not Reading:
+        if type(reading) is not Subscription:
             return  # what was cut is in the ring still
         for number in range(3):
             group.publish("kept", b"%d" % number)

@@ -12,7 +12,7 @@ import pytest
 
 import mqfs
 from mqfs import errors, ring
-from mqfs.client import Group, Reading, subscription
+from mqfs.client import Group, Subscription, subscription
 from mqfs.syntax.patterns import compile_pattern
 from tests.campaign import seed, size
 from tests.client.conftest import Away, short_folder
@@ -103,7 +103,7 @@ class Story:
         self.log = Log(words.get("replay", "off"), int(words.get("depth", 0)), room, SLACK)
         self.is_line = words.get("data") == "line"
         self.keeps_all = words.get("replay") == "all" and not self.log.depth
-        self.followers: list[tuple[Reading, Owed]] = []
+        self.followers: list[tuple[Subscription, Owed]] = []
         self.number = 0
 
     def meet(self) -> None:
@@ -213,7 +213,7 @@ class Story:
                     return
                 self.get(*follower)
 
-    def get(self, following: Reading, owed: Owed, timeout: float = patient(20)) -> None:
+    def get(self, following: Subscription, owed: Owed, timeout: float = patient(20)) -> None:
         owed.reads()
         try:
             message = following.get(timeout)

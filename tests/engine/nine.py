@@ -10,7 +10,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
 from mqfs.net.identity import Peer
 from mqfs.ninep.client import machine
-from mqfs.ninep.client.machine import Caller, Channel, Procedure
+from mqfs.ninep.client.machine import Channel, ClientMachine, Procedure
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.server.session import Session
 from mqfs.store.memory import MemoryStore
@@ -38,7 +38,7 @@ class NineSubject:
         self.clock = ManualClock()
         self.tree = Tree(MemoryStore(), self.clock, owner=USER)
         self.session = Session(self.tree, Peer("test", 0, 0), lambda: None)
-        self.caller = Caller()
+        self.caller = ClientMachine()
         self.answers: list[tuple[int, Any]] = []
         self.replies: dict[int, Any] = {}
         self.waits: dict[int, tuple[int, str | None]] = {}  # tag -> (key of the wait, handle of a read)

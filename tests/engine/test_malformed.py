@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.client.large import Assembly
+from mqfs.client.large import MultipartAssembler
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
 from mqfs.group_state import PUT
@@ -184,7 +184,7 @@ def test_headers_that_make_no_sense_stop_nobody(texts: dict[str, str]) -> None:
     tree.tick()
     tree.close()
     message = Message(1, "s", 0, b"odd", texts)
-    assert Assembly().take(message) == message
+    assert MultipartAssembler().take(message) == message
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: str(part)[:24])

@@ -18,7 +18,7 @@ from mqfs.engine.tree.listing import Listing
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Stale
 from mqfs.fuse import protocol
-from mqfs.fuse.device_loop import Lane
+from mqfs.fuse.device_loop import DeviceLoop
 from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.model import User
 from mqfs.store.memory import MemoryStore
@@ -37,7 +37,7 @@ class Bench:
         for end in (self.kernel, device, ours):
             end.setblocking(False)
         self.ends = (self.kernel, device, self.libfuse, ours)
-        self.lane = Lane(self.tree, Nodes(self.tree), self.files, device.fileno(), ours)
+        self.lane = DeviceLoop(self.tree, Nodes(self.tree), self.files, device.fileno(), ours)
         stream: Any = self.tree.create(USER, self.tree.root, "s", 0o644)
         self.fh = self.files.add(stream, self.tree.open(USER, stream, os.O_RDWR), True, True)
 

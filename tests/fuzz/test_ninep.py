@@ -15,7 +15,7 @@ import pytest
 from mqfs.errors import BadFrame
 from mqfs.model import Qid
 from mqfs.net.identity import Peer
-from mqfs.ninep.client.machine import Caller
+from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.dialect import Dialect
@@ -210,7 +210,7 @@ def test_client_machine() -> None:
     fuzzer = Fuzzer(chance)
     understood = broken = 0
     for _ in range(size(20_000)):
-        caller = Caller(chance.choice(list(Dialect)), 8192)
+        caller = ClientMachine(chance.choice(list(Dialect)), 8192)
         for _ in range(4):
             caller.call(m.Tread(0, 1, 0, 100))
         kind = chance.choice(replies)

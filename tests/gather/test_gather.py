@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mqfs.log import columns as gather
 from mqfs.log import headers, record
-from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Table
+from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, NameTable
 from mqfs.log.record import padded
 
 pytestmark = pytest.mark.skipif(gather.MISSING != "", reason=f"the part in C was not built: {gather.MISSING}")
@@ -66,7 +66,7 @@ def test_in_c_as_in_python(records: Any, streams: Any, asked: int, ahead: int, d
     if data and draw.draw(st.booleans()):
         data[draw.draw(st.integers(0, len(data) - 1))] ^= 1 << draw.draw(st.integers(0, 7))
     end = draw.draw(st.integers(8 * ahead, len(data)))
-    said = bytes(data[:end]), 8 * ahead, Table.of(streams), asked
+    said = bytes(data[:end]), 8 * ahead, NameTable.of(streams), asked
     with pytest.MonkeyPatch.context() as patch:
         assert shown(gather.columns(*said, strangers=True)) == in_python(patch, *said)
 
@@ -75,7 +75,7 @@ def test_in_c_as_in_python(records: Any, streams: Any, asked: int, ahead: int, d
 def test_some_streams(records: Any, wanted: set[int], cut: int) -> None:
     data = encoded(records)
     data = data[: len(data) - cut]
-    found = gather.pick(data, array("I", sorted(wanted)))
+    found = gather.filter_run(data, array("I", sorted(wanted)))
     at, last, kept, newest, headed, seen = 0, 0, [], -1, False, set()
     while (row := record.row_at(data, at)) is not None and at + padded(row.size) <= len(data):
         last, headed = row.sequence, headed or bool(row.headers)
@@ -97,7 +97,7 @@ def test_some_streams(records: Any, wanted: set[int], cut: int) -> None:
 
 def test_a_stream_without_a_name_is_no_surprise_only_where_it_may_be() -> None:
     data = encoded([(1, 5, 3, 1, {}, b"a"), (2, 5, 4, 1, {}, b"b")])
-    table = Table.of({3: ("a", 0, 9)})
+    table = NameTable.of({3: ("a", 0, 9)})
     assert shown(gather.columns(data, 0, table, ALL, strangers=True))[:4] == [len(data), 2, 1, [1]]
     with pytest.raises(KeyError, match="record at 40 has no name"):
         gather.columns(data, 0, table, ALL, strangers=False)
@@ -106,12 +106,12 @@ def test_a_stream_without_a_name_is_no_surprise_only_where_it_may_be() -> None:
 @pytest.mark.parametrize("begin", [-1, 41])
 def test_what_begins_outside(begin: int) -> None:
     with pytest.raises(ValueError, match="outside"):
-        gather.columns(encoded([(1, 5, 3, 1, {}, b"a")]), begin, Table.of({}), ALL, strangers=True)
+        gather.columns(encoded([(1, 5, 3, 1, {}, b"a")]), begin, NameTable.of({}), ALL, strangers=True)
 
 
 def test_room_that_is_too_small_is_refused() -> None:
     data = encoded([(1, 5, 3, 1, {}, b"a")])
     with pytest.raises(ValueError, match="less was allocated"):
         gather.columns(
-            data, 0, Table.of({3: ("a", 0, 9)}), ALL, strangers=True, allocate=lambda size: bytearray(size - 1)
+            data, 0, NameTable.of({3: ("a", 0, 9)}), ALL, strangers=True, allocate=lambda size: bytearray(size - 1)
         )

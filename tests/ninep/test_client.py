@@ -15,7 +15,7 @@ from mqfs import errors, limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Stat
 from mqfs.ninep import blocking
-from mqfs.ninep.client.machine import Caller
+from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
 from mqfs.ninep.codec.wire import encode
@@ -239,7 +239,7 @@ def test_address_nobody_serves(address: str) -> None:
 
 
 def test_tag_of_a_flushed_request_is_not_used_before_its_rflush() -> None:
-    caller = Caller()
+    caller = ClientMachine()
     first = caller.call(Tread(0, 1, 0, 10))
     flush = caller.flush(first)
     assert len({first, flush, caller.call(Tclunk(0, 1))}) == 3
@@ -255,7 +255,7 @@ def test_tag_of_a_flushed_request_is_not_used_before_its_rflush() -> None:
     ids=["tag nobody used", "request from a server", "too large", "count too large"],
 )
 def test_server_that_breaks_the_protocol(reply: bytes) -> None:
-    caller = Caller()
+    caller = ClientMachine()
     caller.call(Tread(0, 1, 0, 10))
     with pytest.raises(errors.BadFrame):
         caller.receive(reply)
@@ -263,7 +263,7 @@ def test_server_that_breaks_the_protocol(reply: bytes) -> None:
 
 def test_tags_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TAGS", 2)
-    caller = Caller()
+    caller = ClientMachine()
     for _ in range(2):
         caller.call(Tclunk(0, 1))
     with pytest.raises(errors.OverLimit):

@@ -19,7 +19,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
 from mqfs.ring.server import registry
-from mqfs.ring.server.registry import Attachment, Rings
+from mqfs.ring.server.registry import Attachment, RingRegistry
 from mqfs.seams import Store
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
@@ -90,7 +90,7 @@ class Rig:
             self.store = DiskStore(PATH, disk=disk)
         else:
             self.store = DiskStore(path, self.posts.put) if path else MemoryStore()
-        self.rings = Rings(self.store, self.posts.put)
+        self.rings = RingRegistry(self.store, self.posts.put)
         self.tree = Tree(self.store, SystemClock(), owner=ME, prepare=self.rings.resume)
         if "g" not in self.tree.root.groups:
             self.tree.mkdir(ME, self.tree.root, "g", 0o777)

@@ -27,7 +27,7 @@ from mqfs.model import User
 from mqfs.net.address import UnixAddress
 from mqfs.ring import protocol
 from mqfs.ring.server import attach_socket
-from mqfs.ring.server.registry import Rings
+from mqfs.ring.server.registry import RingRegistry
 from mqfs.store.memory import MemoryStore
 from tests.anyone import NOBODY
 from tests.campaign import size
@@ -399,11 +399,11 @@ class Inside:
     def __init__(self, folder: Path) -> None:
         user = User(os.geteuid(), os.getegid())
         store = MemoryStore()
-        self.rings = Rings(store, trio.lowlevel.current_trio_token().run_sync_soon)
+        self.rings = RingRegistry(store, trio.lowlevel.current_trio_token().run_sync_soon)
         self.tree = Tree(store, SystemClock(), owner=user, prepare=self.rings.resume, defaults=["ring all"])
         self.path = str(folder / "s.ring")
         self.calls: list[trio.socket.SocketType] = []
-        self.door = attach_socket.Door(self.rings, [attach_socket.listen(UnixAddress(str(folder / "s")))])
+        self.door = attach_socket.AttachSocket(self.rings, [attach_socket.listen(UnixAddress(str(folder / "s")))])
 
     async def call(self) -> trio.socket.SocketType:
         sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -27,7 +27,7 @@ import mqfs
 from mqfs import errors, limits, ring
 from mqfs.ninep.blocking import connect
 from mqfs.ring.server.keeper_link import KeeperLink
-from mqfs.ring.server.ring_log import Journal
+from mqfs.ring.server.ring_log import RingLog
 from tests.anyone import NOBODY, python_for_anyone
 from tests.campaign import seed, size
 from tests.crash.liar import LyingDisk
@@ -112,7 +112,7 @@ class Story:
         try:
             self.good, bad = self.rig.attach(), self.rig.attach()
         except REFUSED:  # a group whose rings were spoilt has none for a while
-            self.rig.rings._spoilt.clear()
+            self.rig.rings._cooldown.clear()
             self.rig.tick()
             self.good, bad = self.rig.attach(), self.rig.attach()
         self.hostile = Hostile(bad, self.dice)
@@ -187,10 +187,10 @@ class Story:
 def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """That a ring is given up where reading it fails is the last resort: here nothing may come to that."""
 
-    def fail(journal: Journal) -> None:
+    def fail(journal: RingLog) -> None:
         raise AssertionError("a number was computed with before it was bounded") from sys.exception()
 
-    monkeypatch.setattr(Journal, "_break_off", fail)
+    monkeypatch.setattr(RingLog, "_break_off", fail)
 
 
 @pytest.mark.timeout(3600)

@@ -223,7 +223,7 @@ def test_words_and_noise(keeper: Any) -> None:
                 if rig.own is not None:
                     timed(rig, rig.own.journal.retire, "the test is over")
                 again = rig.attach()
-                rig.rings._spoilt.clear()
+                rig.rings._cooldown.clear()
                 again.ring.publish(stream, b"again", b"", 1, 0, 1.0)
                 rig.pump()
                 assert rig.log()[-1][1:] == ("s", b"again")

@@ -21,7 +21,7 @@ import mqfs
 from mqfs import errors, ring
 from mqfs.client import Client, Group
 from mqfs.client.transport import ring_group
-from mqfs.client.transport.ring_subscription import RingReading
+from mqfs.client.transport.ring_subscription import RingSubscription
 from mqfs.net import identity
 from tests.anyone import NOBODY, python_for_anyone
 from tests.campaign import size
@@ -84,7 +84,7 @@ def test_a_mount_and_a_9p_client_beside_it() -> None:
         credentials = py9p.Credentials(user=identity.user_name(os.getuid()))
         peer = py9p.Client(sock, credentials, ver=py9p.Version.v9P2000)
         messages = stack.enter_context(group.subscribe())
-        assert isinstance(messages, RingReading)
+        assert isinstance(messages, RingSubscription)
         for number in range(60):
             text = f"{number}\n".encode()
             if number % 3 == 0:
@@ -189,7 +189,7 @@ def test_patterns_and_what_is_carried(away: Away) -> None:
         group.create("a.b")
         group.bind("view", "a.*")
         everything, some, later, view = (group.subscribe(p) for p in ("#", ["a.*", "exact"], "later.one", "view"))
-        assert [type(r) is RingReading for r in (everything, some, later, view)] == [True, True, True, False]
+        assert [type(r) is RingSubscription for r in (everything, some, later, view)] == [True, True, True, False]
         group.publish("a.b", b"1")
         group.publish("later.one", b"2", headers={"colour": "blue"})
         group.publish("exact", b"3", ttl="1h")
@@ -343,7 +343,7 @@ def test_chmod_cuts() -> None:
                 )  # fmt: skip
                 assert process.stdin is not None
                 assert process.stdout is not None
-                assert process.stdout.readline() == "RingReading b'mine'\n"
+                assert process.stdout.readline() == "RingSubscription b'mine'\n"
                 (folder / "mq" / "g" / "s").chmod(0o600)
                 group.publish("s", b"secret")
                 process.stdin.write("\n")
@@ -389,7 +389,7 @@ def test_a_reader_that_is_overtaken_reads_the_log(away: Away) -> None:
     with away.connect() as client:
         group = kept(client, "sync off")
         slow, patient = group.subscribe(), group.subscribe("a")
-        assert isinstance(slow, RingReading)
+        assert isinstance(slow, RingSubscription)
         body = bytes(500_000)
         for number in range(90):  # nearly three rings
             group.publish("a" if number % 30 == 0 else "b", body + str(number).encode())
@@ -698,7 +698,7 @@ def test_subscriptions_begin_while_a_thread_publishes(away: Away) -> None:
         thread.start()
         for _ in range(size(300)):
             with group.subscribe() as messages:
-                assert isinstance(messages, RingReading)
+                assert isinstance(messages, RingSubscription)
                 first = messages.get(20).sequence
                 assert [messages.get(20).sequence for _ in range(5)] == list(range(first + 1, first + 6))
         stop.set()
@@ -709,12 +709,12 @@ def test_more_subscriptions_than_seats(away: Away) -> None:
     with away.connect() as client:
         group = kept(client)
         readers = [group.subscribe() for _ in range(70)]
-        assert {type(reader) is RingReading for reader in readers} == {True, False}
+        assert {type(reader) is RingSubscription for reader in readers} == {True, False}
         group.publish("s", b"x")
         assert {reader.get(20).body for reader in readers} == {b"x"}
         for reader in readers:
             reader.close()
-        assert isinstance(group.subscribe(), RingReading)
+        assert isinstance(group.subscribe(), RingSubscription)
 
 
 def test_connecting_asks_for_no_ring(away: Away) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from mqfs import limits
-from mqfs.client.transport.attach_client import DoorCall
+from mqfs.client.transport.attach_client import AttachClient
 from mqfs.errors import Disconnected, MqfsError
 from mqfs.ninep.blocking import connect
 from mqfs.ninep.codec.linux_messages import Rlerror, Tlock, Tlopen, Tmkdir  # fmt: skip
@@ -176,7 +176,7 @@ def rings(address: str) -> int:
     made = 0
     with suppress(MqfsError, Disconnected):
         while made < wanted(limits.RINGS):
-            door = DoorCall(address.removeprefix("unix!") + ".ring", 60)
+            door = AttachClient(address.removeprefix("unix!") + ".ring", 60)
             KEPT.append(door)
             KEPT.append(door.attach(f"{HOME}/g{made}"))
             made += 1

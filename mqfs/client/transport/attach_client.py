@@ -23,15 +23,15 @@ _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _NOBODY = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE)
 
 
-class NoDoor(Unsupported):
+class NoAttachSocket(Unsupported):
     """Nobody answers where a door would be."""
 
 
-class DoorCall:
+class AttachClient:
     """One connection: one attachment, while it is open. Any thread may ask."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
-        """Raises NoDoor, Disconnected."""
+        """Raises NoAttachSocket, Disconnected."""
         self._path = path
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -42,7 +42,7 @@ class DoorCall:
         except OSError as error:
             self._socket.close()
             if error.errno in _NOBODY:
-                raise NoDoor(f"{path}: the server has no rings, or does not run ({error.strerror})") from None
+                raise NoAttachSocket(f"{path}: the server has no rings, or does not run ({error.strerror})") from None
             raise Disconnected(f"{path}: {error}") from None
         _open.add(self)
 
@@ -94,7 +94,7 @@ class DoorCall:
         self._socket.close()
 
 
-_open: weakref.WeakSet[DoorCall] = weakref.WeakSet()
+_open: weakref.WeakSet[AttachClient] = weakref.WeakSet()
 
 
 def _in_child() -> None:
@@ -105,4 +105,4 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 
-__all__ = ["DoorCall", "NoDoor"]
+__all__ = ["AttachClient", "NoAttachSocket"]

@@ -42,7 +42,7 @@ def file_mask() -> int:
     return int(found[1], 8) if found else 0o022
 
 
-class Inside:
+class EmbeddedTransport:
     """See `Link`."""
 
     can_be_lost = False
@@ -65,7 +65,7 @@ class Inside:
             self._store.close()
             raise
         self.tree.alarmed = self._changed.notify_all
-        self._house = threading.Thread(target=self._keep_house, name="mqfs-house", daemon=True)
+        self._house = threading.Thread(target=self._run_maintenance, name="mqfs-house", daemon=True)
         self._house.start()
 
     # ------------------------------------------------------------ threads
@@ -77,7 +77,7 @@ class Inside:
                 raise RuntimeError("the store is closed")
             call()
 
-    def _keep_house(self) -> None:
+    def _run_maintenance(self) -> None:
         """Once a second, and when the tree asked to be woken."""
         tick_at = time.monotonic()
         with self._changed:
@@ -230,7 +230,7 @@ class Inside:
 class InsideFile:
     """An open file of the engine."""
 
-    def __init__(self, link: Inside, handle: Any) -> None:
+    def __init__(self, link: EmbeddedTransport, handle: Any) -> None:
         self._link, self.handle = link, handle
         self._offset = 0
         self._waiting: tuple[Wait[bytes], queue.SimpleQueue[bool]] | None = None

@@ -231,7 +231,7 @@ class Connection:
         return reply
 
 
-class NineFile:
+class NinepFile:
     """An open file of a server."""
 
     def __init__(self, connection: Connection, channel: Channel) -> None:
@@ -305,7 +305,7 @@ class NineFile:
             self.connection.dropped.append(self.channel.fid)
 
 
-class Nine:
+class NinepTransport:
     """See `Link`. A connection that was lost is made anew by the next call that opens something, if that is wanted."""
 
     can_be_lost = True
@@ -343,11 +343,11 @@ class Nine:
 
     def open(self, path: str, mode: str) -> File:
         now = self.connection()
-        return NineFile(now, now.do(now.caller.open(path, connection.flags_of(mode))))
+        return NinepFile(now, now.do(now.caller.open(path, connection.flags_of(mode))))
 
     def create(self, path: str) -> None:
         now = self.connection()
-        NineFile(now, now.do(now.caller.create(path, os.O_WRONLY))).close()
+        NinepFile(now, now.do(now.caller.create(path, os.O_WRONLY))).close()
 
     def mkdir(self, path: str) -> None:
         now = self.connection()
@@ -380,7 +380,7 @@ class Nine:
         connection: Connection | None = None
         requests: list[Twrite | MqfsError] = []
         for file, data in writes:
-            assert isinstance(file, NineFile)
+            assert isinstance(file, NinepFile)
             connection = file.connection
             try:
                 requests.append(file.request(data))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 
-from mqfs.client.transport.ninep import Connection, Nine
+from mqfs.client.transport.ninep import Connection, NinepTransport
 from mqfs.client.transport.ring_group import RingGroup
 from mqfs.client.types import Direct
 from mqfs.net import identity
@@ -28,7 +28,7 @@ def why_not(address: str, user: str) -> str:
     return ""
 
 
-class RingLink(Nine):
+class RingLink(NinepTransport):
     """See `Link`."""
 
     def __init__(
@@ -51,7 +51,7 @@ class RingLink(Nine):
         super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
 
     def connection(self) -> Connection:
-        """See `Nine`. Rings go on when the server was away: a connection that ended meanwhile is no news."""
+        """See `NinepTransport`. Rings go on when the server was away: a connection that ended meanwhile is no news."""
         now = super().connection()
         if now.gone and self._reconnect:
             now.close("the server closed the connection")

@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mqfs import limits, ring
-from mqfs.client.transport.attach_client import DoorCall, NoDoor
+from mqfs.client.transport.attach_client import AttachClient, NoAttachSocket
 from mqfs.client.types import Link
 from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong
 from mqfs.model import Kind
 
 if TYPE_CHECKING:
-    from mqfs.client.subscription import Filters, Patterns, Reading
+    from mqfs.client.subscription import Filters, Patterns, Subscription
 
 SLICE_S = 0.1  # of a wait, between two looks at whether the client was closed
 LOOK_S = 0.5  # between two looks at whether the server is there
@@ -45,7 +45,7 @@ class Refused(Exception):
 class Attached:
     """A generation of a group's ring. The connection that holds it may be a later one than that which gave it."""
 
-    def __init__(self, handle: ring.Ring, door: DoorCall, said: dict[str, Any]) -> None:
+    def __init__(self, handle: ring.Ring, door: AttachClient, said: dict[str, Any]) -> None:
         self.ring, self.door = handle, door
         self.generation: int = said["generation"]
         self.deliver: str = said["deliver"]
@@ -106,7 +106,7 @@ class RingGroup:
         self._refused: tuple[float, MqfsError] | None = None
         self._doorless_since = 0.0
         self.times_away = 0  # the server was
-        self._lost_door: DoorCall | None = None  # the last by which that was seen
+        self._lost_door: AttachClient | None = None  # the last by which that was seen
         _groups.add(self)
 
     # ------------------------------------------------------------ attaching
@@ -171,20 +171,20 @@ class RingGroup:
         self._now = now
         return now
 
-    def _dial(self) -> DoorCall:
+    def _dial(self) -> AttachClient:
         try:
-            found = DoorCall(self._door_path, self._timeout)
-        except NoDoor:
+            found = AttachClient(self._door_path, self._timeout)
+        except NoAttachSocket:
             self._link.open(".stats", "r").close()  # a server that starts has its door by the time it answers
             found = self._dial_again()
         self._doorless_since = 0.0
         return found
 
-    def _dial_again(self) -> DoorCall:
+    def _dial_again(self) -> AttachClient:
         """Where there was a door, a server that stops is on its way out: the next one has one, or none for good."""
         try:
-            return DoorCall(self._door_path, self._timeout)
-        except NoDoor as error:
+            return AttachClient(self._door_path, self._timeout)
+        except NoAttachSocket as error:
             self._doorless_since = self._doorless_since or time.monotonic()
             if self._now is None or time.monotonic() - self._doorless_since > GRACE_S:
                 raise
@@ -240,7 +240,7 @@ class RingGroup:
                 with at.publishing:
                     sequence = at.ring.publish(number, body, b"", _MESSAGE, 0, SLICE_S)
             except (Again, Stale, BadRing, Busy) as error:
-                self._met(at, error)
+                self._check_generation(at, error)
             else:
                 if committed:
                     self.wait_committed(at, sequence)
@@ -258,7 +258,7 @@ class RingGroup:
                     last = self._publish_all(at, messages[done:] if done else messages)
                 except (Again, Stale, BadRing, Busy) as error:
                     done += getattr(error, "published", 0)
-                    self._met(at, error)
+                    self._check_generation(at, error)
                 else:
                     if last is not None:
                         done, wait = len(messages), partial(self.wait_committed, at, last)
@@ -285,19 +285,19 @@ class RingGroup:
             try:
                 return at.number(stream)
             except Disconnected:
-                if not self.goes_on(at):
+                if not self.still_valid(at):
                     raise Stale("the ring's server was away") from None
 
-    def _met(self, at: Attached, error: MqfsError) -> None:
+    def _check_generation(self, at: Attached, error: MqfsError) -> None:
         """Why a publish did not go through: returns where it is to be tried again."""
         self.require()
         if isinstance(error, Stale | BadRing):
             at.over = True
-            self.goes_on(at)
+            self.still_valid(at)
         elif at.door.lost:
-            self.goes_on(at)
+            self.still_valid(at)
 
-    def goes_on(self, at: Attached) -> bool:
+    def still_valid(self, at: Attached) -> bool:
         """Attach again, the server waited for; whether it is that generation still. Raises Disconnected."""
         try:
             return self.again() is at
@@ -315,7 +315,7 @@ class RingGroup:
             look_at = time.monotonic() + LOOK_S
             if not at.door.lost:
                 self._ask_whether_it_can_be(at)
-            elif not self.goes_on(at) and not at.ring.wait_committed(sequence, ANSWER_S):
+            elif not self.still_valid(at) and not at.ring.wait_committed(sequence, ANSWER_S):
                 raise Disconnected(f"the ring of {self._name or '/'} ended: whether {sequence} is kept is not known")
 
     @staticmethod
@@ -330,13 +330,13 @@ class RingGroup:
 
     def subscribe(
         self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
-    ) -> Reading | None:
+    ) -> Subscription | None:
         """See `Direct`."""
-        from mqfs.client.transport.ring_subscription import NotInRing, RingReading
+        from mqfs.client.transport.ring_subscription import NotInRing, RingSubscription
 
         while (at := self.usable()) is not None and at.deliver == "all":
             try:
-                return RingReading(
+                return RingSubscription(
                     self, at, self._link, self._path, patterns, existing=existing, filters=filters, reconnect=reconnect
                 )
             except NotInRing:
@@ -347,7 +347,7 @@ class RingGroup:
             except Disconnected:
                 if not at.door.lost:
                     raise
-                self.goes_on(at)
+                self.still_valid(at)
         return None
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 
 from mqfs import ring
-from mqfs.client.subscription import Filters, Patience, Patterns, Reading, require_name, wild
+from mqfs.client.subscription import Backoff, Filters, Patterns, Subscription, require_name, wild
 from mqfs.client.transport.ring_group import LOOK_S, PAUSE_S, Attached, Refused, RingGroup
 from mqfs.client.types import Link
 from mqfs.errors import BadCommand, BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
@@ -44,8 +44,8 @@ class _Names(dict[int, str | None]):
         return found
 
 
-class RingReading(Reading):
-    """See `Reading`."""
+class RingSubscription(Subscription):
+    """See `Subscription`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RingReading(Reading):
         self._group, self._at, self._times_away = group, at, group.times_away
         self._past_away = self._times_away  # when what is read before the ring was opened
         self._ready: deque[Message] = deque()
-        self._past: Reading | None = None  # what is read before the ring goes on
+        self._past: Subscription | None = None  # what is read before the ring goes on
         self._old_seats: list[ring.Consumer] = []  # of rings before: the log keeps what it has not had
         self._forever = False  # ... and there is no ring any more
         self._floor = 0  # records below are, or were, read from the log
@@ -75,7 +75,7 @@ class RingReading(Reading):
         self._position = at.next
         self._consumer: ring.Consumer | None = None
         try:
-            self._sit(at)
+            self._attach_slot(at)
         except (BadRing, Busy) as error:
             raise NotInRing(str(error)) from None
         if existing:
@@ -108,7 +108,7 @@ class RingReading(Reading):
 
     # ------------------------------------------------------------ the ring, and the log before it
 
-    def _sit(self, at: Attached) -> None:
+    def _attach_slot(self, at: Attached) -> None:
         """Read from that ring's present end on. Raises Stale where it was retired, as nothing is kept for who
         comes then."""
         self._move_on()
@@ -151,9 +151,9 @@ class RingReading(Reading):
                 raise Stale("the ring ended")
             if self._closed.is_set():
                 return
-            if at.door.lost and not self._group.goes_on(at):
+            if at.door.lost and not self._group.still_valid(at):
                 raise Stale("the ring ended")
-        past = Reading(
+        past = Subscription(
             self._link,
             self._path,
             self._names,
@@ -168,7 +168,7 @@ class RingReading(Reading):
         self._past_away = self._group.times_away
         return self._group.times_away > self._times_away
 
-    def _read_first(self, past: Reading) -> None:
+    def _read_first(self, past: Subscription) -> None:
         """Have that cursor read before the ring."""
         past.told_at, past._counted = self.told_at, self._counted
         past._lost, self._lost = self._lost, 0
@@ -178,7 +178,7 @@ class RingReading(Reading):
     def _change_over(self) -> None:
         """That generation is over, or its server was away: go on behind what was given; the server is waited for."""
         self._move_on()
-        patience = Patience(self._reconnect, self._closed, self._link.where)
+        patience = Backoff(self._reconnect, self._closed, self._link.where)
         while not self._over:
             try:
                 self._go_on()
@@ -210,7 +210,7 @@ class RingReading(Reading):
             self._over = True
             return
         try:
-            self._sit(at)
+            self._attach_slot(at)
         except (BadRing, Busy):
             self._at = at
             self._follow_log()
@@ -235,7 +235,7 @@ class RingReading(Reading):
         self._move_on()
         self._forever = True
         start = str(self._position)
-        past = Reading(
+        past = Subscription(
             self._link, self._path, self._names,
             start=start, reconnect=self._reconnect, singly=True, was_away=self._server_was_away(),
         )  # fmt: skip
@@ -286,7 +286,7 @@ class RingReading(Reading):
             self._group.require()
             self._change_over()
 
-    def _from_past(self, past: Reading, deadline: float | None) -> None:
+    def _from_past(self, past: Subscription, deadline: float | None) -> None:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
             message = past.get(left)
@@ -417,4 +417,4 @@ class RingReading(Reading):
                 past.close()
 
 
-__all__ = ["NotInRing", "RingReading"]
+__all__ = ["NotInRing", "RingSubscription"]

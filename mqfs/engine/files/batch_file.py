@@ -51,7 +51,7 @@ class BatchHandle(Commands):
             self.refused(error)
             raise
 
-    def _post(self, packed: batch.Packed, value: int) -> Step[int]:
+    def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
         streams = [self._stream(name) for name in packed.fresh]
         tallies = {streams[row.place]: Tally(row.messages, row.size, row.last) for row in packed.rows}
         require_fit(packed.messages, len(packed.data))

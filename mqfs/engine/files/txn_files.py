@@ -92,7 +92,7 @@ class PartWriter(Open):
 
     def _add(self, bodies: list[bytes]) -> None:
         part, name = self.node.part, self.node.name
-        part.add(self.user, batch.gather([(name, b"", body) for body in bodies], part.places))
+        part.add(self.user, batch.concatenate([(name, b"", body) for body in bodies], part.places))
 
     def _end(self) -> None:
         if self.partial and not self.node.removed:
@@ -136,7 +136,7 @@ class PartPutHandle(PutHandle):
             self.node.part.stream(self.user, put.stream)
             head = headers.encode(self._texts(put))
             part = self.node.part
-            part.add(self.user, batch.gather([(put.stream, head, body)], part.places), ranked=True)
+            part.add(self.user, batch.concatenate([(put.stream, head, body)], part.places), ranked=True)
         except errors.MqfsError as error:
             self.refused(error)
             raise

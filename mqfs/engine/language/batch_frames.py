@@ -24,14 +24,14 @@ class Frame(NamedTuple):
     body: bytes
 
 
-def packed(data: bytes, known: Mapping[bytes, int], sender: bytes) -> batch.Packed:
+def packed(data: bytes, known: Mapping[bytes, int], sender: bytes) -> batch.EncodedBatch:
     """The frames of one write as blanks, each checked; `known`: the places of names. Headers begin with the server's
     own; what has none is as written plainly: nobody is named. Raises BadCommand, TooLong."""
-    done = batch.pack(data, known, sender)
+    done = batch.encode_batch(data, known, sender)
     if done is not None:
         return done
     frames = parse(data)  # tells what is wrong, if anything is
-    return batch.gather(((f.name, sender + f.head if f.head else b"", f.body) for f in frames), known)
+    return batch.concatenate(((f.name, sender + f.head if f.head else b"", f.body) for f in frames), known)
 
 
 def parse(data: bytes) -> Iterator[Frame]:

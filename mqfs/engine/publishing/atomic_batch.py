@@ -71,7 +71,7 @@ class Joined(UnsequencedRecords):
 
     def messages(self) -> Iterator[Draft]:
         for data, numbers in self.pieces():
-            yield from batch.drafts(data, numbers)
+            yield from batch.decode_batch(data, numbers)
 
     def __iter__(self) -> Iterator[Draft]:
         yield from self.messages()

@@ -134,7 +134,7 @@ class Part(Staging):
         require(user, stream.state, W, name)
         return stream
 
-    def add(self, user: User, packed: batch.Packed, *, ranked: bool = False) -> None:
+    def add(self, user: User, packed: batch.EncodedBatch, *, ranked: bool = False) -> None:
         """Put messages into it, or none. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
         if self.removed:
             raise errors.NotFound(f"part {self.name} was committed or dropped")
@@ -155,7 +155,7 @@ class Part(Staging):
         self.mtime_ns = self.group.tree.clock.wall_ns()
         self.used_ns = self.group.tree.clock.engine_ns()
 
-    def _count(self, packed: batch.Packed) -> None:
+    def _count(self, packed: batch.EncodedBatch) -> None:
         for name in packed.fresh:
             self.places[name.encode()] = len(self._names)
             self._names.append(name)

@@ -21,7 +21,7 @@ from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
 from mqfs.model import Stat
 from mqfs.net.address import Address, UnixAddress, explain_failure, parse_address
-from mqfs.ninep.client.machine import Caller, Channel, Procedure, expect
+from mqfs.ninep.client.machine import Channel, ClientMachine, Procedure, expect
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
 
@@ -57,7 +57,7 @@ def connect(
         sock = _dialled(where, timeout)
     except OSError as error:
         raise explain_failure(where, error) from None
-    client = Client(sock, Caller(dialect, msize))
+    client = Client(sock, ClientMachine(dialect, msize))
     try:
         client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))
     except BaseException:
@@ -85,7 +85,7 @@ def _dialled(where: Address, timeout: float | None) -> socket.socket:
 class Client:
     """One attached connection; `connect` makes it."""
 
-    def __init__(self, sock: socket.socket, machine: Caller) -> None:
+    def __init__(self, sock: socket.socket, machine: ClientMachine) -> None:
         self.socket, self.caller = sock, machine
         self._tickets: dict[int, int] = {}  # of each tag in use the request it stands for: tags are given anew at once
         self._replies: dict[int, Fcall] = {}  # by ticket, until somebody asks for them

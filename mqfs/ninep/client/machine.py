@@ -49,7 +49,7 @@ KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 _SECOND_NS = 10**9
 
 
-class Caller:
+class ClientMachine:
     """Requests and replies of one connection."""
 
     def __init__(self, dialect: Dialect = Dialect.PLAIN, msize: int = limits.MSIZE_DEFAULT) -> None:
@@ -352,7 +352,7 @@ class Caller:
 class Channel:
     """An open file of the client: where its next read and write go, and what a flush left over."""
 
-    caller: Caller
+    caller: ClientMachine
     fid: int
     qid: Qid
     offset: int = 0

@@ -101,7 +101,7 @@ class Connection:
 
     async def _finish(self) -> None:
         """The client sends no more, but may still read: what was done and is not answered yet goes to it."""
-        await self._in_slices(self.session.give_up())
+        await self._in_slices(self.session.abort())
         with trio.move_on_after(limits.SHUTDOWN_S):
             while (self._unsent or self.session.waiting) and not self.ended:
                 self._moved = trio.Event()

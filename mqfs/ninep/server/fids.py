@@ -32,7 +32,7 @@ class Fid:
     """One fid of a connection."""
 
     __slots__ = (
-        "clipped",
+        "truncated",
         "fills",
         "given",
         "handle",
@@ -59,7 +59,7 @@ class Fid:
         self.node = node
         self.fills = fills  # its client repeats a read until the buffer is full (Linux v9fs)
         self.rest = NOWHERE  # the offset at which such a repeated read would come
-        self.clipped = False  # that read may be for more of the message, and not only for the end
+        self.truncated = False  # that read may be for more of the message, and not only for the end
         self.handle: Handle | None = None
         self.reader: Handle | None = None  # the handle, if open for reading
         self.writer: Handle | None = None  # the handle, if open for writing

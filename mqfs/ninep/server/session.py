@@ -176,7 +176,7 @@ class Session:
         out, self._out, self._out_bytes = self._out, [], 0
         return out
 
-    def give_up(self) -> Iterator[None]:
+    def abort(self) -> Iterator[None]:
         """The client asks for nothing more: only what is done and not yet answered still waits. In steps."""
         for pending in reversed(dict.fromkeys(self._pending.values())):  # so that none becomes the first of its queue
             if self._pending.get(pending.tag) is pending and pending.wait.cancel():
@@ -194,7 +194,7 @@ class Session:
         `sent`: how many of the bytes that `take` returned left. A message that was taken and did not is given back.
         """
         yield from self._anew or ()
-        yield from self.give_up()  # first: until then a message may come for one of its reads
+        yield from self.abort()  # first: until then a message may come for one of its reads
         if sent is not None:
             for fid in self.fids.values():
                 if fid.reader is not None and fid.given[0] > sent:
@@ -267,7 +267,7 @@ class Session:
 
     def _version(self, request: Tversion) -> Iterator[None]:
         """Begin anew: whatever was, is over. In steps."""
-        yield from self.give_up()
+        yield from self.abort()
         yield from self._reset()
         dialect = negotiate(request.version)
         if dialect is not None and request.msize < limits.MSIZE_LEAST:
@@ -304,7 +304,7 @@ class Session:
             ends = False
             if fid.rest != NOWHERE:
                 ends, fid.rest = fid.rest == offset, NOWHERE
-                if ends and not (fid.clipped and (fid.unfinished or not fid.takes)):
+                if ends and not (fid.truncated and (fid.unfinished or not fid.takes)):
                     self._put(READ_HEADER.pack(READ_OVERHEAD, R_READ, tag, 0))
                     return
             count = min(count, self.msize - READ_OVERHEAD)
@@ -365,7 +365,7 @@ class Session:
         buffer.
         """
         if length and (length < count or count == self.msize - IO_OVERHEAD):
-            fid.rest, fid.clipped = offset + length, length == count
+            fid.rest, fid.truncated = offset + length, length == count
 
     def _note_given(self, fid: Fid, data: bytes) -> None:
         """The next frame that goes out brings a message which was taken."""

@@ -24,7 +24,7 @@ from mqfs.ring import protocol
 from mqfs.shares import Shares
 
 if TYPE_CHECKING:
-    from mqfs.ring.server.registry import Attachment, Rings
+    from mqfs.ring.server.registry import Attachment, RingRegistry
 
 log = logging.getLogger("mqfs.ring")
 
@@ -41,10 +41,12 @@ def listen(address: UnixAddress, *, mode: int = 0o666) -> SocketFile:
         raise explain_failure(UnixAddress(path), error) from None
 
 
-class Visitor:
+class AttachConnection:
     """One connection."""
 
-    def __init__(self, door: Door, sock: trio.socket.SocketType, uid: int, gid: int, pid: int, where: str) -> None:
+    def __init__(
+        self, door: AttachSocket, sock: trio.socket.SocketType, uid: int, gid: int, pid: int, where: str
+    ) -> None:
         self.door, self.socket = door, sock
         self.uid, self.gid, self.pid, self.where = uid, gid, pid, where
         self.attachment: Attachment | None = None
@@ -126,10 +128,10 @@ class Visitor:
         }
 
 
-class Door:
+class AttachSocket:
     """All doors of a server. `run` it; `stop` ends it, and all attachments."""
 
-    def __init__(self, rings: Rings, listeners: list[SocketFile]) -> None:
+    def __init__(self, rings: RingRegistry, listeners: list[SocketFile]) -> None:
         self.rings, self.listeners = rings, listeners
         self._places = Shares("attachments to rings", "RING_DOORS")
         self._numbers = itertools.count(1)
@@ -193,11 +195,11 @@ class Door:
         where = f"ring {next(self._numbers)}"
         try:
             with trio.socket.from_stdlib_socket(sock) as connection:
-                await Visitor(self, connection, uid, gid, pid, where).run()
+                await AttachConnection(self, connection, uid, gid, pid, where).run()
         except Exception:
             log.exception("%s: connection ended", where)
         finally:
             self._places.give(uid)
 
 
-__all__ = ["Door", "listen"]
+__all__ = ["AttachSocket", "listen"]

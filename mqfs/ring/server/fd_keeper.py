@@ -21,7 +21,7 @@ _PACKET_BYTES = 256
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Holder:
+class FdKeeper:
     """What is held, and who speaks about it."""
 
     def __init__(self, listener: socket.socket, folder: int, most: int) -> None:
@@ -46,7 +46,7 @@ class Holder:
                     self.accept()
                 elif sock in self.servers:
                     self.hear(sock)
-            if not ready and self.useless():
+            if not ready and self.is_unused():
                 break
         if self.made is not None and self.socket_file() == self.made:
             os.unlink(NAME, dir_fd=self.folder)
@@ -59,7 +59,7 @@ class Holder:
             poll.register(fd, select.POLLIN)
         return [by_fd[fd] for fd, _ in poll.poll(LOOK_S * 1_000)]
 
-    def useless(self) -> bool:
+    def is_unused(self) -> bool:
         gone = self.made is None or self.socket_file() != self.made
         return gone or not (self.servers or self.held)
 
@@ -120,7 +120,7 @@ class Holder:
 def main() -> None:
     """Arguments: the descriptors of the listening socket and of the store's folder, and how many rings at most."""
     listener, folder, most = map(int, sys.argv[1:4])
-    Holder(socket.socket(fileno=listener), folder, most).run()
+    FdKeeper(socket.socket(fileno=listener), folder, most).run()
 
 
 if __name__ == "__main__":

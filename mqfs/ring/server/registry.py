@@ -24,7 +24,7 @@ from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
 from mqfs.ring.server.keeper_link import KeeperLink
-from mqfs.ring.server.ring_log import Journal
+from mqfs.ring.server.ring_log import RingLog
 from mqfs.seams import Log, Store
 from mqfs.shares import require_share
 from mqfs.wait import Step, Wait
@@ -47,7 +47,7 @@ _NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.Ov
 class Follower:
     """The thread that sleeps until something is published in a ring, and then has the engine take it."""
 
-    def __init__(self, journal: Journal, post: Post) -> None:
+    def __init__(self, journal: RingLog, post: Post) -> None:
         self._journal, self._ring, self._post = journal, journal.ring, post
         self._position = journal.ring.tail
         self._again = threading.Semaphore(0)
@@ -77,7 +77,7 @@ class Follower:
     def _ask(self, call: Callable[[], None]) -> None:
         self._post(call)
         self._again.acquire()
-        if self._journal.stalled:
+        if self._journal.blocked:
             self._stopped.wait(_RETRY_S)
 
     def _take(self) -> None:
@@ -109,7 +109,7 @@ class Follower:
 class Attachment:
     """One client's right to use a group's ring, as long as the generation lasts."""
 
-    def __init__(self, rings: Rings, user: User, group: Group, journal: Journal) -> None:
+    def __init__(self, rings: RingRegistry, user: User, group: Group, journal: RingLog) -> None:
         self._rings, self.user, self.group, self._journal = rings, user, group, journal
         self.generation = journal.ring.generation
 
@@ -148,24 +148,24 @@ class Attachment:
 class _Own:
     """A group's ring and who uses it."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: RingLog) -> None:
         self.journal = journal
         self.attached: set[Attachment] = set()
         self.follower: Follower | None = None
         self.alone_since = time.monotonic()
 
 
-class Rings:
+class RingRegistry:
     """All rings of a server. Made before the tree: `resume` is what the tree calls for each group it has read."""
 
     def __init__(self, store: Store, post: Post) -> None:
         self._store, self._post = store, post
         self._tree: Tree | None = None
         self._rings: dict[Group, _Own] = {}
-        self._ending: dict[Journal, _Own] = {}
-        self._draining: dict[Journal, float] = {}  # ended, and followers are yet to change over: since when
+        self._ending: dict[RingLog, _Own] = {}
+        self._draining: dict[RingLog, float] = {}  # ended, and followers are yet to change over: since when
         self._generations: dict[int, int] = {}
-        self._spoilt: dict[tuple[str, int], deque[float]] = {}  # when whose (see _whose) were, or held the server up
+        self._cooldown: dict[tuple[str, int], deque[float]] = {}  # when whose (see _whose) were, or held the server up
         self._closing: Wait[None] | None = None
         self._unreadable: dict[int, Exception] = {}  # why the log of a group with a ring cannot be read now
         self._keeper = KeeperLink(store.path) if store.path else None
@@ -235,7 +235,7 @@ class Rings:
         if not journal.ended and journal.ring.retired:
             journal.retire("the server before had begun to")
 
-    def _begin_held(self, group: Group, generations: list[Ring]) -> Journal | None:
+    def _begin_held(self, group: Group, generations: list[Ring]) -> RingLog | None:
         """The journal of the newest generation; None where there is none, or it is given up."""
         if (why := self._unreadable.pop(group.number, None)) is not None:
             raise why
@@ -285,7 +285,7 @@ class Rings:
             raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
         if why := why_not(group.settings, bool(group.consumers.bounded)):
             raise errors.Unsupported(why)
-        spoilt = self._spoilt.get(_whose(group))
+        spoilt = self._cooldown.get(_whose(group))
         often = spoilt is not None and len(spoilt) == spoilt.maxlen
         if spoilt is not None and often and time.monotonic() - spoilt[0] < limits.RING_REST_S:
             raise errors.Unsupported("corrupt rings, or locked too long, three times in a minute: none for a while")
@@ -353,7 +353,7 @@ class Rings:
                 raise
 
     def _begin(self, group: Group, made: Ring) -> _Own:
-        journal = Journal(group, made, lambda change: self._judge(group, change), self._over)
+        journal = RingLog(group, made, lambda change: self._judge(group, change), self._over)
         own = self._rings[group] = _Own(journal)
         try:
             own.follower = Follower(journal, self._post)
@@ -384,11 +384,11 @@ class Rings:
                 return f"{stream.name} was made, which not everybody attached may read and write"
         return ""
 
-    def _over(self, journal: Journal) -> None:
+    def _over(self, journal: RingLog) -> None:
         """It has ended, and what was in it is committed."""
         own = self._ending.pop(journal, None) or self._rings.pop(journal.group)
-        if journal.spoilt or journal.held_up:
-            whose = self._spoilt.setdefault(_whose(journal.group), deque(maxlen=limits.RING_SPOILT))
+        if journal.corrupt or journal.held_up:
+            whose = self._cooldown.setdefault(_whose(journal.group), deque(maxlen=limits.RING_SPOILT))
             whose.append(time.monotonic())
         if own.follower is not None:
             own.follower.stop()
@@ -396,14 +396,14 @@ class Rings:
         if journal in journal.group.past_rings and self._closing is None:
             self._draining[journal] = time.monotonic()
         else:
-            journal.let_go()
+            journal.release()
         if self._closing is not None and not self._closing.settled and not self._is_committing():
             self._closing.settle(None)
 
-    def _let_go(self, journal: Journal) -> None:
+    def _let_go(self, journal: RingLog) -> None:
         """Whoever followed it has changed over, or is given up."""
         self._draining.pop(journal)
-        journal.let_go()
+        journal.release()
 
     def _drop(self, number: int, generation: int) -> None:
         if self._keeper is not None:
@@ -439,7 +439,7 @@ class Rings:
         self._closing = Wait(lambda _: True)
         return self._closing
 
-    def _contain(self, journal: Journal, what: str, act: Callable[[], None]) -> None:
+    def _contain(self, journal: RingLog, what: str, act: Callable[[], None]) -> None:
         assert self._tree is not None
         self._tree.faults.contain(journal.group, what, act)
 
@@ -497,4 +497,4 @@ def why_not(settings: Settings, bounded: bool) -> str:
     return ""
 
 
-__all__ = ["Attachment", "Rings", "why_not"]
+__all__ = ["Attachment", "RingRegistry", "why_not"]

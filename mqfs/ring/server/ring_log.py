@@ -71,7 +71,7 @@ class _Range:
         return memoryview(self.data)[positions[begin] : stop]
 
 
-class Journal:
+class RingLog:
     """See `Bucket` and `RingPort` in mqfs/seams.py. `judge` says why a change of the group ends the ring, "" if it does
     not; `over` is called once, when the ring has ended and what was taken is committed."""
 
@@ -80,14 +80,14 @@ class Journal:
         group: Group,
         made: Ring,
         judge: Callable[[Mapping[str, Any]], str],
-        over: Callable[[Journal], None],
+        over: Callable[[RingLog], None],
     ) -> None:
         self.group, self.ring, self.inner = group, made, cast(Log, group.bucket)
         self._floor = NOBODY
         self.why = ""  # it is being retired
         self.ended = False
-        self.stalled = ""  # why the log takes nothing now
-        self.spoilt = ""  # what was found in it that nobody may write
+        self.blocked = ""  # why the log takes nothing now
+        self.corrupt = ""  # what was found in it that nobody may write
         self._judge, self._over = judge, over
         self._taker: Consumer = made.consumer(kept=True, hold=True)
         self._most = made.size // HEAD_BYTES  # messages that it can hold
@@ -223,8 +223,8 @@ class Journal:
         if self.why:
             return self._without_ring()
         self._take()
-        if self.stalled:
-            raise errors.DiskFull(self.stalled)
+        if self.blocked:
+            raise errors.DiskFull(self.blocked)
         self.inner.reserve_space(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in drafts), 0)
         try:
             last = self.ring.publish_unit(drafts, limits.RING_PATIENCE_S, flags)
@@ -234,8 +234,8 @@ class Journal:
             return self._without_ring()
         first = last - len(drafts) + 1
         if not 0 <= first - self.inner.next <= self._most:
-            self.spoilt = "a state that nobody may write"
-            self.retire(f"nonsense was found in it: {self.spoilt}")
+            self.corrupt = "a state that nobody may write"
+            self.retire(f"nonsense was found in it: {self.corrupt}")
             return self._without_ring()
         self._own = range(first, last + 1)
         self._take(self._own.start)
@@ -244,8 +244,8 @@ class Journal:
             self._pass_to(self._own.start)
             return self._possible(int(there.rows.times[there.at]))
         self._give_up()
-        if self.stalled:
-            raise errors.DiskFull(self.stalled)
+        if self.blocked:
+            raise errors.DiskFull(self.blocked)
         self.retire("what the server wrote did not come back")
         return self._without_ring()
 
@@ -253,14 +253,14 @@ class Journal:
         """That time, or 0 where nobody may have written it."""
         if time_ns <= time.time_ns() + _AHEAD_NS:
             return time_ns
-        self.spoilt = self.spoilt or "a time that is yet to come"
+        self.corrupt = self.corrupt or "a time that is yet to come"
         return 0
 
     def _without_ring(self) -> int:
         """Nothing is written before what was published is in the log."""
         self._finish()
         if not self.ended:
-            raise errors.DiskFull(f"what was published before it could not be written: {self.stalled}")
+            raise errors.DiskFull(f"what was published before it could not be written: {self.blocked}")
         return 0
 
     def _give_up(self) -> None:
@@ -276,8 +276,8 @@ class Journal:
             self._done_with_range()
             self.commit()
         self._own = range(0)
-        if self.spoilt:
-            self.retire(f"nonsense was found in it: {self.spoilt}")
+        if self.corrupt:
+            self.retire(f"nonsense was found in it: {self.corrupt}")
 
     # ------------------------------------------------------------ taking
 
@@ -293,8 +293,8 @@ class Journal:
         self._take(None, most_bytes)
         if self.inner.next != before:
             self.commit()
-        if self.spoilt:
-            self.retire(f"nonsense was found in it: {self.spoilt}")
+        if self.corrupt:
+            self.retire(f"nonsense was found in it: {self.corrupt}")
         if self.inner.failed is not None and not self.why:
             self.retire(f"the disk failed: {self.inner.failed}")
 
@@ -320,7 +320,7 @@ class Journal:
         """Take what is in the ring, up to that sequence. Where the log has no room `stalled` says so afterwards."""
         if self._taking or self._broken:
             return
-        self._taking, self.stalled = True, ""
+        self._taking, self.blocked = True, ""
         left = limits.RING_BYTES if most_bytes is None else most_bytes
         try:
             while left > 0:
@@ -335,7 +335,7 @@ class Journal:
                 else:
                     left -= self._take_rows(there, until)
         except _UNWRITABLE as error:
-            self.stalled = error.detail
+            self.blocked = error.detail
         except Exception:
             self._break_off()
         finally:
@@ -367,7 +367,7 @@ class Journal:
         if rows.end == len(data) and self._is_in_order(rows) and self._is_plain(rows):
             self._range, self._raw = _Range(data, rows), b""
         else:
-            self._sift(data)
+            self._filter_range(data)
         return len(data)
 
     def _copy(self) -> bytes:
@@ -376,7 +376,7 @@ class Journal:
         try:
             return self._taker.range(limits.RING_RANGE_BYTES, 0) or b""
         except (errors.Damaged, errors.FellBehind) as error:
-            self.spoilt = error.detail
+            self.corrupt = error.detail
             return self._salvage()
 
     def _salvage(self) -> bytes:
@@ -471,7 +471,7 @@ class Journal:
     def _is_in_order(self, rows: Columns) -> bool:
         sequences, times = rows.sequences, rows.times
         first, count = sequences[0], len(sequences)
-        holes = self._most if first < self._resumed or self.spoilt else 0
+        holes = self._most if first < self._resumed or self.corrupt else 0
         if not 0 <= first - self.inner.next <= holes:
             return False
         if sequences.tobytes() != array("Q", range(first, first + count)).tobytes():
@@ -498,7 +498,7 @@ class Journal:
 
     # ------------------------------------------------------------ one by one, where not all is as it must be
 
-    def _sift(self, data: bytes | memoryview) -> None:
+    def _filter_range(self, data: bytes | memoryview) -> None:
         """Take the records that are right, up to the server's own; what is not goes to quarantine. Where too much is
         not, the rest goes there, too: a server's time is not what noise may cost."""
         refused: list[memoryview] = []
@@ -515,7 +515,7 @@ class Journal:
                         self._range = self._head_of_own()
                         return
                     at = end
-                    if record is None or not self._is_dealt_with(record):
+                    if record is None or not self._is_acked(record):
                         self._patience -= _HEAD_COST
                         at = end if self._patience >= 0 else len(view)
                         refused.append(view[begin:at])
@@ -529,7 +529,7 @@ class Journal:
         if self._salvaged is None:
             self._taker.release()
 
-    def _is_dealt_with(self, record: Record) -> bool:
+    def _is_acked(self, record: Record) -> bool:
         """Take a record, or pass it over; whether it may be there."""
         ahead = record.sequence - self.inner.next
         is_old = record.sequence < self._resumed and ahead <= self._most
@@ -606,9 +606,9 @@ class Journal:
         self.group.bound_depth(stream)
 
     def _refuse(self, data: bytes) -> None:
-        if not self.spoilt:
+        if not self.corrupt:
             log.error("the ring of group %d has %d bytes that no client may write", self.group.number, len(data))
-        self.spoilt = self.spoilt or "bytes that no client may write"
+        self.corrupt = self.corrupt or "bytes that no client may write"
         room = max(limits.RING_RANGE_BYTES - self._kept_aside, 0)  # a person needs no more, and the disk has other use
         kept = data[:room]
         self._kept_aside += max(len(kept), _LEAST_ASIDE)
@@ -680,7 +680,7 @@ class Journal:
         if self.ended:
             return
         self._take()
-        if self.stalled or self._range is not None or self._raw:
+        if self.blocked or self._range is not None or self._raw:
             return
         self.ring.end(self._taker.position if self._salvaged is None else self._salvaged)
         self.ended = True
@@ -710,8 +710,8 @@ class Journal:
         # somebody publishes, both may be seen at different moments; then the end moves.
         senseless = None if self.ring.next else self.ring.tail
         if not self.why and (self.ring.retired or (senseless is not None and senseless == self._senseless)):
-            self.spoilt = "an end that nobody may write"
-            self.retire(f"nonsense was found in it: {self.spoilt}")
+            self.corrupt = "an end that nobody may write"
+            self.retire(f"nonsense was found in it: {self.corrupt}")
         self._senseless = senseless
         if self.why:
             self._finish()
@@ -725,9 +725,9 @@ class Journal:
         try:
             self.inner.reserve_space(0, 1)
         except _UNWRITABLE as error:
-            self.stalled = error.detail
+            self.blocked = error.detail
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """It has ended, and nobody else in this process uses it."""
         self.group.past_rings.discard(self)
         self.group.loosened()

@@ -55,7 +55,7 @@ def scan_segment(data: bytes, base: int, index: OpenIndex, others: NonMessageRec
             found.end = base + at
             if at >= limit:
                 break
-            whole = batch.unit(data, at, base)
+            whole = batch.scan_batch(data, at, base)
             if whole is not None:
                 index.take(whole.columns)
                 others.take(whole.others, whole.last_ns)
