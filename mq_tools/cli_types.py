@@ -13,7 +13,7 @@ from mq_tools.errors import INTERRUPTED, USAGE, ToolError, note
 
 
 def parsed(program: click.Command, arguments: Sequence[str]) -> Any:
-    """What click makes of the arguments. Raises ToolError (usage) with one line; an int where it has answered itself."""
+    """What click makes of the arguments. Raises ToolError (usage), one line; an int where it has answered itself."""
     try:
         return program.main(list(arguments), prog_name=program.name, standalone_mode=False)
     except click.ClickException as error:

@@ -232,4 +232,4 @@ _COLUMNS: dict[str, Callable[[Buffer, Columns], pa.Array]] = {
 }
 _ASKED = {"value": VALUES, "topic": TOPICS, "offset": SEQUENCES, "timestamp": TIMES, "headers": HEADERS}
 
-__all__ = ["Bounds", "ArrowDecoder"]
+__all__ = ["ArrowDecoder", "Bounds"]

@@ -327,4 +327,4 @@ def is_long(body: Any) -> bool:
     return view(body).nbytes > most
 
 
-__all__ = ["MultipartAssembler", "BodyWriter", "LargeMessage", "StagedUploads", "is_long", "place_of"]
+__all__ = ["BodyWriter", "LargeMessage", "MultipartAssembler", "StagedUploads", "is_long", "place_of"]

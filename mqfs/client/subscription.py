@@ -409,4 +409,4 @@ class Subscription(Waiting[Message]):
         self.close()
 
 
-__all__ = ["Filter", "Filters", "Backoff", "Patterns", "Subscription", "Records", "all_of", "names_of"]
+__all__ = ["Backoff", "Filter", "Filters", "Patterns", "Records", "Subscription", "all_of", "names_of"]

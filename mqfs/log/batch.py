@@ -170,10 +170,10 @@ __all__ = [
     "MISSING",
     "EncodedBatch",
     "Row",
-    "decode_batch",
     "concatenate",
+    "decode_batch",
     "encode_batch",
-    "postings",
     "finalize",
+    "postings",
     "scan_batch",
 ]

@@ -32,7 +32,6 @@ class Fid:
     """One fid of a connection."""
 
     __slots__ = (
-        "truncated",
         "fills",
         "given",
         "handle",
@@ -47,6 +46,7 @@ class Fid:
         "rest",
         "root",
         "takes",
+        "truncated",
         "user",
         "writer",
         "xattr",
