@@ -25,11 +25,11 @@ class Op(enum.IntEnum):
 
     CLAIM = 1  # a handle has it
     ACK = 2  # it was dealt with
-    BACK = 3  # it is to be had again, from `due_ns` on
+    REQUEUE = 3  # it is to be had again, from `due_ns` on
     SEEK = 4  # everything below `last` is dealt with, nothing above
 
 
-CLAIM, ACK, BACK, SEEK = (int(op) for op in Op)
+CLAIM, ACK, REQUEUE, SEEK = (int(op) for op in Op)
 
 
 def step(op: int, first: int, last: int, failed: int = 0, due_ns: int = 0) -> bytes:
@@ -46,7 +46,7 @@ def check(body: bytes) -> None:
             raise ValueError(f"not an acknowledgement: step {op} of {first} to {last}")
 
 
-class Entry:
+class Unacked:
     """A message that was looked at and is not acknowledged. Its slot [first, sequence] holds no other message that is
     wanted, so that slots of acknowledged neighbours join to one run."""
 
@@ -56,7 +56,7 @@ class Entry:
         self.first, self.failed, self.due_ns, self.claimed = first, failed, due_ns, claimed
 
 
-class Runs:
+class Ranges:
     """Disjoint runs of sequences, ends included, ascending; neighbours are joined."""
 
     __slots__ = ("_firsts", "_lasts")
@@ -104,60 +104,60 @@ class Runs:
 
 
 @attrs.define
-class Progress:
+class AckState:
     """Everything below `low` is dealt with, so are the runs above it; `open` is what else was looked at."""
 
-    low: int = 0
-    runs: Runs = attrs.Factory(Runs)
-    open: dict[int, Entry] = attrs.Factory(dict)
+    ack_floor: int = 0
+    acked_ranges: Ranges = attrs.Factory(Ranges)
+    in_flight: dict[int, Unacked] = attrs.Factory(dict)
 
-    def has_had(self, sequence: int) -> bool:
-        return sequence < self.low or (bool(self.runs) and self.runs.end_of(sequence) > 0)
+    def is_acked(self, sequence: int) -> bool:
+        return sequence < self.ack_floor or (bool(self.acked_ranges) and self.acked_ranges.end_of(sequence) > 0)
 
     def apply(self, body: bytes) -> None:
         """Carry out the steps of an ACK record."""
         for op, failed, first, last, due_ns in _STEP.iter_unpack(body):
             if op == ACK:
-                self.open.pop(last, None)
-                self.had(first, last)
+                self.in_flight.pop(last, None)
+                self.mark_acked(first, last)
             elif op == SEEK:
-                self.low, self.runs = last, Runs()
-                self.open.clear()
-            elif op in (CLAIM, BACK):
-                if last not in self.open:
+                self.ack_floor, self.acked_ranges = last, Ranges()
+                self.in_flight.clear()
+            elif op in (CLAIM, REQUEUE):
+                if last not in self.in_flight:
                     self._take_back(first, last)
-                self.open[last] = Entry(first, failed, due_ns, op == CLAIM)
+                self.in_flight[last] = Unacked(first, failed, due_ns, op == CLAIM)
 
-    def had(self, first: int, last: int) -> None:
+    def mark_acked(self, first: int, last: int) -> None:
         """[first, last] is dealt with."""
-        if first <= self.low:
-            self.low = max(self.low, last + 1)
+        if first <= self.ack_floor:
+            self.ack_floor = max(self.ack_floor, last + 1)
         else:
-            self.runs.add(first, last)
-        if self.runs:
-            self.low = self.runs.pop_below(self.low)
+            self.acked_ranges.add(first, last)
+        if self.acked_ranges:
+            self.ack_floor = self.acked_ranges.pop_below(self.ack_floor)
 
     def _take_back(self, first: int, last: int) -> None:
         """Something that was acknowledged is open again."""
-        if last < self.low:
-            if last + 1 < self.low:
-                self.runs.add(last + 1, self.low - 1)
-            self.low = first
+        if last < self.ack_floor:
+            if last + 1 < self.ack_floor:
+                self.acked_ranges.add(last + 1, self.ack_floor - 1)
+            self.ack_floor = first
         else:
-            self.runs.remove(first, last)
+            self.acked_ranges.remove(first, last)
 
     def encode(self) -> list[object]:
-        entries = [[s, e.first, e.failed, e.due_ns, int(e.claimed)] for s, e in self.open.items()]
-        return [self.low, list(self.runs), entries]
+        entries = [[s, e.first, e.failed, e.due_ns, int(e.claimed)] for s, e in self.in_flight.items()]
+        return [self.ack_floor, list(self.acked_ranges), entries]
 
     @classmethod
-    def decode(cls, low: int, runs: list[list[int]], entries: list[list[int]]) -> Progress:
+    def decode(cls, low: int, runs: list[list[int]], entries: list[list[int]]) -> AckState:
         """Raises ValueError where the runs are not ascending and disjoint."""
         ends = [low, *(end for run in runs for end in run)]
         if any(before > after for before, after in pairwise(ends)):
             raise ValueError("runs of acknowledged messages are not in order")
-        opened = {s: Entry(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
-        return cls(low, Runs(runs), opened)
+        opened = {s: Unacked(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
+        return cls(low, Ranges(runs), opened)
 
 
-__all__ = ["ACK", "BACK", "CLAIM", "SEEK", "Entry", "Op", "Progress", "Runs", "check", "step"]
+__all__ = ["ACK", "CLAIM", "REQUEUE", "SEEK", "AckState", "Op", "Ranges", "Unacked", "check", "step"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from mqfs import ack_state, limits
-from mqfs.ack_state import BACK, Progress, step
+from mqfs.ack_state import REQUEUE, AckState, step
 from mqfs.seams import Anchor
 from mqfs.shapes import Shape, is_flag, is_number, is_text, is_time_ns, listed, optional, require, row
 
@@ -54,7 +54,7 @@ class ConsumerState(Attributes):
     transient: bool = False
     private: bool = False
     backlog: int = 0  # messages; 0 = no bound
-    progress: Progress = attrs.Factory(Progress)
+    progress: AckState = attrs.Factory(AckState)
 
 
 @attrs.define
@@ -210,7 +210,7 @@ def _consumer(*row: Any) -> ConsumerState:
     mode, uid, gid, number, name, over, made, transient, private, backlog, low, runs, entries = row
     return ConsumerState(
         mode, uid, gid, number, name, over, made, bool(transient), bool(private), backlog,
-        Progress.decode(low, runs, entries),
+        AckState.decode(low, runs, entries),
     )  # fmt: skip
 
 
@@ -311,10 +311,10 @@ def _consume(state: State, c: Change) -> None:
         return
     state.consumers[number] = ConsumerState(
         c["mode"], c["uid"], c["gid"], number, c["name"], c["over"], c["time"], c["transient"], c["private"], backlog,
-        Progress(c["low"]),
+        AckState(c["low"]),
     )  # fmt: skip
     for sequence in c.get("open", ()):
-        state.consumers[number].progress.apply(step(BACK, sequence, sequence))
+        state.consumers[number].progress.apply(step(REQUEUE, sequence, sequence))
     state.next_stream = max(state.next_stream, number + 1)
 
 

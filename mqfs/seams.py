@@ -320,7 +320,7 @@ class Handle(Protocol):
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]: ...
 
-    def unread(self, data: bytes) -> None:
+    def push_back(self, data: bytes) -> None:
         """`data`, the result of the last read of this handle, could not be delivered: the next read returns it."""
         ...
 

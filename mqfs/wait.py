@@ -13,7 +13,7 @@ class Wait(Generic[T]):
 
     The waker hands the value over: whoever settles has already taken the value for this waiter, so there is no second
     look and no race. `subscribe` calls its function at once if the result is there, else from inside the engine's
-    stretch that settles it: such a function must not call back into the engine, except `Handle.unread`.
+    stretch that settles it: such a function must not call back into the engine, except `Handle.push_back`.
     """
 
     __slots__ = ("_cancel", "_error", "_settled", "_then", "_value")

@@ -12,7 +12,9 @@ def parked(tree: Tree) -> int:
         waits = [group.order_parked, *(view.parked for view in group.views.values())]
         for stream in group.streams.values():
             waits.append(stream.parked)
-            count += len(stream.blocked) + (len(stream.nameless.parked) if stream.nameless is not None else 0)
+            count += len(stream.blocked) + (
+                len(stream.default_consumer.parked) if stream.default_consumer is not None else 0
+            )
         count += sum(len(waits_of_one) for room in waits for waits_of_one in room.values())
         count += sum(len(cursor.waits) for cursor in group.cursors_parked)
         count += sum(len(consumer.parked) for consumer in group.consumers.values())

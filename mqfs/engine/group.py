@@ -16,14 +16,14 @@ import attrs
 
 from mqfs import errors, group_state, limits
 from mqfs.engine.delivery.consumer_registry import Consumers
-from mqfs.engine.delivery.priority_index import NEVER, Ranks
+from mqfs.engine.delivery.priority_index import NEVER, PriorityIndex
 from mqfs.engine.language.settings import NO_DEPTH, SYNC_ALWAYS, SYNC_OFF, Settings, parse_settings
-from mqfs.engine.log.log_clock import Times
-from mqfs.engine.publishing.deduplication import Ids
-from mqfs.engine.publishing.delayed import Held
+from mqfs.engine.log.log_clock import LogClock
+from mqfs.engine.publishing.deduplication import DeduplicationWindow
+from mqfs.engine.publishing.delayed import DelayedMessages
 from mqfs.engine.publishing.transactions import Transactions
-from mqfs.engine.routing.view_registry import Views
-from mqfs.engine.stream import Cut, Parked, Post, Steps, Stream, Verdict, end_parked, serve_parked
+from mqfs.engine.routing.view_registry import ViewRegistry
+from mqfs.engine.stream import Admission, Cut, Parked, Steps, Stream, WriteRequest, close_waiters, deliver_to_waiters
 from mqfs.engine.tree.meta_nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.tree.refusals import Refusals, Refused
 from mqfs.group_state import Change, State
@@ -33,7 +33,7 @@ from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.files.cursor_file import Cursor
-    from mqfs.engine.files.order_file import LogReader
+    from mqfs.engine.files.order_file import MergedReader
     from mqfs.engine.tree.tree import Tree
 
 T = TypeVar("T")
@@ -84,21 +84,23 @@ class Group:
         self.numbers: dict[int, Stream] = {}
         self.metas = {name: Meta(self, name) for name in META_FILES}
         self.folders = {name: Folder(self, name) for name in FOLDERS}
-        self.log_readers: set[LogReader] = set()  # of `order` and views
+        self.log_readers: set[MergedReader] = set()  # of `order` and views
         self.order_parked: Parked = {}
         self.order_watchers: dict[object, Callable[[], None]] = {}
         self.cursors: set[Cursor] = set()
         self.cursors_parked: dict[Cursor, None] = {}  # in the order in which they began to wait
         self.cursor_watchers: dict[Cursor, Callable[[], None]] = {}
-        self.fresh: Record | None = None  # the newest message, while it is offered
+        self.record_being_delivered: Record | None = None  # the newest message, while it is offered
         self.ring: RingPort | None = None  # shared memory in which other processes publish and follow this log
         self.past_rings: set[RingPort] = set()  # that ended, and whose followers have not changed over yet
         self.blocking: set[Stream] = set()  # streams on which writers wait for room
         self.refusals = Refusals()
         self.counts = Counts()
-        self.cuts = 0  # grows with every cut, so that cursors look only then
-        self.epoch = 0  # grows with every change of names and permissions
-        self.shape = 0  # grows when streams that are there may be covered by other views or consumers than before
+        self.evictions = 0  # grows with every cut, so that cursors look only then
+        self.catalog_version = 0  # grows with every change of names and permissions
+        self.routing_version = (
+            0  # grows when streams that are there may be covered by other views or consumers than before
+        )
         self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
         self._trimmed_expired = 0
         self._loose = False  # something that was wanted then may not be any more
@@ -107,12 +109,12 @@ class Group:
         self._cut_below = 0  # what the log's bound has cut last
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._cuts_settled = False
-        self.times = Times(self)
-        self.ranks = Ranks(self)
+        self.times = LogClock(self)
+        self.ranks = PriorityIndex(self)
         self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
-        self.held = Held(self)
-        self.ids = Ids(self)
-        self.views = Views(self)
+        self.held = DelayedMessages(self)
+        self.ids = DeduplicationWindow(self)
+        self.views = ViewRegistry(self)
         self.consumers = Consumers(self)
         self.transactions = Transactions(self)
         self.folders[".txn"] = self.transactions.folder
@@ -122,7 +124,7 @@ class Group:
         self.views.load()
         self.consumers.load()
         bucket.state = self.encode_state
-        self._keep_as_told()
+        self._select_storage()
 
     def _enter(self, stream: Stream) -> None:
         self.streams[stream.name] = stream
@@ -140,7 +142,7 @@ class Group:
     def qid(self) -> Qid:
         return Qid(QTDIR, 0, self.number << 32)
 
-    def _keep_as_told(self) -> None:
+    def _select_storage(self) -> None:
         """The log as `keep` says. It may change while nothing is kept."""
         if self.settings.keep == "ring" and self.bucket is self._log:
             self.bucket = self.tree.store.in_memory(self._log)
@@ -152,7 +154,7 @@ class Group:
 
     # ------------------------------------------------------------ what is kept
 
-    def lapse(self) -> None:
+    def expire_messages(self) -> None:
         """Messages whose own ttl has ended count no more."""
         for sequence, rank in self.ranks.expired(self.tree.clock.engine_ns(), _LAPSED):
             stream = self.numbers.get(rank.stream)
@@ -160,7 +162,7 @@ class Group:
                 stream.lapse(sequence)
                 self.lapsed[sequence] = rank.stream
                 self._loose = True
-                self.tree.touched.add(self)
+                self.tree.dirty_groups.add(self)
 
     def _forget_lapsed(self) -> Iterator[None]:
         """Those at the beginning of their stream need not be remembered: it keeps nothing there. In steps."""
@@ -192,12 +194,12 @@ class Group:
                 else:
                     self.ranks.remove(sequence)
 
-    def outlived(self, sequence: int) -> bool:
+    def is_expired(self, sequence: int) -> bool:
         """Whether a message has outlived its own ttl."""
         rank = self.ranks.get(sequence)
         return rank is not None and rank.expires_ns <= self.tree.clock.engine_ns()
 
-    def live_floor(self, stream: Stream) -> int:
+    def low_watermark(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
         low = min(self.bucket.next, self.consumers.floor(stream))
         if self.ring is not None:
@@ -228,7 +230,7 @@ class Group:
         if not self.keeps_all:
             for stream in self.numbers.values():
                 if stream.count:
-                    stream.advance()
+                    stream.update_low_watermark()
 
     def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
         """Messages of the stream went because a cursor may hold back only so many: tell those who had not had them."""
@@ -241,7 +243,7 @@ class Group:
                 cursor.lost += stream.messages(start, stream.state.floor)
 
     @property
-    def durable(self) -> bool:
+    def must_retain(self) -> bool:
         """Whether anything written now is promised to someone who is not there yet."""
         return self.settings.replay != "off" or self.settings.deliver == "one" or bool(self.consumers)
 
@@ -285,7 +287,7 @@ class Group:
         self._loose, self._trimmed_expired = False, expired
         floors, kept_from, made = {}, self.bucket.next, self.state.next_stream
         for count, stream in enumerate(list(self.numbers.values())):
-            stream.advance()
+            stream.update_low_watermark()
             floors[stream.number] = stream.state.floor
             if (kept := self.bucket.locate(stream.number, stream.state.floor)) is not None:
                 kept_from = min(kept_from, kept[0])
@@ -304,19 +306,19 @@ class Group:
             self._forget_removed()
         self._trimmed_bytes = self.bucket.size
 
-    def loosened(self) -> None:
+    def retention_changed(self) -> None:
         """A reader went on or went away: what only it had not had is not kept any more."""
         if self.settings.replay != "all" or self.settings.deliver == "one":
             self._loose = True
-            self.tree.touched.add(self)
+            self.tree.dirty_groups.add(self)
 
     def find_room(self, room: int) -> None:
         """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
         if self.bucket.size + room > self.bound_bytes():
-            self._relieve(room)
+            self._evict_oldest(room)
         self._room = max(self.bound_bytes() - self.bucket.size - room, 0)
 
-    def _relieve(self, room: int) -> None:
+    def _evict_oldest(self, room: int) -> None:
         """The log reached its bound: cut the oldest stretch of it that keeps something."""
         self.trim(always=True)
         beyond = self.bucket.size + room - self.bound_bytes()
@@ -329,7 +331,7 @@ class Group:
         self._cut_below = self.bucket.stretch_end(self.kept_from)
         cuts = {stream: cut for stream in self.numbers.values() if (cut := stream.plan_cut_below(self._cut_below))}
         if cuts:
-            self.note_floors({stream.number: cut.floor for stream, cut in cuts.items()})
+            self.persist_low_watermarks({stream.number: cut.floor for stream, cut in cuts.items()})
         for stream, cut in cuts.items():
             stream.carry_out_cut(cut)
         self._trimmed_bytes = 0
@@ -342,14 +344,14 @@ class Group:
         size = len(body)
         bounded = self.settings.depth is not NO_DEPTH or stream.blocked or self.consumers
         if bounded or stream.removed or self.bucket.failed is not None:
-            return self.write(stream, Post(MESSAGE, (body,), size))
+            return self.write(stream, WriteRequest(MESSAGE, (body,), size))
         self._room -= size + RECORD_BYTES
         if self._room < 0:
             self.find_room(size + RECORD_BYTES)
         self._append_one(stream, MESSAGE, body, self.times.next_ns())
-        return self.promise(size)
+        return self.after_data_sync(size)
 
-    def write(self, stream: Stream, post: Post) -> Step[int]:
+    def write(self, stream: Stream, post: WriteRequest) -> Step[int]:
         """Append messages as one unit, or do with them what `full` says. The step comes to `post.total`.
 
         A Wait that is cancelled before there was room has appended nothing, and `post.undo` is called; afterwards it
@@ -361,14 +363,14 @@ class Group:
             raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
         if post.kind != MESSAGE and self.settings.deliver == "one":
             return post.total  # an end mark is for all readers: here is none who could get it
-        if not (post.id and self.ids.known(post.id)):  # a repeat needs no room
+        if not (post.id and self.ids.find_duplicate(post.id)):  # a repeat needs no room
             self.reserve_room(post.total + RECORD_BYTES * len(post.bodies))
-        verdict = self.verdict(stream, post)
-        if verdict is Verdict.WAIT:
-            return self.block(stream, post)
-        if verdict is Verdict.DISCARD:
+        verdict = self.admit(stream, post)
+        if verdict is Admission.WAIT:
+            return self.park_writer(stream, post)
+        if verdict is Admission.DISCARD:
             return post.total
-        return self.carry_out(stream, post)
+        return self.append_admitted(stream, post)
 
     def reserve_room(self, size: int) -> None:
         """So many bytes are to be appended. Raises StreamFull where the log has reached its bound."""
@@ -376,20 +378,20 @@ class Group:
         if self._room < 0:
             self.find_room(size)
 
-    def verdict(self, stream: Stream, post: Post) -> Verdict:
+    def admit(self, stream: Stream, post: WriteRequest) -> Admission:
         """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
         if post.unit is not None:
             return post.unit.verdict()
-        if post.kind != MESSAGE or (post.id and self.ids.known(post.id)):
-            return Verdict.APPEND
-        verdict = Verdict.APPEND
+        if post.kind != MESSAGE or (post.id and self.ids.find_duplicate(post.id)):
+            return Admission.APPEND
+        verdict = Admission.APPEND
         if self.settings.depth is not NO_DEPTH or stream.blocked:
             verdict = stream.verdict(len(post.bodies), post.size)
-        if self.consumers and verdict is Verdict.APPEND:
+        if self.consumers and verdict is Admission.APPEND:
             verdict = self.consumers.verdict(stream, len(post.bodies))
         return verdict
 
-    def block(self, stream: Stream, post: Post) -> Wait[int]:
+    def park_writer(self, stream: Stream, post: WriteRequest) -> Wait[int]:
         """It waits for room there."""
 
         def cancel(wait: Wait[int]) -> bool:
@@ -408,14 +410,14 @@ class Group:
         self.blocking.add(stream)
         return wait
 
-    def carry_out(self, stream: Stream, post: Post) -> Step[int]:
+    def append_admitted(self, stream: Stream, post: WriteRequest) -> Step[int]:
         """Append and hand over; the step comes to `post.total` when the group's `sync` is kept."""
         if post.unit is not None:
             return post.unit.carry_out()
-        if post.id and (known := self.ids.known(post.id)):
-            if post.told is not None:
-                post.told(known)
-            return self.promise(post.total)
+        if post.id and (known := self.ids.find_duplicate(post.id)):
+            if post.on_sequence is not None:
+                post.on_sequence(known)
+            return self.after_data_sync(post.total)
         time_ns = self.times.next_ns()
         if post.headers:
             self._append_with_headers(stream, post, time_ns)
@@ -426,19 +428,19 @@ class Group:
         depth = self.settings.depth.messages
         if depth and stream.count > depth and self.settings.full == "drop-old":
             self.bound_depth(stream)
-        return self.promise(post.total)
+        return self.after_data_sync(post.total)
 
     def bound_depth(self, stream: Stream) -> None:
         """What was accepted earlier was appended whatever `depth` says: with `full drop-old` the oldest go."""
         settings = self.settings
         if settings.full == "drop-old" and settings.depth is not NO_DEPTH and stream.name != settings.dead:
-            stream.advance()
+            stream.update_low_watermark()
             stream.cut_to_depth()
 
     def _append_one(self, stream: Stream, kind: int, body: bytes, time_ns: int) -> None:
-        if not self.durable and self.ring is None and not self.past_rings and self._all_wait(stream):
+        if not self.must_retain and self.ring is None and not self.past_rings and self._all_wait(stream):
             sequence = self.bucket.skip()
-            stream.gone += 1  # had by its readers, as what they count
+            stream.trimmed_count += 1  # had by its readers, as what they count
         else:
             try:
                 sequence = self.bucket.append(kind, stream.number, time_ns, body)
@@ -454,7 +456,7 @@ class Group:
         for sequence, body in enumerate(bodies, first):
             self._announce(stream, sequence, time_ns, kind, body)
 
-    def _append_with_headers(self, stream: Stream, post: Post, time_ns: int) -> None:
+    def _append_with_headers(self, stream: Stream, post: WriteRequest, time_ns: int) -> None:
         """One message of `.put`, and with it that its id is known."""
         body = post.bodies[0]
         also: list[Draft] = []
@@ -464,8 +466,8 @@ class Group:
         sequence = self.append_message(stream, body, post.headers, also, time_ns)
         if post.id:
             self.state.apply(change)
-        if post.told is not None:
-            post.told(sequence)
+        if post.on_sequence is not None:
+            post.on_sequence(sequence)
         self._announce(stream, sequence, time_ns, MESSAGE, body, post.headers)
 
     def append_message(
@@ -503,52 +505,52 @@ class Group:
             stream.written += 1
             counts.written += 1
             counts.written_bytes += len(body)
-        self.tree.touched.add(self)
-        self.tell(stream, Record(sequence, time_ns, stream.number, kind, 0, head, body))
+        self.tree.dirty_groups.add(self)
+        self.deliver(stream, Record(sequence, time_ns, stream.number, kind, 0, head, body))
 
-    def tell(self, stream: Stream, record: Record) -> None:
+    def deliver(self, stream: Stream, record: Record) -> None:
         """Everyone who waits is told of a message, which was counted."""
         kind, head = record.kind, record.headers
         rank = self.ranks.note(record) if head else None
         if stream.parked or self.order_parked or self.cursors_parked:
             if stream.parked:
-                serve_parked(stream.parked, record)
+                deliver_to_waiters(stream.parked, record)
             if self.order_parked and kind == MESSAGE:
-                serve_parked(self.order_parked, record)
+                deliver_to_waiters(self.order_parked, record)
             for cursor in list(self.cursors_parked):
                 cursor.offer(record)
         if self.views:
             self.views.offer(stream, record)
         consumers = self.consumers
-        if head or consumers or stream.nameless is not None or record.sequence + 1 >= consumers.next_end:
-            self.fresh = record
+        if head or consumers or stream.default_consumer is not None or record.sequence + 1 >= consumers.next_end:
+            self.record_being_delivered = record
             try:
                 consumers.offer(stream, record, rank)
             finally:
-                self.fresh = None
+                self.record_being_delivered = None
         if stream.watchers:
-            stream.wake_watchers()
+            stream.wake_pollers()
         if self.order_watchers or self.cursor_watchers:
-            self.wake_watchers()
+            self.wake_pollers()
 
-    def wake_watchers(self) -> None:
+    def wake_pollers(self) -> None:
         """Those of `order`, views and cursors."""
         watchers = [*self.order_watchers.values(), *self.cursor_watchers.values()]
         self.order_watchers, self.cursor_watchers = {}, {}
         for then in watchers:
             then()
 
-    def promise(self, value: T) -> Step[T]:
+    def after_data_sync(self, value: T) -> Step[T]:
         """`value` at once, or when the log is on disk as `sync` says."""
         sync = self.settings.sync
-        if sync == SYNC_OFF or not self.durable:
+        if sync == SYNC_OFF or not self.must_retain:
             return value
         if sync:
             self.bucket.sync(None, sync / 1e9)
             return value
-        return self.committed(value)
+        return self.after_sync(value)
 
-    def committed(self, value: T) -> Step[T]:
+    def after_sync(self, value: T) -> Step[T]:
         """`value`, once everything appended so far is on disk."""
         wait: Wait[T] = Wait()
 
@@ -574,34 +576,34 @@ class Group:
         for c in changes:
             self.state.apply(c)
             self._loose = self._loose or c["do"] in ("remove", "floor", "drop", "ctl", "forget")
-            self.shape += c["do"] in _RESHAPE
+            self.routing_version += c["do"] in _RESHAPE
         for own, body in steps:
             self.consumers.progressed(own, body)
         if self.ring is not None:
             self.ring.changed(changes)
-        self.epoch += 1
-        self.tree.touched.add(self)
+        self.catalog_version += 1
+        self.tree.dirty_groups.add(self)
 
-    def note_floors(self, floors: Mapping[int, int]) -> None:
+    def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
         """Have the log say what these streams will not keep any more. Raises DiskFailed."""
         if self.settings.keep == "ring":
             return
         change: Change = {"do": "floor", "floors": [[number, floor] for number, floor in floors.items()]}
         self.append_drafts([Draft(Kind.CHANGE, 0, group_state.encode_change(change))], self.times.next_ns())
 
-    def settle_cuts(self) -> None:
+    def apply_depth_after_recovery(self) -> None:
         """What `depth` had cut before the start is not offered to anyone again."""
         if self.settings.depth is not NO_DEPTH and not self._cuts_settled:
             for stream in self.numbers.values():
-                stream.advance()
+                stream.update_low_watermark()
         self._cuts_settled = True
 
-    def promised(self, value: T) -> Step[T]:
+    def after_metadata_sync(self, value: T) -> Step[T]:
         """`value`, when a change of names, modes or settings is as safe as `sync` says."""
         sync = self.settings.sync
         if sync > 0:
             self.bucket.sync(None, sync / 1e9)
-        return self.committed(value) if sync == SYNC_ALWAYS else value
+        return self.after_sync(value) if sync == SYNC_ALWAYS else value
 
     def make_stream(self, name: str, mode: int, user: User) -> Stream:
         if len(self.streams) >= limits.STREAMS:
@@ -633,7 +635,7 @@ class Group:
             cursor.end()
         for consumer in self.consumers.all_waiting():
             consumer.serve()
-        self.consumers.reshaped()
+        self.consumers.on_routing_changed()
 
     def rename_stream(self, stream: Stream, name: str) -> None:
         old = stream.name
@@ -641,7 +643,7 @@ class Group:
         del self.streams[old]
         self.streams[name] = stream
         self.consumers.renamed(old, name)
-        self.consumers.reshaped()
+        self.consumers.on_routing_changed()
 
     def plan_settings(self, settings: Settings, *, cut: bool) -> Resetting:
         """What the log has to say, and, with `cut`, what a new `depth` cuts, when settings are put in force."""
@@ -649,7 +651,7 @@ class Group:
         if (settings.replay, settings.ttl, settings.depth, settings.full) != (now.replay, now.ttl, now.depth, now.full):
             # What the old settings did not keep any more must not come back under the new ones.
             for stream in self.numbers.values():
-                stream.advance()
+                stream.update_low_watermark()
                 floors[stream.number] = stream.state.floor
         cuts: dict[Stream, Cut] = {}
         if cut and (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old":
@@ -664,10 +666,10 @@ class Group:
     def put_in_force(self, settings: Settings, cuts: Mapping[Stream, Cut]) -> None:
         """The log says so."""
         self.settings = settings
-        self._keep_as_told()
+        self._select_storage()
         for stream, cut in cuts.items():
             stream.carry_out_cut(cut)
-        self.consumers.rank_anew()
+        self.consumers.invalidate_order()
 
     def lines(self) -> list[str]:
         """What `ctl` prints: settings, views, consumers."""
@@ -679,7 +681,7 @@ class Group:
         """Have the tree wake this group then."""
         if not self.alarm_ns or due_ns < self.alarm_ns:
             self.alarm_ns = due_ns
-            self.tree.set_alarm(self, due_ns)
+            self.tree.schedule(self, due_ns)
 
     def wake(self, now_ns: int) -> None:
         """Delays and leases that are over."""
@@ -696,7 +698,7 @@ class Group:
                 self.alarm(now_ns + 10**9)
 
     def _wake_expiry(self) -> None:
-        self.lapse()
+        self.expire_messages()
         if self.ranks.next_expiry_ns != NEVER:
             self.alarm(max(self.ranks.next_expiry_ns, self.tree.clock.engine_ns() + 1))  # the rest after others
 
@@ -721,15 +723,15 @@ class Group:
 
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""
-        end_parked(self.order_parked)
+        close_waiters(self.order_parked)
         watchers, self.order_watchers = self.order_watchers, {}
         for then in watchers.values():
             then()
         for cursor in list(self.cursors):
             cursor.end()
         for view in self.views.values():
-            end_parked(view.parked)
+            close_waiters(view.parked)
         for consumer in self.consumers.every():
             consumer.end()
         self.transactions.end()
-        self.wake_watchers()
+        self.wake_pollers()

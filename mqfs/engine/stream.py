@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import attrs
 
 from mqfs import errors
-from mqfs.ack_state import ACK, BACK, step
-from mqfs.engine.delivery.consumer import UNTOUCHED, Taken, Untouched
+from mqfs.ack_state import ACK, REQUEUE, step
+from mqfs.engine.delivery.consumer import UNTOUCHED, NeverConsumed, Taken
 from mqfs.engine.language.node import Numbered
 from mqfs.group_state import ConsumerState, StreamState
 from mqfs.model import Kind, Record
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from mqfs.engine.files.stream_file import StreamHandle
     from mqfs.engine.group import Group
     from mqfs.engine.language.settings import Depth
-    from mqfs.engine.publishing.atomic_batch import Unit
+    from mqfs.engine.publishing.atomic_batch import AtomicBatch
     from mqfs.engine.publishing.deduplication import PutId
 
 
 @attrs.define
-class Post:
+class WriteRequest:
     """What is to be written to a stream, as one unit: by one write(2), `.put`, or the engine itself."""
 
     kind: int
@@ -41,8 +41,8 @@ class Post:
     undo: Callable[[], None] | None = None  # called where it is cancelled before it was appended
     headers: bytes = b""
     id: PutId | None = None  # of a `.put`
-    told: Callable[[int], None] | None = None  # gets the sequence of the first message
-    unit: Unit | None = None  # for this and perhaps other streams: it says itself what becomes of it
+    on_sequence: Callable[[int], None] | None = None  # gets the sequence of the first message
+    unit: AtomicBatch | None = None  # for this and perhaps other streams: it says itself what becomes of it
 
     @property
     def size(self) -> int:
@@ -54,7 +54,7 @@ _STEPS = 256  # messages passed between two looks at the clock: some 0.3 ms
 UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, and to be counted again
 
 
-class Verdict(enum.Enum):
+class Admission(enum.Enum):
     """What `depth` and `full` say of a write."""
 
     APPEND = enum.auto()
@@ -105,11 +105,10 @@ class Stream(Numbered):
         "_was_shared",
         "blocked",
         "count",
-        "cut",
-        "gone",
+        "default_consumer",
+        "evicted_before",
         "group",
         "mtime_ns",
-        "nameless",
         "newest",
         "number",
         "opens",
@@ -118,6 +117,7 @@ class Stream(Numbered):
         "removed",
         "size",
         "state",
+        "trimmed_count",
         "unused_since_ns",
         "views",
         "watchers",
@@ -132,18 +132,18 @@ class Stream(Numbered):
         self.opens = 0
         self.readers: set[StreamHandle] = set()
         self.parked: Parked = {}
-        self.blocked: dict[Wait[int], Post] = {}
+        self.blocked: dict[Wait[int], WriteRequest] = {}
         self.watchers: dict[object, Callable[[], None]] = {}
         self.count = UNKNOWN  # messages kept at or above the floor
         self.size = 0  # their bytes
-        self.gone = 0  # messages that fell below the floor since the start
-        self.cut = 0  # one above the newest message that a bound or `clear` took away
+        self.trimmed_count = 0  # messages that fell below the floor since the start
+        self.evicted_before = 0  # one above the newest message that a bound or `clear` took away
         self.newest = -1  # sequence of the newest message; 0: none; -1: not looked up yet
         self.mtime_ns = 0  # its time, or 0 where it was not looked up
         self.written = 0
         self.unused_since_ns = group.tree.clock.engine_ns()
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
-        self.nameless: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
+        self.default_consumer: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
         self._was_shared = False  # when it was counted
         self._routes = NO_ROUTES
 
@@ -163,11 +163,11 @@ class Stream(Numbered):
         settings = group.settings
         floor = max(self.state.floor, group.times.expired_before())
         if settings.deliver == "one":
-            return max(floor, min(consumer.low for consumer in self.sharers()))
+            return max(floor, min(consumer.low for consumer in self.interested_consumers()))
         if settings.replay == "all" or self.name == settings.dead:
             return floor
-        live = group.live_floor(self)
-        if single := self.untaken():
+        live = group.low_watermark(self)
+        if single := self.next_unclaimed_exclusive():
             live = min(live, single)
         if held := self._held_singles():
             live = min(live, *held)
@@ -175,9 +175,9 @@ class Stream(Numbered):
             live = min(live, newest)
         return max(floor, live)
 
-    def advance(self) -> None:
+    def update_low_watermark(self) -> None:
         """Raise the floor to what is kept now, and count what is above it."""
-        self.group.lapse()
+        self.group.expire_messages()
         if self._was_shared != self.shared:
             self._was_shared = self.shared
             self.recount()
@@ -188,7 +188,7 @@ class Stream(Numbered):
     def pass_absent(self) -> Iterator[None]:
         """Raise the floor past messages that were dropped or outlived their ttl. In steps."""
         group = self.group
-        self.advance()
+        self.update_low_watermark()
         first, steps = self.state.floor, 0
         while True:
             found = group.bucket.locate(self.number, first)
@@ -220,7 +220,7 @@ class Stream(Numbered):
         self.count -= count
         self.size -= size
         if count:
-            self.gone += count
+            self.trimmed_count += count
             if self.group.cursors:
                 self.group.overtake_cursors(self, old)
 
@@ -230,17 +230,19 @@ class Stream(Numbered):
         count, size = tally(self.number, first, end)
         for run_first, run_last in self._acknowledged(first, end):
             done, done_size = tally(self.number, run_first, run_last + 1)
-            away = self.absent(run_first, run_last + 1)
+            away = self.deleted_in(run_first, run_last + 1)
             count -= done - len(away)
             size -= done_size - sum(away.values())
-        away = self.absent(first, end)
+        away = self.deleted_in(first, end)
         return count - len(away), size - sum(away.values())
 
     def messages(self, first: int, end: int | None = None) -> int:
         """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
         bucket = self.group.bucket
         there = bucket.count(self.number, first, end)[0]
-        return there - bucket.count_eof_markers(self.number, first, end) - len(self.absent(first, end)) if there else 0
+        return (
+            there - bucket.count_eof_markers(self.number, first, end) - len(self.deleted_in(first, end)) if there else 0
+        )
 
     def _acknowledged(self, first: int, end: int | None) -> list[tuple[int, int]]:
         """Where it is shared: the parts of [first, end) that everyone has had."""
@@ -248,7 +250,7 @@ class Stream(Numbered):
             return []
         last = self.group.bucket.next if end is None else end - 1
         common = [(first, last)]
-        for consumer in self.sharers():
+        for consumer in self.interested_consumers():
             common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
         return common
 
@@ -269,7 +271,7 @@ class Stream(Numbered):
                 sequences, sizes = [row[0] for row in left], [row[1] for row in left]
             yield sequences, sizes
 
-    def absent(self, first: int, end: int | None = None) -> dict[int, int]:
+    def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
         """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
         found = {}
         end = self.group.bucket.next if end is None else end
@@ -282,14 +284,14 @@ class Stream(Numbered):
                         found[sequence] = there[1]
         return found
 
-    def is_gone(self, sequence: int) -> bool:
+    def is_deleted(self, sequence: int) -> bool:
         """Whether a message at or above the floor was dropped, outlived its ttl, or was had by all who share it."""
         group = self.group
         if sequence in group.state.dropped or sequence in group.lapsed:
             return True
-        return self.shared and all(c.has_had(sequence) for c in self.sharers())
+        return self.shared and all(c.is_acked(sequence) for c in self.interested_consumers())
 
-    def gave_up(self, size: int) -> None:
+    def on_deleted(self, size: int) -> None:
         """One message of that size was taken away, by a change that the log has."""
         if self.count > 0:
             self.count -= 1
@@ -301,7 +303,7 @@ class Stream(Numbered):
 
     def lapse(self, sequence: int) -> None:
         """A message outlived its own ttl. Not yet in the group's list of those."""
-        if self.count >= 0 and sequence >= self.state.floor and not self.is_gone(sequence):
+        if self.count >= 0 and sequence >= self.state.floor and not self.is_deleted(sequence):
             found = self.group.bucket.locate(self.number, sequence)
             if found is not None and found[0] == sequence:
                 self.count -= 1
@@ -310,7 +312,7 @@ class Stream(Numbered):
     def first_kept(self) -> int:
         """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
         found = self.group.bucket.locate(self.number, self.state.floor)
-        while found is not None and self.is_gone(found[0]):
+        while found is not None and self.is_deleted(found[0]):
             found = self.group.bucket.locate(self.number, found[0] + 1)
         return found[0] if found else 0
 
@@ -318,7 +320,7 @@ class Stream(Numbered):
         """Sequence of the newest message at or above the floor that was not dropped; 0 where there is none."""
         if self.newest < 0:
             self._look_up_newest()
-        while self.newest and self.newest >= self.state.floor and self.is_gone(self.newest):
+        while self.newest and self.newest >= self.state.floor and self.is_deleted(self.newest):
             self.newest = self.group.bucket.before(self.newest, self.number) or 0
         return self.newest if self.newest >= self.state.floor else 0
 
@@ -341,31 +343,31 @@ class Stream(Numbered):
         group, sequence = self.group, record.sequence
         if sequence < self.state.floor or sequence in group.state.dropped or group.times.expired(record):
             return False
-        if record.headers and group.outlived(sequence):
+        if record.headers and group.is_expired(sequence):
             return False
         return not self.shared or not self._had_by_all(sequence)
 
     # ------------------------------------------------------------ depth
 
-    def verdict(self, messages: int, size: int) -> Verdict:
+    def verdict(self, messages: int, size: int) -> Admission:
         """Make room for a write as `full` says, or tell that there is none.
 
         Raises StreamFull (`full reject`), and TooLong for what would never fit.
         """
         depth, full = self.group.settings.depth, self.group.settings.full
         if self.blocked and full == "block":
-            return Verdict.WAIT
+            return Admission.WAIT
         if not (depth.messages or depth.size) or self.has_room(messages, size):
-            return Verdict.APPEND
+            return Admission.APPEND
         if full == "block":
-            return Verdict.WAIT
+            return Admission.WAIT
         if full == "drop-new":
             self.group.counts.discarded += messages
-            return Verdict.DISCARD
+            return Admission.DISCARD
         if full == "reject":
             raise errors.StreamFull(f"{self.name} keeps {self.count} messages, {self.size} bytes; its depth is reached")
         self.cut_to_depth(messages, size)
-        return Verdict.APPEND
+        return Admission.APPEND
 
     def has_room(self, messages: int, size: int) -> bool:
         """Whether so much more fits below `depth`, nothing being taken away. Raises TooLong for what never would."""
@@ -373,7 +375,7 @@ class Stream(Numbered):
             self._require_fit(messages, size)
         depth = self.group.settings.depth
         if not _fits(depth, self, messages, size):
-            self.advance()
+            self.update_low_watermark()
         return _fits(depth, self, messages, size)
 
     def _require_fit(self, messages: int, size: int) -> None:
@@ -385,7 +387,7 @@ class Stream(Numbered):
         """Take away the oldest until the rest fits, and so much more."""
         cut = self.plan_cut(self.group.settings.depth, messages, size)
         if cut.floor != self.state.floor and self._outlasts_readers:
-            self.group.note_floors({self.number: cut.floor})
+            self.group.persist_low_watermarks({self.number: cut.floor})
         self.carry_out_cut(cut)
 
     @property
@@ -413,14 +415,14 @@ class Stream(Numbered):
         while (
             lost
             and newest >= floor
-            and (self.is_gone(newest) or bucket.count_eof_markers(self.number, newest, newest + 1))
+            and (self.is_deleted(newest) or bucket.count_eof_markers(self.number, newest, newest + 1))
         ):
             newest = bucket.before(newest, self.number) or 0
-        return Cut(target, self.count - count, self.size - size, count, size, lost, newest, self.gone)
+        return Cut(target, self.count - count, self.size - size, count, size, lost, newest, self.trimmed_count)
 
     def begin_cut(self) -> Cut:
         """Nothing of it yet."""
-        return Cut(self.state.floor, self.count, self.size, before=self.gone)
+        return Cut(self.state.floor, self.count, self.size, before=self.trimmed_count)
 
     def extend_cut(self, cut: Cut) -> None:
         """By the oldest message that would be left."""
@@ -432,7 +434,7 @@ class Stream(Numbered):
             return
         sequence, size = found
         cut.floor = sequence + 1
-        if not self.is_gone(sequence):
+        if not self.is_deleted(sequence):
             cut.count -= 1
             cut.size -= size
             cut.gone += 1
@@ -446,37 +448,37 @@ class Stream(Numbered):
         self.state.floor = max(self.state.floor, cut.floor)
         self._count_gone(cut)
         if cut.lost:
-            self.cut = max(self.cut, cut.last_lost + 1)
+            self.evicted_before = max(self.evicted_before, cut.last_lost + 1)
             self.group.counts.cut += cut.lost
-            self.group.cuts += cut.lost
+            self.group.evictions += cut.lost
 
     def _count_gone(self, cut: Cut) -> None:
         """Count anew where messages came or went since it was planned."""
-        if (self.count, self.gone) != (cut.count + cut.gone, cut.before):
+        if (self.count, self.trimmed_count) != (cut.count + cut.gone, cut.before):
             self.recount()
         else:
             self.count, self.size = cut.count, cut.size
-        self.gone += cut.gone
+        self.trimmed_count += cut.gone
 
     def plan_clear(self) -> Clearing:
         """What it takes to take away all that is kept."""
-        self.advance()
+        self.update_low_watermark()
         bucket = self.group.bucket
         last = bucket.before(bucket.next, self.number)
         floor = self.state.floor if last is None else max(self.state.floor, last + 1)
-        cut = Cut(floor, 0, 0, self.count, self.size, before=self.gone)
+        cut = Cut(floor, 0, 0, self.count, self.size, before=self.trimmed_count)
         return Clearing(self, floor, self.newest_kept(), cut)
 
     def cleared(self, clearing: Clearing) -> None:
         """The log and the state say so."""
         if clearing.newest:
-            self.cut = max(self.cut, clearing.newest + 1)
-            self.group.cuts += 1
+            self.evicted_before = max(self.evicted_before, clearing.newest + 1)
+            self.group.evictions += 1
         self._count_gone(clearing.cut)
 
     # ------------------------------------------------------------ messages for one taker (`single`)
 
-    def untaken(self) -> int:
+    def next_unclaimed_exclusive(self) -> int:
         """The lowest sequence of a message that is for one taker and was not taken; 0 where there is none.
 
         Who took which, its own consumer knows, under `deliver all` too.
@@ -484,38 +486,38 @@ class Stream(Numbered):
         singles = self.group.ranks.singles(self.number)
         if not singles:
             return 0
-        while singles and (singles[0] < self.state.floor or self.is_taken(singles[0]) or self.is_gone(singles[0])):
+        while singles and (singles[0] < self.state.floor or self.is_taken(singles[0]) or self.is_deleted(singles[0])):
             del singles[0]
         return singles[0] if singles else 0
 
     def all_untaken(self) -> list[int]:
         """The sequences of all of those."""
-        singles = self.group.ranks.singles(self.number) if self.untaken() else []
-        return [sequence for sequence in singles if not self.is_taken(sequence) and not self.is_gone(sequence)]
+        singles = self.group.ranks.singles(self.number) if self.next_unclaimed_exclusive() else []
+        return [sequence for sequence in singles if not self.is_taken(sequence) and not self.is_deleted(sequence)]
 
     def is_taken(self, sequence: int) -> bool:
         """Whether somebody has that message which is for one taker, for good or not."""
         if not self._has_consumer:
             return False
         consumer = self.own_consumer()
-        return consumer.has_had(sequence) or sequence in consumer.claims or sequence in consumer.singles
+        return consumer.is_acked(sequence) or sequence in consumer.claims or sequence in consumer.singles
 
     def _held_singles(self) -> set[int]:
         """Of those: what was taken from the stream under `deliver all`, and is not dealt with."""
-        if self.nameless is None or not self.nameless.singles:
+        if self.default_consumer is None or not self.default_consumer.singles:
             return set()
         group, floor = self.group, self.state.floor
-        held = (s for s in self.nameless.singles if s >= floor and group.ranks.is_single(s))
+        held = (s for s in self.default_consumer.singles if s >= floor and group.ranks.is_single(s))
         return {s for s in held if s not in group.state.dropped and s not in group.lapsed}
 
-    def take_single(self, sequence: int, *also: Steps) -> None:
+    def claim_exclusive(self, sequence: int, *also: Steps) -> None:
         """Somebody takes it: nobody else gets it. Raises DiskFailed, ReadOnly."""
         self.group.consumers.acknowledge_all([(self.own_consumer().state, step(ACK, sequence, sequence)), *also])
-        self.group.loosened()
+        self.group.retention_changed()
 
-    def give_single_back(self, sequence: int, *also: Steps) -> None:
+    def release_exclusive(self, sequence: int, *also: Steps) -> None:
         """Who took it could not keep it. Raises DiskFailed, ReadOnly."""
-        self.group.consumers.acknowledge_all([*also, (self.own_consumer().state, step(BACK, sequence, sequence))])
+        self.group.consumers.acknowledge_all([*also, (self.own_consumer().state, step(REQUEUE, sequence, sequence))])
         singles = self.group.ranks.singles(self.number)
         if sequence not in singles and self.group.ranks.is_single(sequence):  # it may have left the log meanwhile
             bisect.insort(singles, sequence)
@@ -524,9 +526,9 @@ class Stream(Numbered):
 
     def own_consumer(self) -> Consumer:
         """The nameless consumer it has under `deliver one`."""
-        if self.nameless is None:
-            self.nameless = self.group.consumers.nameless(self)
-        return self.nameless
+        if self.default_consumer is None:
+            self.default_consumer = self.group.consumers.nameless(self)
+        return self.default_consumer
 
     def shown_consumer(self) -> Consumer:
         """The same, to be looked at: where nothing was ever taken, one that is not kept."""
@@ -534,7 +536,7 @@ class Stream(Numbered):
 
     @property
     def _has_consumer(self) -> bool:
-        return self.nameless is not None or self.number in self.group.state.consumers
+        return self.default_consumer is not None or self.number in self.group.state.consumers
 
     @property
     def shared(self) -> bool:
@@ -547,10 +549,10 @@ class Stream(Numbered):
         live = self.readers or group.log_readers or group.cursors
         return not live and self.name != group.settings.dead and bool(self.consumers())
 
-    def sharers(self) -> tuple[Consumer | Untouched | Taken, ...]:
+    def interested_consumers(self) -> tuple[Consumer | NeverConsumed | Taken, ...]:
         """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
         if self.group.settings.deliver == "all":
-            own = self.nameless
+            own = self.default_consumer
             if own is None or not own.singles:
                 return self.consumers()
             return (*self.consumers(), Taken(own.singles))
@@ -561,10 +563,10 @@ class Stream(Numbered):
     def consumers(self) -> tuple[Consumer, ...]:
         """The named consumers over it."""
         routes = self._routes
-        return routes.consumers if routes.shape == self.group.shape else self.routes().consumers
+        return routes.consumers if routes.shape == self.group.routing_version else self.routes().consumers
 
     def routes(self) -> Routes:
-        if self._routes.shape != self.group.shape:
+        if self._routes.shape != self.group.routing_version:
             self._routes = self._look_up_routes()
         return self._routes
 
@@ -572,23 +574,23 @@ class Stream(Numbered):
         crowds = tuple(self.group.consumers.crowds_of(self))
         members = [consumer for crowd in crowds for consumer in crowd.members]
         members.sort(key=lambda consumer: consumer.number)
-        return Routes(self.group.shape, crowds, tuple(members), tuple(c for c in members if c.state.backlog))
+        return Routes(self.group.routing_version, crowds, tuple(members), tuple(c for c in members if c.state.backlog))
 
     @property
     def is_attended(self) -> bool:
         """Whether a consumer is to be told of each of its messages."""
-        routes, own = self.routes(), self.nameless
+        routes, own = self.routes(), self.default_consumer
         if routes.bounded or (own is not None and own.crowd.waiting):
             return True
         return any(crowd.waiting for crowd in routes.crowds)
 
     def _had_by_all(self, sequence: int) -> bool:
-        hindmost = self.group.consumers.hindmost  # of thousands it answers for all, mostly
-        if hindmost is not None and not hindmost.has_had(sequence) and hindmost.covers(self):
+        hindmost = self.group.consumers.slowest  # of thousands it answers for all, mostly
+        if hindmost is not None and not hindmost.is_acked(sequence) and hindmost.covers(self):
             return False
-        return all(sharer.has_had(sequence) for sharer in self.sharers())
+        return all(sharer.is_acked(sequence) for sharer in self.interested_consumers())
 
-    def had_by(self, consumer: Consumer, sequence: int, size: int) -> None:
+    def on_acked(self, consumer: Consumer, sequence: int, size: int) -> None:
         """The consumer acknowledged a message: where it is shared it counts no more when everyone has."""
         if self.count < 0 or sequence < self.state.floor or not self.shared:
             return
@@ -618,7 +620,7 @@ class Stream(Numbered):
             self.count += messages
             self.size += size
 
-    def wake_watchers(self) -> None:
+    def wake_pollers(self) -> None:
         watchers, self.watchers = self.watchers, {}
         for then in watchers.values():
             then()
@@ -631,12 +633,12 @@ class Stream(Numbered):
             del blocked[wait]
             rest, self.blocked = blocked, {}  # so that this one is not told to stand behind the others
             try:
-                verdict = self.group.verdict(self, post)
+                verdict = self.group.admit(self, post)
                 step: Step[int] | None = None
-                if verdict is Verdict.DISCARD:
+                if verdict is Admission.DISCARD:
                     step = post.total
-                elif verdict is Verdict.APPEND:
-                    step = self.group.carry_out(self, post)
+                elif verdict is Admission.APPEND:
+                    step = self.group.append_admitted(self, post)
             except Exception as error:
                 self.blocked = blocked = rest
                 self._refuse_blocked(wait, post, error)
@@ -653,23 +655,23 @@ class Stream(Numbered):
             self.blocked = blocked = rest
             chain(step, wait)
         if self.watchers:
-            self.wake_watchers()
+            self.wake_pollers()
 
     def end(self) -> None:
         """The stream is gone: its readers get end-of-file, its writers an error."""
         self.removed = True
-        end_parked(self.parked)
-        if self.nameless is not None:
-            self.nameless.removed = True
-            self.nameless.end()
+        close_waiters(self.parked)
+        if self.default_consumer is not None:
+            self.default_consumer.removed = True
+            self.default_consumer.end()
         self.refuse_all_blocked(errors.NotFound(f"{self.name} was removed"))
-        self.wake_watchers()
+        self.wake_pollers()
 
     def refuse_all_blocked(self, error: errors.MqfsError) -> None:
         for wait in list(self.blocked):
             self._refuse_blocked(wait, self.blocked.pop(wait), error)
 
-    def _refuse_blocked(self, wait: Wait[int], post: Post, error: Exception) -> None:
+    def _refuse_blocked(self, wait: Wait[int], post: WriteRequest, error: Exception) -> None:
         if post.undo is not None:
             post.undo()
         wait.fail(error)
@@ -693,7 +695,7 @@ def _fits(depth: Depth, kept: Stream | Cut, messages: int, size: int) -> bool:
 Parked = dict["Reader", dict[Wait[bytes], tuple[int, int]]]  # each wait with its read's count and offset
 
 
-def serve_parked(parked: Parked, record: Record) -> None:
+def deliver_to_waiters(parked: Parked, record: Record) -> None:
     """Settle the first waiting read of each handle that may have it with the message."""
     for reader in list(parked):
         if not reader.wants(record):
@@ -706,7 +708,7 @@ def serve_parked(parked: Parked, record: Record) -> None:
         wait.settle(reader.hand(record, count, offset))
 
 
-def end_parked(parked: Parked) -> None:
+def close_waiters(parked: Parked) -> None:
     for waits in list(parked.values()):
         for wait in waits:
             wait.settle(b"")

@@ -109,7 +109,7 @@ class WaitingRead(Waiting):
 
     def answer(self, data: bytes) -> None:
         if not self.lane.answer(self.unique, data):
-            self.handle.unread(data)
+            self.handle.push_back(data)
 
 
 class WaitingWrite(Waiting):
@@ -306,7 +306,7 @@ class DeviceLoop:
                 os.writev(self.device, (protocol.REPLY.pack(protocol.OUT_HEADER + len(step), 0, unique), step))
             except OSError as error:
                 self._unheard(error)
-                handle.unread(step)
+                handle.push_back(step)
         elif flags & os.O_NONBLOCK and not step.settled and step.cancel():
             self.refuse(unique, errno.EAGAIN)
         else:

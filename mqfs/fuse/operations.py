@@ -23,7 +23,7 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from mqfs import errors, limits
-from mqfs.engine.tree.meta_nodes import KeptFile, Meta
+from mqfs.engine.tree.meta_nodes import Meta, SnapshotNode
 from mqfs.engine.tree.tree import Node, Tree
 from mqfs.fuse import identity
 from mqfs.fuse.nodes import Files, Nodes
@@ -207,7 +207,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         node = self.nodes.node(inode)
-        if flags & os.O_ACCMODE or isinstance(node, KeptFile) or (isinstance(node, Meta) and node.name in TEXTS):
+        if flags & os.O_ACCMODE or isinstance(node, SnapshotNode) or (isinstance(node, Meta) and node.name in TEXTS):
             self.nodes.take(inode, ctx.pid)
         info = self.open_file(self.user(ctx, process=True), node, flags)
         size: int | None = getattr(self.files.open[info.fh].handle, "size", None)

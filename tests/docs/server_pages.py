@@ -353,7 +353,8 @@ def guest(folder: Path, example: str, sock: Path) -> str:
     command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "256", "-nodefaults", "-no-reboot", "-nographic"]
     command += ["-serial", "stdio", "-kernel", str(kernel), "-initrd", str(initrd)]
     command += ["-append", "console=ttyS0 quiet panic=-1", "-device", "virtio-net-pci,netdev=n0,romfile="]
-    command += ["-chardev", f"socket,id=tunnel,path={sock}"]
+    # The server ends connections that do not attach; the guest may take longer to boot.
+    command += ["-chardev", f"socket,id=tunnel,path={sock},reconnect=1"]
     command += ["-netdev", "user,id=n0,guestfwd=tcp:10.0.2.100:564-chardev:tunnel"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOOT_S, check=False)
     return done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")

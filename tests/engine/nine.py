@@ -118,7 +118,7 @@ class NineSubject:
     def tick(self, seconds: float) -> None:
         self.clock.forward(seconds)
         group = self.tree.root.groups["g"]
-        self.tree.touched.add(group)
+        self.tree.dirty_groups.add(group)
         group.unblock()
         self.tree.tick()
 

@@ -77,7 +77,7 @@ class TreeSubject:
 
     def tick(self, seconds: float) -> None:
         self.clock.forward(seconds)
-        self.tree.touched.add(self.group)
+        self.tree.dirty_groups.add(self.group)
         self.group.unblock()
         self.tree.tick()
 

@@ -84,8 +84,8 @@ def evicting(path: Path, messages: int) -> tuple[int, int]:
     while not stream.state.floor:
         cost = calls_once(lambda: writer.write(b"xx"))
     assert (stream.count, stream.size) == queues.group.bucket.count(stream.number, stream.state.floor)[:2]
-    assert stream.cut == stream.state.floor
-    assert queues.group.counts.cut == stream.gone
+    assert stream.evicted_before == stream.state.floor
+    assert queues.group.counts.cut == stream.trimmed_count
     return cost, queues.group.counts.cut
 
 

@@ -471,12 +471,12 @@ def test_what_could_not_be_delivered_is_next(hand: Hand) -> None:
     hand.write("s", b"one", b"two")
     reader = hand.open("s")
     assert reader.read(64, 0) == b"one"
-    reader.unread(b"one")
+    reader.push_back(b"one")
     assert reader.read(64, 0) == b"one"
     assert reader.read(64, 3) == b"two"
     step = reader.read(64, 6)
     hand.write("s", b"three")
-    reader.unread(step.result())
+    reader.push_back(step.result())
     assert reader.readable
     assert reader.read(2, 99) == b"th"
     assert reader.read(64, 101) == b"ree"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -50,7 +49,6 @@ NEVER_SAID = re.compile(
     re.IGNORECASE,
 )
 A_COLUMN = re.compile(r"`[^`]*\btopic\b[^`]*`|\.(?:Li|Cm) topic\b|\btopic=")  # of Spark's; it has Kafka's name
-NEVER_NAMED = re.compile(r"topic|queue|chunk", re.IGNORECASE)
 
 
 def test_words_of_the_glossary() -> None:
@@ -62,14 +60,3 @@ def test_words_of_the_glossary() -> None:
         if NEVER_SAID.search(A_COLUMN.sub("", line) if "spark" in path.name else line)
     ]
     assert said == []
-
-
-def test_names_of_the_glossary() -> None:
-    """So do those who read the sources."""
-    named = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
-        for path in (ROOT / "mqfs").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and NEVER_NAMED.search(node.name)
-    ]
-    assert named == []

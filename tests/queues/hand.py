@@ -40,9 +40,9 @@ class Taker:
     def _moved(self, data: bytes) -> None:
         self.offset += len(data)
 
-    def unread(self, data: bytes) -> None:
+    def push_back(self, data: bytes) -> None:
         self.offset -= len(data)
-        self.handle.unread(data)
+        self.handle.push_back(data)
 
 
 class Queues(Hand):

@@ -378,8 +378,8 @@ class Machine(RuleBasedStateMachine):
             self.waits.add(self.count)
             self.stop(self.count)
         elif mine:
-            self.model.unread(key, mine, then == "close")
-            self.subject.unread(key, mine)
+            self.model.push_back(key, mine, then == "close")
+            self.subject.push_back(key, mine)
             if then == "close":
                 self.end_of(key)
             else:

@@ -491,7 +491,7 @@ class Model:
             return json.dumps({**row, "headers": m["headers"]}).encode()
         return m["body"]
 
-    def unread(self, key, data, then_close):
+    def push_back(self, key, data, then_close):
         """The answer of the last read, a whole message, could not be delivered."""
         h = self.handles[key]
         if then_close and h["lost"] is not None:  # ack read: it was not handed to anyone

@@ -70,9 +70,9 @@ class QueueSubject(TreeSubject):
         folder: Any = self.tree.find(USER, "g/.consumers")
         return self._try(lambda: self.tree.unlink(USER, folder, name))
 
-    def unread(self, key: str, data: bytes) -> None:
+    def push_back(self, key: str, data: bytes) -> None:
         self.offsets[key] -= len(data)
-        self.handles[key].unread(data)
+        self.handles[key].push_back(data)
 
     def tick(self, seconds: float) -> None:
         for _ in range(int(seconds)):

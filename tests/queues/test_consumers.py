@@ -288,7 +288,7 @@ def test_a_reader_that_dies_before_it_got_the_answer_gives_it_back() -> None:
     dies, lives = q.worker(), q.worker()
     wait = dies.read(BIG)
     q.write("s", b"one", b"two")
-    dies.unread(wait.result())
+    dies.push_back(wait.result())
     dies.close()
     assert drain(lives) == [b"one", b"two"]
 
@@ -298,7 +298,7 @@ def test_an_answer_that_was_not_delivered_is_given_again() -> None:
     q.consumer()
     q.write("s", b"one", b"two")
     worker = q.worker()
-    worker.unread(worker.read(BIG))
+    worker.push_back(worker.read(BIG))
     assert read(worker) == b"one"
     say(worker, "ack")
     assert read(worker) == b"two"

@@ -334,6 +334,6 @@ def test_no_backlog_takes_a_dead_letter_away(full: str) -> None:
     for body in (b"one", b"two"):
         q.write("s", body)
         taker = q.taker()
-        taker.unread(read(taker))
+        taker.push_back(read(taker))
         taker.close()
     assert q.shows(".consumers/letters") == [b"one", b"two"]

@@ -72,7 +72,7 @@ def test_ack_read_what_could_not_be_delivered_goes_back() -> None:
     q = Queues(ONE)
     dies, lives = q.taker(), q.taker()
     q.write("s", b"one", b"two")
-    dies.unread(dies.read(BIG))
+    dies.push_back(dies.read(BIG))
     dies.close()
     assert take(lives) == [b"one", b"two"]
 
@@ -86,7 +86,7 @@ def test_ack_read_what_could_not_be_delivered_while_a_writer_waits() -> None:
     data = dies.read(BIG)
     assert blocked.settled
     q.queue()
-    dies.unread(data)
+    dies.push_back(data)
     dies.close()
     assert q.shows("s") == [b"one", b"two"]
     assert take(q.taker()) == [b"one", b"two"]
@@ -106,7 +106,7 @@ def test_ack_read_what_could_not_be_delivered_is_given_again() -> None:
     q = Queues(ONE)
     taker = q.taker()
     q.write("s", b"one", b"two")
-    taker.unread(taker.read(BIG))
+    taker.push_back(taker.read(BIG))
     assert take(taker) == [b"one", b"two"]
     taker.close()
     assert waits(q.taker())
@@ -117,7 +117,7 @@ def test_a_dead_reader_counts_as_a_failure() -> None:
     q.write("s", b"one")
     for _ in range(2):
         taker = q.taker()
-        taker.unread(taker.read(BIG))
+        taker.push_back(taker.read(BIG))
         taker.close()
     assert q.shows("s") == []
     assert q.shows("dead") == [b"one"]

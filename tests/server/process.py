@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.patience import patient
+from tests.patience import HANG_S, patient
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND = [sys.executable, "-m", "mqfs"]
@@ -32,7 +32,7 @@ def until(true: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def mqfs(*arguments: str, cwd: Path, timeout: float = 60.0, **more: str) -> subprocess.CompletedProcess[str]:
+def mqfs(*arguments: str, cwd: Path, timeout: float = HANG_S, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command that is to end by itself; standard input is empty."""
     return subprocess.run(
         [*COMMAND, *arguments],

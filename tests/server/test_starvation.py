@@ -20,7 +20,7 @@ from tests.server.watched import GREEDY, POLITE, Measured, measuring, user
 
 RUNS = 5
 RUN_S = campaign.size(50) / 10
-WAIT_S = 2 * (limits.TURN_LONG_S + limits.TURN_S)  # what is there before it, and as much as a busy core makes of it
+WAIT_S = limits.SLICE_S  # turns are a fourth of it; a busy machine makes more of them
 P99_S, LONGEST_S = patient(2.0), patient(10.0)  # on a machine that does other things too
 
 

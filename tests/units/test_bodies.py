@@ -331,4 +331,4 @@ def test_what_is_claimed_stays_kept_after_a_restart(tmp_path: Path) -> None:
     assert [read(worker), read(worker)] == [WHOLE, b"next"]
     say(worker, "ack")
     assert u.stats()["low"] == 1
-    assert u.group.state.consumers[u.group.consumers["w"].number].progress.has_had(2) is False
+    assert u.group.state.consumers[u.group.consumers["w"].number].progress.is_acked(2) is False

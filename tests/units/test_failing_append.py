@@ -103,7 +103,7 @@ CLAIMING: dict[str, Callable[[Lying], Deed]] = {
 def seen(u: Lying, *, claims: bool = True) -> dict[str, Any]:
     """What the group's state is, but for what a start makes of claims."""
     for stream in u.group.numbers.values():
-        stream.advance()
+        stream.update_low_watermark()
     own = json.loads(u.group.encode_state())
     named = [row for row in own["consumers"] if row[4]]
     rows = {row[3]: (row[:10], row[10:] if claims else ()) for row in named}

@@ -256,7 +256,7 @@ class InsideFile:
         except BaseException:
             with self._link.lock, contextlib.suppress(MqfsError):
                 if step.settled:
-                    self.handle.unread(step.result())
+                    self.handle.push_back(step.result())
             raise
         finally:
             self._waiting = None

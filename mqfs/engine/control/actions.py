@@ -12,7 +12,7 @@ from mqfs.engine.control.changes import Changes
 from mqfs.engine.delivery import dead_letters
 from mqfs.engine.language.settings import USAGE, Action, Settings
 from mqfs.engine.routing import programs
-from mqfs.engine.stream import Post, Stream
+from mqfs.engine.stream import Stream, WriteRequest
 from mqfs.model import Kind
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern
@@ -33,7 +33,7 @@ def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) ->
             raise errors.BadCommand(f"dead: {error.detail}") from None
     letters_of = group.streams.get(now.dead)
     if letters_of is not None and any(settings.dead != now.dead for settings, _ in steps):
-        letters_of.advance()
+        letters_of.update_low_watermark()
         if letters_of.count > 0 and now.deliver == "all" and now.replay != "all":
             raise errors.Busy(
                 f"dead: {now.dead} keeps {letters_of.count} dead letters; 'redrive' or 'clear' them first"
@@ -47,7 +47,7 @@ def _require_empty(group: Group, what: str) -> None:
     if what == "keep" and group.ring is not None:
         group.ring.retire("keep changes")
     for stream in group.streams.values():
-        stream.advance()
+        stream.update_low_watermark()
         if stream.count > 0:
             raise errors.Busy(f"{what}: {stream.name} keeps {stream.count} messages; 'clear' or read them first")
         if stream.opens:
@@ -56,7 +56,7 @@ def _require_empty(group: Group, what: str) -> None:
         raise errors.Busy("keep: messages of the group wait for their time, or for room on the disk")
 
 
-class Plan:
+class ValidatedChange:
     """What the names will be as the actions of one write are carried out, so that all are checked before the first."""
 
     def __init__(self, group: Group) -> None:
@@ -115,10 +115,10 @@ class Plan:
         self._require_unprotected(settings, action)
         group = self.group
         for sequence in action.sequences:
-            if group.held.is_for(stream, sequence):
+            if group.held.targets(stream, sequence):
                 continue
             found = group.bucket.locate(stream.number, sequence)
-            gone = sequence < stream.kept_from() or stream.is_gone(sequence)
+            gone = sequence < stream.kept_from() or stream.is_deleted(sequence)
             if gone or found is None or found[0] != sequence:
                 raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
             self._dropped.add(sequence)
@@ -209,7 +209,7 @@ def write_messages(group: Group, action: Action) -> None:
     """Carry out an action that was checked, and is no change of the group."""
     name = action.stream
     if action.verb == "eof":
-        group.write(group.streams[name or ""], Post(Kind.END, (b"",), 0))
+        group.write(group.streams[name or ""], WriteRequest(Kind.END, (b"",), 0))
     else:
         dead_letters.redrive(group, name, action.sequences[0] if action.sequences else None)
 

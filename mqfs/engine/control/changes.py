@@ -52,8 +52,8 @@ class Changes:
         self._thinned = True
         sequences = [sequence for sequence in sequences if sequence not in self._dropped]
         self._dropped.update(sequences)
-        waiting = [sequence for sequence in sequences if held.is_for(stream, sequence)]
-        stream.advance()
+        waiting = [sequence for sequence in sequences if held.targets(stream, sequence)]
+        stream.update_low_watermark()
         new = [s for s in sequences if s not in group.state.dropped and s not in waiting]
         self._steps += held.drop_steps(waiting)
         if new:
@@ -63,7 +63,7 @@ class Changes:
     def _put_drop_in_force(self, stream: Stream, waiting: list[int]) -> None:
         self._group.held.dropped(waiting)
         stream.recount()
-        stream.advance()
+        stream.update_low_watermark()
 
     def consumer(self, name: str, over: str, transient: bool, private: bool, backlog: int) -> None:
         """Make one, or change its options."""

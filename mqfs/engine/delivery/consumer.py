@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mqfs import errors, limits
-from mqfs.ack_state import ACK, BACK, CLAIM, SEEK, Entry, step
+from mqfs.ack_state import ACK, CLAIM, REQUEUE, SEEK, Unacked, step
 from mqfs.engine.delivery import dead_letters
-from mqfs.engine.delivery.dispatcher import Picker
+from mqfs.engine.delivery.dispatcher import Dispatcher
 from mqfs.engine.delivery.priority_index import NEVER
 from mqfs.engine.language.node import Numbered
 from mqfs.engine.log import multipart
-from mqfs.engine.routing.message_filter import Selection
+from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.group_state import Attributes, ConsumerState
 from mqfs.model import Kind, Record
 from mqfs.wait import Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.files.claiming_handle import Taker
+    from mqfs.engine.files.claiming_handle import ClaimingHandle
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Steps, Stream
 
@@ -51,7 +51,7 @@ class Claim:
 
     __slots__ = ("deadline_ns", "entry", "long", "pid", "sequence", "size", "stream", "taker")
 
-    def __init__(self, taker: Taker, record: Record, entry: Entry) -> None:
+    def __init__(self, taker: ClaimingHandle, record: Record, entry: Unacked) -> None:
         self.taker, self.entry = taker, entry
         self.sequence, self.stream, self.size = record.sequence, record.stream, len(record.body)
         self.long = bool(record.headers) and multipart.is_last(record)  # a body in parts, of which that is the last
@@ -76,21 +76,21 @@ class Consumer(Numbered):
         self.group, self.state, self.stream = group, own, stream
         self.removed = False
         self.claims: dict[int, Claim] = {}
-        self.takers: set[Taker] = set()  # handles open for writing, most of them for reading too
-        self.restless: set[Taker] = set()  # of them: those whose reads may end without a new message
+        self.receivers: set[ClaimingHandle] = set()  # handles open for writing, most of them for reading too
+        self.polling_receivers: set[ClaimingHandle] = set()  # of them: those whose reads may end without a new message
         self.opens = 0
         self.crowd = Crowd()  # of a named one: that of its group
-        self.parked: dict[Wait[bytes], Taker] = {}  # reads that wait, in the order in which they began to
+        self.parked: dict[Wait[bytes], ClaimingHandle] = {}  # reads that wait, in the order in which they began to
         self.watchers: dict[object, Callable[[], None]] = {}
         self.counts = Counts()
-        self.picker = Picker(self)
+        self.picker = Dispatcher(self)
         self.singles_only = False  # only messages for one taker are for it: the nameless one under `deliver all`
-        self.undelivered: dict[Taker, int] = {}  # `ack read`: what was handed out last, by who got it
+        self.unconfirmed: dict[ClaimingHandle, int] = {}  # `ack read`: what was handed out last, by who got it
         self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, perhaps outdated
         self._backlog: int | None = None
         self._returning: deque[tuple[Iterator[Claim], str]] = deque()  # claims whose reader has gone, and why
         self.singles: set[int] = set()  # messages for one taker that this one took first, and has not dealt with
-        self._selection: Selection | None = None
+        self._selection: MessageFilter | None = None
         self._epoch = -1
         self.serve_anew()
 
@@ -120,14 +120,14 @@ class Consumer(Numbered):
     # ------------------------------------------------------------ what it is over
 
     @property
-    def selection(self) -> Selection:
+    def selection(self) -> MessageFilter:
         group = self.group
-        if self._selection is None or self._epoch != group.epoch:
-            self._epoch = group.epoch
+        if self._selection is None or self._epoch != group.catalog_version:
+            self._epoch = group.catalog_version
             numbers, names = self._over()
             old = self._selection
             if old is None or (old.numbers, tuple(old.names)) != (numbers, names or ()):
-                self._selection = Selection(group, numbers, names)
+                self._selection = MessageFilter(group, numbers, names)
         assert self._selection is not None
         return self._selection
 
@@ -151,25 +151,25 @@ class Consumer(Numbered):
             return False
         return self.selection.covers(stream)
 
-    def has_had(self, sequence: int) -> bool:
-        return self.state.progress.has_had(sequence)
+    def is_acked(self, sequence: int) -> bool:
+        return self.state.progress.is_acked(sequence)
 
     def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The parts of [first, last] that are dealt with."""
         progress = self.state.progress
-        if first < progress.low:
-            yield first, min(last, progress.low - 1)
-        for begin, end in progress.runs:
+        if first < progress.ack_floor:
+            yield first, min(last, progress.ack_floor - 1)
+        for begin, end in progress.acked_ranges:
             if end >= first and begin <= last:
                 yield max(begin, first), min(end, last)
 
     @property
     def low(self) -> int:
         """Everything below is dealt with, and has arrived as far as is known."""
-        low = self.state.progress.low
-        return min(low, *self.undelivered.values()) if self.undelivered else low
+        low = self.state.progress.ack_floor
+        return min(low, *self.unconfirmed.values()) if self.unconfirmed else low
 
-    def is_mine(self, stream: Stream, record: Record) -> bool:
+    def matches(self, stream: Stream, record: Record) -> bool:
         """Whether the message is for this consumer, had or not."""
         if self.stream is not None:
             return not self.singles_only or self.group.ranks.is_hidden(record)
@@ -194,10 +194,10 @@ class Consumer(Numbered):
 
     # ------------------------------------------------------------ claims
 
-    def take(self, taker: Taker, before: bytes = b"", most: int = NEVER) -> Record | None:
+    def claim_next(self, taker: ClaimingHandle, before: bytes = b"", most: int = NEVER) -> Record | None:
         """Hand a message to a handle; None: nothing for it, or it is larger than `most`. `before`: steps to be recorded
         with it."""
-        picked = self.picker.pick(taker)
+        picked = self.picker.next_message(taker)
         if picked is None or len(picked[0].headers) + len(picked[0].body) > most:
             if before:
                 self._log(before)
@@ -219,7 +219,7 @@ class Consumer(Numbered):
         if taker.acks_at_once:
             self.counts.acknowledged += 1
             taker.had = (record, entry)
-            self.undelivered[taker] = entry.first
+            self.unconfirmed[taker] = entry.first
             long = bool(record.headers) and multipart.is_last(record)
             self._gone(record.sequence, record.stream, len(record.body), long)
         else:
@@ -230,7 +230,7 @@ class Consumer(Numbered):
         if record.sequence in self.singles or self.stream is not None:
             self._log(steps)
         else:
-            self.group.numbers[record.stream].take_single(record.sequence, (self.state, steps))
+            self.group.numbers[record.stream].claim_exclusive(record.sequence, (self.state, steps))
         self.singles.add(record.sequence)
 
     def give_singles_back(self) -> None:
@@ -243,29 +243,29 @@ class Consumer(Numbered):
     def _give_single_back(self, stream: Stream, sequence: int, *also: Steps) -> None:
         others = [other for other in stream.consumers() if other is not self]
         offers = [steps for other in others if (steps := other.offer_steps(sequence)) is not None]
-        stream.give_single_back(sequence, *also, *offers)
+        stream.release_exclusive(sequence, *also, *offers)
         for other in others:
             other.picker.gaps = b""
-        if self.stream is None and stream.nameless is not None:
-            others.append(stream.nameless)
+        if self.stream is None and stream.default_consumer is not None:
+            others.append(stream.default_consumer)
         for other in others:
             other.offered(sequence)
 
     def offer_steps(self, sequence: int) -> Steps | None:
         """What is to be recorded so that a message for one taker, which another had, is to be had again."""
         self.picker.reopen(sequence)
-        if not self.picker.gaps and sequence in self.state.progress.open:
+        if not self.picker.gaps and sequence in self.state.progress.in_flight:
             return None
-        return self.state, self.picker.gaps + step(BACK, sequence, sequence)
+        return self.state, self.picker.gaps + step(REQUEUE, sequence, sequence)
 
     def offered(self, sequence: int) -> None:
         """That was recorded."""
-        if (entry := self.state.progress.open.get(sequence)) is not None:
-            self.free(sequence, entry)
+        if (entry := self.state.progress.in_flight.get(sequence)) is not None:
+            self.make_ready(sequence, entry)
         self.serve()
 
-    def _claimed(self, taker: Taker, record: Record) -> None:
-        claim = Claim(taker, record, self.state.progress.open[record.sequence])
+    def _claimed(self, taker: ClaimingHandle, record: Record) -> None:
+        claim = Claim(taker, record, self.state.progress.in_flight[record.sequence])
         self.claims[record.sequence] = taker.claims[record.sequence] = claim
         self.renew(claim)
         taker.guard(claim)
@@ -312,8 +312,8 @@ class Consumer(Numbered):
         if stream is not None and long:
             stream.recount()
         elif stream is not None:
-            stream.had_by(self, sequence, size)
-        self.group.loosened()
+            stream.on_acked(self, sequence, size)
+        self.group.retention_changed()
 
     def release(self, claim: Claim) -> None:
         """Back at once, not counted; what is for one taker is for anyone, as if it had never been taken."""
@@ -325,45 +325,45 @@ class Consumer(Numbered):
         self.singles.discard(sequence)
         self._end_claim(claim)  # first: others ask whether it is taken
         try:
-            self._give_single_back(stream, sequence, (self.state, step(BACK, claim.entry.first, sequence)))
+            self._give_single_back(stream, sequence, (self.state, step(REQUEUE, claim.entry.first, sequence)))
         except BaseException:
             self.singles.add(sequence)
             self.claims[sequence] = claim.taker.claims[sequence] = claim
             raise
-        if (entry := self.state.progress.open.get(sequence)) is not None:  # else another has taken it
-            self.free(sequence, entry)
+        if (entry := self.state.progress.in_flight.get(sequence)) is not None:  # else another has taken it
+            self.make_ready(sequence, entry)
         self.serve()
 
-    def fail(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
+    def nack(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
         """A delivery failed: back after that time (None: as `backoff` says), or to the dead letters."""
         failed = claim.entry.failed + 1
         self.counts.failed += 1
         settings = self.group.settings
-        if settings.retries and failed >= settings.retries and self.bury(claim, reason, failed):
+        if settings.retries and failed >= settings.retries and self.move_to_dead(claim, reason, failed):
             return
         self._give_back(claim, failed, settings.backoff_after(failed) if delay_ns is None else delay_ns)
 
     def _give_back(self, claim: Claim, failed: int, delay_ns: int) -> None:
         due = self.group.tree.clock.engine_ns() + delay_ns if delay_ns else 0
-        self._log(step(BACK, claim.entry.first, claim.sequence, failed, due))
+        self._log(step(REQUEUE, claim.entry.first, claim.sequence, failed, due))
         self._gave_back(claim, due)
 
     def _gave_back(self, claim: Claim, due: int) -> None:
         self._end_claim(claim)
-        self.free(claim.sequence, self.state.progress.open[claim.sequence])
+        self.make_ready(claim.sequence, self.state.progress.in_flight[claim.sequence])
         if not due:
             self.serve()
 
-    def free(self, sequence: int, entry: Entry) -> None:
+    def make_ready(self, sequence: int, entry: Unacked) -> None:
         """It may be handed out again, now or when it is due."""
         if entry.claimed:
             return
         if entry.due_ns > self.group.tree.clock.engine_ns():
             self._set_timer(entry.due_ns, sequence)
         elif (record := self.record(sequence)) is not None:
-            self.picker.note(record)
+            self.picker.add_ready(record)
 
-    def bury(self, claim: Claim, reason: str, failed: int) -> bool:
+    def move_to_dead(self, claim: Claim, reason: str, failed: int) -> bool:
         """Make it a dead letter. False: it stays, for it is one, or there is no room for it."""
         group = self.group
         stream = group.numbers.get(claim.stream)
@@ -374,7 +374,9 @@ class Consumer(Numbered):
             self.acknowledge([claim])
             return True
         try:
-            dead_letters.bury(group, self.state, record, self.ack_step(claim), reason, failed, claim.entry.first)
+            dead_letters.append_dead_letter(
+                group, self.state, record, self.ack_step(claim), reason, failed, claim.entry.first
+            )
         except (errors.MqfsError, OSError) as error:
             group.refuse(claim.taker.user, group.settings.dead, f"message {claim.sequence} was not put there: {error}")
             return False
@@ -383,12 +385,12 @@ class Consumer(Numbered):
         self._gone(claim.sequence, claim.stream, claim.size, claim.long)
         return True
 
-    def take_back(self, taker: Taker) -> None:
+    def undo_auto_ack(self, taker: ClaimingHandle) -> None:
         """What `ack read` handed over did not arrive, and its handle goes: it is claimed, as if not acknowledged."""
         had, taker.had = taker.had, None
         if had is None:
             return
-        self.undelivered.pop(taker, None)
+        self.unconfirmed.pop(taker, None)
         record, entry = had
         self._log(step(CLAIM, entry.first, record.sequence, entry.failed))
         self.counts.acknowledged -= 1
@@ -397,7 +399,7 @@ class Consumer(Numbered):
         stream = self.group.numbers.get(record.stream)
         if stream is not None:
             stream.recount()
-        claim = Claim(taker, record, self.state.progress.open[record.sequence])
+        claim = Claim(taker, record, self.state.progress.in_flight[record.sequence])
         self.claims[record.sequence] = taker.claims[record.sequence] = claim
 
     def recover(self) -> None:
@@ -405,9 +407,9 @@ class Consumer(Numbered):
         progress = self.state.progress
         dead = self.group.settings.retries
         if self.stream is None or self.singles_only:
-            had_once = (sequence for sequence, entry in progress.open.items() if entry.claimed or entry.failed)
+            had_once = (sequence for sequence, entry in progress.in_flight.items() if entry.claimed or entry.failed)
             self.singles = {sequence for sequence in had_once if self.group.ranks.is_single(sequence)}
-        for sequence, entry in list(progress.open.items()):
+        for sequence, entry in list(progress.in_flight.items()):
             if entry.claimed:
                 entry.claimed, entry.failed, entry.due_ns = False, entry.failed + 1, 0
                 if dead and entry.failed >= dead:
@@ -415,14 +417,16 @@ class Consumer(Numbered):
             elif entry.due_ns:
                 self._set_timer(entry.due_ns, sequence)
 
-    def _bury_lost(self, sequence: int, entry: Entry) -> None:
+    def _bury_lost(self, sequence: int, entry: Unacked) -> None:
         """A message whose server was killed under it once too often."""
         record = self.record(sequence)
         if record is None or self.group.numbers[record.stream].name == self.group.settings.dead:
             return
         try:
             steps = step(ACK, entry.first, sequence)
-            dead_letters.bury(self.group, self.state, record, steps, "the server ended", entry.failed, entry.first)
+            dead_letters.append_dead_letter(
+                self.group, self.state, record, steps, "the server ended", entry.failed, entry.first
+            )
             self.counts.dead += 1
         except (errors.MqfsError, OSError):
             return  # it is served again
@@ -431,10 +435,12 @@ class Consumer(Numbered):
 
     def _set_timer(self, due_ns: int, sequence: int) -> None:
         heapq.heappush(self._timers, (due_ns, sequence))
-        if len(self._timers) > 2 * len(self.state.progress.open) + 64:  # most are of claims that ended long ago
+        if len(self._timers) > 2 * len(self.state.progress.in_flight) + 64:  # most are of claims that ended long ago
             mine = self.claims
             self._timers = [(claim.deadline_ns, s) for s, claim in mine.items() if claim.deadline_ns]
-            self._timers += [(e.due_ns, s) for s, e in self.state.progress.open.items() if s not in mine and e.due_ns]
+            self._timers += [
+                (e.due_ns, s) for s, e in self.state.progress.in_flight.items() if s not in mine and e.due_ns
+            ]
             heapq.heapify(self._timers)
         self.group.consumers.set_alarm(self, due_ns)
 
@@ -444,7 +450,7 @@ class Consumer(Numbered):
             self._go_on_returning()
             if not self._returning:
                 self._rest()
-                self.left()
+                self.on_handle_closed()
         while self._timers and self._timers[0][0] <= now_ns:
             timer = heapq.heappop(self._timers)
             try:
@@ -458,22 +464,22 @@ class Consumer(Numbered):
 
     def _end_timer(self, sequence: int, now_ns: int) -> None:
         claim = self.claims.get(sequence)
-        entry = self.state.progress.open.get(sequence)
+        entry = self.state.progress.in_flight.get(sequence)
         if claim is not None:
             if claim.deadline_ns and claim.deadline_ns <= now_ns:
-                self.fail(claim, "the lease ran out")
+                self.nack(claim, "the lease ran out")
         elif entry is not None and not entry.claimed and entry.due_ns <= now_ns:
-            self.free(sequence, entry)
+            self.make_ready(sequence, entry)
 
     # ------------------------------------------------------------ readers that wait
 
-    def park(self, wait: Wait[bytes], taker: Taker) -> None:
+    def park(self, wait: Wait[bytes], taker: ClaimingHandle) -> None:
         self.parked[wait] = taker
         self.crowd.waiting[self] = None
         if taker.until != NEVER:
             self.note_end(taker)
 
-    def note_end(self, taker: Taker) -> None:
+    def note_end(self, taker: ClaimingHandle) -> None:
         """Reads of it that wait end at some sequence, whatever stream takes that."""
         ends = [other.until for other in {taker, *self.parked.values()}]
         self.group.consumers.end_at(self, min(ends))
@@ -487,13 +493,13 @@ class Consumer(Numbered):
 
     def serve(self) -> None:
         """Hand what there is to who waits, first come first served."""
-        passed: set[Taker] = set()
+        passed: set[ClaimingHandle] = set()
         while self.parked:
-            dry = self.picker.dry
-            if dry and not self.restless:
+            dry = self.picker.exhausted
+            if dry and not self.polling_receivers:
                 break
             waits = self.parked.items()
-            fit = ((w, t) for w, t in waits if t not in passed and (not dry or t in self.restless))
+            fit = ((w, t) for w, t in waits if t not in passed and (not dry or t in self.polling_receivers))
             wait, taker = next(fit, (None, None))
             if wait is None or taker is None:
                 break
@@ -510,7 +516,7 @@ class Consumer(Numbered):
             taker.answer(wait, data)
         self._wake_watchers()
 
-    def watch(self, taker: Taker, then: Callable[[], None] | None) -> None:
+    def watch(self, taker: ClaimingHandle, then: Callable[[], None] | None) -> None:
         """Call `then` once when there may be something for the handle; None: no more."""
         if then is None:
             self.watchers.pop(taker, None)
@@ -534,31 +540,31 @@ class Consumer(Numbered):
             taker.answer(wait, b"")
         self._wake_watchers()
 
-    def opened(self, taker: Taker) -> None:
-        self.takers.add(taker)
-        self.group.settle_cuts()
+    def opened(self, taker: ClaimingHandle) -> None:
+        self.receivers.add(taker)
+        self.group.apply_depth_after_recovery()
 
-    def closed(self, taker: Taker) -> None:
+    def closed(self, taker: ClaimingHandle) -> None:
         """A handle goes: what it has goes back to the head."""
-        self.takers.discard(taker)
-        self.restless.discard(taker)
-        self.undelivered.pop(taker, None)
-        self.give_back_all(list(taker.claims.values()), "its reader ended")
+        self.receivers.discard(taker)
+        self.polling_receivers.discard(taker)
+        self.unconfirmed.pop(taker, None)
+        self.nack_all(list(taker.claims.values()), "its reader ended")
         self._rest()
-        self.left()
+        self.on_handle_closed()
 
     def _rest(self) -> None:
-        if not self.takers and not self.claims:
-            self.picker.rest()
+        if not self.receivers and not self.claims:
+            self.picker.release_cache()
 
-    def left(self) -> None:
+    def on_handle_closed(self) -> None:
         """One handle less."""
         if self._returning:
             return
         if self.state.transient and not self.opens and not self.removed and not self.group.tree.closing:
             self.group.consumers.remove(self)
 
-    def give_back_all(self, claims: Iterable[Claim], reason: str) -> None:
+    def nack_all(self, claims: Iterable[Claim], reason: str) -> None:
         """Their reader has gone: each delivery failed, but where the server stops. What takes long goes on later; until
         then they are claimed."""
         self._returning.append((iter(claims), reason))
@@ -588,10 +594,10 @@ class Consumer(Numbered):
                 if not counted and claim.sequence in self.singles:
                     self.release(claim)
                 elif counted and retries and claim.entry.failed + 1 >= retries:
-                    self.fail(claim, reason, 0)
+                    self.nack(claim, reason, 0)
                 else:
                     plain.append(claim)
-            steps = [step(BACK, c.entry.first, c.sequence, c.entry.failed + counted) for c in plain]
+            steps = [step(REQUEUE, c.entry.first, c.sequence, c.entry.failed + counted) for c in plain]
             if steps:
                 self._log(b"".join(steps))
         except errors.MqfsError:
@@ -618,11 +624,11 @@ class Consumer(Numbered):
             self._end_claim(claim)
         self.picker.move(position)
         self._timers, self._backlog = [], None
-        for taker in self.takers:
-            taker.looked = 0
+        for taker in self.receivers:
+            taker.scanned_to = 0
         for stream in self._streams():
             stream.recount()
-        self.group.loosened()
+        self.group.retention_changed()
         self.group.unblock()
         self.serve()
 
@@ -655,19 +661,19 @@ class Consumer(Numbered):
         return (
             stream is not None
             and record.kind == MESSAGE
-            and not self.has_had(record.sequence)
+            and not self.is_acked(record.sequence)
             and stream.visible(record)
-            and self.is_mine(stream, record)
+            and self.matches(stream, record)
         )
 
     def count(self) -> int:
         """Messages that are not acknowledged (what a program in a view leaves out counts, too)."""
-        low, last = self.state.progress.low, self.group.bucket.next
+        low, last = self.state.progress.ack_floor, self.group.bucket.next
         if low >= last:
             return 0
         total = 0
         for stream in self._streams():
-            stream.advance()
+            stream.update_low_watermark()
             begin = max(stream.state.floor, low)
             total += stream.messages(begin)
             total -= sum(stream.messages(first, end + 1) for first, end in self.had_in(begin, last))
@@ -677,12 +683,12 @@ class Consumer(Numbered):
         """(messages neither acknowledged nor claimed, those of them that are not due). `counts`: what was counted for
         others at the same moment, for many are at one place."""
         progress = self.state.progress
-        place = self.stream, self.state.over, progress.low, tuple(progress.runs)
+        place = self.stream, self.state.over, progress.ack_floor, tuple(progress.acked_ranges)
         if place not in counts:
             counts[place] = self.count()
         now = self.group.tree.clock.engine_ns()
         claimed = sum(self.record(sequence) is not None for sequence in self.claims)
-        entries = self.state.progress.open.items()
+        entries = self.state.progress.in_flight.items()
         later = (s for s, entry in entries if not entry.claimed and entry.due_ns > now)
         return counts[place] - claimed, sum(self.record(sequence) is not None for sequence in later)
 
@@ -692,7 +698,7 @@ class Consumer(Numbered):
             self._backlog = self.count()
         return self._backlog
 
-    def overflows(self, messages: int) -> bool:
+    def exceeds_backlog(self, messages: int) -> bool:
         """Whether so many more would exceed its own bound."""
         most = self.state.backlog
         if not most or self.backlog() + messages <= most:
@@ -715,7 +721,7 @@ class Consumer(Numbered):
     def skip(self, record: Record) -> None:
         """That message is not for this consumer, nor is the rest of its body."""
         last = multipart.last_of(self.group, record) or record
-        entry = self.state.progress.open.get(last.sequence)
+        entry = self.state.progress.in_flight.get(last.sequence)
         first = entry.first if entry else multipart.first_of(self.group, last)
         self._log(step(ACK, first, last.sequence))
         self._gone(last.sequence, last.stream, len(last.body), first < last.sequence)
@@ -728,13 +734,13 @@ class Taken:
     low = 0
 
     def __init__(self, singles: set[int]) -> None:
-        self._singles = singles
+        self.exclusives = singles
 
-    def has_had(self, sequence: int) -> bool:
-        return sequence not in self._singles
+    def is_acked(self, sequence: int) -> bool:
+        return sequence not in self.exclusives
 
     def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        for sequence in sorted(self._singles):
+        for sequence in sorted(self.exclusives):
             if sequence > last:
                 break
             if first < sequence:
@@ -744,21 +750,21 @@ class Taken:
             yield first, last
 
 
-class Untouched:
+class NeverConsumed:
     """The nameless consumer of a stream of which nothing was ever taken: not worth an object each."""
 
     low = 0
 
-    def has_had(self, sequence: int) -> bool:
+    def is_acked(self, sequence: int) -> bool:
         return False
 
     def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         return iter(())
 
 
-UNTOUCHED = Untouched()
+UNTOUCHED = NeverConsumed()
 
 
-def delivery_count(entry: Entry) -> int:
+def delivery_count(entry: Unacked) -> int:
     """How often a message was handed out, this time included."""
     return entry.failed + 1

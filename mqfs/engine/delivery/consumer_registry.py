@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Consumer, Crowd
-from mqfs.engine.delivery.priority_index import NEVER, Rank
+from mqfs.engine.delivery.priority_index import NEVER, DeliveryAttributes
 from mqfs.engine.log import multipart
-from mqfs.engine.retention.low_watermark import Lowest
-from mqfs.engine.stream import Steps, Stream, Verdict
+from mqfs.engine.retention.low_watermark import LowWatermark
+from mqfs.engine.stream import Admission, Steps, Stream
 from mqfs.engine.tree.meta_nodes import bits_for_writers
 from mqfs.group_state import Change, ConsumerState
 from mqfs.model import Draft, Kind, Record, User
@@ -34,12 +34,12 @@ class Consumers(dict[str, Consumer]):
         super().__init__()
         self.group = group
         self._crowds: dict[str, Crowd] = {}  # by the stream or view that they are over; "": the whole group
-        self._ends = Lowest()  # of consumers, the sequence at which a waiting read ends whatever stream takes it
+        self._ends = LowWatermark()  # of consumers, the sequence at which a waiting read ends whatever stream takes it
         self.next_end = NEVER  # the least of those
-        self._lowest = Lowest()  # of those over the whole group
+        self._lowest = LowWatermark()  # of those over the whole group
         self._bounded: list[Consumer] = []
         self._bounded_known = False
-        self._sleepers: dict[Consumer, int] = {}  # those with something to do at an engine time
+        self.timers: dict[Consumer, int] = {}  # those with something to do at an engine time
 
     def load(self) -> None:
         """Those that the group's state names."""
@@ -53,7 +53,7 @@ class Consumers(dict[str, Consumer]):
             stream = self.group.numbers.get(own.number)
             if own.name:
                 self._recover(self[own.name])
-            elif stream is not None and own.progress.open:
+            elif stream is not None and own.progress.in_flight:
                 self._recover(stream.own_consumer())
         for consumer in list(self.values()):
             if consumer.state.transient:
@@ -66,21 +66,24 @@ class Consumers(dict[str, Consumer]):
         """The named ones, and the nameless ones that are in use."""
         numbers = self.group.numbers
         streams = (numbers.get(own.number) for own in self.group.state.consumers.values() if not own.name)
-        return [*self.values(), *(s.nameless for s in streams if s is not None and s.nameless is not None)]
+        return [
+            *self.values(),
+            *(s.default_consumer for s in streams if s is not None and s.default_consumer is not None),
+        ]
 
-    def reshaped(self) -> None:
+    def on_routing_changed(self) -> None:
         """A stream went, or what views and consumers are over has changed: room for writers that wait, perhaps."""
         for consumer in self.bounded:
             consumer.recount()
         self.group.unblock()
 
-    def rank_anew(self) -> None:
+    def invalidate_order(self) -> None:
         """The order in which messages are served has changed, or which they are."""
         for consumer in self.every():
             consumer.serve_anew()
 
     @property
-    def hindmost(self) -> Consumer | None:
+    def slowest(self) -> Consumer | None:
         """Of those over the whole group, one that is as far behind as any."""
         number = self._lowest.name
         return self[self.group.state.consumers[number].name] if number is not None else None
@@ -202,7 +205,7 @@ class Consumers(dict[str, Consumer]):
             return
         consumer = Consumer(self.group, own)
         self._enter(consumer)
-        self.group.shape += 1  # it is in the list only now
+        self.group.routing_version += 1  # it is in the list only now
 
     def _beginning(self, replay: str, streams: Iterable[Stream]) -> int:
         """Where a new consumer starts: as `replay` lets a reader begin."""
@@ -232,16 +235,16 @@ class Consumers(dict[str, Consumer]):
         """The log says so."""
         del self[consumer.name]
         self._leave(consumer)
-        self.group.shape += 1
+        self.group.routing_version += 1
         self._lowest.remove(consumer.number)
         self._ends.remove(consumer.number)
-        self._sleepers.pop(consumer, None)
+        self.timers.pop(consumer, None)
         self._bounded_known = False
         consumer.removed = True
         consumer.end()
         for stream in covered:
             stream.recount()
-        self.group.loosened()
+        self.group.retention_changed()
         self.group.unblock()
 
     def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
@@ -268,22 +271,22 @@ class Consumers(dict[str, Consumer]):
         """Carry out steps that the log has."""
         own.progress.apply(steps)
         if own.name and not own.over:
-            self._lowest.set(own.number, own.progress.low)
-        self.group.tree.touched.add(self.group)
+            self._lowest.set(own.number, own.progress.ack_floor)
+        self.group.tree.dirty_groups.add(self.group)
 
     # ------------------------------------------------------------ new messages
 
-    def verdict(self, stream: Stream, messages: int) -> Verdict:
+    def verdict(self, stream: Stream, messages: int) -> Admission:
         """What `backlog` of consumers says."""
         full = self.group.settings.full
         for consumer in stream.routes().bounded:
-            if full in ("reject", "block") and consumer.overflows(messages):
+            if full in ("reject", "block") and consumer.exceeds_backlog(messages):
                 if full == "block":
-                    return Verdict.WAIT
+                    return Admission.WAIT
                 raise errors.StreamFull(
                     f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog"
                 )
-        return Verdict.APPEND
+        return Admission.APPEND
 
     def full_for(self, messages: Mapping[Stream, int]) -> Stream | None:
         """As `verdict`, of a unit with so many for each stream: one of them for which a consumer has no room."""
@@ -293,7 +296,7 @@ class Consumers(dict[str, Consumer]):
             for consumer in stream.routes().bounded:
                 covered_by.setdefault(consumer, []).append(stream)
         for consumer, covered in covered_by.items():
-            if consumer.overflows(sum(messages[stream] for stream in covered)):
+            if consumer.exceeds_backlog(sum(messages[stream] for stream in covered)):
                 if full == "block":
                     return covered[0]
                 raise errors.StreamFull(
@@ -301,14 +304,14 @@ class Consumers(dict[str, Consumer]):
                 )
         return None
 
-    def offer(self, stream: Stream, record: Record, rank: Rank | None) -> None:
+    def offer(self, stream: Stream, record: Record, rank: DeliveryAttributes | None) -> None:
         """A new message: for who waits, and to be counted."""
         if rank is not None:
             self._rank(stream, record.sequence, rank)
         routes = stream.routes()
         for consumer in routes.bounded:
             self._keep_bound(consumer, record)
-        own = stream.nameless
+        own = stream.default_consumer
         if own is not None and (rank is not None or not own.singles_only):
             own.serve()
         for crowd in routes.crowds:
@@ -328,7 +331,9 @@ class Consumers(dict[str, Consumer]):
         while (number := self._ends.name) is not None and self._ends.value <= self.group.bucket.next:
             self._ends.remove(number)
             stream, own = self.group.numbers.get(number), self.group.state.consumers.get(number)
-            consumer = stream.nameless if stream is not None else self.get(own.name) if own is not None else None
+            consumer = (
+                stream.default_consumer if stream is not None else self.get(own.name) if own is not None else None
+            )
             if consumer is not None:
                 self._end_reads_of(consumer)
         self.next_end = self._ends.value
@@ -339,9 +344,9 @@ class Consumers(dict[str, Consumer]):
         if ends and min(ends) != NEVER:
             self._ends.set(consumer.number, min(ends))
 
-    def _rank(self, stream: Stream, sequence: int, rank: Rank) -> None:
-        if stream.nameless is not None:
-            stream.nameless.picker.rank(sequence, rank)
+    def _rank(self, stream: Stream, sequence: int, rank: DeliveryAttributes) -> None:
+        if stream.default_consumer is not None:
+            stream.default_consumer.picker.rank(sequence, rank)
         for consumer in stream.consumers():
             consumer.picker.rank(sequence, rank)
 
@@ -351,31 +356,31 @@ class Consumers(dict[str, Consumer]):
         if self.group.numbers[record.stream].name == self.group.settings.dead:
             return  # nothing bounds dead letters
         if self.group.settings.full == "drop-new":
-            if consumer.overflows(0) and not multipart.goes_on(record):
+            if consumer.exceeds_backlog(0) and not multipart.goes_on(record):
                 consumer.skip(record)
             return
-        while consumer.overflows(0) and consumer.skip_oldest():
+        while consumer.exceeds_backlog(0) and consumer.skip_oldest():
             self.group.counts.cut += 1
 
     # ------------------------------------------------------------ time
 
     def set_alarm(self, consumer: Consumer, due_ns: int) -> None:
         """Wake that consumer then."""
-        due = self._sleepers.get(consumer)
+        due = self.timers.get(consumer)
         if due is None or due_ns < due:
-            self._sleepers[consumer] = due_ns
+            self.timers[consumer] = due_ns
         self.group.alarm(due_ns)
 
     def wake(self, now_ns: int) -> None:
         """Leases and delays that are over."""
-        for consumer, due in list(self._sleepers.items()):
+        for consumer, due in list(self.timers.items()):
             if due <= now_ns:
-                del self._sleepers[consumer]
+                del self.timers[consumer]
                 contain = self.group.tree.faults.contain
                 if not contain(self.group, "ending a lease or delay", partial(consumer.wake, now_ns)):
                     self.set_alarm(consumer, now_ns + _AGAIN_NS)
-        if self._sleepers:
-            self.group.alarm(min(self._sleepers.values()))
+        if self.timers:
+            self.group.alarm(min(self.timers.values()))
 
 
 def _words(own: ConsumerState) -> list[str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _RECORD_BYTES = 100  # of the records, beside body and headers
 
 
-def bury(
+def append_dead_letter(
     group: Group, own: ConsumerState, record: Record, steps: bytes, reason: str, deliveries: int, slot: int
 ) -> None:
     """Append a dead letter, and that its message was dealt with, as one unit. `slot`: where that begins; with it go the
@@ -45,7 +45,7 @@ def bury(
     head = headers.encode(texts)
     first = multipart.first_of(group, record)
     if slot <= first < record.sequence:
-        copies = _Copies(group, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
+        copies = MultipartCopy(group, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
         sequence = _append_parts(group, stream, copies, [Draft(Kind.ACK, own.number, steps)])
         group.consumers.progressed(own, steps)
         _announce_parts(group, stream, copies, sequence)
@@ -80,7 +80,7 @@ def _open_to(origin: Attributes, letters: Attributes) -> int:
     return user << 6 | group << 3 | other
 
 
-class _Copies(LazyBatch):
+class MultipartCopy(LazyBatch):
     """The parts of a body, as they are to stand in another stream; read anew each time. `texts`: the headers, among
     them `part`, which is each one's own."""
 
@@ -103,23 +103,23 @@ class _Copies(LazyBatch):
             yield Draft(Kind.MESSAGE, self._to.number, record.body, head)
 
 
-def _append_parts(group: Group, stream: Stream, copies: _Copies, also: Sequence[Draft]) -> int:
+def _append_parts(group: Group, stream: Stream, copies: MultipartCopy, also: Sequence[Draft]) -> int:
     """Append them, and other records in the same unit; nobody is told yet. Returns the first one's sequence."""
     group.reserve_room(copies.room + _RECORD_BYTES)
-    first = group.append_drafts(_Behind(copies, also), group.times.next_ns())
+    first = group.append_drafts(BatchWithTail(copies, also), group.times.next_ns())
     stream.appended_many(first + len(copies) - 1, len(copies), copies.size)
     return first
 
 
-def _announce_parts(group: Group, stream: Stream, copies: _Copies, first: int) -> None:
+def _announce_parts(group: Group, stream: Stream, copies: MultipartCopy, first: int) -> None:
     for sequence, draft in enumerate(copies, first):
         group.announce(stream, sequence, draft.body, draft.headers)
 
 
-class _Behind(LazyBatch):
+class BatchWithTail(LazyBatch):
     """Parts, and other records behind them."""
 
-    def __init__(self, copies: _Copies, also: Sequence[Draft]) -> None:
+    def __init__(self, copies: MultipartCopy, also: Sequence[Draft]) -> None:
         self._copies, self._also = copies, also
         self.taking = copies.taking
         self.room = copies.room + sum(padded(HEAD_BYTES + len(draft.body)) for draft in also)
@@ -137,7 +137,7 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
     dead = group.streams.get(group.settings.dead)
     if dead is None:
         return 0
-    dead.advance()
+    dead.update_low_watermark()
     moved, position = 0, dead.state.floor
     while (most is None or moved < most) and len(group.state.dropped) < limits.DROPPED:
         record = _next_letter(group, dead, position)
@@ -163,7 +163,11 @@ def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
         except errors.Damaged as error:
             position = error.sequence + 1
             continue
-        claimed = record is not None and dead.nameless is not None and _is_claimed(group, dead.nameless, record)
+        claimed = (
+            record is not None
+            and dead.default_consumer is not None
+            and _is_claimed(group, dead.default_consumer, record)
+        )
         if record is None or (record.kind == Kind.MESSAGE and dead.visible(record) and not claimed):
             return record
         position = record.sequence + 1
@@ -178,7 +182,7 @@ def _send_parts_back(
     group: Group, dead: Stream, record: Record, last: Record, origin: Stream, texts: dict[str, str]
 ) -> None:
     more = {key: value for key, value in texts.items() if key not in headers.LETTER}
-    copies = _Copies(group, dead.number, record.sequence, last.sequence, origin, more)
+    copies = MultipartCopy(group, dead.number, record.sequence, last.sequence, origin, more)
     sequences = list(range(record.sequence, last.sequence + 1))
     change: Change = {"do": "drop", "stream": dead.number, "sequences": sequences}
     if dead.first_kept() == record.sequence:
@@ -188,7 +192,7 @@ def _send_parts_back(
     )
     _announce_parts(group, origin, copies, sequence)
     group.state.apply(change)
-    group.loosened()
+    group.retention_changed()
     dead.recount()
 
 
@@ -201,6 +205,6 @@ def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts
     also = [Draft(Kind.CHANGE, dead.number, group_state.encode_change(change))]
     sequence = group.append_message(origin, record.body, head, also)
     group.state.apply(change)
-    group.loosened()
-    dead.gave_up(len(record.body))
+    group.retention_changed()
+    dead.on_deleted(len(record.body))
     group.announce(origin, sequence, record.body, head)

@@ -36,7 +36,7 @@ def _duration(text: str) -> int:
         return 0
 
 
-class Rank(NamedTuple):
+class DeliveryAttributes(NamedTuple):
     """What is special about a message. `expires_ns`: engine time; NEVER where it has no ttl of its own."""
 
     stream: int
@@ -45,16 +45,16 @@ class Rank(NamedTuple):
     single: bool = False
 
 
-class Ranks:
+class PriorityIndex:
     """Looked up in the log when first needed, then kept up to date."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self._messages: dict[int, Rank] | None = None
+        self._messages: dict[int, DeliveryAttributes] | None = None
         self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence)
         self._singles: dict[int, list[int]] = {}  # stream -> sequences of messages for one taker, ascending
 
-    def _all(self) -> dict[int, Rank]:
+    def _all(self) -> dict[int, DeliveryAttributes]:
         if self._messages is None:
             self._messages = {}
             bucket = self.group.bucket
@@ -67,7 +67,7 @@ class Ranks:
                     self.note(record)
         return self._messages
 
-    def note(self, record: Record) -> Rank | None:
+    def note(self, record: Record) -> DeliveryAttributes | None:
         """A message with headers was found or appended."""
         rank = self._rank(record)
         if rank is not None:
@@ -82,7 +82,7 @@ class Ranks:
                 self._singles.setdefault(rank.stream, []).append(record.sequence)
         return rank
 
-    def _rank(self, record: Record) -> Rank | None:
+    def _rank(self, record: Record) -> DeliveryAttributes | None:
         texts = headers.decode(record.headers)
         priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
         ttl = _duration(texts.get(headers.TTL, ""))
@@ -90,12 +90,12 @@ class Ranks:
         single = headers.SINGLE in texts
         if priority == NORMAL and expires == NEVER and not single:
             return None
-        return Rank(record.stream, priority, expires, single)
+        return DeliveryAttributes(record.stream, priority, expires, single)
 
     def __len__(self) -> int:
         return len(self._all())
 
-    def get(self, sequence: int) -> Rank | None:
+    def get(self, sequence: int) -> DeliveryAttributes | None:
         return self._all().get(sequence)
 
     def singles(self, stream: int) -> list[int]:
@@ -121,24 +121,24 @@ class Ranks:
         """Whether it is for one taker, so that nobody who merely reads is shown it."""
         return bool(record.headers) and self.is_single(record.sequence)
 
-    def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, Rank]]:
+    def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, DeliveryAttributes]]:
         """(sequence, rank) of all that belong to such streams."""
         for sequence, rank in self._all().items():
             stream = self.group.numbers.get(rank.stream)
             if stream is not None and covers(stream):
                 yield sequence, rank
 
-    def key(self, sequence: int, rank: Rank) -> tuple[int, int, int, int]:
+    def key(self, sequence: int, rank: DeliveryAttributes) -> tuple[int, int, int, int]:
         """What is served first is least."""
         expires = 0
         if self.group.settings.order == "expiry":
             expires = min(rank.expires_ns, self.group.times.expires_by_ttl(sequence))
         return (-rank.priority, expires, sequence, rank.stream)
 
-    def expired(self, now_ns: int, most: int) -> list[tuple[int, Rank]]:
+    def expired(self, now_ns: int, most: int) -> list[tuple[int, DeliveryAttributes]]:
         """Those whose own ttl has ended since this was last asked, the first so many."""
         messages = self._all()
-        gone: list[tuple[int, Rank]] = []
+        gone: list[tuple[int, DeliveryAttributes]] = []
         while self._expiring and self._expiring[0][0] <= now_ns and len(gone) < most:
             _, sequence = heapq.heappop(self._expiring)
             rank = messages.get(sequence)

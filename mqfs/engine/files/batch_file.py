@@ -9,10 +9,10 @@ from array import array
 from functools import lru_cache
 
 from mqfs import errors, limits
-from mqfs.engine.files.command_file import Commands
+from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
-from mqfs.engine.publishing.atomic_batch import Source, Tally, Unit, require_fit
+from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
 from mqfs.engine.stream import Stream
 from mqfs.log import batch, headers
 from mqfs.model import User
@@ -29,7 +29,7 @@ def sender(user: User) -> bytes:
     return _sender(user.uid)
 
 
-class BatchHandle(Commands):
+class BatchHandle(CommandFile):
     """An open `.batch`."""
 
     text: bytes | None = None  # the sequence of the last unit's first message
@@ -53,11 +53,11 @@ class BatchHandle(Commands):
 
     def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
         streams = [self._stream(name) for name in packed.fresh]
-        tallies = {streams[row.place]: Tally(row.messages, row.size, row.last) for row in packed.rows}
+        tallies = {streams[row.place]: StreamTotals(row.messages, row.size, row.last) for row in packed.rows}
         require_fit(packed.messages, len(packed.data))
         numbers = array("I", [stream.number for stream in streams])
         source = Source(packed.messages, len(packed.data), numbers, lambda: [packed.data])
-        unit = Unit(self.group, [source], tallies, value)
+        unit = AtomicBatch(self.group, [source], tallies, value)
         unit.done = lambda: self._tell(unit)
         return unit.write()
 
@@ -68,5 +68,5 @@ class BatchHandle(Commands):
         require(self.user, stream.state, W, name)
         return stream
 
-    def _tell(self, unit: Unit) -> None:
+    def _tell(self, unit: AtomicBatch) -> None:
         self.text = f"{unit.first}\n".encode() if unit.first else None

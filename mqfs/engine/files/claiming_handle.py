@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
-from mqfs.ack_state import Entry
+from mqfs.ack_state import Unacked
 from mqfs.engine.delivery.consumer import Claim, Consumer
-from mqfs.engine.files.handle import Given, Open
+from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.model import Record, User
 from mqfs.wait import Step, Wait
@@ -23,7 +23,7 @@ _NEVER = 1 << 62
 _OVERHEAD = 80 + limits.NAME_BYTES  # of a record in `format record`, beside its headers and body: two heads and a name
 
 
-class Taker(Open):
+class ClaimingHandle(OpenFile):
     """What both have: claims, reads that wait, and the processes on whose life the claims hang."""
 
     parkable = True
@@ -35,11 +35,11 @@ class Taker(Open):
         super().__init__(node, user, reads, writes)
         self.consumer: Consumer = self._consumer()
         self.claims: dict[int, Claim] = {}
-        self.had: tuple[Record, Entry] | None = None  # acknowledged at once, not known to have arrived
-        self.last = Given()
+        self.had: tuple[Record, Unacked] | None = None  # acknowledged at once, not known to have arrived
+        self.last = PartialRead()
         self.waits: dict[Wait[bytes], tuple[int, int, int]] = {}  # count, offset, the process that reads
         self.claiming_pid = 0  # the process for which a message is being fetched
-        self.looked, self.looked_epoch = 0, -1  # up to here the log has nothing for this handle
+        self.scanned_to, self.scanned_version = 0, -1  # up to here the log has nothing for this handle
         self.guards: dict[int, Callable[[], None]] = {}  # processes that live, and how to stop watching them
         self.consumer.opens += 1
         self.consumer.opened(self)
@@ -72,7 +72,7 @@ class Taker(Open):
                 self.group.unblock()
                 return data
         else:
-            self.consumer.restless.add(self)  # a read before it may leave something for this one
+            self.consumer.polling_receivers.add(self)  # a read before it may leave something for this one
         wait: Wait[bytes] = Wait(self._unpark)
         self.waits[wait] = count, offset, self.reader_pid
         self.consumer.park(wait, self)
@@ -112,17 +112,17 @@ class Taker(Open):
         del self.waits[wait]
         return True
 
-    def unread(self, data: bytes) -> None:
+    def push_back(self, data: bytes) -> None:
         self.last.back(data)
-        self.consumer.restless.add(self)
+        self.consumer.polling_receivers.add(self)
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
         last = self.last
-        if last.again or self.over or last.given < len(last.body):
+        if last.can_push_back or self.over or last.given < len(last.body):
             return True
         try:
-            return self.consumer.picker.pick(self) is not None
+            return self.consumer.picker.next_message(self) is not None
         except errors.MqfsError:
             return True
 
@@ -149,7 +149,7 @@ class Taker(Open):
         self.guards.pop(pid, None)
         if self.user.pid not in self.guards:
             orphans = [claim for claim in self.claims.values() if claim.pid and claim.pid not in self.guards]
-            self.consumer.give_back_all(orphans, "its reader ended")
+            self.consumer.nack_all(orphans, "its reader ended")
             self.group.unblock()
 
     def _end(self) -> None:
@@ -161,8 +161,8 @@ class Taker(Open):
         self.guards.clear()
         self.consumer.watch(self, None)
         self.consumer.opens -= 1
-        if self.had is not None and self.last.again and self.last.given == 0:
-            self.consumer.take_back(self)
+        if self.had is not None and self.last.can_push_back and self.last.given == 0:
+            self.consumer.undo_auto_ack(self)
         self.consumer.closed(self)
         super()._end()
         self.group.unblock()

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.engine.files.handle import Open
+from mqfs.engine.files.handle import OpenFile
 from mqfs.errors import shortened
 from mqfs.wait import Step
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     pass
 
 
-class Commands(Open):
+class CommandFile(OpenFile):
     """A file whose writes are command lines and whose refusals can be read."""
 
     refusal: bytes | None = None
@@ -58,7 +58,7 @@ class Commands(Open):
         return text
 
 
-class PrintedCommands(Commands):
+class PrintedCommands(CommandFile):
     """A file of commands that prints, read from its beginning, how things stand."""
 
     text: bytes | None = None

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Claim, Consumer, delivery_count
-from mqfs.engine.files.claiming_handle import _NEVER, _OVERHEAD, Taker
-from mqfs.engine.files.command_file import Commands
-from mqfs.engine.files.handle import Given
-from mqfs.engine.language.message_formats import FORMATS, Names, describe, parse_seek, shape
+from mqfs.engine.files.claiming_handle import _NEVER, _OVERHEAD, ClaimingHandle
+from mqfs.engine.files.command_file import CommandFile
+from mqfs.engine.files.handle import PartialRead
+from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, W, allowed, require
 from mqfs.engine.log import multipart
-from mqfs.engine.routing.message_filter import Selection, select
+from mqfs.engine.routing.message_filter import MessageFilter, select
 from mqfs.engine.routing.seek import position
 from mqfs.engine.tree.meta_nodes import TakeFile
 from mqfs.model import Record, User
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 
-class ConsumerHandle(Taker, Commands):
+class ConsumerHandle(ClaimingHandle, CommandFile):
     """`.consumers/NAME` or `.consumers/.STREAM`, opened for reading and writing, or for writing: then only to command
     it."""
 
@@ -37,16 +37,16 @@ class ConsumerHandle(Taker, Commands):
     sequential = True
 
     def __init__(self, node: Consumer | TakeFile, user: User, reads: bool, writes: bool) -> None:
-        if isinstance(node, Consumer) and node.state.private and node.takers:
+        if isinstance(node, Consumer) and node.state.private and node.receivers:
             raise errors.Busy(f"{node.name} is private, and open already")
         self.format = "raw"
-        self.selection = Selection(node.group)
+        self.selection = MessageFilter(node.group)
         self.until = _NEVER
         self.shown: tuple[Record, int] | None = None  # the last message and its delivery count, for `info`
         self.current: list[int] = []  # what the last read claimed
         self.pending: bytes | None = None  # text of `info`
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
-        self.names = Names()
+        self.names = SentNames()
         super().__init__(node, user, reads, writes)
 
     def _consumer(self) -> Consumer:
@@ -87,7 +87,7 @@ class ConsumerHandle(Taker, Commands):
         current: list[int] = []
         pieces: list[bytes] = []
         room = _NEVER  # the first message always
-        while room > 0 and (record := self.consumer.take(self, most=room)) is not None:
+        while room > 0 and (record := self.consumer.claim_next(self, most=room)) is not None:
             current.append(record.sequence)
             self.shown = record, delivery_count(self.claims[record.sequence].entry)
             pieces.append(self._shape(record))
@@ -135,7 +135,7 @@ class ConsumerHandle(Taker, Commands):
             self.refused(error)
             raise
         self.group.unblock()
-        return self.group.promise(len(data))
+        return self.group.after_data_sync(len(data))
 
     def _line(self, line: str, spoken: set[int]) -> Callable[[], None] | None:
         try:
@@ -179,7 +179,7 @@ class ConsumerHandle(Taker, Commands):
 
     def _acknowledge(self, claims: list[Claim]) -> None:
         self.consumer.acknowledge(claims)
-        self._spoken_of(claims)
+        self._drop_unread_rest(claims)
 
     def _nack(self, words: list[str], spoken: set[int]) -> Callable[[], None]:
         sequences = [word for word in words[:1] if word.isdigit()]
@@ -188,7 +188,7 @@ class ConsumerHandle(Taker, Commands):
             raise errors.BadCommand("usage: nack [SEQUENCE] [DELAY]")
         delay = parse_duration(delays[0]) if delays else None
         claims = self._claims(sequences, spoken)
-        return lambda: self._each(claims, lambda claim: self.consumer.fail(claim, "nack", delay))
+        return lambda: self._each(claims, lambda claim: self.consumer.nack(claim, "nack", delay))
 
     def _release(self, words: list[str], spoken: set[int]) -> Callable[[], None]:
         claims = self._claims(words, spoken)
@@ -205,7 +205,7 @@ class ConsumerHandle(Taker, Commands):
         return lambda: self._each(claims, lambda claim: self._bury(claim, reason))
 
     def _bury(self, claim: Claim, reason: str) -> None:
-        if not self.consumer.bury(claim, reason, delivery_count(claim.entry)):
+        if not self.consumer.move_to_dead(claim, reason, delivery_count(claim.entry)):
             raise errors.StreamFull(f"message {claim.sequence} could not be put to the dead letters; see .errors")
 
     def _touch(self, claims: list[Claim]) -> None:
@@ -213,14 +213,14 @@ class ConsumerHandle(Taker, Commands):
             self.consumer.renew(claim)
 
     def _each(self, claims: list[Claim], do: Callable[[Claim], None]) -> None:
-        self._spoken_of(claims)  # before: what is given back may be handed to this very handle
+        self._drop_unread_rest(claims)  # before: what is given back may be handed to this very handle
         for claim in claims:
             do(claim)
 
-    def _spoken_of(self, claims: list[Claim]) -> None:
+    def _drop_unread_rest(self, claims: list[Claim]) -> None:
         """The unread rest of the message goes with it."""
         if any(claim.sequence in self.current for claim in claims):
-            self.last, self.end_due = Given(), False
+            self.last, self.end_due = PartialRead(), False
 
     def _info(self) -> None:
         if self.shown is None:
@@ -234,7 +234,7 @@ class ConsumerHandle(Taker, Commands):
             raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
 
         def do() -> None:
-            self.format, self.end_due, self.last = word, False, Given()
+            self.format, self.end_due, self.last = word, False, PartialRead()
 
         return do
 
@@ -243,10 +243,10 @@ class ConsumerHandle(Taker, Commands):
 
         def do() -> None:
             self.until = self.group.bucket.next if bound is None else bound
-            self.consumer.restless.add(self)
+            self.consumer.polling_receivers.add(self)
             if self.waits:
                 self.consumer.note_end(self)
-            self._look_anew()
+            self._rescan()
 
         return do
 
@@ -257,8 +257,8 @@ class ConsumerHandle(Taker, Commands):
 
         def do() -> None:
             self.selection = selection
-            self.consumer.restless.add(self)  # what it selected may be removed
-            self._look_anew()
+            self.consumer.polling_receivers.add(self)  # what it selected may be removed
+            self._rescan()
 
         return do
 
@@ -275,18 +275,18 @@ class ConsumerHandle(Taker, Commands):
         def do() -> None:
             streams = [s for s in self.group.numbers.values() if consumer.covers(s) and allowed(self.user, s.state, R)]
             consumer.seek(position(consumer.selection, word, streams, self._shows))
-            self.until, self.end_due, self.last, self.current = _NEVER, False, Given(), []
-            self._look_anew()
+            self.until, self.end_due, self.last, self.current = _NEVER, False, PartialRead(), []
+            self._rescan()
 
         return do
 
     def _shows(self, record: Record) -> bool:
         stream = self.group.numbers.get(record.stream)
-        return stream is not None and self.consumer.is_mine(stream, record) and stream.visible(record)
+        return stream is not None and self.consumer.matches(stream, record) and stream.visible(record)
 
-    def _look_anew(self) -> None:
+    def _rescan(self) -> None:
         """What this handle may have has changed."""
-        self.looked = 0
+        self.scanned_to = 0
         if self.waits:
             self.consumer.serve()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors
-from mqfs.engine.control.actions import _MESSAGES, Plan, add, check_settings, write_messages
+from mqfs.engine.control.actions import _MESSAGES, ValidatedChange, add, check_settings, write_messages
 from mqfs.engine.control.changes import Changes
 from mqfs.engine.files import status_files
 from mqfs.engine.files.command_file import PrintedCommands
@@ -44,7 +44,7 @@ class CtlHandle(PrintedCommands):
     def _perform(self, text: str, value: int) -> Step[int]:
         steps = parse(text, self.group.settings)
         check_settings(self.group, steps)
-        plan = Plan(self.group)
+        plan = ValidatedChange(self.group)
         for settings, action in steps:
             if action is not None:
                 plan.check(settings, action)
@@ -60,7 +60,7 @@ class CtlHandle(PrintedCommands):
                 add(changes, self.group, action)
         changes.commit()
         self.group.unblock()
-        return self.group.promised(value)
+        return self.group.after_metadata_sync(value)
 
     def _end_ring(self, steps: list[tuple[Settings, Action | None]]) -> None:
         """Where new settings end the ring, take its messages before anything is planned."""

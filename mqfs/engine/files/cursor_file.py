@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.engine.files.command_file import Commands
-from mqfs.engine.files.handle import Given
-from mqfs.engine.files.order_file import overtaken
+from mqfs.engine.files.command_file import CommandFile
+from mqfs.engine.files.handle import PartialRead
+from mqfs.engine.files.order_file import fell_behind
 from mqfs.engine.files.status_files import places
-from mqfs.engine.language.message_formats import FORMATS, Names, describe, parse_seek, shape
+from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, allowed, require
 from mqfs.engine.language.settings import parse_depth
-from mqfs.engine.routing.message_filter import Selection, select
+from mqfs.engine.routing.message_filter import MessageFilter, select
 from mqfs.engine.routing.seek import position
 from mqfs.model import Kind, Record, User
 from mqfs.syntax.quoting import split
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ANY = 1 << 62  # messages or bytes
 
 
-class Cursor(Commands):
+class Cursor(CommandFile):
     """An open `.cursor`."""
 
     node: Meta
@@ -40,23 +40,23 @@ class Cursor(Commands):
     def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.format = "raw"
-        self.selection = Selection(self.group)
+        self.selection = MessageFilter(self.group)
         self.until: int | None = None  # below this sequence
         self.shown: Record | None = None  # the last message given, for `info`
         self.pending: bytes | None = None  # text of `info`
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
-        self.names = Names()  # `format record`: what the reader was told
+        self.names = SentNames()  # `format record`: what the reader was told
         self.cuts: dict[int, int] = {}
         self.cuts_seen = -1
         self.lost = 0  # messages beyond the slack of a `replay off` group, of which it is yet to be told
-        self.last = Given()
+        self.last = PartialRead()
         self.waits: dict[Wait[bytes], int] = {}  # each with its read's count
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
         self.position = self.group.bucket.next
         replay = self.group.settings.replay
         if replay != "off":
             self._seek("first" if replay == "all" else "last")
-        self._forgive()
+        self._skip_past_loss_reports()
         self.group.cursors.add(self)
 
     # ------------------------------------------------------------ what it may show
@@ -64,12 +64,12 @@ class Cursor(Commands):
     def streams(self) -> dict[int, Stream]:
         """The selected streams that the user may read, by number."""
         group = self.group
-        if self._epoch != group.epoch:
+        if self._epoch != group.catalog_version:
             covers = self.selection.covers
             self._streams = {
                 s.number: s for s in group.numbers.values() if covers(s) and allowed(self.user, s.state, R)
             }
-            self._epoch = group.epoch
+            self._epoch = group.catalog_version
         return self._streams
 
     @property
@@ -130,7 +130,7 @@ class Cursor(Commands):
         parse_seek(word)
         return lambda: self._seek(word)
 
-    def _select(self, selection: Selection) -> None:
+    def _select(self, selection: MessageFilter) -> None:
         self.selection, self._epoch = selection, -1
         self.cuts_seen = -1  # streams it is told of only now may have lost something it had not had
 
@@ -164,15 +164,17 @@ class Cursor(Commands):
         self.position = position(self.selection, word, self.streams().values(), self._shows)
         self.until, self.end_due, self.lost = None, False, 0
         self._drop_rest()
-        self._forgive()
+        self._skip_past_loss_reports()
 
     def _drop_rest(self) -> None:
-        self.last = Given()
+        self.last = PartialRead()
 
-    def _forgive(self) -> None:
+    def _skip_past_loss_reports(self) -> None:
         """Cuts before now are no loss for a position that was just taken."""
-        self.cuts_seen = self.group.cuts
-        self.cuts = {stream.number: stream.cut for stream in self.group.numbers.values() if stream.cut}
+        self.cuts_seen = self.group.evictions
+        self.cuts = {
+            stream.number: stream.evicted_before for stream in self.group.numbers.values() if stream.evicted_before
+        }
 
     # ------------------------------------------------------------ reading
 
@@ -261,14 +263,14 @@ class Cursor(Commands):
         if self.lost:
             streams = self.streams().values()
             for stream in streams:
-                stream.advance()  # what goes now is counted, too
+                stream.update_low_watermark()  # what goes now is counted, too
             self.position = max(self.position, min((s.state.floor for s in streams), default=self.position))
             lost, self.lost = self.lost, 0
             group.counts.lost += lost
             self._tell(f"{lost} messages were lost")
-        if group.cuts != self.cuts_seen:
-            self.cuts_seen = group.cuts
-            behind = overtaken(self.position, self.cuts, self.streams().values())
+        if group.evictions != self.cuts_seen:
+            self.cuts_seen = group.evictions
+            behind = fell_behind(self.position, self.cuts, self.streams().values())
             if behind:
                 self._tell(f"messages of {behind} were lost")
 
@@ -374,13 +376,13 @@ class Cursor(Commands):
         self._unparked()
         return True
 
-    def unread(self, data: bytes) -> None:
+    def push_back(self, data: bytes) -> None:
         self.last.back(data)
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
         last = self.last
-        if self.refusal or self.pending or self.end_due or last.again or last.given < len(last.body):
+        if self.refusal or self.pending or self.end_due or last.can_push_back or last.given < len(last.body):
             return True
         if self.over or self._done() or self.lost:
             return True
@@ -401,5 +403,5 @@ class Cursor(Commands):
         self.group.cursor_watchers.pop(self, None)
         self.end()
         self.group.cursors.discard(self)
-        self.group.loosened()
+        self.group.retention_changed()
         self.group.unblock()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mqfs.engine.log.multipart import LongBody
 
 
-class Open:
+class OpenFile:
     """What all handles share: their file, their user, and their place in `.who`."""
 
     sequential = False
@@ -45,7 +45,7 @@ class Open:
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         raise errors.Denied(f"{self.node.name} is not open for writing")
 
-    def unread(self, data: bytes) -> None:
+    def push_back(self, data: bytes) -> None:
         pass
 
     def watch(self, then: Callable[[], None] | None) -> None:
@@ -83,21 +83,21 @@ class Open:
             raise errors.Denied(f"{self.node.name} is not open for {verb}")
 
 
-class Given:
+class PartialRead:
     """The last message a handle gave, and how much of it."""
 
-    __slots__ = ("again", "body", "given", "start")
+    __slots__ = ("body", "can_push_back", "given", "start")
 
     def __init__(self) -> None:
         self.body = b""
         self.given = 0  # bytes of it that were given
         self.start = 0  # the offset at which it was given
-        self.again = False  # `body[given:]` could not be delivered: it is next, whatever the offset
+        self.can_push_back = False  # `body[given:]` could not be delivered: it is next, whatever the offset
 
     def rest(self, count: int, offset: int, sequential: bool) -> bytes | None:
         """What is still to be had of it at that offset; None: the next message."""
-        if self.again:
-            self.again, self.start = False, offset - self.given
+        if self.can_push_back:
+            self.can_push_back, self.start = False, offset - self.given
             return self._give(count)
         if sequential or offset == self.start:
             return self._give(count) if self.given < len(self.body) else None
@@ -129,4 +129,4 @@ class Given:
 
     def back(self, data: bytes) -> None:
         self.given = max(self.given - len(data), 0)
-        self.again = True
+        self.can_push_back = True

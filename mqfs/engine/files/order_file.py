@@ -16,13 +16,13 @@ from mqfs.engine.tree.meta_nodes import Meta
 from mqfs.model import Kind, Record, User
 
 
-class LogReader(Reader):
+class MergedReader(Reader):
     """A reader of several streams at once, in the order of the log."""
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.cuts: dict[int, int] = {}  # of each stream, the cut that this handle was told of
-        self.cuts_seen = self.group.cuts
+        self.cuts_seen = self.group.evictions
         self._start()
         self.group.log_readers.add(self)
 
@@ -55,11 +55,11 @@ class LogReader(Reader):
         else:
             mine = (s.newest_kept() for s in self.group.numbers.values() if self.covers(s))
             self.position = max(mine, default=0) or self.position
-        self.cuts = {stream.number: stream.cut for stream in self.group.numbers.values()}
+        self.cuts = {stream.number: stream.evicted_before for stream in self.group.numbers.values()}
 
     def find(self) -> Record | None:
         group = self.group
-        if group.cuts != self.cuts_seen:
+        if group.evictions != self.cuts_seen:
             self._look_for_cuts()
         while True:
             try:
@@ -76,14 +76,14 @@ class LogReader(Reader):
 
     def is_behind(self) -> bool:
         group = self.group
-        if group.cuts == self.cuts_seen:
+        if group.evictions == self.cuts_seen:
             return False
-        return bool(overtaken(self.position, dict(self.cuts), filter(self.covers, group.numbers.values())))
+        return bool(fell_behind(self.position, dict(self.cuts), filter(self.covers, group.numbers.values())))
 
     def _look_for_cuts(self) -> None:
         group = self.group
-        self.cuts_seen = group.cuts
-        behind = overtaken(self.position, self.cuts, filter(self.covers, group.numbers.values()))
+        self.cuts_seen = group.evictions
+        behind = fell_behind(self.position, self.cuts, filter(self.covers, group.numbers.values()))
         if behind:
             group.counts.fell_behind += 1
             raise errors.FellBehind(f"messages of {behind} were lost")
@@ -104,7 +104,7 @@ class LogReader(Reader):
         self.group.unblock()
 
 
-class OrderHandle(LogReader):
+class OrderHandle(MergedReader):
     """`order`: of each message of the group, its stream's name and a NUL byte."""
 
     node: Meta
@@ -134,15 +134,15 @@ class OrderHandle(LogReader):
         return (stream.name.encode() if stream else b"") + b"\0"
 
 
-def overtaken(position: int, told: dict[int, int], streams: Iterable[Stream]) -> str:
+def fell_behind(position: int, told: dict[int, int], streams: Iterable[Stream]) -> str:
     """The name of a stream of which messages at or above `position` were cut and the reader not told; "" if none.
 
     All cuts of the streams count as told afterwards.
     """
     behind = ""
     for stream in streams:
-        if stream.cut > position and told.get(stream.number, 0) < stream.cut:
+        if stream.evicted_before > position and told.get(stream.number, 0) < stream.evicted_before:
             behind = stream.name
-        if stream.cut:
-            told[stream.number] = stream.cut
+        if stream.evicted_before:
+            told[stream.number] = stream.evicted_before
     return behind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqfs.engine.delivery.consumer import Consumer
-from mqfs.engine.files.handle import Given, Open
+from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.tree.meta_nodes import TakeFile
 from mqfs.model import Record, User
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 
-class ShowHandle(Open):
+class PeekHandle(OpenFile):
     """What waits for a consumer, opened for reading only: oldest first, then end-of-file. Takes nothing."""
 
     def __init__(self, node: Consumer | Stream | TakeFile, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.last = Given()
+        self.last = PartialRead()
         self.position = 0
         self.opened = self.consumer
         self.opened.opens += 1
-        self.group.settle_cuts()
+        self.group.apply_depth_after_recovery()
 
     @property
     def consumer(self) -> Consumer:
@@ -51,10 +51,10 @@ class ShowHandle(Open):
                 return record
         return None
 
-    def unread(self, data: bytes) -> None:
+    def push_back(self, data: bytes) -> None:
         self.last.back(data)
 
     def _end(self) -> None:
         self.opened.opens -= 1
-        self.opened.left()
+        self.opened.on_handle_closed()
         super()._end()

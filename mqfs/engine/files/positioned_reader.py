@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors
-from mqfs.engine.files.handle import Given, Open
-from mqfs.engine.stream import Parked, end_parked
+from mqfs.engine.files.handle import OpenFile, PartialRead
+from mqfs.engine.stream import Parked, close_waiters
 from mqfs.model import Kind, Record, User
 from mqfs.wait import Step, Wait
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     pass
 
 
-class Reader(Open):
+class Reader(OpenFile):
     """A handle with a position in the log, which waits at its end."""
 
     parkable = True
@@ -23,7 +23,7 @@ class Reader(Open):
         super().__init__(node, user, reads, writes)
         self.sequential = reads and writes
         self.position = self.group.bucket.next
-        self.last = Given()
+        self.last = PartialRead()
 
     @property
     def idle(self) -> bool:
@@ -60,7 +60,7 @@ class Reader(Open):
         if not self.reads:
             self.require(reading=True)
         last = self.last
-        if last.again or last.body:
+        if last.can_push_back or last.body:
             rest = last.rest(count, offset, self.sequential)
             if rest is not None:
                 return rest if len(rest) == count else self._read_on(rest, count, offset)
@@ -77,7 +77,7 @@ class Reader(Open):
             else:
                 data = None
             if data is not None:
-                self.group.loosened()
+                self.group.retention_changed()
                 if self.group.blocking:
                     self.group.unblock()
                 return data
@@ -95,7 +95,7 @@ class Reader(Open):
         if self.over or self.idle or self.is_behind():  # which the next read tells
             return rest
         data = self._fill(count, offset, rest)
-        self.group.loosened()
+        self.group.retention_changed()
         self.group.unblock()
         return rest if data is None else data
 
@@ -146,13 +146,13 @@ class Reader(Open):
         self.group.counts.read += 1
         return self.last.first(self.present(record), count, offset)
 
-    def unread(self, data: bytes) -> None:
+    def push_back(self, data: bytes) -> None:
         self.last.back(data)
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
         last = self.last
-        if last.again or self.over or last.given < len(last.body):
+        if last.can_push_back or self.over or last.given < len(last.body):
             return True
         return self.ahead()
 
@@ -163,6 +163,6 @@ class Reader(Open):
     def _end(self) -> None:
         room = self.waiting_room()
         if self in room:
-            end_parked({self: room.pop(self)})
-        self.group.loosened()
+            close_waiters({self: room.pop(self)})
+        self.group.retention_changed()
         super()._end()

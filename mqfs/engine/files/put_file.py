@@ -8,18 +8,18 @@ from __future__ import annotations
 from mqfs import errors
 from mqfs import group_state as states
 from mqfs.engine.delivery.priority_index import NORMAL
-from mqfs.engine.files.command_file import Commands
+from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.language.permissions import W, require
-from mqfs.engine.language.put_request import Put, parse
+from mqfs.engine.language.put_request import PutRequest, parse
 from mqfs.engine.publishing.deduplication import PutId
-from mqfs.engine.stream import Post, Stream
+from mqfs.engine.stream import Stream, WriteRequest
 from mqfs.log import headers
 from mqfs.model import Draft, Kind
 from mqfs.syntax.duration import print_duration
 from mqfs.wait import Step
 
 
-class PutHandle(Commands):
+class PutHandle(CommandFile):
     """An open `.put`."""
 
     text: bytes | None = None  # the last message's sequence
@@ -50,7 +50,7 @@ class PutHandle(Commands):
             raise
         return step
 
-    def _due_ns(self, put: Put) -> int:
+    def _due_ns(self, put: PutRequest) -> int:
         """When it may be read, engine time; 0: at once."""
         clock = self.group.tree.clock
         wait = put.delay if put.delay is not None else 0
@@ -58,7 +58,7 @@ class PutHandle(Commands):
             wait = max(put.at_ns - clock.wall_ns(), 0)
         return clock.engine_ns() + wait if wait else 0
 
-    def _texts(self, put: Put) -> dict[str, str]:
+    def _texts(self, put: PutRequest) -> dict[str, str]:
         texts = {headers.SENDER: str(self.user.uid)}
         if put.priority != NORMAL:
             texts[headers.PRIORITY] = str(put.priority)
@@ -73,19 +73,21 @@ class PutHandle(Commands):
     def _tell(self, sequence: int) -> None:
         self.text = f"{sequence}\n".encode()
 
-    def _post(self, stream: Stream, put: Put, body: bytes, total: int) -> Step[int]:
+    def _post(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
         head = headers.encode(self._texts(put))
-        return self.group.write(stream, Post(Kind.MESSAGE, (body,), total, None, head, self._id(put), self._tell))
+        return self.group.write(
+            stream, WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), self._tell)
+        )
 
-    def _id(self, put: Put) -> PutId | None:
+    def _id(self, put: PutRequest) -> PutId | None:
         return PutId(self.user.uid, put.id) if put.id else None
 
-    def _hold(self, stream: Stream, put: Put, body: bytes, due_ns: int, total: int) -> Step[int]:
+    def _hold(self, stream: Stream, put: PutRequest, body: bytes, due_ns: int, total: int) -> Step[int]:
         group = self.group
         if group.bucket.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
         put_id = self._id(put)
-        known = group.ids.known(put_id) if put_id else 0
+        known = group.ids.find_duplicate(put_id) if put_id else 0
         if not known:
             also: list[Draft] = []
             change = group.ids.note(put_id, group.bucket.next) if put_id else None
@@ -95,4 +97,4 @@ class PutHandle(Commands):
             if change is not None:
                 group.state.apply(change)
         self._tell(known)
-        return group.promised(total)
+        return group.after_metadata_sync(total)

@@ -13,28 +13,28 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.engine.files.handle import Open
+from mqfs.engine.files.handle import OpenFile
 from mqfs.model import User
 from mqfs.wait import Step
 
 if TYPE_CHECKING:
-    from mqfs.engine.tree.meta_nodes import KeptFile
+    from mqfs.engine.tree.meta_nodes import SnapshotNode
 
 
 INDEX_BYTES = 16  # of a message, in the two arrays
 
 
-class KeptHandle(Open):
+class SnapshotHandle(OpenFile):
     """Its `size` does not change."""
 
-    node: KeptFile
+    node: SnapshotNode
 
-    def __init__(self, node: KeptFile, user: User, reads: bool, writes: bool) -> None:
+    def __init__(self, node: SnapshotNode, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self._sequences, self._ends = array("Q"), array("Q")  # where each message ends in the file
         self._copy: bytes | None = None
         stream = node.stream
-        stream.advance()
+        stream.update_low_watermark()
         for sequences, sizes in stream.listed():
             before = self._ends[-1] if self._ends else 0
             self._sequences.extend(sequences)

@@ -15,7 +15,7 @@ from mqfs.engine.language.permissions import sees
 from mqfs.engine.stream import Stream
 
 if TYPE_CHECKING:
-    from mqfs.engine.files.handle import Open
+    from mqfs.engine.files.handle import OpenFile
     from mqfs.engine.group import Group
     from mqfs.model import User
 
@@ -115,14 +115,14 @@ def _plain(group: Group) -> bool:
 
 
 def _place(stream: Stream) -> dict[str, int | None]:
-    stream.advance()
+    stream.update_low_watermark()
     newest = stream.newest_kept()
     settings = stream.group.settings
     bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
     return {
         "number": stream.number,
         "floor": stream.state.floor,
-        "cut": stream.state.floor if bounds_only else stream.cut,
+        "cut": stream.state.floor if bounds_only else stream.evicted_before,
         "first": stream.first_kept() or None,
         "newest": newest if newest >= stream.state.floor and newest else None,
     }
@@ -180,7 +180,7 @@ def who(group: Group, user: User) -> str:
     return "".join(lines)
 
 
-def _stream_of(handle: Open) -> Stream | None:
+def _stream_of(handle: OpenFile) -> Stream | None:
     """The stream whose name or reader an open file gives away: itself, one in a part, its `.kept`, its consumer's."""
     node = handle.node
     if isinstance(node, Stream):

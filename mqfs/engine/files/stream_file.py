@@ -10,15 +10,15 @@ from collections.abc import Callable
 import attrs
 
 from mqfs import errors, limits
-from mqfs.engine.files.handle import Open
+from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.positioned_reader import Reader
-from mqfs.engine.stream import Parked, Post, Stream
+from mqfs.engine.stream import Parked, Stream, WriteRequest
 from mqfs.model import Kind, Record, User
 from mqfs.wait import Step, Wait
 
 
 @attrs.define
-class LinePost(Post):
+class LinePost(WriteRequest):
     """Whole lines of one handle, which may wait for room. `before` and `rest`: its unfinished line before and after."""
 
     before: bytes = b""
@@ -40,7 +40,7 @@ class LinePost(Post):
         return True
 
 
-class Writer(Open):
+class Writer(OpenFile):
     """A stream, open to be written: what writing is, whatever else the handle does."""
 
     node: Stream
@@ -67,7 +67,7 @@ class Writer(Open):
         if size > limits.MESSAGE_BYTES:
             raise errors.TooLong(f"{size} bytes; a message has at most {limits.MESSAGE_BYTES}")
         if not size:
-            return self.group.write(self.node, Post(Kind.END, (b"",), 0))
+            return self.group.write(self.node, WriteRequest(Kind.END, (b"",), 0))
         if self.group.settings.data == "line":
             return self._write_lines(data)
         return self.group.write_message(self.node, data)
@@ -114,7 +114,7 @@ class Writer(Open):
         stream.unused_since_ns = self.group.tree.clock.engine_ns()
         if self.partial and not stream.removed:
             try:
-                self.group.write(stream, Post(Kind.MESSAGE, (self.partial,), 0))
+                self.group.write(stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0))
             except errors.MqfsError as error:
                 self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
         self.group.unblock()
@@ -135,14 +135,14 @@ class StreamHandle(Reader, Writer):
     def _start(self) -> None:
         stream, replay = self.node, self.group.settings.replay
         if replay == "all":
-            stream.advance()
+            stream.update_low_watermark()
             self.position = stream.state.floor
         elif replay == "last" and (newest := stream.newest_kept()) >= stream.kept_from():
             self.position = newest or self.position
         if stream.count < 0:
-            stream.advance()
+            stream.update_low_watermark()
         ahead = 0 if replay == "off" else self.group.bucket.count(stream.number, self.position)[0]
-        self.had = stream.gone + stream.count - ahead
+        self.had = stream.trimmed_count + stream.count - ahead
 
     def waiting_room(self) -> Parked:
         return self.node.parked
@@ -161,22 +161,22 @@ class StreamHandle(Reader, Writer):
             return True
         if not self.writes or stream.is_taken(sequence):
             return False
-        stream.take_single(sequence)
+        stream.claim_exclusive(sequence)
         return True
 
     def _find_single(self) -> Record | None:
         """A message for one taker, written before this handle came and not taken since."""
         stream = self.node
-        while (sequence := stream.untaken()) and sequence < self.position:
+        while (sequence := stream.next_unclaimed_exclusive()) and sequence < self.position:
             record = self.group.bucket.find(stream.number, sequence)
-            stream.take_single(sequence)
+            stream.claim_exclusive(sequence)
             if record is not None and record.sequence == sequence and stream.visible(record):
                 return record
         return None
 
     def find(self) -> Record | None:
         stream = self.node
-        if self.position < stream.cut:
+        if self.position < stream.evicted_before:
             self._fell_behind()
         if self.writes and (single := self._find_single()) is not None:
             return single
@@ -194,13 +194,13 @@ class StreamHandle(Reader, Writer):
                 return record
 
     def is_behind(self) -> bool:
-        return self.position < self.node.cut
+        return self.position < self.node.evicted_before
 
     def _fell_behind(self) -> None:
         stream, counts = self.node, self.group.counts
-        lost = max(stream.gone - self.had, 0)
-        self.had = max(self.had, stream.gone)
-        self.position = max(stream.cut, stream.state.floor)
+        lost = max(stream.trimmed_count - self.had, 0)
+        self.had = max(self.had, stream.trimmed_count)
+        self.position = max(stream.evicted_before, stream.state.floor)
         counts.fell_behind += 1
         counts.lost += lost
         raise errors.FellBehind(f"{lost} messages of {stream.name} were lost")
@@ -214,7 +214,9 @@ class StreamHandle(Reader, Writer):
 
     def ahead(self) -> bool:
         stream = self.node
-        return self.position < stream.cut or self.group.bucket.locate(stream.number, self.position) is not None
+        return (
+            self.position < stream.evicted_before or self.group.bucket.locate(stream.number, self.position) is not None
+        )
 
     def _end(self) -> None:
         self.node.readers.discard(self)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs.engine.files import status_files
-from mqfs.engine.files.handle import Open
+from mqfs.engine.files.handle import OpenFile
 from mqfs.model import User
 from mqfs.wait import Step
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mqfs.engine.tree.meta_nodes import Meta
 
 
-class TextHandle(Open):
+class TextHandle(OpenFile):
     """A file made when it is opened: `.stats`, `.who`, `.errors`. Finite and seekable."""
 
     _MAKE: dict[str, Callable[[Group, User], str]] = {  # noqa: RUF012 - a table, never altered

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from mqfs import errors, limits
 from mqfs.engine.files.batch_file import sender
-from mqfs.engine.files.command_file import Commands, PrintedCommands
-from mqfs.engine.files.handle import Open
+from mqfs.engine.files.command_file import CommandFile, PrintedCommands
+from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.put_file import PutHandle
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.put_request import parse
-from mqfs.engine.publishing.staged_batch import PartFile
+from mqfs.engine.publishing.staged_batch import StagedStream
 from mqfs.engine.publishing.txn_nodes import TxnCtl
 from mqfs.log import batch, headers
 from mqfs.model import User
@@ -48,7 +48,7 @@ class TxnCtlHandle(PrintedCommands):
             return len(data)
         if verb == "forget" and names:
             transactions.forget(self.user, names)
-            return self.group.promised(len(data))
+            return self.group.after_metadata_sync(len(data))
         raise errors.BadCommand(f"{verb!r}: write {USAGE}")
 
     def _words(self, data: bytes) -> list[str]:
@@ -63,12 +63,12 @@ class TxnCtlHandle(PrintedCommands):
         return lines[0] if lines else []
 
 
-class PartWriter(Open):
+class PartWriter(OpenFile):
     """A stream in a part."""
 
-    node: PartFile
+    node: StagedStream
 
-    def __init__(self, node: PartFile, user: User, reads: bool, writes: bool) -> None:
+    def __init__(self, node: StagedStream, user: User, reads: bool, writes: bool) -> None:
         node.part.stream(user, node.name)
         if reads:
             raise errors.Denied("nobody reads a part; open it for writing only")
@@ -102,10 +102,10 @@ class PartWriter(Open):
                 self.group.refuse(self.user, self.node.name, f"the last, unfinished line was not written: {error}")
 
 
-class PartBatchHandle(Commands):
+class PartBatchHandle(CommandFile):
     """`.batch` in a part."""
 
-    node: PartFile
+    node: StagedStream
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
@@ -125,7 +125,7 @@ class PartBatchHandle(Commands):
 class PartPutHandle(PutHandle):
     """`.put` in a part: what is said there holds from the commit on."""
 
-    node: PartFile
+    node: StagedStream
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
@@ -143,7 +143,7 @@ class PartPutHandle(PutHandle):
         return len(data)
 
 
-def kind(node: PartFile | TxnCtl) -> type[Open]:
+def kind(node: StagedStream | TxnCtl) -> type[OpenFile]:
     """What an open file of that kind is."""
     if isinstance(node, TxnCtl):
         return TxnCtlHandle

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqfs.engine.delivery.consumer import Claim, Consumer
-from mqfs.engine.files.claiming_handle import Taker
+from mqfs.engine.files.claiming_handle import ClaimingHandle
 from mqfs.engine.files.stream_file import Writer
 from mqfs.engine.log import multipart
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 
-class TakeHandle(Taker, Writer):
+class WorkStreamHandle(ClaimingHandle, Writer):
     """A stream of a `deliver one` group, opened for reading and writing."""
 
     node: Stream
@@ -34,13 +34,13 @@ class TakeHandle(Taker, Writer):
         done, consumer = self.pending, self.consumer
         if done is not None and done.sequence not in self.claims:
             done = self.pending = None  # its lease ran out
-        record = consumer.take(self, consumer.ack_step(done) if done is not None else b"")
+        record = consumer.claim_next(self, consumer.ack_step(done) if done is not None else b"")
         if done is not None:
             self.pending = None
             consumer.acknowledged(done)
         if record is None and done is not None:
             self.group.unblock()  # what it acknowledged may have made room for a writer that waits
-            record = consumer.take(self)
+            record = consumer.claim_next(self)
         if record is None:
             return None
         if not self.acks_at_once:
@@ -52,5 +52,5 @@ class TakeHandle(Taker, Writer):
         return self.last.first(record.body, count, offset)
 
     def watch(self, then: Callable[[], None] | None) -> None:
-        Taker.watch(self, then)
+        ClaimingHandle.watch(self, then)
         Writer.watch(self, then)

@@ -85,7 +85,7 @@ def seconds(time_ns: int) -> str:
     return f"{time_ns // 10**9}.{time_ns % 10**9:09d}"
 
 
-class Names:
+class SentNames:
     """`format record`: which streams' names the reader was told."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ _BLANKS = (" ", "\t", "\n")
 
 
 @attrs.define
-class Put:
+class PutRequest:
     """What was asked for. Durations in ns."""
 
     stream: str = ""
@@ -33,7 +33,7 @@ class Put:
     headers: dict[str, str] = attrs.Factory(dict)
 
 
-def parse(data: bytes) -> tuple[Put, bytes]:
+def parse(data: bytes) -> tuple[PutRequest, bytes]:
     """The object and the body. Raises BadCommand, TooLong."""
     head = data[: limits.PUT_BYTES].decode("utf-8", "surrogateescape")
     try:
@@ -54,7 +54,7 @@ def parse(data: bytes) -> tuple[Put, bytes]:
     return _read(value), body
 
 
-def _read(value: dict[str, Any]) -> Put:
+def _read(value: dict[str, Any]) -> PutRequest:
     unknown = value.keys() - _KEYS.keys()
     if unknown:
         raise errors.BadCommand(f"unknown key {sorted(unknown)[0]!r}; there are: {' '.join(_KEYS)}")
@@ -62,7 +62,7 @@ def _read(value: dict[str, Any]) -> Put:
         raise errors.BadCommand('the key "stream" is needed')
     if "delay" in value and "at" in value:
         raise errors.BadCommand("either delay or at")
-    put = Put()
+    put = PutRequest()
     for key, what in value.items():
         _KEYS[key](put, what)
     return put
@@ -80,41 +80,41 @@ def _text(key: str, what: Any, most: int) -> str:
     return what
 
 
-def _stream(put: Put, what: Any) -> None:
+def _stream(put: PutRequest, what: Any) -> None:
     put.stream = _text("stream", what, limits.NAME_BYTES)
 
 
-def _delay(put: Put, what: Any) -> None:
+def _delay(put: PutRequest, what: Any) -> None:
     put.delay = parse_duration(_text("delay", what, 64))
 
 
-def _at(put: Put, what: Any) -> None:
+def _at(put: PutRequest, what: Any) -> None:
     if isinstance(what, bool) or not isinstance(what, int | float) or not 0 <= what < 1 << 33:
         raise errors.BadCommand("at is a number: UNIX seconds")
     put.at_ns = int(what * 10**9)
 
 
-def _ttl(put: Put, what: Any) -> None:
+def _ttl(put: PutRequest, what: Any) -> None:
     put.ttl = parse_duration(_text("ttl", what, 64))
 
 
-def _priority(put: Put, what: Any) -> None:
+def _priority(put: PutRequest, what: Any) -> None:
     if isinstance(what, bool) or not isinstance(what, int) or not 0 <= what <= 9:
         raise errors.BadCommand("priority is a number from 0 to 9")
     put.priority = what
 
 
-def _id(put: Put, what: Any) -> None:
+def _id(put: PutRequest, what: Any) -> None:
     put.id = _text("id", what, limits.ID_BYTES)
 
 
-def _single(put: Put, what: Any) -> None:
+def _single(put: PutRequest, what: Any) -> None:
     if not isinstance(what, bool):
         raise errors.BadCommand("single is true or false")
     put.single = what
 
 
-def _headers(put: Put, what: Any) -> None:
+def _headers(put: PutRequest, what: Any) -> None:
     if not isinstance(what, dict):
         raise errors.BadCommand("headers is an object of strings")
     for key, text in what.items():

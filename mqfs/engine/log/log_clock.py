@@ -18,7 +18,7 @@ _SECOND_NS = 10**9
 _COMPARE_NS = _SECOND_NS // 10  # how often the two clocks are compared while messages are written
 
 
-class Times:
+class LogClock:
     """Of one group."""
 
     def __init__(self, group: Group) -> None:

@@ -15,7 +15,7 @@ import attrs
 
 from mqfs import errors, group_state, limits
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.engine.stream import Post, Stream, Verdict
+from mqfs.engine.stream import Admission, Stream, WriteRequest
 from mqfs.group_state import Change
 from mqfs.log import batch
 from mqfs.log.record import HEAD_BYTES, padded
@@ -33,7 +33,7 @@ _ROUNDS = 16  # of cutting the oldest stretch of the log
 
 
 @attrs.define
-class Tally:
+class StreamTotals:
     """What a unit holds for one stream."""
 
     messages: int = 0
@@ -51,7 +51,7 @@ class Source:
     pieces: Callable[[], Iterable[bytes]]  # whole ones in each
 
 
-class Joined(UnsequencedRecords):
+class CombinedBatch(UnsequencedRecords):
     """Messages of several sources, in order, and behind them the changes of the same unit."""
 
     def __init__(self, sources: Sequence[Source], changes: Sequence[Change] = ()) -> None:
@@ -79,12 +79,12 @@ class Joined(UnsequencedRecords):
 
 
 @attrs.define(eq=False)
-class Unit:
+class AtomicBatch:
     """Messages, and what else is recorded with them. `value`: what the write returns."""
 
     group: Group
     sources: Sequence[Source]
-    tallies: dict[Stream, Tally]
+    tallies: dict[Stream, StreamTotals]
     value: int
     ranked: bool = False  # some have headers that say how they are served
     changes: Sequence[Change] = ()
@@ -105,16 +105,16 @@ class Unit:
 
     def write(self) -> Step[int]:
         """Append it as one unit, or do with it what `full` says; see Group.write."""
-        self.lacking = self._guarded(self._look)
+        self.lacking = self._guarded(self._admit)
         if self.lacking is None:
             return self._guarded(self._append)
         self._waited = True
-        return self.group.block(self.lacking, Post(MESSAGE, (), self.value, self.undo, unit=self))
+        return self.group.park_writer(self.lacking, WriteRequest(MESSAGE, (), self.value, self.undo, unit=self))
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Admission:
         """Whether it can go on, having waited. Raises what refuses it now."""
-        self.lacking = self._guarded(self._look)
-        return Verdict.APPEND if self.lacking is None else Verdict.WAIT
+        self.lacking = self._guarded(self._admit)
+        return Admission.APPEND if self.lacking is None else Admission.WAIT
 
     def carry_out(self) -> Step[int]:
         return self._guarded(self._append)
@@ -127,7 +127,7 @@ class Unit:
                 self.undo()
             raise
 
-    def _look(self) -> Stream | None:
+    def _admit(self) -> Stream | None:
         """Whether everything it needs is there; else the stream on which it waits. Nothing is done yet where it raises
         or waits."""
         group = self.group
@@ -179,9 +179,9 @@ class Unit:
         if self.discarded:
             group.counts.discarded += self.messages
             if self.changes:
-                group.append_drafts(Joined((), self.changes), now)
+                group.append_drafts(CombinedBatch((), self.changes), now)
         elif self.messages or self.changes:
-            first = group.append_drafts(Joined(self.sources, self.changes), now)
+            first = group.append_drafts(CombinedBatch(self.sources, self.changes), now)
             self._count(first)
         for change in self.changes:
             group.state.apply(change)
@@ -189,8 +189,8 @@ class Unit:
             self._tell(self.first)
         if self.done is not None:
             self.done()
-        group.tree.touched.add(group)
-        return group.promised(self.value) if self.changes else group.promise(self.value)
+        group.tree.dirty_groups.add(group)
+        return group.after_metadata_sync(self.value) if self.changes else group.after_data_sync(self.value)
 
     def _count(self, first: int) -> None:
         if self.messages:
@@ -200,22 +200,22 @@ class Unit:
 
     def _tell(self, first: int) -> None:
         group, numbers = self.group, self.group.numbers
-        rest = {stream: Tally(tally.messages, tally.size) for stream, tally in self.tallies.items()}
-        drafts = enumerate(Joined(self.sources).messages(), first)
+        rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
+        drafts = enumerate(CombinedBatch(self.sources).messages(), first)
         # Who was told waits no more, and cannot begin to before this returns.
-        while (self.ranked or self._is_heard()) and (some := list(islice(drafts, _TOLD))):
+        while (self.ranked or self._has_waiters()) and (some := list(islice(drafts, _TOLD))):
             for sequence, draft in some:
                 stream = numbers[draft.stream]
                 group.announce(stream, sequence, draft.body, draft.headers)
                 rest[stream].messages -= 1
                 rest[stream].size -= len(draft.body)
-        self._tell_nobody(rest)
+        self._count_only(rest)
         depth = group.settings.depth.messages
         for stream in self.tallies:
             if depth and stream.count > depth:
                 group.bound_depth(stream)
 
-    def _is_heard(self) -> bool:
+    def _has_waiters(self) -> bool:
         """Whether anyone waits who has to be told of each message."""
         group = self.group
         return bool(
@@ -226,7 +226,7 @@ class Unit:
             or any(view.parked for view in group.views.values())
         )
 
-    def _tell_nobody(self, rest: dict[Stream, Tally]) -> None:
+    def _count_only(self, rest: dict[Stream, StreamTotals]) -> None:
         """As `announce` for each message, where only what is counted changes."""
         group = self.group
         for stream, tally in rest.items():
@@ -234,8 +234,8 @@ class Unit:
             stream.written += tally.messages
             group.counts.written += tally.messages
             group.counts.written_bytes += tally.size
-            stream.wake_watchers()
-        group.wake_watchers()
+            stream.wake_pollers()
+        group.wake_pollers()
 
 
 def require_fit(messages: int, size: int) -> None:

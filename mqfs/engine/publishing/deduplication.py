@@ -22,13 +22,13 @@ class PutId(NamedTuple):
     text: str
 
 
-class Ids:
+class DeduplicationWindow:
     """Of one group."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def known(self, put_id: PutId) -> int:
+    def find_duplicate(self, put_id: PutId) -> int:
         """The sequence of the message that was put under that id not long ago; 0 if none was."""
         ids, now = self.group.state.ids, self.group.tree.clock.engine_ns()
         for uid in (put_id.uid, ANYONE):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Steps, Stream
 
 
-class Held:
+class DelayedMessages:
     """Of one group."""
 
     def __init__(self, group: Group) -> None:
@@ -36,7 +36,7 @@ class Held:
     def start(self) -> None:
         """Find them in the log that was read."""
         own = self.group.state.consumers.get(PUT)
-        position = own.progress.low if own is not None else 0
+        position = own.progress.ack_floor if own is not None else 0
         bucket = self.group.bucket
         while True:
             try:
@@ -48,7 +48,7 @@ class Held:
                 self._known = True
                 return
             position = record.sequence + 1
-            if own is None or not own.progress.has_had(record.sequence):
+            if own is None or not own.progress.is_acked(record.sequence):
                 texts = headers.decode(record.headers)
                 self._add(record.sequence, int(texts[headers.TO]), int(texts[headers.DUE]))
 
@@ -78,7 +78,7 @@ class Held:
         """How many are for that stream."""
         return sum(number == stream for number in self._streams.values())
 
-    def is_for(self, stream: Stream, sequence: int) -> bool:
+    def targets(self, stream: Stream, sequence: int) -> bool:
         return self._streams.get(sequence) == stream.number
 
     def wake(self, now_ns: int) -> None:

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 HEAD_BYTES = 32  # of a record
 
 
-def arrived(group: Group, data: Buffer, base: int, rows: Columns) -> None:
+def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
     """Plain messages, appended just now. `data` has their records, the first byte at position `base`."""
     numbers = group.numbers  # without those that were removed since they were written to
     streams = [numbers[number] for number in dict.fromkeys(rows.streams) if number in numbers]
     for stream in streams:
         _count(group, stream, rows)
-    group.tree.touched.add(group)
+    group.tree.dirty_groups.add(group)
     _tell(group, streams, data, base, rows)
     if group.settings.depth is not NO_DEPTH:
         for stream in streams:
             group.bound_depth(stream)
 
 
-def passed(group: Group, rows: Columns) -> None:
+def count_unstored(group: Group, rows: Columns) -> None:
     """Plain messages that nobody is there for: they are counted, and nowhere."""
     for number, messages in Counter(rows.streams).items():
         stream = group.numbers.get(number)
@@ -76,7 +76,7 @@ def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Co
         begin = rows.positions[n] - base + HEAD_BYTES + rows.headers[n]
         body = bytes(data[begin : begin + rows.bodies[n]])
         try:
-            group.tell(stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body))
+            group.deliver(stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body))
         except errors.MqfsError as error:
             failed = failed or error
     if failed is not None:
@@ -94,7 +94,7 @@ def _attended(group: Group, streams: list[Stream]) -> bool:
     return any(view.parked for view in group.views.values())
 
 
-def is_listened(group: Group, rows: Columns) -> bool:
+def has_live_readers(group: Group, rows: Columns) -> bool:
     """Whether somebody is there who reads live messages like these, waiting or not."""
     if group.log_readers or group.cursors:
         return True

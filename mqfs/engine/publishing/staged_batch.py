@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mqfs import errors, group_state, limits
 from mqfs.engine.language.permissions import W, X, require
-from mqfs.engine.publishing.atomic_batch import Tally, require_fit
+from mqfs.engine.publishing.atomic_batch import StreamTotals, require_fit
 from mqfs.engine.tree.meta_nodes import Folder, bits_for_writers
 from mqfs.group_state import Attributes
 from mqfs.log import batch
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 _META = {".batch": group_state.BATCH, ".put": group_state.PUT}  # what a part has beside streams
 
 
-class Staging(Folder):
+class StagingFolder(Folder):
     """`.txn`, or a part in it: a directory in which little is as in others."""
 
     __slots__ = ()
 
-    def find(self, name: str) -> Part | PartFile | TxnCtl | None:
+    def find(self, name: str) -> StagedBatch | StagedStream | TxnCtl | None:
         raise NotImplementedError
 
-    def files(self) -> Sequence[Part | PartFile | TxnCtl]:
+    def files(self) -> Sequence[StagedBatch | StagedStream | TxnCtl]:
         raise NotImplementedError
 
     def times(self) -> tuple[int, int, int, int]:
         """(mtime, ctime, bytes kept, links)"""
         raise NotImplementedError
 
-    def mkdir(self, user: User, name: str, mode: int) -> Part:
+    def mkdir(self, user: User, name: str, mode: int) -> StagedBatch:
         raise errors.NotPermitted("in a part there are no groups")
 
     def create(self, user: User, name: str) -> NoReturn:
@@ -57,7 +57,7 @@ class Staging(Folder):
         raise errors.NotDirectory(name)
 
 
-class Part(Staging):
+class StagedBatch(StagingFolder):
     """`.txn/PART`. In it are the group's streams, to be written to; listed are those that were."""
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Part(Staging):
     def __init__(self, group: Group, name: str, number: int, own: Attributes) -> None:
         self.group, self.name, self.number, self._own = group, name, number, own
         self.staged = group.tree.store.stage(number)
-        self.tallies: dict[str, Tally] = {}  # by the stream's name, in the order of their places
+        self.tallies: dict[str, StreamTotals] = {}  # by the stream's name, in the order of their places
         self.places: dict[bytes, int] = {}  # in the table of streams that its blanks mean
         self._names: list[str] = []
         self._borders = [0]  # of what is read at once
@@ -106,13 +106,13 @@ class Part(Staging):
     def qid(self) -> Qid:
         return Qid(QTDIR, 0, self.number << 32)
 
-    def find(self, name: str) -> PartFile | None:
+    def find(self, name: str) -> StagedStream | None:
         if name in _META:
-            return PartFile(self, name, _META[name])
+            return StagedStream(self, name, _META[name])
         stream = self.group.streams.get(name)
-        return PartFile(self, name, stream.number) if stream is not None else None
+        return StagedStream(self, name, stream.number) if stream is not None else None
 
-    def files(self) -> Sequence[PartFile]:
+    def files(self) -> Sequence[StagedStream]:
         found = (self.find(name) for name in [*_META, *self.tallies])
         return [file for file in found if file is not None]
 
@@ -159,7 +159,7 @@ class Part(Staging):
         for name in packed.fresh:
             self.places[name.encode()] = len(self._names)
             self._names.append(name)
-            self.tallies[name] = Tally()
+            self.tallies[name] = StreamTotals()
         for row in packed.rows:
             tally = self.tallies[self._names[row.place]]
             tally.messages += row.messages
@@ -181,17 +181,17 @@ class Part(Staging):
             yield data
 
 
-class PartFile:
+class StagedStream:
     """A stream in a part, or its `.batch` or `.put`."""
 
     __slots__ = ("name", "number", "part")
     directory = False
 
-    def __init__(self, part: Part, name: str, number: int) -> None:
+    def __init__(self, part: StagedBatch, name: str, number: int) -> None:
         self.part, self.name, self.number = part, name, number
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PartFile) and (other.part, other.number) == (self.part, self.number)
+        return isinstance(other, StagedStream) and (other.part, other.number) == (self.part, self.number)
 
     def __hash__(self) -> int:
         return hash((self.part, self.number))
@@ -201,7 +201,7 @@ class PartFile:
         return self.part.group
 
     @property
-    def parent(self) -> Part:
+    def parent(self) -> StagedBatch:
         return self.part
 
     @property

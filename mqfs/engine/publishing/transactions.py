@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.language.permissions import W, allowed, require_owner
-from mqfs.engine.publishing.atomic_batch import Source, Tally, Unit, require_fit
-from mqfs.engine.publishing.staged_batch import Part
+from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
+from mqfs.engine.publishing.staged_batch import StagedBatch
 from mqfs.engine.publishing.txn_nodes import TxnCtl, TxnFolder
 from mqfs.group_state import Attributes, Change
 from mqfs.model import User
@@ -36,7 +36,7 @@ class Transactions:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, StagedBatch] = {}
         self.folder = TxnFolder(group, ".txn")
         self.ctl = TxnCtl(group)
 
@@ -51,7 +51,7 @@ class Transactions:
 
     # ------------------------------------------------------------ parts
 
-    def make(self, user: User, name: str, mode: int) -> Part:
+    def make(self, user: User, name: str, mode: int) -> StagedBatch:
         """Open a part. Raises BadName, Exists, OverLimit."""
         if self.group.removed:
             raise errors.NotFound(f"{self.group.name} was removed")
@@ -61,7 +61,7 @@ class Transactions:
         tree = self.group.tree
         tree.staging.parts.take(user.uid)
         try:
-            part = Part(self.group, name, tree.store.number(), Attributes(mode & 0o777, user.uid, user.gid))
+            part = StagedBatch(self.group, name, tree.store.number(), Attributes(mode & 0o777, user.uid, user.gid))
         except BaseException:
             tree.staging.parts.give(user.uid)
             raise
@@ -69,7 +69,7 @@ class Transactions:
         self.group.alarm(part.used_ns + limits.TRANSACTION_IDLE_S * _SECOND_NS)
         return part
 
-    def drop(self, part: Part) -> None:
+    def drop(self, part: StagedBatch) -> None:
         """It is committed, or not wanted."""
         del self.parts[part.name]
         part.dropped = True
@@ -101,7 +101,7 @@ class Transactions:
 
     # ------------------------------------------------------------ commands
 
-    def _mine(self, user: User, name: str, *, also: int = -1) -> Part:
+    def _mine(self, user: User, name: str, *, also: int = -1) -> StagedBatch:
         part = self.parts.get(name)
         if part is None:
             raise errors.NotFound(f"no part {name!r}: it was committed or dropped, or the server was started anew")
@@ -126,7 +126,7 @@ class Transactions:
         if known is not None and number <= known.number:
             for part in [self._mine(user, name) for name in dict.fromkeys(names) if name in self.parts]:
                 self.drop(part)
-            return self.group.promised(value)
+            return self.group.after_metadata_sync(value)
         if known is None:
             check_control(producer)
         if len(set(names)) != len(names):
@@ -167,9 +167,9 @@ class Transactions:
         if not any(allowed(user, stream.state, W) for stream in self.group.streams.values()):
             raise errors.Denied("commit: no part of yours, and no stream here that you may write to")
 
-    def _unit(self, user: User, parts: Sequence[Part], changes: Sequence[Change], value: int) -> Unit:
+    def _unit(self, user: User, parts: Sequence[StagedBatch], changes: Sequence[Change], value: int) -> AtomicBatch:
         """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
-        tallies: dict[Stream, Tally] = {}
+        tallies: dict[Stream, StreamTotals] = {}
         sources: list[Source] = []
         before = 0
         for part in parts:
@@ -177,7 +177,7 @@ class Transactions:
             for name, mine in part.tallies.items():
                 stream = part.stream(user, name)
                 numbers.append(stream.number)
-                tally = tallies.setdefault(stream, Tally())
+                tally = tallies.setdefault(stream, StreamTotals())
                 tally.messages += mine.messages
                 tally.size += mine.size
                 tally.last = before + mine.last
@@ -186,16 +186,16 @@ class Transactions:
         require_fit(before, sum(source.room for source in sources))
         self._freeze(parts, True)
         ranked = any(part.ranked for part in parts)
-        return Unit(
+        return AtomicBatch(
             self.group, sources, tallies, value, ranked, changes,
             done=lambda: self._done(parts), undo=lambda: self._freeze(parts, False),
         )  # fmt: skip
 
-    def _freeze(self, parts: Sequence[Part], committing: bool) -> None:
+    def _freeze(self, parts: Sequence[StagedBatch], committing: bool) -> None:
         for part in parts:
             part.committing = committing
 
-    def _done(self, parts: Sequence[Part]) -> None:
+    def _done(self, parts: Sequence[StagedBatch]) -> None:
         for part in parts:
             self.drop(part)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, group_state
 from mqfs.engine.language.permissions import X, require
-from mqfs.engine.publishing.staged_batch import Part, Staging
+from mqfs.engine.publishing.staged_batch import StagedBatch, StagingFolder
 from mqfs.engine.tree.meta_nodes import Folder, Meta
 from mqfs.group_state import Attributes
 from mqfs.model import User
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mqfs.engine.publishing.transactions import Transactions
 
 
-class TxnFolder(Staging):
+class TxnFolder(StagingFolder):
     """`.txn`: who may enter the group may open a part, as in /tmp."""
 
     __slots__ = ()
@@ -31,17 +31,17 @@ class TxnFolder(Staging):
     def _transactions(self) -> Transactions:
         return self.group.transactions
 
-    def find(self, name: str) -> Part | TxnCtl | None:
+    def find(self, name: str) -> StagedBatch | TxnCtl | None:
         return self._transactions.ctl if name == "ctl" else self._transactions.parts.get(name)
 
-    def files(self) -> Sequence[Part | TxnCtl]:
+    def files(self) -> Sequence[StagedBatch | TxnCtl]:
         return [self._transactions.ctl, *self._transactions.parts.values()]
 
     def times(self) -> tuple[int, int, int, int]:
         made = self.group.state.made_ns
         return max(self.group.bucket.last_ns, made), made, 0, 2 + len(self._transactions.parts)
 
-    def mkdir(self, user: User, name: str, mode: int) -> Part:
+    def mkdir(self, user: User, name: str, mode: int) -> StagedBatch:
         require(user, self.group.state, X, self.group.name)
         return self._transactions.make(user, name, mode)
 

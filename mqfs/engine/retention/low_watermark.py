@@ -7,7 +7,7 @@ import heapq
 _NONE = 1 << 62
 
 
-class Lowest:
+class LowWatermark:
     """`value` costs nothing while no more than the greater ones change."""
 
     __slots__ = ("_heap", "_values")

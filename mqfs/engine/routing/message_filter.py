@@ -21,7 +21,7 @@ _LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against 
 _NONE, _SOME, _ALL = range(3)  # of the messages of a stream that it covers; some: a program says which
 
 
-class Selection:
+class MessageFilter:
     """`numbers`: of streams. `names`: of views, and patterns. Both None: everything."""
 
     __slots__ = ("_covered", "_epoch", "_few", "_named", "_patterns", "_shape", "group", "names", "numbers")
@@ -47,14 +47,14 @@ class Selection:
         """Whether messages of the stream may belong to it."""
         if self.numbers is None and not self.names:
             return True
-        if self._shape == self.group.shape and (part := self._covered.get(stream.number)) is not None:
+        if self._shape == self.group.routing_version and (part := self._covered.get(stream.number)) is not None:
             return part != _NONE
         return self._part(stream) != _NONE
 
     def _part(self, stream: Stream) -> int:
         """Of its messages; looked up once for each stream, until what views have changes."""
-        if self._shape != self.group.shape:
-            self._shape = self.group.shape
+        if self._shape != self.group.routing_version:
+            self._shape = self.group.routing_version
             self._covered.clear()
         found = self._covered.get(stream.number)
         if found is None:
@@ -83,16 +83,16 @@ class Selection:
         views = self.group.views
         return not any(name in views and views[name].programs for name in self.names)
 
-    def few(self) -> tuple[int, ...] | None:
+    def is_sparse(self) -> tuple[int, ...] | None:
         """The streams' numbers, where they are few."""
-        if self._epoch != self.group.epoch:
+        if self._epoch != self.group.catalog_version:
             self._look_again()
         return self._few
 
     def _look_again(self) -> None:
         """Names or views of the group have changed."""
         group = self.group
-        self._epoch = group.epoch
+        self._epoch = group.catalog_version
         self._few = None
         numbers = group.numbers
         if self.everything:
@@ -106,7 +106,7 @@ class Selection:
 
     def find(self, position: int) -> Record | None:
         """The first message of a stream that it covers, at or after that sequence. Raises Damaged."""
-        bucket, few = self.group.bucket, self.few()
+        bucket, few = self.group.bucket, self.is_sparse()
         if few is not None:
             if len(few) == 1:
                 return bucket.find(few[0], position)
@@ -127,7 +127,7 @@ class Selection:
 
     def before(self, position: int) -> int | None:
         """The sequence of the last message below that one which may belong to it."""
-        bucket, few = self.group.bucket, self.few()
+        bucket, few = self.group.bucket, self.is_sparse()
         if few is None:
             return bucket.before(position)
         return max((s for number in few if (s := bucket.before(position, number)) is not None), default=None)
@@ -138,7 +138,7 @@ class Selection:
         return not self.names and self.numbers is not None and not any(n in self.group.numbers for n in self.numbers)
 
 
-def select(group: Group, words: Collection[str], may_read: Callable[[Stream], None]) -> Selection:
+def select(group: Group, words: Collection[str], may_read: Callable[[Stream], None]) -> MessageFilter:
     """What `select NAME...` says: streams, views, patterns; no names: everything. Raises NotFound, BadCommand, and what
     `may_read` raises."""
     numbers: list[int] = []
@@ -155,4 +155,4 @@ def select(group: Group, words: Collection[str], may_read: Callable[[Stream], No
             names.append(word)
         else:
             raise errors.NotFound(f"select: no stream or view {word!r} in this group")
-    return Selection(group, dict.fromkeys(numbers) if words else None, names)
+    return MessageFilter(group, dict.fromkeys(numbers) if words else None, names)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.language.message_formats import parse_seek
-from mqfs.engine.routing.message_filter import Selection
+from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.engine.stream import Stream
 from mqfs.model import Record
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
 
 
-def position(selection: Selection, word: str, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
+def position(selection: MessageFilter, word: str, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
     """The sequence that `seek word` goes to. `streams`: which the user may read; `shows`: whether a message counts."""
     kind, value = parse_seek(word)
     group = selection.group
@@ -74,7 +74,7 @@ def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> b
     return record is not None and record.sequence == sequence and shows(record)
 
 
-def _walk_back(selection: Selection, count: int, shows: Callable[[Record], bool]) -> int:
+def _walk_back(selection: MessageFilter, count: int, shows: Callable[[Record], bool]) -> int:
     """The same where each message has to be looked at."""
     bucket = selection.group.bucket
     at = found_at = bucket.next

@@ -9,11 +9,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.files.order_file import LogReader
+from mqfs.engine.files.order_file import MergedReader
 from mqfs.engine.language.node import Numbered
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.routing import programs
-from mqfs.engine.routing.message_filter import Selection
+from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.engine.routing.programs import Program
 from mqfs.engine.stream import Parked, Stream
 from mqfs.group_state import Attributes, ViewState
@@ -78,13 +78,13 @@ class View(Numbered):
         return any(p.selects(stream.name, record.body, record.sequence) for p in self.programs)
 
 
-class ViewHandle(LogReader):
+class ViewHandle(MergedReader):
     """A view, open to read: a position in the log, like `order`, that gives bodies."""
 
     node: View
 
     def __init__(self, node: View, user: User, reads: bool, writes: bool) -> None:
-        self.selection = Selection(node.group, None, (node.name,))
+        self.selection = MessageFilter(node.group, None, (node.name,))
         super().__init__(node, user, reads, writes)
         node.readers.add(self)
 

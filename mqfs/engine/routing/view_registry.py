@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqfs.engine.routing.view import View
-from mqfs.engine.stream import Stream, end_parked, serve_parked
+from mqfs.engine.stream import Stream, close_waiters, deliver_to_waiters
 from mqfs.model import Record
 from mqfs.syntax.patterns import Patterns
 from mqfs.syntax.quoting import quote
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
 
 
-class Views(dict[str, View]):
+class ViewRegistry(dict[str, View]):
     """Of one group. A stream is matched once, when it is new or the patterns have changed."""
 
     def __init__(self, group: Group) -> None:
@@ -58,9 +58,9 @@ class Views(dict[str, View]):
         """What the state says of these views has changed."""
         for name in names:
             self._refresh(name)
-        self.group.shape += 1  # streams may have been looked up since the state changed
-        self.group.consumers.reshaped()
-        self.group.consumers.rank_anew()
+        self.group.routing_version += 1  # streams may have been looked up since the state changed
+        self.group.consumers.on_routing_changed()
+        self.group.consumers.invalidate_order()
 
     def _refresh(self, name: str) -> None:
         view, own = self.get(name), self.group.state.views.get(name)
@@ -85,14 +85,14 @@ class Views(dict[str, View]):
     def _end(self, view: View) -> None:
         del self[view.name]
         view.removed = True
-        end_parked(view.parked)
+        close_waiters(view.parked)
 
     def _look_up_views(self, stream: Stream) -> tuple[frozenset[str], frozenset[str]]:
         found = stream.views
-        if found is None or found[0] != self.group.shape:
+        if found is None or found[0] != self.group.routing_version:
             matched = frozenset(self._patterns.match(stream.name))
             routed = (name for name, view in self._routing.items() if view.may_route(stream.name))
-            stream.views = found = (self.group.shape, matched, matched.union(routed))
+            stream.views = found = (self.group.routing_version, matched, matched.union(routed))
         return found[1], found[2]
 
     def matched(self, stream: Stream) -> frozenset[str]:
@@ -108,4 +108,4 @@ class Views(dict[str, View]):
         for name in self.of(stream):
             view = self[name]
             if view.parked:
-                serve_parked(view.parked, record)
+                deliver_to_waiters(view.parked, record)

@@ -77,7 +77,7 @@ class Folder(Own):
         return self.group.state
 
 
-class KeptFile(OfStream):
+class SnapshotNode(OfStream):
     """`.kept/STREAM`: what the stream keeps, as an ordinary file."""
 
     __slots__ = ()

@@ -20,23 +20,23 @@ from mqfs.engine.files.batch_file import BatchHandle
 from mqfs.engine.files.consumer_file import ConsumerHandle
 from mqfs.engine.files.ctl_file import CtlHandle
 from mqfs.engine.files.cursor_file import Cursor
-from mqfs.engine.files.handle import Open
+from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.order_file import OrderHandle
-from mqfs.engine.files.peek_file import ShowHandle
+from mqfs.engine.files.peek_file import PeekHandle
 from mqfs.engine.files.put_file import PutHandle
-from mqfs.engine.files.snapshot_file import KeptHandle
+from mqfs.engine.files.snapshot_file import SnapshotHandle
 from mqfs.engine.files.stream_file import StreamHandle
 from mqfs.engine.files.text import TextHandle
-from mqfs.engine.files.work_stream_file import TakeHandle
+from mqfs.engine.files.work_stream_file import WorkStreamHandle
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, W, X, require, require_owner, require_unsticky
 from mqfs.engine.language.settings import parse_settings
-from mqfs.engine.publishing.staged_batch import PartFile, Staging, Totals
+from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder, Totals
 from mqfs.engine.publishing.txn_nodes import TxnCtl
 from mqfs.engine.routing.view import View, ViewHandle
-from mqfs.engine.stream import Stream, end_parked
+from mqfs.engine.stream import Stream, close_waiters
 from mqfs.engine.tree.faults import Faults, report_unserved
-from mqfs.engine.tree.meta_nodes import Folder, KeptFile, Meta, TakeFile
+from mqfs.engine.tree.meta_nodes import Folder, Meta, SnapshotNode, TakeFile
 from mqfs.file_locks import Locks
 from mqfs.group_state import Attributes, State, decode_change
 from mqfs.model import Kind, Stat, User
@@ -46,10 +46,10 @@ from mqfs.syntax.names import check_name, with_suffix
 from mqfs.wait import Step
 
 T = TypeVar("T")
-Node = Group | Stream | View | Consumer | Meta | Folder | KeptFile | TakeFile | PartFile
+Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFile | StagedStream
 ROOT = 1
 
-_OPENS: dict[str, type[Open]] = {
+_OPENS: dict[str, type[OpenFile]] = {
     "ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor, ".put": PutHandle, ".batch": BatchHandle
 }  # fmt: skip
 _WRITTEN = frozenset({"ctl", ".cursor", ".put", ".batch"})  # of the group's own files
@@ -74,14 +74,14 @@ class Tree:
         self.defaults = parse_settings(defaults).lines(given=True)
         self.locks = Locks()
         self.staging = Totals(in_memory=not store.path)  # what all parts of transactions take
-        self.touched: set[Group] = set()  # groups that house-keeping has to look at
+        self.dirty_groups: set[Group] = set()  # groups that house-keeping has to look at
         self.closing = False
         self._prepare = prepare
         self.processes: ProcessWatcher | None = None  # set by a face that knows who reads
         self.alarmed: Callable[[], None] | None = None  # called when `next_alarm_ns` became sooner
         self._alarms: list[tuple[int, int]] = []  # (engine ns, group number)
         self.groups: dict[int, Group] = {}
-        self._handles: dict[Group, set[Open]] = {}
+        self._handles: dict[Group, set[OpenFile]] = {}
         self._opened = Shares("open files", "HANDLES")
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
         self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
@@ -105,7 +105,7 @@ class Tree:
             if self._prepare is not None:
                 self.faults.contain(group, "going on with its ring", partial(self._prepare, group))
             group.start()
-        self.touched.update(self.groups.values())
+        self.dirty_groups.update(self.groups.values())
 
     def _read_states(self, without: set[int]) -> list[tuple[Bucket, State]]:
         """Every group that can be read, by number: a group is younger than its parent."""
@@ -175,7 +175,7 @@ class Tree:
             raise errors.NotFound(f"{node.name} was removed")
         group = node.group
         require(user, group.state, X, node.name)
-        if isinstance(node, Staging):
+        if isinstance(node, StagingFolder):
             require(user, node.attributes, X, node.name)
         if name == "..":
             return node.parent
@@ -189,13 +189,13 @@ class Tree:
         return own or group.streams.get(name) or group.groups.get(name) or group.views.get(name)
 
     def _in_folder(self, folder: Folder, name: str) -> Node | None:
-        if isinstance(folder, Staging):
+        if isinstance(folder, StagingFolder):
             return folder.find(name)
         if folder.name == ".consumers":
             taken = folder.group.streams.get(name[1:]) if name.startswith(".") else None
             return folder.group.consumers.get(name) or (TakeFile(taken) if taken is not None else None)
         stream = folder.group.streams.get(name)
-        return KeptFile(stream) if stream is not None else None
+        return SnapshotNode(stream) if stream is not None else None
 
     def find(self, user: User, path: str) -> Node:
         """The file at a path from the root."""
@@ -216,7 +216,7 @@ class Tree:
         if directory.removed:
             return []
         nodes: list[Node] = []
-        if isinstance(directory, Staging):
+        if isinstance(directory, StagingFolder):
             require(user, group.state, X, directory.name)
             nodes += directory.files()
         elif isinstance(directory, Group):
@@ -225,14 +225,14 @@ class Tree:
         elif directory.name == ".consumers":
             nodes += group.consumers.values()
         else:
-            nodes += map(KeptFile, group.streams.values())
+            nodes += map(SnapshotNode, group.streams.values())
         return sorted(nodes, key=lambda node: node.name)
 
     def stat(self, node: Node) -> Stat:
         own = attributes(node)
         kind = modes.S_IFDIR if node.directory else modes.S_IFREG
-        mtime, ctime, kept, links = self._times(node.stream if isinstance(node, KeptFile) else node)
-        size = kept if isinstance(node, KeptFile) else 0
+        mtime, ctime, kept, links = self._times(node.stream if isinstance(node, SnapshotNode) else node)
+        size = kept if isinstance(node, SnapshotNode) else 0
         return Stat(node.qid, kind | own.mode, own.uid, own.gid, size, kept, links, mtime, ctime, node.name)
 
     def _times(self, node: Node) -> tuple[int, int, int, int]:
@@ -241,10 +241,10 @@ class Tree:
             made = node.state.made_ns
             if node.removed:
                 return made, made, 0, 0
-            node.advance()
+            node.update_low_watermark()
             node.newest_kept()
             return node.mtime_ns or made, made, node.size, 1
-        if isinstance(node, Staging | PartFile):
+        if isinstance(node, StagingFolder | StagedStream):
             return node.times()
         group = node.group
         made, newest = group.state.made_ns, max(group.bucket.last_ns, group.state.made_ns)
@@ -254,7 +254,7 @@ class Tree:
 
     # ------------------------------------------------------------ opening
 
-    def open(self, user: User, node: Node, flags: int, *, made: bool = False) -> Open:
+    def open(self, user: User, node: Node, flags: int, *, made: bool = False) -> OpenFile:
         """A handle. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit.
 
         `made`: the user has just made the file with this very call, so its mode does not bind it, as open(2) has it.
@@ -279,27 +279,27 @@ class Tree:
         self._handles.setdefault(handle.group, set()).add(handle)
         return handle
 
-    def _kind(self, node: Node, reads: bool, writes: bool) -> type[Open]:
+    def _kind(self, node: Node, reads: bool, writes: bool) -> type[OpenFile]:
         """What an open file of that kind is. Raises Denied."""
         if isinstance(node, Stream):
             if node.group.settings.deliver == "one" and reads:
-                return TakeHandle if writes else ShowHandle
+                return WorkStreamHandle if writes else PeekHandle
             return StreamHandle
         if isinstance(node, Consumer | TakeFile):
-            return ConsumerHandle if writes else ShowHandle
-        if isinstance(node, PartFile | TxnCtl):
+            return ConsumerHandle if writes else PeekHandle
+        if isinstance(node, StagedStream | TxnCtl):
             return txn_files.kind(node)
         if writes and node.name not in _WRITTEN:
             raise errors.Denied(f"{node.name} is read-only")
         if isinstance(node, View):
             return ViewHandle
-        if isinstance(node, KeptFile):
-            return KeptHandle
+        if isinstance(node, SnapshotNode):
+            return SnapshotHandle
         if node.name == ".cursor" and not (reads and writes):
             raise errors.Denied(".cursor is opened for reading and writing")
         return _OPENS.get(node.name, TextHandle)
 
-    def closed(self, handle: Open) -> None:
+    def closed(self, handle: OpenFile) -> None:
         """A handle was closed (called by the handle)."""
         mine = self._handles.get(handle.group, set())
         mine.discard(handle)
@@ -307,7 +307,7 @@ class Tree:
             self._handles.pop(handle.group, None)
         self._opened.give(handle.user.uid)
 
-    def handles_of(self, group: Group) -> Iterator[Open]:
+    def handles_of(self, group: Group) -> Iterator[OpenFile]:
         return iter(self._handles.get(group, ()))
 
     @property
@@ -323,8 +323,8 @@ class Tree:
         if isinstance(directory, Group):
             self._require_new(user, directory, name)
             made: Node = group.make_stream(name, mode, user)
-            return group.promised(made)
-        if isinstance(directory, Staging):
+            return group.after_metadata_sync(made)
+        if isinstance(directory, StagingFolder):
             directory.create(user, name)
         if directory.name != ".consumers":
             raise errors.NotPermitted(f"in {directory.name} nothing is made")
@@ -333,11 +333,11 @@ class Tree:
             raise errors.Exists(name)
         check_name(name)
         made = group.consumers.make(name, user, mode)
-        return group.promised(made)
+        return group.after_metadata_sync(made)
 
     def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
         """A new group, on disk when this returns; in `.txn` a part. Raises Exists, BadName, Denied, OverLimit."""
-        if isinstance(group, Staging):
+        if isinstance(group, StagingFolder):
             return group.mkdir(user, name, mode)
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"in {group.name} there are no groups")
@@ -354,7 +354,7 @@ class Tree:
             raise errors.DiskFailed(str(error)) from error
         made.parent = group
         self.groups[number] = group.groups[name] = made
-        group.epoch += 1
+        group.catalog_version += 1
         return made
 
     def _require_new(self, user: User, group: Group, name: str) -> None:
@@ -368,7 +368,7 @@ class Tree:
     def unlink(self, user: User, directory: Group | Folder, name: str) -> Step[None]:
         """Remove a stream, a consumer, or all bindings of a view; of a group's own file it does nothing, so that
         `rm -r` works. Raises Busy for a consumer that holds claims."""
-        if isinstance(directory, Staging):
+        if isinstance(directory, StagingFolder):
             directory.unlink(user, name)
             return None
         group = directory.group
@@ -383,7 +383,7 @@ class Tree:
         if isinstance(node, Meta):
             node.unlink(user.pid if user.where == "fuse" else 0)  # a 9P client has one for all its processes
             return None
-        if isinstance(node, KeptFile):
+        if isinstance(node, SnapshotNode):
             return None
         if isinstance(node, TakeFile):
             raise errors.NotPermitted(f"{name} is there as long as its stream")
@@ -395,12 +395,12 @@ class Tree:
             group.consumers.remove(node)
         else:
             group.views.unbind(name)
-        return group.promised(None)
+        return group.after_metadata_sync(None)
 
     def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:
         """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
         does nothing; of a part in `.txn` it is an abort."""
-        if isinstance(group, Staging):
+        if isinstance(group, StagingFolder):
             group.rmdir(user, name)
             return None
         require(user, group.group.state, W | X, group.name)
@@ -425,7 +425,7 @@ class Tree:
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
         del group.groups[name], self.groups[victim.number]
-        self.touched.discard(victim)
+        self.dirty_groups.discard(victim)
         victim.removed = True
         victim.end()
         return None
@@ -449,11 +449,11 @@ class Tree:
         self._require_new(user, group, new)
         if isinstance(node, Stream):
             group.rename_stream(node, new)
-            return group.promised(None)
+            return group.after_metadata_sync(None)
         node.change({"do": "rename", "stream": 0, "name": new})
         del group.groups[name]
         group.groups[new] = node
-        return node.promised(None)
+        return node.after_metadata_sync(None)
 
     def setattr(
         self, user: User, node: Node, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
@@ -462,7 +462,7 @@ class Tree:
         own = attributes(node)
         if node.removed:
             raise errors.NotFound(f"{node.name} was removed")
-        if isinstance(node, Folder | KeptFile | TakeFile | View | PartFile):
+        if isinstance(node, Folder | SnapshotNode | TakeFile | View | StagedStream):
             raise errors.NotPermitted(f"{node.name} has the permissions of what it shows")
         require_owner(user, own, node.name)
         if uid is not None and uid != own.uid and user.uid != 0:
@@ -476,11 +476,11 @@ class Tree:
             return None
         number = 0 if isinstance(node, Group) else node.number
         node.group.change({"do": "attributes", "file": number, "mode": new[0], "uid": new[1], "gid": new[2]})
-        return node.group.promised(None)
+        return node.group.after_metadata_sync(None)
 
     def sync(self, node: Node) -> Step[None]:
         """Everything written to the node's group so far is on disk."""
-        return node.group.committed(None)
+        return node.group.after_sync(None)
 
     # ------------------------------------------------------------ house-keeping
 
@@ -488,12 +488,12 @@ class Tree:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
         self.wake()
         self.faults.contain(self.root, "noting a step of the clock", self._look_at_clocks)
-        for group in list(self.touched):
+        for group in list(self.dirty_groups):
             if not group.settings.ttl and not group.settings.idle:
-                self.touched.discard(group)
+                self.dirty_groups.discard(group)
             succeeded = self.faults.contain(group, "maintenance", partial(self._maintain, group))
             if not succeeded and group.bucket.failed is None:  # what has failed for good is not tried again
-                self.touched.add(group)
+                self.dirty_groups.add(group)
         self.store.tick()
 
     def _maintain(self, group: Group) -> None:
@@ -510,7 +510,7 @@ class Tree:
             self._ahead_ns = ahead
             self.root.times.note_step()
 
-    def set_alarm(self, group: Group, due_ns: int) -> None:
+    def schedule(self, group: Group, due_ns: int) -> None:
         """Wake that group at an engine time (called by the group)."""
         sooner = not self._alarms or due_ns < self._alarms[0][0]
         heapq.heappush(self._alarms, (due_ns, group.number))
@@ -538,7 +538,7 @@ class Tree:
         for stream in list(group.streams.values()):
             if stream.opens or stream.unused_since_ns > limit:
                 continue
-            stream.advance()
+            stream.update_low_watermark()
             if not stream.count and not group.held.of(stream.number):
                 group.remove_stream(stream)
 
@@ -553,7 +553,7 @@ class Tree:
 
     def _close_streams(self, group: Group) -> None:
         for stream in group.numbers.values():
-            end_parked(stream.parked)
+            close_waiters(stream.parked)
             stream.refuse_all_blocked(errors.Interrupted("the server stops"))
 
 

@@ -85,7 +85,7 @@ class Fid:
     def unfinished(self) -> bool:
         """Of the message last taken not everything was read."""
         last: Any = getattr(self.reader, "last", None)
-        return last is not None and bool(last.again or last.given < len(last.body))
+        return last is not None and bool(last.can_push_back or last.given < len(last.body))
 
     def clone(self, number: int, node: Any) -> Fid:
         return Fid(number, self.user, self.root, node, self.fills)

@@ -198,7 +198,7 @@ class Session:
         if sent is not None:
             for fid in self.fids.values():
                 if fid.reader is not None and fid.given[0] > sent:
-                    fid.reader.unread(fid.given[1])
+                    fid.reader.push_back(fid.given[1])
         yield from self._reset()
         self._out, self._out_bytes, self._framer = [], 0, Framer(self.msize)  # now, and not with the next collection
         self._wake = self.delay = ended  # no circle with its driver: looks for those are rare

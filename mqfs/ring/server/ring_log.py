@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group
 from mqfs.engine.language.settings import SYNC_ALWAYS
-from mqfs.engine.publishing.ring_ingest import arrived, is_listened, passed
+from mqfs.engine.publishing.ring_ingest import count_unstored, has_live_readers, ingest
 from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.model import MORE, Columns, Draft, Kind, LazyBatch, Record
@@ -303,7 +303,7 @@ class RingLog:
         if self.ended:
             return
         sync, last = self.group.settings.sync, self.inner.next - 1
-        if sync == SYNC_ALWAYS and self.group.durable:
+        if sync == SYNC_ALWAYS and self.group.must_retain:
             self.inner.sync(lambda error: self._committed(last, error))
             return
         if sync > 0:
@@ -408,7 +408,7 @@ class RingLog:
             self.inner.append_range(data, part)
             there.at = end
             try:
-                arrived(self.group, data, base, part)
+                ingest(self.group, data, base, part)
             finally:
                 self._done_with_range()
         else:
@@ -421,7 +421,7 @@ class RingLog:
         """Nobody is there for whom they are to be kept."""
         self.inner.reserve_space(0, len(rows.sequences))
         self.inner.skip_to(rows.sequences[-1] + 1)
-        passed(self.group, rows)
+        count_unstored(self.group, rows)
 
     def _pass_to(self, sequence: int) -> None:
         """What is below it and was not taken is nowhere."""
@@ -451,7 +451,7 @@ class RingLog:
     def _is_wanted(self, rows: Columns) -> bool:
         """Whether they are promised to somebody, or somebody is there who has not had them."""
         group = self.group
-        return group.durable or is_listened(group, rows) or bool(group.past_rings) or self._is_followed()
+        return group.must_retain or has_live_readers(group, rows) or bool(group.past_rings) or self._is_followed()
 
     def _done_with_range(self) -> None:
         """The ring may have the room again of what was taken."""
@@ -644,7 +644,7 @@ class RingLog:
         else:
             self._floor = NOBODY
         if self._floor > before:
-            self.group.loosened()
+            self.group.retention_changed()
         return bool(places)
 
     def _raise_floor(self, hindmost: int) -> None:
@@ -730,7 +730,7 @@ class RingLog:
     def release(self) -> None:
         """It has ended, and nobody else in this process uses it."""
         self.group.past_rings.discard(self)
-        self.group.loosened()
+        self.group.retention_changed()
         self._taker.close()
         self.ring.close()
 
