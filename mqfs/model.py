@@ -152,8 +152,8 @@ class LazyBatch(Sequence[Draft]):
 
 
 class UnsequencedRecords(LazyBatch):
-    """Messages that are encoded already but for what only the log knows (mqfs/bulk), and behind them other drafts of
-    the same unit. Iterated, they are all drafts."""
+    """Messages that are encoded already but for what only the log knows (mqfs/log/batch.py), and behind them other
+    drafts of the same unit. Iterated, they are all drafts."""
 
     behind: Sequence[Draft]
 

@@ -1,6 +1,6 @@
-"""`ctl`, and what every file has whose writes are command lines: whole lines, refusals that can be read.
+"""What the lines of `ctl` do: settings and actions are checked, and become changes of the group, all or nothing.
 
-Owns the carrying out of actions, all or nothing; the language itself is in settings.py.
+The language itself is in settings.py.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def consumer_options(action: Action) -> tuple[str, bool, bool, int]:
     return over, transient, private, backlog
 
 
-_MESSAGES = frozenset({"eof", "redrive"})
+MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
 
 
 def write_messages(group: Group, action: Action) -> None:

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 
-_NEVER = 1 << 62
+NEVER = 1 << 62
 
 
-_OVERHEAD = 80 + limits.NAME_BYTES  # of a record in `format record`, beside its headers and body: two heads and a name
+RECORD_OVERHEAD = (
+    80 + limits.NAME_BYTES
+)  # of one in `format record`, beside headers and body: two heads, a name
 
 
 class ClaimingHandle(OpenFile):
@@ -28,7 +30,7 @@ class ClaimingHandle(OpenFile):
 
     parkable = True
     takes = True
-    until = _NEVER  # reads of it end at that sequence
+    until = NEVER  # reads of it end at that sequence
     acks_at_once = False
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:

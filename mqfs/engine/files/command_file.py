@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.files.handle import OpenFile
 from mqfs.errors import shortened
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    pass
 
 
 class CommandFile(OpenFile):

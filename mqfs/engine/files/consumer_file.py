@@ -1,7 +1,4 @@
-"""Handles that take: a stream under `deliver one`, and a consumer, opened for reading and writing; and those that show.
-
-Owns what such an open file gives and understands. Which message that is, the consumer decides.
-"""
+"""Open consumers: their commands and formats. Which message a reader gets, the consumer decides."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Claim, Consumer, delivery_count
-from mqfs.engine.files.claiming_handle import _NEVER, _OVERHEAD, ClaimingHandle
+from mqfs.engine.files.claiming_handle import NEVER, RECORD_OVERHEAD, ClaimingHandle
 from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
@@ -41,7 +38,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             raise errors.Busy(f"{node.name} is private, and open already")
         self.format = "raw"
         self.selection = MessageFilter(node.group)
-        self.until = _NEVER
+        self.until = NEVER
         self.shown: tuple[Record, int] | None = None  # the last message and its delivery count, for `info`
         self.current: list[int] = []  # what the last read claimed
         self.pending: bytes | None = None  # text of `info`
@@ -86,12 +83,12 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def fetch(self, count: int, offset: int) -> bytes | None:
         current: list[int] = []
         pieces: list[bytes] = []
-        room = _NEVER  # the first message always
+        room = NEVER  # the first message always
         while room > 0 and (record := self.consumer.claim_next(self, most=room)) is not None:
             current.append(record.sequence)
             self.shown = record, delivery_count(self.claims[record.sequence].entry)
             pieces.append(self._shape(record))
-            room = count - sum(map(len, pieces)) - _OVERHEAD if self.format == "record" else 0
+            room = count - sum(map(len, pieces)) - RECORD_OVERHEAD if self.format == "record" else 0
         if not pieces:
             return b"" if self.group.bucket.next >= self.until else None
         self.current = current
@@ -275,7 +272,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         def do() -> None:
             streams = [s for s in self.group.numbers.values() if consumer.covers(s) and allowed(self.user, s.state, R)]
             consumer.seek(position(consumer.selection, word, streams, self._shows))
-            self.until, self.end_due, self.last, self.current = _NEVER, False, PartialRead(), []
+            self.until, self.end_due, self.last, self.current = NEVER, False, PartialRead(), []
             self._rescan()
 
         return do

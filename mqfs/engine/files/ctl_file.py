@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqfs import errors
-from mqfs.engine.control.actions import _MESSAGES, ValidatedChange, add, check_settings, write_messages
+from mqfs.engine.control.actions import MESSAGE_ACTIONS, ValidatedChange, add, check_settings, write_messages
 from mqfs.engine.control.changes import Changes
 from mqfs.engine.files import status_files
 from mqfs.engine.files.command_file import PrintedCommands
 from mqfs.engine.language.settings import Action, Settings, parse
 from mqfs.model import User
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    pass
 
 
 class CtlHandle(PrintedCommands):
@@ -52,7 +49,7 @@ class CtlHandle(PrintedCommands):
         changes = Changes(self.group, self.user)
         for settings, action in steps:
             changes.set(settings)
-            if action is not None and action.verb in _MESSAGES:  # no change: messages are written
+            if action is not None and action.verb in MESSAGE_ACTIONS:  # no change: messages are written
                 changes.commit()
                 write_messages(self.group, action)
                 changes = Changes(self.group, self.user)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqfs import errors
 from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.stream import Parked, close_waiters
 from mqfs.model import Kind, Record, User
 from mqfs.wait import Step, Wait
-
-if TYPE_CHECKING:
-    pass
 
 
 class Reader(OpenFile):

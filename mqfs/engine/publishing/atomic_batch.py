@@ -43,7 +43,7 @@ class StreamTotals:
 
 @attrs.frozen
 class Source:
-    """Messages as blanks (mqfs/bulk). `pieces`: read anew each time, for they may be too many to be held."""
+    """Messages as blanks (mqfs/log/batch.py). `pieces`: read anew each time, for they may be too many to be held."""
 
     messages: int
     room: int  # bytes they take in a log

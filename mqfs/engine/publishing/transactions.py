@@ -1,8 +1,8 @@
 """Transactions: parts that are staged aside in `.txn`, and the commit that appends some of them as one unit.
 
 Owns the parts of a group and what producers have committed. What is in a part lies with the store until then, as
-blanks (mqfs/bulk) whose places are those of the part's own names; nobody reads it, and it does not outlive the server.
-The commit itself is a record of the unit that it appends, so that both are there after a crash, or neither.
+blanks (mqfs/log/batch.py) whose places are those of the part's own names; nobody reads it, and it does not outlive the
+server. The commit itself is a record of the unit that it appends, so that both are there after a crash, or neither.
 """
 
 from __future__ import annotations
