@@ -30,7 +30,8 @@ def installed(clone: Path) -> Path:
     bin_ = clone / ".venv" / "bin"
     bin_.mkdir(parents=True)
     scripts = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["scripts"]
-    for name, words in [("python", ""), *((name, f" -m {at.split('.')[0]}") for name, at in scripts.items())]:
+    modules = {name: at.partition(":")[0].removesuffix(".main").removesuffix(".cli") for name, at in scripts.items()}
+    for name, words in [("python", ""), *((name, f" -m {module}") for name, module in modules.items())]:
         shim = bin_ / name
         shim.write_text(f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{sys.executable}"{words} "$@"\n')
         shim.chmod(0o755)

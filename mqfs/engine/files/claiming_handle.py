@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 NEVER = 1 << 62
 
 
-RECORD_OVERHEAD = (
-    80 + limits.NAME_BYTES
-)  # of one in `format record`, beside headers and body: two heads, a name
+RECORD_OVERHEAD = 80 + limits.NAME_BYTES  # of one in `format record`, beside headers and body: two heads, a name
 
 
 class ClaimingHandle(OpenFile):
