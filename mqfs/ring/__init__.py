@@ -51,9 +51,9 @@ def _need() -> Any:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if not name.startswith("__") and name != "_native":
+        if name in __all__:
             return getattr(_need(), name)
-        raise AttributeError(name)
+        raise AttributeError(name)  # a module of this package, say
 
 
 __all__ = ["HEAD_BYTES", "MISSING", "Columns", "Consumer", "Ring", "attach", "crc32c", "create", "scan"]
