@@ -67,7 +67,7 @@ def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_miss
     program = """if True:
         import mqfs.ring, mqfs.server.app
         from mqfs.log import batch
-        print(mqfs.ring.MISSING != '', batch.MISSING != '', len(batch.gather([('s', b'', b'x')], {}).data))
+        print(mqfs.ring.MISSING != '', batch.MISSING != '', len(batch.concatenate([('s', b'', b'x')], {}).data))
         from mqfs.ring import create
     """
     done = subprocess.run(

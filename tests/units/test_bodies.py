@@ -173,7 +173,7 @@ def test_streams_that_are_taken_from(made: Any, ack: str) -> None:
     assert one.read(100) == b"o two three"
     assert isinstance(one.read(100), Wait)
     assert isinstance(two.read(100), Wait)
-    u.group.streams["s"].advance()
+    u.group.streams["s"].update_low_watermark()
     assert u.group.streams["s"].count == 0
 
 
@@ -185,7 +185,7 @@ def test_what_is_kept_is_counted(made: Any) -> None:
     stream = u.group.streams["s"]
     assert stream.count == 4
     assert taker.read(100) == b"next"
-    stream.advance()
+    stream.update_low_watermark()
     assert (stream.count, stream.size) == (1, 4)
 
 

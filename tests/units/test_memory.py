@@ -7,9 +7,9 @@ import sys
 
 PROGRAM = """
 import resource, sys
-from mqfs import memory
+from mqfs import malloc_tuning
 if sys.argv[1] == "keep":
-    memory.keep()
+    malloc_tuning.keep()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(100):
     held = [bytes([1]) * (1 << 18) for _ in range(4)]
