@@ -36,7 +36,7 @@ class BatchHandle(CommandFile):
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
-        told = self.told(count)
+        told = self.take_response(count)
         if told is not None:
             return told
         text, self.text = self.text or b"", None

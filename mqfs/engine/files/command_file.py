@@ -13,7 +13,8 @@ from mqfs.wait import Step
 class CommandFile(OpenFile):
     """A file whose writes are command lines and whose refusals can be read."""
 
-    refusal: bytes | None = None
+    refusal: bytes | None = None  # why the last write was refused
+    pending: bytes | None = None  # the text that a command asked for, `info` say
 
     def lines_of(self, data: bytes) -> str:
         """The whole lines there are now; an unfinished one waits. Raises TooLong, BadCommand."""
@@ -45,12 +46,13 @@ class CommandFile(OpenFile):
                 self.flush()
         super().close()
 
-    def told(self, count: int) -> bytes | None:
-        """Why the last write was refused, once."""
-        if self.refusal is None:
-            return None
-        text, rest = self.refusal[:count], self.refusal[count:]
-        self.refusal = rest or None
+    def take_response(self, count: int) -> bytes | None:
+        """What the next read returns first, once: why a write was refused, then what a command asked for."""
+        text = None
+        if self.refusal is not None:
+            text, self.refusal = self.refusal[:count], self.refusal[count:] or None
+        elif self.pending is not None:
+            text, self.pending = self.pending[:count], self.pending[count:] or None
         return text
 
 
@@ -64,7 +66,7 @@ class PrintedCommands(CommandFile):
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
-        told = self.told(count)
+        told = self.take_response(count)
         if told is not None:
             return told
         if self.text is None or offset == 0:

@@ -41,7 +41,6 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.until = NEVER
         self.shown: tuple[Record, int] | None = None  # the last message and its delivery count, for `info`
         self.current: list[int] = []  # what the last read claimed
-        self.pending: bytes | None = None  # text of `info`
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
         self.names = SentNames()
         super().__init__(node, user, reads, writes)
@@ -59,11 +58,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return super().over or self.selection.over
 
     def tell(self, count: int) -> bytes | None:
-        told = self.told(count)
-        if told is None and self.pending is not None:
-            told, rest = self.pending[:count], self.pending[count:]
-            self.pending = rest or None
-        return told
+        return self.take_response(count)
 
     def at_once(self, count: int, offset: int) -> bytes | None:
         again = self.last.rest(count, 0, sequential=True)

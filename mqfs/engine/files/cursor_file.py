@@ -43,7 +43,6 @@ class Cursor(CommandFile):
         self.selection = MessageFilter(self.group)
         self.until: int | None = None  # below this sequence
         self.shown: Record | None = None  # the last message given, for `info`
-        self.pending: bytes | None = None  # text of `info`
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
         self.names = SentNames()  # `format record`: what the reader was told
         self.cuts: dict[int, int] = {}
@@ -179,7 +178,7 @@ class Cursor(CommandFile):
     # ------------------------------------------------------------ reading
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        told = self._text(count)
+        told = self.take_response(count)
         if told is not None:
             return told
         rest = self.last.rest(count, 0, sequential=True)
@@ -199,13 +198,6 @@ class Cursor(CommandFile):
         self.waits[wait] = count
         self.group.cursors_parked[self] = None
         return wait
-
-    def _text(self, count: int) -> bytes | None:
-        told = self.told(count)
-        if told is None and self.pending is not None:
-            told, rest = self.pending[:count], self.pending[count:]
-            self.pending = rest or None
-        return told
 
     def _take(self, count: int) -> bytes | None:
         """What a read gets now; None: it has to wait."""

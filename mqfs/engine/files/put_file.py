@@ -26,7 +26,7 @@ class PutHandle(CommandFile):
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
-        told = self.told(count)
+        told = self.take_response(count)
         if told is not None:
             return told
         if self.text is None:

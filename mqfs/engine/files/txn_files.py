@@ -109,7 +109,7 @@ class PartBatchHandle(CommandFile):
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
-        return self.told(count) or b""
+        return self.take_response(count) or b""
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
