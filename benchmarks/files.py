@@ -84,6 +84,7 @@ class NoHandle:
     """(b): what the lane asks, and nothing behind it."""
 
     sequential = parkable = readable = writable = True
+    takes = False
 
     def read(self, count: int, offset: int = 0) -> bytes:
         return bytes(count)
@@ -92,6 +93,9 @@ class NoHandle:
         return len(data)
 
     def push_back(self, data: bytes) -> None: ...
+
+    def flush(self) -> int:
+        return 0
 
     def watch(self, then: Callable[[], None] | None) -> None: ...
 
