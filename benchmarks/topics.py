@@ -12,7 +12,7 @@ import resource
 import time
 from collections.abc import Callable
 
-from mqfs.engine.routing.programs import parse
+from mqfs.engine.language.programs import parse
 from mqfs.syntax.patterns import Patterns, compile_pattern, is_pattern
 
 NAMES, PATTERNS = 100_000, 10_000

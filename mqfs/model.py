@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import attrs
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+NEVER = 1 << 62  # greater than any sequence, any count of bytes, and any time in ns
 
 
 class Kind(enum.IntEnum):
@@ -143,6 +144,11 @@ class LazyBatch(Sequence[Draft]):
 
     room: int
     taking: int
+
+    @abc.abstractmethod
+    def followed_by(self, tail: Sequence[Draft]) -> LazyBatch:
+        """These, and behind them other records of the same batch."""
+        ...
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Draft]: ...

@@ -8,7 +8,6 @@ work queue is the consumer's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -16,18 +15,20 @@ import attrs
 
 from mqfs import errors, group_state, limits
 from mqfs.engine.delivery.consumer_registry import Consumers
-from mqfs.engine.delivery.priority_index import NEVER, PriorityIndex
-from mqfs.engine.language.settings import NO_DEPTH, SYNC_ALWAYS, SYNC_OFF, Settings, parse_settings
-from mqfs.engine.log.log_clock import LogClock
+from mqfs.engine.delivery.priority_index import PriorityIndex
+from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
+from mqfs.engine.log.group_log import AckSteps, GroupLog
+from mqfs.engine.log.timers import Alarm
 from mqfs.engine.publishing.deduplication import DeduplicationWindow
 from mqfs.engine.publishing.delayed import DelayedMessages
 from mqfs.engine.publishing.transactions import Transactions
+from mqfs.engine.retention.expiry import Expiry
 from mqfs.engine.routing.view_registry import ViewRegistry
-from mqfs.engine.stream import Admission, Cut, Parked, Steps, Stream, WriteRequest, close_waiters, deliver_to_waiters
+from mqfs.engine.stream import Admission, Cut, Parked, Stream, WriteRequest, close_waiters, deliver_to_waiters
 from mqfs.engine.tree.meta_nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.tree.refusals import Refusals, Refused
 from mqfs.group_state import Change, State
-from mqfs.model import QTDIR, Draft, Kind, Qid, Record, User
+from mqfs.model import NEVER, QTDIR, Draft, Kind, Qid, Record, User
 from mqfs.seams import Bucket, RingPort
 from mqfs.wait import Step, Wait
 
@@ -73,12 +74,14 @@ class Group:
     directory = True
 
     def __init__(self, tree: Tree, bucket: Bucket, own: State) -> None:
-        self.tree, self.bucket, self.state = tree, bucket, own
-        self._log = bucket  # as the store has it
+        self.tree, self.state = tree, own
+        self._stored = bucket  # its log as the store has it
         self.number = own.group
         self.parent: Group = self  # set by the tree
         self.removed = False
         self.settings = parse_settings(own.ctl)
+        self.log = GroupLog(bucket, own, self.settings, tree.clock)
+        self.log.on_changed = self._changed
         self.groups: dict[str, Group] = {}
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
@@ -98,9 +101,7 @@ class Group:
         self.counts = Counts()
         self.evictions = 0  # grows with every cut, so that cursors look only then
         self.catalog_version = 0  # grows with every change of names and permissions
-        self.routing_version = (
-            0  # grows when streams that are there may be covered by other views or consumers than before
-        )
+        self.routing_version = 0  # grows when other views or consumers than before may cover a stream
         self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
         self._trimmed_expired = 0
         self._loose = False  # something that was wanted then may not be any more
@@ -109,21 +110,24 @@ class Group:
         self._cut_below = 0  # what the log's bound has cut last
         self._room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._cuts_settled = False
-        self.times = LogClock(self)
+        self.expiry = Expiry(self.log, tree.clock)
         self.ranks = PriorityIndex(self)
         self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
         self.held = DelayedMessages(self)
         self.ids = DeduplicationWindow(self)
         self.views = ViewRegistry(self)
         self.consumers = Consumers(self)
+        self.log.on_acknowledged = self.consumers.on_acknowledged
         self.transactions = Transactions(self)
         self.folders[".txn"] = self.transactions.folder
-        self.alarm_ns = 0  # when the tree was last asked to wake this group; 0: not
+        self._expiry_alarm = Alarm(tree.timers, self, "expiring messages", self._expire_due)
+        self._trim_alarm = Alarm(tree.timers, self, "giving back room", lambda _: self._go_on_trimming())
         for row in own.streams.values():
             self._enter(Stream(self, row))
         self.views.load()
         self.consumers.load()
-        bucket.state = self.encode_state
+        self.update_must_retain()
+        bucket.state = own.encode
         self._select_storage()
 
     def _enter(self, stream: Stream) -> None:
@@ -144,13 +148,10 @@ class Group:
 
     def _select_storage(self) -> None:
         """The log as `keep` says. It may change while nothing is kept."""
-        if self.settings.keep == "ring" and self.bucket is self._log:
-            self.bucket = self.tree.store.in_memory(self._log)
+        if self.settings.keep == "ring" and self.log.bucket is self._stored:
+            self.log.bucket = self.tree.store.in_memory(self._stored)
         elif self.settings.keep == "disk" and self.ring is None:
-            self.bucket = self._log
-
-    def encode_state(self) -> bytes:
-        return self.state.encode()
+            self.log.bucket = self._stored
 
     # ------------------------------------------------------------ what is kept
 
@@ -185,7 +186,7 @@ class Group:
         """The log has given back room: messages in the middle may be gone from it, too."""
         for absent in (self.state.dropped, self.lapsed):
             for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
-                found = self.bucket.locate(number, sequence)
+                found = self.log.bucket.locate(number, sequence)
                 if (stream := self.numbers.get(number)) is not None:
                     stream.newest_kept()  # while it is known that this one is not
                 del absent[sequence]
@@ -201,7 +202,7 @@ class Group:
 
     def low_watermark(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
-        low = min(self.bucket.next, self.consumers.floor(stream))
+        low = min(self.log.bucket.next, self.consumers.floor(stream))
         if self.ring is not None:
             low = min(low, self.ring.floor)
         for past in self.past_rings:
@@ -214,7 +215,7 @@ class Group:
             if not several.idle and several.covers(stream):
                 low = min(low, several.position)
         if self.cursors:
-            slack = self.bucket.next - limits.CURSOR_SLACK_MESSAGES
+            slack = self.log.bucket.next - limits.CURSOR_SLACK_MESSAGES
             for cursor in self.cursors:
                 low = min(low, max(cursor.position, slack))
         return low
@@ -234,18 +235,18 @@ class Group:
 
     def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
         """Messages of the stream went because a cursor may hold back only so many: tell those who had not had them."""
-        gone = self.bucket.before(stream.state.floor, stream.number)
-        if gone is None or gone < self.times.expired_before():
+        gone = self.log.bucket.before(stream.state.floor, stream.number)
+        if gone is None or gone < self.expiry.expired_before():
             return
         for cursor in self.cursors:
             if cursor.position <= gone and stream.number in cursor.streams():
                 start = max(cursor.position, old_floor)
                 cursor.lost += stream.messages(start, stream.state.floor)
 
-    @property
-    def must_retain(self) -> bool:
-        """Whether anything written now is promised to someone who is not there yet."""
-        return self.settings.replay != "off" or self.settings.deliver == "one" or bool(self.consumers)
+    def update_must_retain(self) -> None:
+        """The settings have changed, or there are consumers now, or none any more."""
+        settings = self.settings
+        self.log.must_retain = settings.replay != "off" or settings.deliver == "one" or bool(self.consumers)
 
     def bound_bytes(self) -> int:
         if self.settings.keep == "ring":
@@ -255,7 +256,7 @@ class Group:
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
         if always or self._trimming is None:
-            size, expired = self.bucket.size, self.times.expired_before()
+            size, expired = self.log.bucket.size, self.expiry.expired_before()
             grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
             loose = self._loose and (size > limits.TRIM_BYTES or bool(self.lapsed))
             wanted = always or grown or loose or expired > self._trimmed_expired
@@ -271,7 +272,7 @@ class Group:
         try:
             for _ in self._trimming or ():
                 if not always and clock.engine_ns() >= until:
-                    self.alarm(clock.engine_ns() + 1)
+                    self._trim_alarm.at(clock.engine_ns() + 1)
                     return
         except Exception:
             self._loose = True  # to be tried again
@@ -285,11 +286,11 @@ class Group:
         if not wanted:
             return
         self._loose, self._trimmed_expired = False, expired
-        floors, kept_from, made = {}, self.bucket.next, self.state.next_stream
+        floors, kept_from, made = {}, self.log.bucket.next, self.state.next_stream
         for count, stream in enumerate(list(self.numbers.values())):
             stream.update_low_watermark()
             floors[stream.number] = stream.state.floor
-            if (kept := self.bucket.locate(stream.number, stream.state.floor)) is not None:
+            if (kept := self.log.bucket.locate(stream.number, stream.state.floor)) is not None:
                 kept_from = min(kept_from, kept[0])
             if count % _STEPS == 0:
                 yield
@@ -301,10 +302,10 @@ class Group:
             floors[group_state.PUT] = self.held.floor
         self.kept_from = kept_from
         self.ids.forget()
-        self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
-        if self.bucket.size < max(size, self._trimmed_bytes):
+        self.log.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
+        if self.log.bucket.size < max(size, self._trimmed_bytes):
             self._forget_removed()
-        self._trimmed_bytes = self.bucket.size
+        self._trimmed_bytes = self.log.bucket.size
 
     def retention_changed(self) -> None:
         """A reader went on or went away: what only it had not had is not kept any more."""
@@ -314,21 +315,21 @@ class Group:
 
     def find_room(self, room: int) -> None:
         """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
-        if self.bucket.size + room > self.bound_bytes():
+        if self.log.bucket.size + room > self.bound_bytes():
             self._evict_oldest(room)
-        self._room = max(self.bound_bytes() - self.bucket.size - room, 0)
+        self._room = max(self.bound_bytes() - self.log.bucket.size - room, 0)
 
     def _evict_oldest(self, room: int) -> None:
         """The log reached its bound: cut the oldest stretch of it that keeps something."""
         self.trim(always=True)
-        beyond = self.bucket.size + room - self.bound_bytes()
+        beyond = self.log.bucket.size + room - self.bound_bytes()
         if beyond <= 0:
             return
         if self.settings.full != "drop-old":
             raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
-        if self.bucket.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
+        if self.log.bucket.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
             return  # what was cut is given back as soon as the disk has that
-        self._cut_below = self.bucket.stretch_end(self.kept_from)
+        self._cut_below = self.log.bucket.stretch_end(self.kept_from)
         cuts = {stream: cut for stream in self.numbers.values() if (cut := stream.plan_cut_below(self._cut_below))}
         if cuts:
             self.persist_low_watermarks({stream.number: cut.floor for stream, cut in cuts.items()})
@@ -343,13 +344,13 @@ class Group:
         """As `write`, of one plain message: the common case where nothing bounds the stream is a straight line."""
         size = len(body)
         bounded = self.settings.depth is not NO_DEPTH or stream.blocked or self.consumers
-        if bounded or stream.removed or self.bucket.failed is not None:
+        if bounded or stream.removed or self.log.bucket.failed is not None:
             return self.write(stream, WriteRequest(MESSAGE, (body,), size))
         self._room -= size + RECORD_BYTES
         if self._room < 0:
             self.find_room(size + RECORD_BYTES)
-        self._append_one(stream, MESSAGE, body, self.times.next_ns())
-        return self.after_data_sync(size)
+        self._append_one(stream, MESSAGE, body)
+        return self.log.after_data_sync(size)
 
     def write(self, stream: Stream, post: WriteRequest) -> Step[int]:
         """Append messages as one unit, or do with them what `full` says. The step comes to `post.total`.
@@ -359,8 +360,7 @@ class Group:
         """
         if stream.removed:
             raise errors.NotFound(f"{stream.name} was removed")
-        if self.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
+        self.log.require_writable()
         if post.kind != MESSAGE and self.settings.deliver == "one":
             return post.total  # an end mark is for all readers: here is none who could get it
         if not (post.id and self.ids.find_duplicate(post.id)):  # a repeat needs no room
@@ -417,18 +417,17 @@ class Group:
         if post.id and (known := self.ids.find_duplicate(post.id)):
             if post.on_sequence is not None:
                 post.on_sequence(known)
-            return self.after_data_sync(post.total)
-        time_ns = self.times.next_ns()
+            return self.log.after_data_sync(post.total)
         if post.headers:
-            self._append_with_headers(stream, post, time_ns)
+            self._append_with_headers(stream, post)
         elif len(post.bodies) == 1:
-            self._append_one(stream, post.kind, post.bodies[0], time_ns)
+            self._append_one(stream, post.kind, post.bodies[0])
         else:
-            self._append_unit(stream, post.kind, post.bodies, time_ns)
+            self._append_unit(stream, post.kind, post.bodies)
         depth = self.settings.depth.messages
         if depth and stream.count > depth and self.settings.full == "drop-old":
             self.bound_depth(stream)
-        return self.after_data_sync(post.total)
+        return self.log.after_data_sync(post.total)
 
     def bound_depth(self, stream: Stream) -> None:
         """What was accepted earlier was appended whatever `depth` says: with `full drop-old` the oldest go."""
@@ -437,57 +436,49 @@ class Group:
             stream.update_low_watermark()
             stream.cut_to_depth()
 
-    def _append_one(self, stream: Stream, kind: int, body: bytes, time_ns: int) -> None:
-        if not self.must_retain and self.ring is None and not self.past_rings and self._all_wait(stream):
-            sequence = self.bucket.skip()
+    def _append_one(self, stream: Stream, kind: int, body: bytes) -> None:
+        log, time_ns = self.log, self.log.times.next_ns()
+        if not log.must_retain and self.ring is None and not self.past_rings and self._all_wait(stream):
+            sequence = log.skip()
             stream.trimmed_count += 1  # had by its readers, as what they count
         else:
-            try:
-                sequence = self.bucket.append(kind, stream.number, time_ns, body)
-            except OSError as error:
-                raise errors.DiskFailed(str(error)) from error
+            sequence = log.append(kind, stream.number, body, time_ns)
             stream.appended(sequence, kind, len(body))
         self._announce(stream, sequence, time_ns, kind, body)
 
-    def _append_unit(self, stream: Stream, kind: int, bodies: Sequence[bytes], time_ns: int) -> None:
-        first = self.append_drafts([Draft(kind, stream.number, body) for body in bodies], time_ns)
+    def _append_unit(self, stream: Stream, kind: int, bodies: Sequence[bytes]) -> None:
+        first = self.log.append_batch([Draft(kind, stream.number, body) for body in bodies])
+        time_ns = self.log.bucket.last_ns
         for sequence, body in enumerate(bodies, first):
             stream.appended(sequence, kind, len(body))
         for sequence, body in enumerate(bodies, first):
             self._announce(stream, sequence, time_ns, kind, body)
 
-    def _append_with_headers(self, stream: Stream, post: WriteRequest, time_ns: int) -> None:
+    def _append_with_headers(self, stream: Stream, post: WriteRequest) -> None:
         """One message of `.put`, and with it that its id is known."""
         body = post.bodies[0]
-        also: list[Draft] = []
-        if post.id:
-            change = self.ids.note(post.id, self.bucket.next)
-            also.append(Draft(Kind.CHANGE, 0, group_state.encode_change(change)))
-        sequence = self.append_message(stream, body, post.headers, also, time_ns)
-        if post.id:
-            self.state.apply(change)
+        changes = [self.ids.note(post.id, self.log.bucket.next)] if post.id else []
+        sequence = self.append_message(stream, body, post.headers, changes)
         if post.on_sequence is not None:
             post.on_sequence(sequence)
-        self._announce(stream, sequence, time_ns, MESSAGE, body, post.headers)
+        self.announce(stream, sequence, body, post.headers)
 
     def append_message(
-        self, stream: Stream, body: bytes, head: bytes, also: Sequence[Draft] = (), time_ns: int = 0
+        self,
+        stream: Stream,
+        body: bytes,
+        head: bytes,
+        changes: Sequence[Change] = (),
+        acks: Sequence[AckSteps] = (),
     ) -> int:
-        """Append one message, and other records in the same unit; nobody is told yet. Returns its sequence."""
-        drafts = [Draft(MESSAGE, stream.number, body, head), *also]
-        sequence = self.append_drafts(drafts, time_ns or self.times.next_ns())
+        """Append one message, and with it changes and steps; nobody is told yet. Returns its sequence."""
+        sequence = self.log.append_batch([Draft(MESSAGE, stream.number, body, head)], changes, acks)
         stream.appended(sequence, MESSAGE, len(body))
         return sequence
 
     def announce(self, stream: Stream, sequence: int, body: bytes, head: bytes) -> None:
         """Tell everyone of a message that was appended with `append_message`."""
-        self._announce(stream, sequence, self.bucket.last_ns, MESSAGE, body, head)
-
-    def append_drafts(self, drafts: Sequence[Draft], time_ns: int) -> int:
-        try:
-            return self.bucket.append_unit(drafts, time_ns)
-        except OSError as error:
-            raise errors.DiskFailed(str(error)) from error
+        self._announce(stream, sequence, self.log.bucket.last_ns, MESSAGE, body, head)
 
     def _all_wait(self, stream: Stream) -> bool:
         """Whether everyone present who is to see a message of the stream waits for it: then it need not be kept."""
@@ -540,45 +531,13 @@ class Group:
         for then in watchers:
             then()
 
-    def after_data_sync(self, value: T) -> Step[T]:
-        """`value` at once, or when the log is on disk as `sync` says."""
-        sync = self.settings.sync
-        if sync == SYNC_OFF or not self.must_retain:
-            return value
-        if sync:
-            self.bucket.sync(None, sync / 1e9)
-            return value
-        return self.after_sync(value)
-
-    def after_sync(self, value: T) -> Step[T]:
-        """`value`, once everything appended so far is on disk."""
-        wait: Wait[T] = Wait()
-
-        def then(error: OSError | None) -> None:
-            if error is None:
-                wait.settle(value)
-            else:
-                wait.fail(errors.DiskFailed(f"the disk failed: {error}"))
-
-        self.bucket.sync(then)
-        return wait.result() if wait.settled else wait
-
     # ------------------------------------------------------------ changes
 
-    def change(self, *changes: Change, steps: Sequence[Steps] = ()) -> None:
-        """Write changes, and steps of consumers, to the log as one unit and carry them out."""
-        if self.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
-        time_ns = self.times.next_ns()
-        drafts = [Draft(Kind.CHANGE, c.get("stream", 0), group_state.encode_change(c)) for c in changes]
-        drafts += [Draft(Kind.ACK, own.number, body) for own, body in steps]
-        self.append_drafts(drafts, time_ns)
-        for c in changes:
-            self.state.apply(c)
-            self._loose = self._loose or c["do"] in ("remove", "floor", "drop", "ctl", "forget")
-            self.routing_version += c["do"] in _RESHAPE
-        for own, body in steps:
-            self.consumers.progressed(own, body)
+    def _changed(self, changes: Sequence[Change]) -> None:
+        """The log and the state have them."""
+        for change in changes:
+            self._loose = self._loose or change["do"] in ("remove", "floor", "drop", "ctl", "forget")
+            self.routing_version += change["do"] in _RESHAPE
         if self.ring is not None:
             self.ring.changed(changes)
         self.catalog_version += 1
@@ -586,10 +545,8 @@ class Group:
 
     def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
         """Have the log say what these streams will not keep any more. Raises DiskFailed."""
-        if self.settings.keep == "ring":
-            return
-        change: Change = {"do": "floor", "floors": [[number, floor] for number, floor in floors.items()]}
-        self.append_drafts([Draft(Kind.CHANGE, 0, group_state.encode_change(change))], self.times.next_ns())
+        if self.settings.keep != "ring":
+            self.log.persist_low_watermarks(floors)
 
     def apply_depth_after_recovery(self) -> None:
         """What `depth` had cut before the start is not offered to anyone again."""
@@ -598,20 +555,13 @@ class Group:
                 stream.update_low_watermark()
         self._cuts_settled = True
 
-    def after_metadata_sync(self, value: T) -> Step[T]:
-        """`value`, when a change of names, modes or settings is as safe as `sync` says."""
-        sync = self.settings.sync
-        if sync > 0:
-            self.bucket.sync(None, sync / 1e9)
-        return self.after_sync(value) if sync == SYNC_ALWAYS else value
-
     def make_stream(self, name: str, mode: int, user: User) -> Stream:
         if len(self.streams) >= limits.STREAMS:
             raise errors.OverLimit(f"a group has at most {limits.STREAMS} streams")
         if name in self.views:
             raise errors.Exists(f"{name} is a view")
         number = self.state.next_stream
-        self.change(
+        self.log.change(
             {
                 "do": "make",
                 "stream": number,
@@ -628,7 +578,7 @@ class Group:
         return stream
 
     def remove_stream(self, stream: Stream) -> None:
-        self.change({"do": "remove", "stream": stream.number})
+        self.log.change({"do": "remove", "stream": stream.number})
         del self.streams[stream.name], self.numbers[stream.number]
         stream.end()
         for cursor in [cursor for cursor in self.cursors if cursor.over]:
@@ -639,7 +589,7 @@ class Group:
 
     def rename_stream(self, stream: Stream, name: str) -> None:
         old = stream.name
-        self.change({"do": "rename", "stream": stream.number, "name": name})
+        self.log.change({"do": "rename", "stream": stream.number, "name": name})
         del self.streams[old]
         self.streams[name] = stream
         self.consumers.renamed(old, name)
@@ -665,7 +615,8 @@ class Group:
 
     def put_in_force(self, settings: Settings, cuts: Mapping[Stream, Cut]) -> None:
         """The log says so."""
-        self.settings = settings
+        self.settings = self.log.settings = settings
+        self.update_must_retain()
         self._select_storage()
         for stream, cut in cuts.items():
             stream.carry_out_cut(cut)
@@ -677,30 +628,15 @@ class Group:
 
     # ------------------------------------------------------------ what is to be done at some time
 
-    def alarm(self, due_ns: int) -> None:
-        """Have the tree wake this group then."""
-        if not self.alarm_ns or due_ns < self.alarm_ns:
-            self.alarm_ns = due_ns
-            self.tree.schedule(self, due_ns)
+    def expire_at(self, due_ns: int) -> None:
+        """A message outlives its own ttl then: a writer may wait for its room."""
+        self._expiry_alarm.at(due_ns)
 
-    def wake(self, now_ns: int) -> None:
-        """Delays and leases that are over."""
-        self.alarm_ns = 0
-        for what, call in (
-            ("expiring messages", self._wake_expiry),
-            ("appending what is due", partial(self.held.wake, now_ns)),
-            ("ending leases and delays", partial(self.consumers.wake, now_ns)),
-            ("dropping idle parts", partial(self.transactions.wake, now_ns)),
-            ("letting writers go on", self.unblock),
-            ("giving back room", self._go_on_trimming),
-        ):
-            if not self.tree.faults.contain(self, what, call):
-                self.alarm(now_ns + 10**9)
-
-    def _wake_expiry(self) -> None:
+    def _expire_due(self, now_ns: int) -> None:
         self.expire_messages()
+        self.unblock()
         if self.ranks.next_expiry_ns != NEVER:
-            self.alarm(max(self.ranks.next_expiry_ns, self.tree.clock.engine_ns() + 1))  # the rest after others
+            self.expire_at(max(self.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
 
     def start(self) -> None:
         """After the log was read: time goes on for what waits for it."""

@@ -17,7 +17,8 @@ from mqfs import errors
 from mqfs.ack_state import ACK, REQUEUE, step
 from mqfs.engine.delivery.consumer import UNTOUCHED, NeverConsumed, Taken
 from mqfs.engine.language.node import Numbered
-from mqfs.group_state import ConsumerState, StreamState
+from mqfs.engine.log.group_log import AckSteps
+from mqfs.group_state import StreamState
 from mqfs.model import Kind, Record
 from mqfs.wait import Step, Wait
 
@@ -49,7 +50,6 @@ class WriteRequest:
         return sum(map(len, self.bodies))
 
 
-Steps = tuple[ConsumerState, bytes]  # what is recorded of a consumer
 _STEPS = 256  # messages passed between two looks at the clock: some 0.3 ms
 UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, and to be counted again
 
@@ -161,7 +161,7 @@ class Stream(Numbered):
         """The lowest sequence this stream keeps now."""
         group = self.group
         settings = group.settings
-        floor = max(self.state.floor, group.times.expired_before())
+        floor = max(self.state.floor, group.expiry.expired_before())
         if settings.deliver == "one":
             return max(floor, min(consumer.low for consumer in self.interested_consumers()))
         if settings.replay == "all" or self.name == settings.dead:
@@ -191,11 +191,11 @@ class Stream(Numbered):
         self.update_low_watermark()
         first, steps = self.state.floor, 0
         while True:
-            found = group.bucket.locate(self.number, first)
+            found = group.log.bucket.locate(self.number, first)
             away = found is not None and (found[0] in group.lapsed or found[0] in group.state.dropped)
             steps += 1
             if not away or steps % _STEPS == 0:
-                first = found[0] if found is not None else group.bucket.next
+                first = found[0] if found is not None else group.log.bucket.next
                 if first > self.state.floor:
                     self._raise(first)
                 yield
@@ -226,7 +226,7 @@ class Stream(Numbered):
 
     def _counted(self, first: int, end: int | None = None) -> tuple[int, int]:
         """(messages, bytes) in [first, end) of what is still to be counted."""
-        tally = self.group.bucket.count
+        tally = self.group.log.bucket.count
         count, size = tally(self.number, first, end)
         for run_first, run_last in self._acknowledged(first, end):
             done, done_size = tally(self.number, run_first, run_last + 1)
@@ -238,7 +238,7 @@ class Stream(Numbered):
 
     def messages(self, first: int, end: int | None = None) -> int:
         """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
-        bucket = self.group.bucket
+        bucket = self.group.log.bucket
         there = bucket.count(self.number, first, end)[0]
         return (
             there - bucket.count_eof_markers(self.number, first, end) - len(self.deleted_in(first, end)) if there else 0
@@ -248,7 +248,7 @@ class Stream(Numbered):
         """Where it is shared: the parts of [first, end) that everyone has had."""
         if not self.shared:
             return []
-        last = self.group.bucket.next if end is None else end - 1
+        last = self.group.log.bucket.next if end is None else end - 1
         common = [(first, last)]
         for consumer in self.interested_consumers():
             common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
@@ -260,10 +260,10 @@ class Stream(Numbered):
 
     def listed(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
         """What whoever reads may see of it: sequences and body bytes, a stretch at a time, the oldest first."""
-        group, floor = self.group, max(self.state.floor, self.group.times.expired_before())
+        group, floor = self.group, max(self.state.floor, self.group.expiry.expired_before())
         hidden = group.state.dropped.keys() | group.lapsed.keys() | group.ranks.all_singles()
         had = self._acknowledged(floor, None)
-        for portion in reversed(list(group.bucket.listing({self.number: floor}, group.bucket.next))):
+        for portion in reversed(list(group.log.bucket.listing({self.number: floor}, group.log.bucket.next))):
             sequences, sizes = portion.columns(portion.messages)
             if hidden or had:
                 rows = zip(sequences, sizes, strict=True)
@@ -274,12 +274,12 @@ class Stream(Numbered):
     def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
         """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
         found = {}
-        end = self.group.bucket.next if end is None else end
+        end = self.group.log.bucket.next if end is None else end
         for away in (self.group.state.dropped, self.group.lapsed):
             mine = range(first, end) if end - first < len(away) else away  # the fewer
             for sequence in mine:
                 if first <= sequence < end and away.get(sequence) == self.number:
-                    there = self.group.bucket.locate(self.number, sequence)
+                    there = self.group.log.bucket.locate(self.number, sequence)
                     if there is not None and there[0] == sequence:
                         found[sequence] = there[1]
         return found
@@ -304,16 +304,16 @@ class Stream(Numbered):
     def lapse(self, sequence: int) -> None:
         """A message outlived its own ttl. Not yet in the group's list of those."""
         if self.count >= 0 and sequence >= self.state.floor and not self.is_deleted(sequence):
-            found = self.group.bucket.locate(self.number, sequence)
+            found = self.group.log.bucket.locate(self.number, sequence)
             if found is not None and found[0] == sequence:
                 self.count -= 1
                 self.size -= found[1]
 
     def first_kept(self) -> int:
         """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
-        found = self.group.bucket.locate(self.number, self.state.floor)
+        found = self.group.log.bucket.locate(self.number, self.state.floor)
         while found is not None and self.is_deleted(found[0]):
-            found = self.group.bucket.locate(self.number, found[0] + 1)
+            found = self.group.log.bucket.locate(self.number, found[0] + 1)
         return found[0] if found else 0
 
     def newest_kept(self) -> int:
@@ -321,11 +321,11 @@ class Stream(Numbered):
         if self.newest < 0:
             self._look_up_newest()
         while self.newest and self.newest >= self.state.floor and self.is_deleted(self.newest):
-            self.newest = self.group.bucket.before(self.newest, self.number) or 0
+            self.newest = self.group.log.bucket.before(self.newest, self.number) or 0
         return self.newest if self.newest >= self.state.floor else 0
 
     def _look_up_newest(self) -> None:
-        bucket = self.group.bucket
+        bucket = self.group.log.bucket
         sequence = bucket.before(bucket.next, self.number)
         while sequence is not None:
             try:
@@ -341,7 +341,7 @@ class Stream(Numbered):
     def visible(self, record: Record) -> bool:
         """Whether a message found in the log is still to be seen."""
         group, sequence = self.group, record.sequence
-        if sequence < self.state.floor or sequence in group.state.dropped or group.times.expired(record):
+        if sequence < self.state.floor or sequence in group.state.dropped or group.expiry.is_expired(record):
             return False
         if record.headers and group.is_expired(sequence):
             return False
@@ -405,7 +405,7 @@ class Stream(Numbered):
 
     def plan_cut_below(self, target: int) -> Cut | None:
         """All below that sequence; None where nothing is."""
-        bucket, floor = self.group.bucket, self.state.floor
+        bucket, floor = self.group.log.bucket, self.state.floor
         found = bucket.locate(self.number, floor)
         if found is None or found[0] >= target:
             return None
@@ -426,7 +426,7 @@ class Stream(Numbered):
 
     def extend_cut(self, cut: Cut) -> None:
         """By the oldest message that would be left."""
-        found = self.group.bucket.locate(self.number, cut.floor)
+        found = self.group.log.bucket.locate(self.number, cut.floor)
         if found is None:
             cut.gone_size += cut.size
             cut.gone += cut.count
@@ -463,7 +463,7 @@ class Stream(Numbered):
     def plan_clear(self) -> Clearing:
         """What it takes to take away all that is kept."""
         self.update_low_watermark()
-        bucket = self.group.bucket
+        bucket = self.group.log.bucket
         last = bucket.before(bucket.next, self.number)
         floor = self.state.floor if last is None else max(self.state.floor, last + 1)
         cut = Cut(floor, 0, 0, self.count, self.size, before=self.trimmed_count)
@@ -510,14 +510,14 @@ class Stream(Numbered):
         held = (s for s in self.default_consumer.singles if s >= floor and group.ranks.is_single(s))
         return {s for s in held if s not in group.state.dropped and s not in group.lapsed}
 
-    def claim_exclusive(self, sequence: int, *also: Steps) -> None:
+    def claim_exclusive(self, sequence: int, *also: AckSteps) -> None:
         """Somebody takes it: nobody else gets it. Raises DiskFailed, ReadOnly."""
-        self.group.consumers.acknowledge_all([(self.own_consumer().state, step(ACK, sequence, sequence)), *also])
+        self.group.log.acknowledge_all([(self.own_consumer().state, step(ACK, sequence, sequence)), *also])
         self.group.retention_changed()
 
-    def release_exclusive(self, sequence: int, *also: Steps) -> None:
+    def release_exclusive(self, sequence: int, *also: AckSteps) -> None:
         """Who took it could not keep it. Raises DiskFailed, ReadOnly."""
-        self.group.consumers.acknowledge_all([*also, (self.own_consumer().state, step(REQUEUE, sequence, sequence))])
+        self.group.log.acknowledge_all([*also, (self.own_consumer().state, step(REQUEUE, sequence, sequence))])
         singles = self.group.ranks.singles(self.number)
         if sequence not in singles and self.group.ranks.is_single(sequence):  # it may have left the log meanwhile
             bisect.insort(singles, sequence)

@@ -16,6 +16,7 @@ SENDER, PRIORITY, TTL, ID, SINGLE, HELD = "sender", "priority", "ttl", "id", "si
 TO, DUE = "to", "due"  # of a message that waits for its time: its stream's number, engine ns
 STREAM, SEQUENCE, DELIVERIES = "stream", "sequence", "deliveries"  # of a dead letter
 REASON, CONSUMER = "reason", "consumer"
+NORMAL = 5  # priority of a message that says none
 PART = "part"  # of a body in several messages: "3" is the third of them, "17/17" the last; a client sets it
 OWN = frozenset({SENDER, PRIORITY, TTL, ID, SINGLE, HELD, TO, DUE})
 LETTER = frozenset({STREAM, SEQUENCE, DELIVERIES, REASON, CONSUMER})

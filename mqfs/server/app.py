@@ -303,7 +303,7 @@ class Server:
         def alarmed() -> None:
             sooner.set()
 
-        tree.alarmed = alarmed
+        tree.timers.on_sooner = alarmed
         house_at = trio.current_time()
         while not self.stopping.is_set():
             if trio.current_time() >= house_at:
@@ -311,10 +311,10 @@ class Server:
                 for step in (tree.tick, rings.tick, functools.partial(malloc_tuning.give_back, tree.memory)):
                     self.contain(step)
             else:
-                self.contain(tree.wake)
+                self.contain(tree.run_timers)
             sooner = trio.Event()
             wait_s = house_at - trio.current_time()
-            if (due := tree.next_alarm_ns) is not None:
+            if (due := tree.timers.next_due_ns) is not None:
                 wait_s = min(wait_s, (due - tree.clock.engine_ns()) / 1e9)
             with trio.move_on_after(max(wait_s, LEAST_WAIT_S)):
                 await sooner.wait()

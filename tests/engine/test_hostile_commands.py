@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.engine.routing.programs import binding
+from mqfs.engine.language.programs import binding
 from mqfs.errors import MqfsError
 from tests.engine.conftest import ROOT, Hand
 

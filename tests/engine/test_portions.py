@@ -31,13 +31,13 @@ def queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queues:
 
 def go_on(queues: Queues) -> None:
     queues.clock.forward(0.001)
-    queues.tree.wake()
+    queues.tree.run_timers()
 
 
 def portions(queues: Queues) -> int:
     """Of house-keeping, until nothing is left to do."""
-    count = 0
-    while queues.tree.next_alarm_ns is not None and queues.tree.next_alarm_ns <= queues.clock.engine_ns() + 1_000:
+    count, timers = 0, queues.tree.timers
+    while timers.next_due_ns is not None and timers.next_due_ns <= queues.clock.engine_ns() + 1_000:
         go_on(queues)
         count += 1
     return count
@@ -51,12 +51,12 @@ def fill(queues: Queues) -> None:
 
 def test_a_trim_goes_on_and_gives_back_what_has_expired(queues: Queues) -> None:
     fill(queues)
-    before = queues.group.bucket.size
+    before = queues.group.log.bucket.size
     queues.clock.forward(7_200)
     queues.tree.tick()
-    assert queues.group.bucket.size == before, "nothing is given back before all streams were looked at"
+    assert queues.group.log.bucket.size == before, "nothing is given back before all streams were looked at"
     assert portions(queues) > 2
-    assert queues.group.bucket.size < before - 30_000
+    assert queues.group.log.bucket.size < before - 30_000
 
 
 def test_what_is_written_between_portions_of_a_trim_is_kept(queues: Queues) -> None:
@@ -79,7 +79,7 @@ def test_what_is_written_between_portions_of_a_trim_is_kept(queues: Queues) -> N
 
 def test_a_stream_that_goes_between_portions_stops_no_trim(queues: Queues) -> None:
     fill(queues)
-    before = queues.group.bucket.size
+    before = queues.group.log.bucket.size
     queues.clock.forward(7_200)
     queues.tree.tick()
     for number in range(1, STREAMS):
@@ -87,7 +87,7 @@ def test_a_stream_that_goes_between_portions_stops_no_trim(queues: Queues) -> No
     portions(queues)
     queues.tree.tick()
     portions(queues)
-    assert queues.group.bucket.size < before / 2
+    assert queues.group.log.bucket.size < before / 2
 
 
 def test_messages_that_are_due_together_come_one_after_the_other(queues: Queues) -> None:
@@ -95,7 +95,7 @@ def test_messages_that_are_due_together_come_one_after_the_other(queues: Queues)
         queues.put(b"%d" % number, delay="1s")
     reader = queues.at("s")
     queues.clock.forward(1)
-    queues.tree.wake()
+    queues.tree.run_timers()
     assert queues.group.streams["s"].count == 1
     portions(queues)
     assert [int(reader.read(100)) for _ in range(50)] == list(range(50))
@@ -107,7 +107,7 @@ def test_messages_that_end_together_are_all_counted_out(queues: Queues) -> None:
         queues.put(b"x", ttl="1s")
     queues.write("s", b"stays")
     queues.clock.forward(1)
-    queues.tree.wake()
+    queues.tree.run_timers()
     stream = queues.group.streams["s"]
     portions(queues)
     assert (stream.count, stream.size) == (1, 5)

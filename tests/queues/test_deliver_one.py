@@ -525,7 +525,7 @@ def test_depth_after_a_restart(tmp_path: Path) -> None:
 
 
 def consumers(q: Queues) -> Any:
-    return json.loads(q.group.encode_state())["consumers"]
+    return json.loads(q.group.state.encode())["consumers"]
 
 
 @pytest.mark.parametrize("lines", [(ONE,), (ONE, NEXT), ("replay off", "consumer w"), ("replay all",)], ids=str)

@@ -435,11 +435,11 @@ def test_an_id_is_its_users(tmp_path: Path, keys: dict[str, object]) -> None:
 def test_an_id_of_an_older_log_is_anybodys() -> None:
     q = Queues("replay all")
     until = q.clock.engine_ns() + 10 * SECOND
-    state = State.decode(q.group.encode_state())
+    state = State.decode(q.group.state.encode())
     state.apply({"do": "id", "id": "b", "until": until, "sequence": 4})
     older = json.loads(state.encode())
     del older["id_users"]
-    q.group.bucket.append(Kind.STATE, 0, 0, json.dumps(older).encode())
+    q.group.log.bucket.append(Kind.STATE, 0, 0, json.dumps(older).encode())
     q.tree = Tree(q.store, q.clock, owner=ROOT)
     q.group = q.tree.root.groups["g"]
     q.tree.setattr(ROOT, q.group.streams["s"], mode=0o666)

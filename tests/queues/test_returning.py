@@ -35,7 +35,7 @@ def claim(queues: Queues) -> Any:
 
 def go_on(queues: Queues) -> None:
     queues.clock.forward(0.001)
-    queues.tree.wake()
+    queues.tree.run_timers()
 
 
 def serve(reader: Any) -> list[int]:

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mqfs import limits
-from mqfs.engine.routing.programs import Program, binding, is_program, parse
+from mqfs.engine.language.programs import Program, binding, is_program, parse
 from mqfs.errors import BadCommand
 from mqfs.syntax.quoting import quote
 from tests.campaign import size
@@ -390,7 +390,7 @@ twice = matchers:longer
 SCRIPT = r"""
 import logging, sys
 logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
-from mqfs.engine.routing.programs import parse
+from mqfs.engine.language.programs import parse
 from mqfs.errors import BadCommand
 
 assert "importlib.metadata" in sys.modules and "matchers" not in sys.modules

@@ -104,7 +104,7 @@ def seen(u: Lying, *, claims: bool = True) -> dict[str, Any]:
     """What the group's state is, but for what a start makes of claims."""
     for stream in u.group.numbers.values():
         stream.update_low_watermark()
-    own = json.loads(u.group.encode_state())
+    own = json.loads(u.group.state.encode())
     named = [row for row in own["consumers"] if row[4]]
     rows = {row[3]: (row[:10], row[10:] if claims else ()) for row in named}
     what = {key: own[key] for key in ("mode", "ctl", "files", "views", "ids", "producers", "next_stream")}
@@ -155,7 +155,7 @@ def test_one_write_to_ctl_holds_whole_or_not_at_all_after_a_crash(power: bool) -
     for call in range(1, 100):
         disk = LyingDisk()
         u = scene(disk)
-        u.group.bucket.sync()
+        u.group.log.bucket.sync()
         before = seen(u, claims=False)
         disk.stop_at = disk.calls + call
         try:

@@ -64,7 +64,7 @@ class EmbeddedTransport:
             self._ended = True
             self._store.close()
             raise
-        self.tree.alarmed = self._changed.notify_all
+        self.tree.timers.on_sooner = self._changed.notify_all
         self._house = threading.Thread(target=self._run_maintenance, name="mqfs-house", daemon=True)
         self._house.start()
 
@@ -87,11 +87,11 @@ class EmbeddedTransport:
                         tick_at = time.monotonic() + TICK_S
                         self.tree.tick()
                     else:
-                        self.tree.wake()
+                        self.tree.run_timers()
                 except (OSError, MqfsError) as error:
                     log.error("house-keeping: %s", error)
                 wait_s = tick_at - time.monotonic()
-                if (due := self.tree.next_alarm_ns) is not None:
+                if (due := self.tree.timers.next_due_ns) is not None:
                     wait_s = min(wait_s, (due - self.tree.clock.engine_ns()) / 1e9)
                 self._changed.wait(max(wait_s, LEAST_WAIT_S))
 

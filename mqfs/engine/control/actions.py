@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits
 from mqfs.engine.control.changes import Changes
 from mqfs.engine.delivery import dead_letters
+from mqfs.engine.language import programs
 from mqfs.engine.language.settings import USAGE, Action, Settings
-from mqfs.engine.routing import programs
 from mqfs.engine.stream import Stream, WriteRequest
 from mqfs.model import Kind
 from mqfs.syntax.names import check_name
@@ -117,7 +117,7 @@ class ValidatedChange:
         for sequence in action.sequences:
             if group.held.targets(stream, sequence):
                 continue
-            found = group.bucket.locate(stream.number, sequence)
+            found = group.log.bucket.locate(stream.number, sequence)
             gone = sequence < stream.kept_from() or stream.is_deleted(sequence)
             if gone or found is None or found[0] != sequence:
                 raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")

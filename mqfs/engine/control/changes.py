@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqfs.engine.routing import programs
+from mqfs.engine.language import programs
+from mqfs.engine.log.group_log import AckSteps
 from mqfs.group_state import Change
 from mqfs.syntax.patterns import compile_pattern
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.language.settings import Settings
-    from mqfs.engine.stream import Steps, Stream
+    from mqfs.engine.stream import Stream
     from mqfs.model import User
 
 
@@ -27,7 +28,7 @@ class Changes:
         self._group, self._user = group, user
         self._settings = group.settings
         self._changes: list[Change] = []
-        self._steps: list[Steps] = []
+        self._steps: list[AckSteps] = []
         self._after: list[Callable[[], None]] = []
         self._thinned = False  # messages go that a new `depth` need not cut any more
         self._next = group.state.next_stream  # the number of the next file
@@ -135,7 +136,7 @@ class Changes:
         if change is not None:
             self._changes[:0] = change.changes
         if self._changes or self._steps:
-            group.change(*self._changes, steps=self._steps)
+            group.log.change(*self._changes, acks=self._steps)
         if change is not None:
             group.put_in_force(settings, change.cuts)
         if self._patterns:

@@ -19,18 +19,19 @@ from mqfs import errors, limits
 from mqfs.ack_state import ACK, CLAIM, REQUEUE, SEEK, Unacked, step
 from mqfs.engine.delivery import dead_letters
 from mqfs.engine.delivery.dispatcher import Dispatcher
-from mqfs.engine.delivery.priority_index import NEVER
 from mqfs.engine.language.node import Numbered
 from mqfs.engine.log import multipart
+from mqfs.engine.log.group_log import AckSteps
+from mqfs.engine.log.timers import Alarm
 from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.group_state import Attributes, ConsumerState
-from mqfs.model import Kind, Record
+from mqfs.model import NEVER, Kind, Record
 from mqfs.wait import Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.files.claiming_handle import ClaimingHandle
     from mqfs.engine.group import Group
-    from mqfs.engine.stream import Steps, Stream
+    from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
 _RETURNED_AT_ONCE = 256  # claims given back by one record: about a millisecond
@@ -87,6 +88,7 @@ class Consumer(Numbered):
         self.singles_only = False  # only messages for one taker are for it: the nameless one under `deliver all`
         self.unconfirmed: dict[ClaimingHandle, int] = {}  # `ack read`: what was handed out last, by who got it
         self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, perhaps outdated
+        self._alarm = Alarm(group.tree.timers, group, f"ending leases and delays of {self.name}", self._wake)
         self._backlog: int | None = None
         self._returning: deque[tuple[Iterator[Claim], str]] = deque()  # claims whose reader has gone, and why
         self.singles: set[int] = set()  # messages for one taker that this one took first, and has not dealt with
@@ -184,7 +186,7 @@ class Consumer(Numbered):
     def record(self, sequence: int) -> Record | None:
         """The message, if it is still there to be had."""
         try:
-            record = self.group.bucket.scan(sequence)
+            record = self.group.log.bucket.scan(sequence)
         except errors.Damaged:
             return None
         if record is None or record.sequence != sequence:
@@ -240,7 +242,7 @@ class Consumer(Numbered):
                 self._give_single_back(self.group.numbers[record.stream], sequence)
             self.singles.discard(sequence)
 
-    def _give_single_back(self, stream: Stream, sequence: int, *also: Steps) -> None:
+    def _give_single_back(self, stream: Stream, sequence: int, *also: AckSteps) -> None:
         others = [other for other in stream.consumers() if other is not self]
         offers = [steps for other in others if (steps := other.offer_steps(sequence)) is not None]
         stream.release_exclusive(sequence, *also, *offers)
@@ -251,7 +253,7 @@ class Consumer(Numbered):
         for other in others:
             other.offered(sequence)
 
-    def offer_steps(self, sequence: int) -> Steps | None:
+    def offer_steps(self, sequence: int) -> AckSteps | None:
         """What is to be recorded so that a message for one taker, which another had, is to be had again."""
         self.picker.reopen(sequence)
         if not self.picker.gaps and sequence in self.state.progress.in_flight:
@@ -279,7 +281,7 @@ class Consumer(Numbered):
 
     def _log(self, steps: bytes) -> None:
         """Record steps, and carry them out. Raises DiskFailed, ReadOnly; then nothing of them counts."""
-        self.group.consumers.acknowledge(self.state, steps)
+        self.group.log.acknowledge(self.state, steps)
 
     def ack_step(self, claim: Claim) -> bytes:
         return step(ACK, claim.entry.first, claim.sequence)
@@ -442,9 +444,9 @@ class Consumer(Numbered):
                 (e.due_ns, s) for s, e in self.state.progress.in_flight.items() if s not in mine and e.due_ns
             ]
             heapq.heapify(self._timers)
-        self.group.consumers.set_alarm(self, due_ns)
+        self._alarm.at(due_ns)
 
-    def wake(self, now_ns: int) -> None:
+    def _wake(self, now_ns: int) -> None:
         """Leases that have run out, delays that are over, and claims whose reader has gone."""
         if self._returning:
             self._go_on_returning()
@@ -459,8 +461,9 @@ class Consumer(Numbered):
                 heapq.heappush(self._timers, timer)  # it is tried again
                 raise
         if self._timers:
-            self.group.consumers.set_alarm(self, self._timers[0][0])
+            self._alarm.at(self._timers[0][0])
         self.serve()
+        self.group.unblock()
 
     def _end_timer(self, sequence: int, now_ns: int) -> None:
         claim = self.claims.get(sequence)
@@ -538,6 +541,7 @@ class Consumer(Numbered):
         for wait, taker in list(self.parked.items()):
             self.unpark(wait)
             taker.answer(wait, b"")
+        self._alarm.off()
         self._wake_watchers()
 
     def opened(self, taker: ClaimingHandle) -> None:
@@ -580,7 +584,7 @@ class Consumer(Numbered):
                 returning.popleft()
             self._return([claim for claim in some if self.claims.get(claim.sequence) is claim], reason)
             if returning and clock.engine_ns() >= until and not self.group.tree.closing:
-                self.group.consumers.set_alarm(self, clock.engine_ns() + 1)
+                self._alarm.at(clock.engine_ns() + 1)
                 return
 
     def _return(self, claims: list[Claim], reason: str) -> None:
@@ -668,7 +672,7 @@ class Consumer(Numbered):
 
     def count(self) -> int:
         """Messages that are not acknowledged (what a program in a view leaves out counts, too)."""
-        low, last = self.state.progress.ack_floor, self.group.bucket.next
+        low, last = self.state.progress.ack_floor, self.group.log.bucket.next
         if low >= last:
             return 0
         total = 0
@@ -720,9 +724,9 @@ class Consumer(Numbered):
 
     def skip(self, record: Record) -> None:
         """That message is not for this consumer, nor is the rest of its body."""
-        last = multipart.last_of(self.group, record) or record
+        last = multipart.last_of(self.group.log, record) or record
         entry = self.state.progress.in_flight.get(last.sequence)
-        first = entry.first if entry else multipart.first_of(self.group, last)
+        first = entry.first if entry else multipart.first_of(self.group.log, last)
         self._log(step(ACK, first, last.sequence))
         self._gone(last.sequence, last.stream, len(last.body), first < last.sequence)
 

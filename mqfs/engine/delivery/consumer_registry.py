@@ -7,24 +7,21 @@ reader gets, the consumer decides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Consumer, Crowd
-from mqfs.engine.delivery.priority_index import NEVER, DeliveryAttributes
+from mqfs.engine.delivery.priority_index import DeliveryAttributes
 from mqfs.engine.log import multipart
 from mqfs.engine.retention.low_watermark import LowWatermark
-from mqfs.engine.stream import Admission, Steps, Stream
+from mqfs.engine.stream import Admission, Stream
 from mqfs.engine.tree.meta_nodes import bits_for_writers
 from mqfs.group_state import Change, ConsumerState
-from mqfs.model import Draft, Kind, Record, User
+from mqfs.model import NEVER, Record, User
 from mqfs.syntax.quoting import quote
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
-
-_AGAIN_NS = 10**9  # after a failure
 
 
 class Consumers(dict[str, Consumer]):
@@ -39,7 +36,6 @@ class Consumers(dict[str, Consumer]):
         self._lowest = LowWatermark()  # of those over the whole group
         self._bounded: list[Consumer] = []
         self._bounded_known = False
-        self.timers: dict[Consumer, int] = {}  # those with something to do at an engine time
 
     def load(self) -> None:
         """Those that the group's state names."""
@@ -111,6 +107,7 @@ class Consumers(dict[str, Consumer]):
     def _enter(self, consumer: Consumer) -> None:
         self[consumer.name] = consumer
         self._join(consumer)
+        self.group.update_must_retain()
         if not consumer.state.over:
             self._lowest.set(consumer.number, consumer.low)
 
@@ -150,7 +147,7 @@ class Consumers(dict[str, Consumer]):
 
     def attend(self, streams: Iterable[Stream]) -> bool:
         """Whether one of them is to be told of each message of these streams."""
-        return self.group.bucket.next >= self.next_end or any(stream.is_attended for stream in streams)
+        return self.group.log.bucket.next >= self.next_end or any(stream.is_attended for stream in streams)
 
     @property
     def bounded(self) -> list[Consumer]:
@@ -166,7 +163,7 @@ class Consumers(dict[str, Consumer]):
             raise errors.OverLimit(f"a group has at most {limits.CONSUMERS} consumers")
         number = self.group.state.next_stream
         change = self.plan(number, name, "", user, mode, self.group.settings.replay, self.streams_of(""))
-        self.group.change(change)
+        self.group.log.change(change)
         self.refresh(name, number)
         return self[name]
 
@@ -210,12 +207,12 @@ class Consumers(dict[str, Consumer]):
     def _beginning(self, replay: str, streams: Iterable[Stream]) -> int:
         """Where a new consumer starts: as `replay` lets a reader begin."""
         group = self.group
-        end = group.bucket.next
+        end = group.log.bucket.next
         if replay == "off":
             return end
         group.advance_all()
         if replay == "all":
-            return group.bucket.first
+            return group.log.bucket.first
         return max((stream.newest_kept() for stream in streams), default=0) or end
 
     def remove(self, consumer: Consumer) -> None:
@@ -223,7 +220,7 @@ class Consumers(dict[str, Consumer]):
         if consumer.claims:
             raise errors.Busy(f"consumer {consumer.name} holds {len(consumer.claims)} claims")
         covered = self.before_removal(consumer)
-        self.group.change({"do": "forget", "number": consumer.number})
+        self.group.log.change({"do": "forget", "number": consumer.number})
         self.removed(consumer, covered)
 
     def before_removal(self, consumer: Consumer) -> list[Stream]:
@@ -235,10 +232,10 @@ class Consumers(dict[str, Consumer]):
         """The log says so."""
         del self[consumer.name]
         self._leave(consumer)
+        self.group.update_must_retain()
         self.group.routing_version += 1
         self._lowest.remove(consumer.number)
         self._ends.remove(consumer.number)
-        self.timers.pop(consumer, None)
         self._bounded_known = False
         consumer.removed = True
         consumer.end()
@@ -247,29 +244,8 @@ class Consumers(dict[str, Consumer]):
         self.group.retention_changed()
         self.group.unblock()
 
-    def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
-        """Record what became of messages, and carry it out. Raises DiskFailed, ReadOnly; then nothing has happened."""
-        if self.group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {self.group.bucket.failed}")
-        try:
-            self.group.bucket.append(Kind.ACK, own.number, self.group.times.next_ns(), steps)
-        except OSError as error:
-            raise errors.DiskFailed(str(error)) from error
-        self.progressed(own, steps)
-
-    def acknowledge_all(self, steps: Sequence[Steps]) -> None:
-        """As `acknowledge`, of several consumers: recorded together or not at all."""
-        group = self.group
-        if group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
-        drafts = [Draft(Kind.ACK, own.number, body) for own, body in steps]
-        group.append_drafts(drafts, group.times.next_ns())
-        for own, body in steps:
-            self.progressed(own, body)
-
-    def progressed(self, own: ConsumerState, steps: bytes) -> None:
-        """Carry out steps that the log has."""
-        own.progress.apply(steps)
+    def on_acknowledged(self, own: ConsumerState) -> None:
+        """Its progress has changed."""
         if own.name and not own.over:
             self._lowest.set(own.number, own.progress.ack_floor)
         self.group.tree.dirty_groups.add(self.group)
@@ -318,7 +294,7 @@ class Consumers(dict[str, Consumer]):
             if crowd.waiting:
                 for consumer in list(crowd.waiting):
                     consumer.serve()
-        if self.group.bucket.next >= self.next_end:
+        if self.group.log.bucket.next >= self.next_end:
             self._end_reads()
 
     def end_at(self, consumer: Consumer, sequence: int) -> None:
@@ -328,7 +304,7 @@ class Consumers(dict[str, Consumer]):
 
     def _end_reads(self) -> None:
         """Those that end here, whatever stream took the message."""
-        while (number := self._ends.name) is not None and self._ends.value <= self.group.bucket.next:
+        while (number := self._ends.name) is not None and self._ends.value <= self.group.log.bucket.next:
             self._ends.remove(number)
             stream, own = self.group.numbers.get(number), self.group.state.consumers.get(number)
             consumer = (
@@ -340,7 +316,7 @@ class Consumers(dict[str, Consumer]):
 
     def _end_reads_of(self, consumer: Consumer) -> None:
         consumer.serve()
-        ends = [taker.until for taker in consumer.parked.values() if taker.until > self.group.bucket.next]
+        ends = [taker.until for taker in consumer.parked.values() if taker.until > self.group.log.bucket.next]
         if ends and min(ends) != NEVER:
             self._ends.set(consumer.number, min(ends))
 
@@ -361,26 +337,6 @@ class Consumers(dict[str, Consumer]):
             return
         while consumer.exceeds_backlog(0) and consumer.skip_oldest():
             self.group.counts.cut += 1
-
-    # ------------------------------------------------------------ time
-
-    def set_alarm(self, consumer: Consumer, due_ns: int) -> None:
-        """Wake that consumer then."""
-        due = self.timers.get(consumer)
-        if due is None or due_ns < due:
-            self.timers[consumer] = due_ns
-        self.group.alarm(due_ns)
-
-    def wake(self, now_ns: int) -> None:
-        """Leases and delays that are over."""
-        for consumer, due in list(self.timers.items()):
-            if due <= now_ns:
-                del self.timers[consumer]
-                contain = self.group.tree.faults.contain
-                if not contain(self.group, "ending a lease or delay", partial(consumer.wake, now_ns)):
-                    self.set_alarm(consumer, now_ns + _AGAIN_NS)
-        if self.timers:
-            self.group.alarm(min(self.timers.values()))
 
 
 def _words(own: ConsumerState) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mqfs import errors, group_state, limits
+from mqfs import errors, limits
 from mqfs.engine.log import multipart
+from mqfs.engine.log.group_log import AckSteps
 from mqfs.group_state import Attributes, Change, ConsumerState
 from mqfs.log import headers
 from mqfs.log.record import HEAD_BYTES, padded
@@ -43,16 +44,14 @@ def append_dead_letter(
     if own.name:
         texts[headers.CONSUMER] = own.name
     head = headers.encode(texts)
-    first = multipart.first_of(group, record)
+    first = multipart.first_of(group.log, record)
     if slot <= first < record.sequence:
         copies = MultipartCopy(group, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
-        sequence = _append_parts(group, stream, copies, [Draft(Kind.ACK, own.number, steps)])
-        group.consumers.progressed(own, steps)
+        sequence = _append_parts(group, stream, copies, acks=[(own, steps)])
         _announce_parts(group, stream, copies, sequence)
         return
     group.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
-    sequence = group.append_message(stream, record.body, head, [Draft(Kind.ACK, own.number, steps)])
-    group.consumers.progressed(own, steps)
+    sequence = group.append_message(stream, record.body, head, acks=[(own, steps)])
     group.announce(stream, sequence, record.body, head)
 
 
@@ -65,7 +64,7 @@ def _stream_for(group: Group, origin: Stream) -> Stream:
     narrow = stream.state.mode & _open_to(own, stream.state)
     if narrow != stream.state.mode:
         now = stream.state
-        group.change({"do": "attributes", "file": stream.number, "mode": narrow, "uid": now.uid, "gid": now.gid})
+        group.log.change({"do": "attributes", "file": stream.number, "mode": narrow, "uid": now.uid, "gid": now.gid})
     return stream
 
 
@@ -93,20 +92,25 @@ class MultipartCopy(LazyBatch):
             self.size += len(draft.body)
             self.room += padded(HEAD_BYTES + len(draft.headers) + len(draft.body))
 
+    def followed_by(self, tail: Sequence[Draft]) -> BatchWithTail:
+        return BatchWithTail(self, tail)
+
     def __len__(self) -> int:
         return self._last - self._first + 1
 
     def __iter__(self) -> Iterator[Draft]:
-        for record in multipart.parts(self._group, self._number, self._first, self._last):
+        for record in multipart.parts(self._group.log, self._number, self._first, self._last):
             part = headers.decode(record.headers).get(headers.PART, "")
             head = headers.encode({**self._texts, headers.PART: part})
             yield Draft(Kind.MESSAGE, self._to.number, record.body, head)
 
 
-def _append_parts(group: Group, stream: Stream, copies: MultipartCopy, also: Sequence[Draft]) -> int:
-    """Append them, and other records in the same unit; nobody is told yet. Returns the first one's sequence."""
+def _append_parts(
+    group: Group, stream: Stream, copies: MultipartCopy, changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()
+) -> int:
+    """Append them, and with them changes and steps; nobody is told yet. Returns the first one's sequence."""
     group.reserve_room(copies.room + _RECORD_BYTES)
-    first = group.append_drafts(BatchWithTail(copies, also), group.times.next_ns())
+    first = group.log.append_batch(copies, changes, acks)
     stream.appended_many(first + len(copies) - 1, len(copies), copies.size)
     return first
 
@@ -119,10 +123,13 @@ def _announce_parts(group: Group, stream: Stream, copies: MultipartCopy, first: 
 class BatchWithTail(LazyBatch):
     """Parts, and other records behind them."""
 
-    def __init__(self, copies: MultipartCopy, also: Sequence[Draft]) -> None:
+    def __init__(self, copies: LazyBatch, also: Sequence[Draft]) -> None:
         self._copies, self._also = copies, also
         self.taking = copies.taking
         self.room = copies.room + sum(padded(HEAD_BYTES + len(draft.body)) for draft in also)
+
+    def followed_by(self, tail: Sequence[Draft]) -> BatchWithTail:
+        return BatchWithTail(self, tail)
 
     def __len__(self) -> int:
         return len(self._copies) + len(self._also)
@@ -143,7 +150,7 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
         record = _next_letter(group, dead, position)
         if record is None:
             break
-        last = multipart.last_of(group, record) or record
+        last = multipart.last_of(group.log, record) or record
         position = last.sequence + 1
         texts = headers.decode(record.headers)
         origin = group.streams.get(texts.get(headers.STREAM, ""))
@@ -159,7 +166,7 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
 def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
     while True:
         try:
-            record = group.bucket.find(dead.number, position)
+            record = group.log.bucket.find(dead.number, position)
         except errors.Damaged as error:
             position = error.sequence + 1
             continue
@@ -174,7 +181,7 @@ def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
 
 
 def _is_claimed(group: Group, own: Consumer, record: Record) -> bool:
-    last = multipart.last_of(group, record) or record
+    last = multipart.last_of(group.log, record) or record
     return last.sequence in own.claims
 
 
@@ -187,11 +194,8 @@ def _send_parts_back(
     change: Change = {"do": "drop", "stream": dead.number, "sequences": sequences}
     if dead.first_kept() == record.sequence:
         change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
-    sequence = _append_parts(
-        group, origin, copies, [Draft(Kind.CHANGE, dead.number, group_state.encode_change(change))]
-    )
+    sequence = _append_parts(group, origin, copies, [change])
     _announce_parts(group, origin, copies, sequence)
-    group.state.apply(change)
     group.retention_changed()
     dead.recount()
 
@@ -202,9 +206,7 @@ def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts
     change: Change = {"do": "drop", "stream": dead.number, "sequences": [record.sequence]}
     if dead.first_kept() == record.sequence:
         change = {"do": "floor", "floors": [[dead.number, record.sequence + 1]]}
-    also = [Draft(Kind.CHANGE, dead.number, group_state.encode_change(change))]
-    sequence = group.append_message(origin, record.body, head, also)
-    group.state.apply(change)
+    sequence = group.append_message(origin, record.body, head, [change])
     group.retention_changed()
     dead.on_deleted(len(record.body))
     group.announce(origin, sequence, record.body, head)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.ack_state import ACK, AckState, Unacked, step
-from mqfs.engine.delivery.priority_index import NEVER, NORMAL, ORDINARY, DeliveryAttributes
+from mqfs.engine.delivery.priority_index import ORDINARY, DeliveryAttributes
 from mqfs.engine.log import multipart
-from mqfs.model import Kind, Record
+from mqfs.log.headers import NORMAL
+from mqfs.model import NEVER, Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer
@@ -92,7 +93,7 @@ class Dispatcher:
         """There is surely nothing, whoever asks: all that is known was handed out, and the log was read to its end."""
         if self._ready is None or self._ready:
             return False
-        return self._scan_position >= self.group.bucket.next or self.consumer.singles_only
+        return self._scan_position >= self.group.log.bucket.next or self.consumer.singles_only
 
     def next_message(self, taker: ClaimingHandle) -> tuple[Record, Unacked] | None:
         """What this handle is to have next, not claimed yet. Raises Damaged, once for each record that is."""
@@ -164,7 +165,7 @@ class Dispatcher:
 
     def _untouched(self, sequence: int, record: Record | None) -> Unacked:
         """The entry of an urgent message that was not claimed yet."""
-        return Unacked(sequence if record is None else multipart.first_of(self.group, record))
+        return Unacked(sequence if record is None else multipart.first_of(self.group.log, record))
 
     def _look(self, taker: ClaimingHandle) -> tuple[Record, Unacked] | None:
         """The first message in the log that nobody was given and this handle may have."""
@@ -180,12 +181,12 @@ class Dispatcher:
                 raise
             if record is None:
                 if not aside:
-                    self._scan_position = max(position, self.group.bucket.next)
+                    self._scan_position = max(position, self.group.log.bucket.next)
                 return None
             if record.sequence >= taker.until:
                 return None
             first = record.sequence
-            if record.headers and (last := multipart.last_of(self.group, record)) is not None:
+            if record.headers and (last := multipart.last_of(self.group.log, record)) is not None:
                 record = last  # a body in parts: all of it, or nothing
             position = record.sequence + 1
             what = self._judge(record)

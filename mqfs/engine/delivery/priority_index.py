@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors
 from mqfs.log import headers
-from mqfs.model import Record
+from mqfs.log.headers import NORMAL
+from mqfs.model import NEVER, Record
 from mqfs.syntax.duration import parse_duration
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-NORMAL = 5
 ORDINARY = (-NORMAL,)  # less than the key of any message of normal priority, more than that of an urgent one
-NEVER = 1 << 62
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms
 
 
@@ -57,7 +56,7 @@ class PriorityIndex:
     def _all(self) -> dict[int, DeliveryAttributes]:
         if self._messages is None:
             self._messages = {}
-            bucket = self.group.bucket
+            bucket = self.group.log.bucket
             for sequence in list(bucket.with_headers(bucket.first)):
                 try:
                     record = bucket.scan(sequence)
@@ -77,7 +76,7 @@ class PriorityIndex:
             messages[record.sequence] = rank
             if rank.expires_ns != NEVER:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
-                self.group.alarm(rank.expires_ns)  # a writer may wait for its room
+                self.group.expire_at(rank.expires_ns)
             if rank.single:
                 self._singles.setdefault(rank.stream, []).append(record.sequence)
         return rank
@@ -86,7 +85,7 @@ class PriorityIndex:
         texts = headers.decode(record.headers)
         priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
         ttl = _duration(texts.get(headers.TTL, ""))
-        expires = self.group.times.written_ns(record) + ttl if ttl else NEVER
+        expires = self.group.log.times.written_ns(record) + ttl if ttl else NEVER
         single = headers.SINGLE in texts
         if priority == NORMAL and expires == NEVER and not single:
             return None
@@ -132,7 +131,7 @@ class PriorityIndex:
         """What is served first is least."""
         expires = 0
         if self.group.settings.order == "expiry":
-            expires = min(rank.expires_ns, self.group.times.expires_by_ttl(sequence))
+            expires = min(rank.expires_ns, self.group.expiry.expires_by_ttl(sequence))
         return (-rank.priority, expires, sequence, rank.stream)
 
     def expired(self, now_ns: int, most: int) -> list[tuple[int, DeliveryAttributes]]:

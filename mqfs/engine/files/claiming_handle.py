@@ -10,14 +10,11 @@ from mqfs.ack_state import Unacked
 from mqfs.engine.delivery.consumer import Claim, Consumer
 from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.language.permissions import R, allowed
-from mqfs.model import Record, User
+from mqfs.model import NEVER, Record, User
 from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
-
-
-NEVER = 1 << 62
 
 
 RECORD_OVERHEAD = 80 + limits.NAME_BYTES  # of one in `format record`, beside headers and body: two heads, a name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Claim, Consumer, delivery_count
-from mqfs.engine.files.claiming_handle import NEVER, RECORD_OVERHEAD, ClaimingHandle
+from mqfs.engine.files.claiming_handle import RECORD_OVERHEAD, ClaimingHandle
 from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
@@ -16,7 +16,7 @@ from mqfs.engine.log import multipart
 from mqfs.engine.routing.message_filter import MessageFilter, select
 from mqfs.engine.routing.seek import position
 from mqfs.engine.tree.meta_nodes import TakeFile
-from mqfs.model import Record, User
+from mqfs.model import NEVER, Record, User
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
@@ -71,7 +71,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
-        if self.refusal or self.pending or self.end_due or self.group.bucket.next >= self.until:
+        if self.refusal or self.pending or self.end_due or self.group.log.bucket.next >= self.until:
             return True
         return super().readable
 
@@ -85,7 +85,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             pieces.append(self._shape(record))
             room = count - sum(map(len, pieces)) - RECORD_OVERHEAD if self.format == "record" else 0
         if not pieces:
-            return b"" if self.group.bucket.next >= self.until else None
+            return b"" if self.group.log.bucket.next >= self.until else None
         self.current = current
         self.end_due = self.format == "each"
         if (long := self._long()) is not None:
@@ -99,7 +99,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         if not record.headers or self.format in ("record", "json"):
             return None
         end = {"line": b"" if record.body.endswith(b"\n") else b"\n", "nul": b"\0"}.get(self.format, b"")
-        return multipart.whole(self.group, record, self.claims[record.sequence].entry.first, end)
+        return multipart.whole(self.group.log, record, self.claims[record.sequence].entry.first, end)
 
     def _shape(self, record: Record) -> bytes:
         name = self.group.numbers[record.stream].name
@@ -127,7 +127,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             self.refused(error)
             raise
         self.group.unblock()
-        return self.group.after_data_sync(len(data))
+        return self.group.log.after_data_sync(len(data))
 
     def _line(self, line: str, spoken: set[int]) -> Callable[[], None] | None:
         try:
@@ -234,7 +234,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         bound = None if word == "end" else parse_number(word) + 1
 
         def do() -> None:
-            self.until = self.group.bucket.next if bound is None else bound
+            self.until = self.group.log.bucket.next if bound is None else bound
             self.consumer.polling_receivers.add(self)
             if self.waits:
                 self.consumer.note_end(self)

@@ -57,7 +57,7 @@ class CtlHandle(PrintedCommands):
                 add(changes, self.group, action)
         changes.commit()
         self.group.unblock()
-        return self.group.after_metadata_sync(value)
+        return self.group.log.after_metadata_sync(value)
 
     def _end_ring(self, steps: list[tuple[Settings, Action | None]]) -> None:
         """Where new settings end the ring, take its messages before anything is planned."""

@@ -18,7 +18,7 @@ from mqfs.engine.language.permissions import R, allowed, require
 from mqfs.engine.language.settings import parse_depth
 from mqfs.engine.routing.message_filter import MessageFilter, select
 from mqfs.engine.routing.seek import position
-from mqfs.model import Kind, Record, User
+from mqfs.model import NEVER, Kind, Record, User
 from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
 from mqfs.wait import Step, Wait
@@ -26,8 +26,6 @@ from mqfs.wait import Step, Wait
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
     from mqfs.engine.tree.meta_nodes import Meta
-
-_ANY = 1 << 62  # messages or bytes
 
 
 class Cursor(CommandFile):
@@ -51,7 +49,7 @@ class Cursor(CommandFile):
         self.last = PartialRead()
         self.waits: dict[Wait[bytes], int] = {}  # each with its read's count
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
-        self.position = self.group.bucket.next
+        self.position = self.group.log.bucket.next
         replay = self.group.settings.replay
         if replay != "off":
             self._seek("first" if replay == "all" else "last")
@@ -122,7 +120,7 @@ class Cursor(CommandFile):
             return lambda: self._format(word)
         if verb == "measure":
             bounds = parse_depth(word, verb)
-            return lambda: self._measure(bounds.messages or _ANY, bounds.size or _ANY)
+            return lambda: self._measure(bounds.messages or NEVER, bounds.size or NEVER)
         if verb == "until":
             bound = None if word == "end" else parse_number(word) + 1
             return lambda: self._until(bound)
@@ -138,7 +136,7 @@ class Cursor(CommandFile):
         self._drop_rest()
 
     def _until(self, bound: int | None) -> None:
-        self.until = self.group.bucket.next if bound is None else bound
+        self.until = self.group.log.bucket.next if bound is None else bound
 
     def _info(self) -> None:
         record = self.shown
@@ -153,10 +151,10 @@ class Cursor(CommandFile):
     def _measure(self, messages: int, size: int) -> None:
         """Where what it shows would be cut, from its position on; told by the next read."""
         group = self.group
-        end = group.bucket.next if self.until is None else self.until
+        end = group.log.bucket.next if self.until is None else self.until
         streams = self.streams()
         chosen = None if len(streams) == len(group.numbers) else streams.keys()
-        found = group.bucket.split_points(self.position, end, chosen, messages, size)
+        found = group.log.bucket.split_points(self.position, end, chosen, messages, size)
         self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
@@ -229,7 +227,7 @@ class Cursor(CommandFile):
                 raise
             if record is None or (self.until is not None and record.sequence >= self.until):
                 # Nothing of what it shows stands before the end (or `until`): that far it has been.
-                end = self.group.bucket.next
+                end = self.group.log.bucket.next
                 self.position = max(self.position, end if self.until is None else min(end, self.until))
                 return None
             shown = self._shows(record)  # which may count it as lost, as long as it is not behind the position
@@ -317,13 +315,13 @@ class Cursor(CommandFile):
         if group.lapsed or group.state.dropped or not self.selection.by_stream or self._done() or not streams:
             return None
         self._look_for_losses()
-        first = max(self.position, group.times.expired_before())
+        first = max(self.position, group.expiry.expired_before())
         if any(stream.shared or stream.state.floor > first for stream in streams.values()):
             return None
         names = {number: stream.name for number, stream in streams.items()}
-        head = self.names.table(first, group.bucket.last_ns, names)
-        end = group.bucket.next if self.until is None else self.until
-        found = group.bucket.read_run(first, end, count - len(head), streams.keys(), not group.ranks)
+        head = self.names.table(first, group.log.bucket.last_ns, names)
+        end = group.log.bucket.next if self.until is None else self.until
+        found = group.log.bucket.read_run(first, end, count - len(head), streams.keys(), not group.ranks)
         if found is None or not self.names.knows({number: names[number] for number in found.streams}):
             return None
         if head:
@@ -378,7 +376,7 @@ class Cursor(CommandFile):
             return True
         if self.over or self._done() or self.lost:
             return True
-        return self.position < self.group.bucket.next and self.selection.find(self.position) is not None
+        return self.position < self.group.log.bucket.next and self.selection.find(self.position) is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         if then is None:

@@ -6,15 +6,13 @@ Owns the language of mqfs(4), ".put": a JSON object, one blank, tab or newline, 
 from __future__ import annotations
 
 from mqfs import errors
-from mqfs import group_state as states
-from mqfs.engine.delivery.priority_index import NORMAL
 from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.put_request import PutRequest, parse
 from mqfs.engine.publishing.deduplication import PutId
 from mqfs.engine.stream import Stream, WriteRequest
 from mqfs.log import headers
-from mqfs.model import Draft, Kind
+from mqfs.model import Kind
 from mqfs.syntax.duration import print_duration
 from mqfs.wait import Step
 
@@ -60,7 +58,7 @@ class PutHandle(CommandFile):
 
     def _texts(self, put: PutRequest) -> dict[str, str]:
         texts = {headers.SENDER: str(self.user.uid)}
-        if put.priority != NORMAL:
+        if put.priority != headers.NORMAL:
             texts[headers.PRIORITY] = str(put.priority)
         if put.ttl:
             texts[headers.TTL] = print_duration(put.ttl)
@@ -84,17 +82,11 @@ class PutHandle(CommandFile):
 
     def _hold(self, stream: Stream, put: PutRequest, body: bytes, due_ns: int, total: int) -> Step[int]:
         group = self.group
-        if group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        group.log.require_writable()
         put_id = self._id(put)
         known = group.ids.find_duplicate(put_id) if put_id else 0
         if not known:
-            also: list[Draft] = []
-            change = group.ids.note(put_id, group.bucket.next) if put_id else None
-            if change is not None:
-                also.append(Draft(Kind.CHANGE, 0, states.encode_change(change)))
-            known = group.held.put(stream, body, self._texts(put), due_ns, also)
-            if change is not None:
-                group.state.apply(change)
+            changes = [group.ids.note(put_id, group.log.bucket.next)] if put_id else []
+            known = group.held.put(stream, body, self._texts(put), due_ns, changes)
         self._tell(known)
-        return group.after_metadata_sync(total)
+        return group.log.after_metadata_sync(total)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def stats(group: Group, user: User) -> str:
     """One JSON object: the group, and each stream by name. Counts run since the server started."""
-    bucket = group.bucket
+    bucket = group.log.bucket
     failed = bucket.failed
     counts: dict[object, int] = {}
     streams = {name: _stream(stream, counts) for name, stream in sorted(_streams(group, user))}
@@ -92,7 +92,7 @@ def places(group: Group, user: User) -> str:
 
 
 def _log(group: Group) -> dict[str, Any]:
-    bucket = group.bucket
+    bucket = group.log.bucket
     return {
         "store": group.tree.store.uuid,
         "group": group.number,

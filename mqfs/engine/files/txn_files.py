@@ -48,7 +48,7 @@ class TxnCtlHandle(PrintedCommands):
             return len(data)
         if verb == "forget" and names:
             transactions.forget(self.user, names)
-            return self.group.after_metadata_sync(len(data))
+            return self.group.log.after_metadata_sync(len(data))
         raise errors.BadCommand(f"{verb!r}: write {USAGE}")
 
     def _words(self, data: bytes) -> list[str]:

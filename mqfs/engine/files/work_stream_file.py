@@ -47,7 +47,7 @@ class WorkStreamHandle(ClaimingHandle, Writer):
             self.pending = self.claims[record.sequence]
         if record.headers:
             entry = self.had[1] if self.acks_at_once and self.had is not None else self.claims[record.sequence].entry
-            if (long := multipart.whole(self.group, record, entry.first)) is not None:
+            if (long := multipart.whole(self.group.log, record, entry.first)) is not None:
                 return self.last.first_of_many(long, count, offset)
         return self.last.first(record.body, count, offset)
 

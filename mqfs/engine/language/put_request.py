@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 
 from mqfs import errors, limits
-from mqfs.engine.delivery.priority_index import NORMAL
 from mqfs.engine.language import batch_frames
 from mqfs.log import headers
 from mqfs.syntax.duration import parse_duration
@@ -27,7 +26,7 @@ class PutRequest:
     delay: int | None = None
     at_ns: int | None = None  # wall time
     ttl: int = 0
-    priority: int = NORMAL
+    priority: int = headers.NORMAL
     id: str = ""
     single: bool = False
     headers: dict[str, str] = attrs.Factory(dict)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from mqfs.engine.routing import programs
+from mqfs.engine.language import programs
 from mqfs.errors import BadCommand
 from mqfs.syntax.duration import parse_duration, print_duration
 from mqfs.syntax.quoting import quote, split

@@ -8,14 +8,11 @@ has such a body as its last part, whose slot begins at the first; see "Acknowled
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from mqfs import errors
+from mqfs.engine.log.group_log import GroupLog
 from mqfs.log import headers
 from mqfs.model import Kind, Record
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
 
 _KEY = bytes([len(headers.PART)]) + headers.PART.encode()
 
@@ -42,46 +39,46 @@ def goes_on(record: Record) -> bool:
     return number != total
 
 
-def first_of(group: Group, record: Record) -> int:
+def first_of(log: GroupLog, record: Record) -> int:
     """The sequence of the first part of the body whose last one that is; its own where it is none."""
     number, total = place(record.headers)
     first = record.sequence - total + 1
-    if not 1 < number == total or first < 1 or not _together(group, record.stream, first, record.sequence):
+    if not 1 < number == total or first < 1 or not _together(log, record.stream, first, record.sequence):
         return record.sequence
-    head = _find(group, record.stream, first)
+    head = _find(log, record.stream, first)
     return first if head is not None and place(head.headers) == (1, total) else record.sequence
 
 
-def last_of(group: Group, record: Record) -> Record | None:
+def last_of(log: GroupLog, record: Record) -> Record | None:
     """The last part of the body that begins there, if all of it is there."""
     number, total = place(record.headers)
     last = record.sequence + total - 1
-    if number != 1 or total < 2 or not _together(group, record.stream, record.sequence, last):
+    if number != 1 or total < 2 or not _together(log, record.stream, record.sequence, last):
         return None
-    tail = _find(group, record.stream, last)
+    tail = _find(log, record.stream, last)
     return tail if tail is not None and place(tail.headers) == (total, total) else None
 
 
-def _together(group: Group, stream: int, first: int, last: int) -> bool:
+def _together(log: GroupLog, stream: int, first: int, last: int) -> bool:
     """Whether all messages from here to there are of that stream, and kept."""
-    if group.bucket.count(stream, first, last + 1)[0] != last - first + 1:
+    if log.bucket.count(stream, first, last + 1)[0] != last - first + 1:
         return False
-    dropped = group.state.dropped
+    dropped = log.state.dropped
     return not dropped or not any(sequence in dropped for sequence in range(first, last + 1))
 
 
-def _find(group: Group, stream: int, sequence: int) -> Record | None:
+def _find(log: GroupLog, stream: int, sequence: int) -> Record | None:
     try:
-        record = group.bucket.find(stream, sequence)
+        record = log.bucket.find(stream, sequence)
     except errors.Damaged:
         return None
     return record if record is not None and record.sequence == sequence and record.kind == Kind.MESSAGE else None
 
 
-def parts(group: Group, stream: int, first: int, last: int) -> Iterator[Record]:
+def parts(log: GroupLog, stream: int, first: int, last: int) -> Iterator[Record]:
     """The messages from here to there. Raises Damaged, DiskFailed."""
     for sequence in range(first, last + 1):
-        record = group.bucket.find(stream, sequence)
+        record = log.bucket.find(stream, sequence)
         if record is None or record.sequence != sequence:
             raise errors.DiskFailed(f"message {sequence}, a part of a body, is gone")
         yield record
@@ -90,13 +87,13 @@ def parts(group: Group, stream: int, first: int, last: int) -> Iterator[Record]:
 class LongBody:
     """What `bytes` would be, read from the log as it is asked for. `end`: what the format puts behind it."""
 
-    def __init__(self, group: Group, record: Record, first: int, end: bytes = b"") -> None:
-        self._group, self._stream, self._end = group, record.stream, end
+    def __init__(self, log: GroupLog, record: Record, first: int, end: bytes = b"") -> None:
+        self._log, self._stream, self._end = log, record.stream, end
         self._last = (-1, b"")  # the part that was read last, and where it begins
         self._begins = [0]
         self._first = first
         for sequence in range(first, record.sequence + 1):
-            found = group.bucket.locate(record.stream, sequence)
+            found = log.bucket.locate(record.stream, sequence)
             self._begins.append(self._begins[-1] + (found[1] if found is not None else 0))
 
     def __len__(self) -> int:
@@ -115,7 +112,7 @@ class LongBody:
     def _part(self, number: int) -> bytes:
         if self._last[0] != number:
             sequence = self._first + number
-            (record,) = parts(self._group, self._stream, sequence, sequence)
+            (record,) = parts(self._log, self._stream, sequence, sequence)
             self._last = number, record.body
         return self._last[1]
 
@@ -123,7 +120,7 @@ class LongBody:
         return self[max(len(self) - len(text), 0) :] == text
 
 
-def whole(group: Group, record: Record, slot: int, end: bytes = b"") -> LongBody | None:
+def whole(log: GroupLog, record: Record, slot: int, end: bytes = b"") -> LongBody | None:
     """All of the body whose last part that is, where the slot in which it was claimed holds all of it."""
-    first = first_of(group, record) if record.headers else record.sequence
-    return LongBody(group, record, first, end) if slot <= first < record.sequence else None
+    first = first_of(log, record) if record.headers else record.sequence
+    return LongBody(log, record, first, end) if slot <= first < record.sequence else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
-from mqfs import errors, group_state, limits
+from mqfs import errors, limits
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.stream import Admission, Stream, WriteRequest
 from mqfs.group_state import Change
@@ -52,14 +52,16 @@ class Source:
 
 
 class CombinedBatch(UnsequencedRecords):
-    """Messages of several sources, in order, and behind them the changes of the same unit."""
+    """Messages of several sources, in order, and behind them other records of the same unit."""
 
-    def __init__(self, sources: Sequence[Source], changes: Sequence[Change] = ()) -> None:
-        self._sources = sources
-        self.behind = [Draft(Kind.CHANGE, 0, group_state.encode_change(change)) for change in changes]
+    def __init__(self, sources: Sequence[Source], behind: Sequence[Draft] = ()) -> None:
+        self._sources, self.behind = sources, behind
         self.taking = sum(source.messages for source in sources)
         self.room = sum(source.room for source in sources)
-        self.room += sum(padded(HEAD_BYTES + len(change.body)) for change in self.behind)
+        self.room += sum(padded(HEAD_BYTES + len(draft.body)) for draft in behind)
+
+    def followed_by(self, tail: Sequence[Draft]) -> CombinedBatch:
+        return CombinedBatch(self._sources, [*self.behind, *tail])
 
     def __len__(self) -> int:
         return self.taking + len(self.behind)
@@ -131,8 +133,7 @@ class AtomicBatch:
         """Whether everything it needs is there; else the stream on which it waits. Nothing is done yet where it raises
         or waits."""
         group = self.group
-        if group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        group.log.require_writable()
         for stream in self.tallies:
             if stream.removed:
                 raise errors.NotFound(f"{stream.name} was removed")
@@ -168,29 +169,26 @@ class AtomicBatch:
         group = self.group
         group.reserve_room(self.size)
         for _ in range(_ROUNDS):
-            if group.settings.full != "drop-old" or group.bucket.size + self.size <= group.bound_bytes():
+            if group.settings.full != "drop-old" or group.log.bucket.size + self.size <= group.bound_bytes():
                 return
             group.find_room(self.size)
 
     # ------------------------------------------------------------ appending
 
     def _append(self) -> Step[int]:
-        group, now = self.group, self.group.times.next_ns()
+        group = self.group
         if self.discarded:
             group.counts.discarded += self.messages
             if self.changes:
-                group.append_drafts(CombinedBatch((), self.changes), now)
+                group.log.append_batch((), self.changes)
         elif self.messages or self.changes:
-            first = group.append_drafts(CombinedBatch(self.sources, self.changes), now)
-            self._count(first)
-        for change in self.changes:
-            group.state.apply(change)
+            self._count(group.log.append_batch(CombinedBatch(self.sources), self.changes))
         if self.first:
             self._tell(self.first)
         if self.done is not None:
             self.done()
         group.tree.dirty_groups.add(group)
-        return group.after_metadata_sync(self.value) if self.changes else group.after_data_sync(self.value)
+        return group.log.after_metadata_sync(self.value) if self.changes else group.log.after_data_sync(self.value)
 
     def _count(self, first: int) -> None:
         if self.messages:
@@ -230,7 +228,7 @@ class AtomicBatch:
         """As `announce` for each message, where only what is counted changes."""
         group = self.group
         for stream, tally in rest.items():
-            stream.mtime_ns = group.bucket.last_ns
+            stream.mtime_ns = group.log.bucket.last_ns
             stream.written += tally.messages
             group.counts.written += tally.messages
             group.counts.written_bytes += tally.size

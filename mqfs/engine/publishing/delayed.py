@@ -8,17 +8,22 @@ and in its stream it stands where it could first be read.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.ack_state import ACK, step
-from mqfs.group_state import PUT
+from mqfs.engine.log.group_log import AckSteps
+from mqfs.engine.log.timers import Alarm
+from mqfs.group_state import PUT, Change
 from mqfs.log import headers
 from mqfs.model import Draft, Kind, Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
-    from mqfs.engine.stream import Steps, Stream
+    from mqfs.engine.stream import Stream
+
+_AGAIN_NS = 10**9  # where the disk does not take one that is due
 
 
 class DelayedMessages:
@@ -29,6 +34,7 @@ class DelayedMessages:
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for
         self._known = False  # all of them are
+        self._alarm = Alarm(group.tree.timers, group, "appending what is due", self._append_due)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -37,7 +43,7 @@ class DelayedMessages:
         """Find them in the log that was read."""
         own = self.group.state.consumers.get(PUT)
         position = own.progress.ack_floor if own is not None else 0
-        bucket = self.group.bucket
+        bucket = self.group.log.bucket
         while True:
             try:
                 record = bucket.find(PUT, position)
@@ -57,14 +63,14 @@ class DelayedMessages:
         """The lowest sequence that one may have; 0 where there is none."""
         return min(self._streams, default=0) if self._known else 1
 
-    def put(self, stream: Stream, body: bytes, texts: dict[str, str], due_ns: int, also: list[Draft]) -> int:
-        """Keep a message until then; returns the sequence it has here. Raises OverLimit."""
+    def put(self, stream: Stream, body: bytes, texts: dict[str, str], due_ns: int, changes: Sequence[Change]) -> int:
+        """Keep a message until then, and record those changes with it; returns the sequence it has here. Raises
+        OverLimit."""
         if len(self._streams) >= limits.HELD:
             raise errors.OverLimit(f"at most {limits.HELD} messages wait for their time")
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
         self.group.reserve_room(len(body) + len(head) + 40)
-        drafts = [Draft(Kind.MESSAGE, PUT, body, head), *also]
-        sequence = self.group.append_drafts(drafts, self.group.times.next_ns())
+        sequence = self.group.log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes)
         self.group.state.nameless(PUT)
         self._add(sequence, stream.number, due_ns)
         return sequence
@@ -72,7 +78,7 @@ class DelayedMessages:
     def _add(self, sequence: int, stream: int, due_ns: int) -> None:
         self._streams[sequence] = stream
         heapq.heappush(self._due, (due_ns, sequence))
-        self.group.alarm(due_ns)
+        self._alarm.at(due_ns)
 
     def of(self, stream: int) -> int:
         """How many are for that stream."""
@@ -81,20 +87,20 @@ class DelayedMessages:
     def targets(self, stream: Stream, sequence: int) -> bool:
         return self._streams.get(sequence) == stream.number
 
-    def wake(self, now_ns: int) -> None:
+    def _append_due(self, now_ns: int) -> None:
         """Append what is due; after a slice the rest later."""
         clock = self.group.tree.clock
         until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
         while self._due and self._due[0][0] <= now_ns:
             _, sequence = self._due[0]
             if sequence in self._streams and not self._release(sequence):
-                self.group.alarm(now_ns + 10**9)
+                self._alarm.at(now_ns + _AGAIN_NS)
                 return
             heapq.heappop(self._due)
             if clock.engine_ns() >= until:
                 break
         if self._due:
-            self.group.alarm(max(self._due[0][0], clock.engine_ns() + 1))
+            self._alarm.at(max(self._due[0][0], clock.engine_ns() + 1))
 
     def _release(self, sequence: int) -> bool:
         """False: the disk does not take it; it is tried again."""
@@ -107,43 +113,36 @@ class DelayedMessages:
             texts = headers.decode(record.headers)
             del texts[headers.TO], texts[headers.DUE]
             texts[headers.HELD] = str(sequence)
-            steps = self._step(sequence)
             head = headers.encode(texts)
             self.group.reserve_room(len(record.body) + len(head) + 40)
-            made = self.group.append_message(stream, record.body, head, [Draft(Kind.ACK, PUT, steps)])
+            made = self.group.append_message(stream, record.body, head, acks=self.drop_steps([sequence]))
         except (errors.MqfsError, OSError) as error:
             text = f"message {sequence}, which is due, cannot be appended: {error}"
             self.group.tree.faults.report(self.group.number, text)
             return False
-        self._done(sequence, steps)
+        del self._streams[sequence]
         self.group.announce(stream, made, record.body, head)
         self.group.bound_depth(stream)
         return True
 
     def _record(self, sequence: int) -> Record | None:
         try:
-            record = self.group.bucket.find(PUT, sequence)
+            record = self.group.log.bucket.find(PUT, sequence)
         except errors.Damaged:
             return None
         return record if record is not None and record.sequence == sequence else None
 
     def _step(self, sequence: int) -> bytes:
-        before = self.group.bucket.before(sequence, PUT) or 0
+        before = self.group.log.bucket.before(sequence, PUT) or 0
         return step(ACK, before + 1, sequence)
-
-    def _done(self, sequence: int, steps: bytes) -> None:
-        own = self.group.state.nameless(PUT)
-        assert own is not None
-        self.group.consumers.progressed(own, steps)
-        del self._streams[sequence]
 
     def drop(self, sequences: list[int]) -> None:
         """These are not wanted any more."""
         if sequences:
-            self.group.change(steps=self.drop_steps(sequences))
+            self.group.log.acknowledge_all(self.drop_steps(sequences))
             self.dropped(sequences)
 
-    def drop_steps(self, sequences: list[int]) -> list[Steps]:
+    def drop_steps(self, sequences: list[int]) -> list[AckSteps]:
         """What is to be recorded so that these are not wanted any more."""
         own = self.group.state.nameless(PUT)
         assert own is not None

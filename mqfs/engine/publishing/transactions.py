@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.language.permissions import W, allowed, require_owner
+from mqfs.engine.log.timers import Alarm
 from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
 from mqfs.engine.publishing.staged_batch import StagedBatch
 from mqfs.engine.publishing.txn_nodes import TxnCtl, TxnFolder
@@ -39,6 +40,7 @@ class Transactions:
         self.parts: dict[str, StagedBatch] = {}
         self.folder = TxnFolder(group, ".txn")
         self.ctl = TxnCtl(group)
+        self._alarm = Alarm(group.tree.timers, group, "dropping idle parts", self._drop_idle)
 
     def text(self, user: User) -> str:
         """What `.txn/ctl` shows a user: of the producers its own, or to the owner all."""
@@ -66,7 +68,7 @@ class Transactions:
             tree.staging.parts.give(user.uid)
             raise
         self.parts[name] = part
-        self.group.alarm(part.used_ns + limits.TRANSACTION_IDLE_S * _SECOND_NS)
+        self._alarm.at(part.used_ns + limits.TRANSACTION_IDLE_S * _SECOND_NS)
         return part
 
     def drop(self, part: StagedBatch) -> None:
@@ -81,12 +83,12 @@ class Transactions:
         except OSError as error:
             self.group.refuse(User(0, 0), ".txn", f"what was staged of part {part.name} was not removed: {error}")
 
-    def wake(self, now_ns: int) -> None:
+    def _drop_idle(self, now_ns: int) -> None:
         """Drop the parts that nobody has written to for long."""
         idle = limits.TRANSACTION_IDLE_S * _SECOND_NS
         for part in list(self.parts.values()):
             if part.used_ns + idle > now_ns:
-                self.group.alarm(part.used_ns + idle)
+                self._alarm.at(part.used_ns + idle)
             elif not part.committing:
                 self.drop(part)
                 owner = User(part.attributes.uid, part.attributes.gid)
@@ -126,7 +128,7 @@ class Transactions:
         if known is not None and number <= known.number:
             for part in [self._mine(user, name) for name in dict.fromkeys(names) if name in self.parts]:
                 self.drop(part)
-            return self.group.after_metadata_sync(value)
+            return self.group.log.after_metadata_sync(value)
         if known is None:
             check_control(producer)
         if len(set(names)) != len(names):
@@ -202,7 +204,7 @@ class Transactions:
     def forget(self, user: User, names: Sequence[str]) -> None:
         """Remember these producers no more: they will not commit again. They are the user's own; for the owner of the
         group also another's, where it has none of that name. Raises NotFound, NotPermitted."""
-        self.group.change(_forget([found for name in names for found in self._to_forget(user, name)]))
+        self.group.log.change(_forget([found for name in names for found in self._to_forget(user, name)]))
 
     def _to_forget(self, user: User, name: str) -> list[tuple[int, str]]:
         owners = [uid for uid, mine in self.group.state.producers.items() if name in mine]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-_NONE = 1 << 62
+from mqfs.model import NEVER
 
 
 class LowWatermark:
@@ -41,7 +41,7 @@ class LowWatermark:
     def value(self) -> int:
         """The least; a number greater than any sequence where there is none."""
         least = self._least()
-        return least[0] if least else _NONE
+        return least[0] if least else NEVER
 
     @property
     def name(self) -> int | None:

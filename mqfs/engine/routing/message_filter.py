@@ -106,7 +106,7 @@ class MessageFilter:
 
     def find(self, position: int) -> Record | None:
         """The first message of a stream that it covers, at or after that sequence. Raises Damaged."""
-        bucket, few = self.group.bucket, self.is_sparse()
+        bucket, few = self.group.log.bucket, self.is_sparse()
         if few is not None:
             if len(few) == 1:
                 return bucket.find(few[0], position)
@@ -127,7 +127,7 @@ class MessageFilter:
 
     def before(self, position: int) -> int | None:
         """The sequence of the last message below that one which may belong to it."""
-        bucket, few = self.group.bucket, self.is_sparse()
+        bucket, few = self.group.log.bucket, self.is_sparse()
         if few is None:
             return bucket.before(position)
         return max((s for number in few if (s := bucket.before(position, number)) is not None), default=None)

@@ -22,7 +22,7 @@ def position(selection: MessageFilter, word: str, streams: Collection[Stream], s
     """The sequence that `seek word` goes to. `streams`: which the user may read; `shows`: whether a message counts."""
     kind, value = parse_seek(word)
     group = selection.group
-    bucket = group.bucket
+    bucket = group.log.bucket
     group.advance_all()
     if kind == "end":
         return bucket.next
@@ -45,13 +45,13 @@ def position(selection: MessageFilter, word: str, streams: Collection[Stream], s
 
 def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
     """The sequence of the count-th message before the end; only those of which the log does not tell are read."""
-    expired = group.times.expired_before()
+    expired = group.expiry.expired_before()
     floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
     gone, singles = group.state.dropped.keys() | group.lapsed.keys(), group.ranks.all_singles()
-    first = group.bucket.next
+    first = group.log.bucket.next
     if not count:
         return first
-    for portion in group.bucket.listing(floors, first):
+    for portion in group.log.bucket.listing(floors, first):
         here = portion.messages
         if gone or singles:
             found = (s for s in portion.columns(here)[0] if s not in gone)
@@ -68,7 +68,7 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
 
 def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> bool:
     try:
-        record = group.bucket.scan(sequence)
+        record = group.log.bucket.scan(sequence)
     except errors.Damaged:
         return False
     return record is not None and record.sequence == sequence and shows(record)
@@ -76,7 +76,7 @@ def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> b
 
 def _walk_back(selection: MessageFilter, count: int, shows: Callable[[Record], bool]) -> int:
     """The same where each message has to be looked at."""
-    bucket = selection.group.bucket
+    bucket = selection.group.log.bucket
     at = found_at = bucket.next
     while count > 0:
         found = selection.before(at)

@@ -1,6 +1,6 @@
 """A view: the messages of all streams that a pattern matches or a program selects, to read like a stream.
 
-Owns the file and what an open view gives. Which views a stream is in, the group knows.
+Owns which messages are in it. Which views a stream is in, the registry knows; an open one is files/view_file.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.files.order_file import MergedReader
+from mqfs.engine.language import programs
 from mqfs.engine.language.node import Numbered
-from mqfs.engine.language.permissions import R, allowed
-from mqfs.engine.routing import programs
-from mqfs.engine.routing.message_filter import MessageFilter
-from mqfs.engine.routing.programs import Program
+from mqfs.engine.language.programs import Program
 from mqfs.engine.stream import Parked, Stream
 from mqfs.group_state import Attributes, ViewState
-from mqfs.model import Record, User
+from mqfs.model import Record
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -31,7 +28,7 @@ class View(Numbered):
     def __init__(self, group: Group, own: ViewState) -> None:
         self.group, self.state = group, own
         self.removed = False
-        self.readers: set[ViewHandle] = set()
+        self.readers: set[object] = set()
         self.parked: Parked = {}
         self.programs: list[Program] = []
         self.patterns: list[str] = []
@@ -76,40 +73,3 @@ class View(Numbered):
         if self.name in self.group.views.matched(stream):
             return True
         return any(p.selects(stream.name, record.body, record.sequence) for p in self.programs)
-
-
-class ViewHandle(MergedReader):
-    """A view, open to read: a position in the log, like `order`, that gives bodies."""
-
-    node: View
-
-    def __init__(self, node: View, user: User, reads: bool, writes: bool) -> None:
-        self.selection = MessageFilter(node.group, None, (node.name,))
-        super().__init__(node, user, reads, writes)
-        node.readers.add(self)
-
-    def waiting_room(self) -> Parked:
-        return self.node.parked
-
-    @property
-    def over(self) -> bool:
-        return self.node.removed or self.group.removed
-
-    def covers(self, stream: Stream) -> bool:
-        return self.selection.covers(stream) and allowed(self.user, stream.state, R)
-
-    def admits(self, stream: Stream, record: Record) -> bool:
-        return super().admits(stream, record) and self.covers(stream) and self.node.selects(stream, record)
-
-    def wants(self, record: Record) -> bool:
-        return self.admits(self.group.numbers[record.stream], record)
-
-    def look(self) -> Record | None:
-        return self.selection.find(self.position)
-
-    def present(self, record: Record) -> bytes:
-        return record.body
-
-    def _end(self) -> None:
-        self.node.readers.discard(self)
-        super()._end()

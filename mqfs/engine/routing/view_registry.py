@@ -51,7 +51,7 @@ class ViewRegistry(dict[str, View]):
 
     def unbind(self, name: str) -> None:
         """All patterns and programs of a view."""
-        self.group.change({"do": "unbind", "name": name, "pattern": None})
+        self.group.log.change({"do": "unbind", "name": name, "pattern": None})
         self.refresh(name)
 
     def refresh(self, *names: str) -> None:

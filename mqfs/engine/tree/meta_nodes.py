@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqfs import group_state, limits
-from mqfs.engine.language.node import OfStream, Own
+from mqfs.engine.language.node import Numbered
 from mqfs.errors import NotPermitted
 from mqfs.group_state import Attributes
 from mqfs.model import QTFILE, Qid
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
 
 
 META_FILES = {
@@ -36,6 +37,41 @@ _TAKE_BITS = 3 << 30  # in the number of `.consumers/.STREAM`: stream numbers st
 def bits_for_writers(mode: int) -> int:
     """r and w for each class that has w in `mode`."""
     return sum(0o6 << shift for shift in (0, 3, 6) if mode >> shift & 0o2)
+
+
+class Own(Numbered):
+    """A file that is there as long as its group."""
+
+    __slots__ = ()
+    group: Group
+
+    @property
+    def parent(self) -> Group:
+        return self.group
+
+    @property
+    def removed(self) -> bool:
+        return self.group.removed
+
+
+class OfStream:
+    """Another file of a stream, there as long as the stream is."""
+
+    __slots__ = ("group", "stream")
+    directory = False
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.group = stream, stream.group
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.stream is self.stream
+
+    def __hash__(self) -> int:
+        return hash(self.stream)
+
+    @property
+    def removed(self) -> bool:
+        return self.stream.removed
 
 
 class Meta(Own):

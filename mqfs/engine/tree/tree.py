@@ -6,7 +6,6 @@ and house-keeping. Performs nothing on a log itself: that is the group's.
 
 from __future__ import annotations
 
-import heapq
 import os
 import stat as modes
 from collections.abc import Callable, Iterator, Sequence
@@ -27,15 +26,17 @@ from mqfs.engine.files.put_file import PutHandle
 from mqfs.engine.files.snapshot_file import SnapshotHandle
 from mqfs.engine.files.stream_file import StreamHandle
 from mqfs.engine.files.text import TextHandle
+from mqfs.engine.files.view_file import ViewHandle
 from mqfs.engine.files.work_stream_file import WorkStreamHandle
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, W, X, require, require_owner, require_unsticky
 from mqfs.engine.language.settings import parse_settings
+from mqfs.engine.log.faults import Faults, report_unserved
+from mqfs.engine.log.timers import Timers
 from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder, Totals
 from mqfs.engine.publishing.txn_nodes import TxnCtl
-from mqfs.engine.routing.view import View, ViewHandle
+from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream, close_waiters
-from mqfs.engine.tree.faults import Faults, report_unserved
 from mqfs.engine.tree.meta_nodes import Folder, Meta, SnapshotNode, TakeFile
 from mqfs.file_locks import Locks
 from mqfs.group_state import Attributes, State, decode_change
@@ -71,6 +72,7 @@ class Tree:
     ) -> None:
         self.store, self.clock = store, clock
         self.faults = Faults(clock)
+        self.timers = Timers(self.faults)
         self.defaults = parse_settings(defaults).lines(given=True)
         self.locks = Locks()
         self.staging = Totals(in_memory=not store.path)  # what all parts of transactions take
@@ -78,8 +80,6 @@ class Tree:
         self.closing = False
         self._prepare = prepare
         self.processes: ProcessWatcher | None = None  # set by a face that knows who reads
-        self.alarmed: Callable[[], None] | None = None  # called when `next_alarm_ns` became sooner
-        self._alarms: list[tuple[int, int]] = []  # (engine ns, group number)
         self.groups: dict[int, Group] = {}
         self._handles: dict[Group, set[OpenFile]] = {}
         self._opened = Shares("open files", "HANDLES")
@@ -247,9 +247,9 @@ class Tree:
         if isinstance(node, StagingFolder | StagedStream):
             return node.times()
         group = node.group
-        made, newest = group.state.made_ns, max(group.bucket.last_ns, group.state.made_ns)
+        made, newest = group.state.made_ns, max(group.log.bucket.last_ns, group.state.made_ns)
         if isinstance(node, Group):
-            return newest, made, group.bucket.size, 0 if node.removed else 2 + len(node.folders) + len(node.groups)
+            return newest, made, group.log.bucket.size, 0 if node.removed else 2 + len(node.folders) + len(node.groups)
         return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
 
     # ------------------------------------------------------------ opening
@@ -323,7 +323,7 @@ class Tree:
         if isinstance(directory, Group):
             self._require_new(user, directory, name)
             made: Node = group.make_stream(name, mode, user)
-            return group.after_metadata_sync(made)
+            return group.log.after_metadata_sync(made)
         if isinstance(directory, StagingFolder):
             directory.create(user, name)
         if directory.name != ".consumers":
@@ -333,7 +333,7 @@ class Tree:
             raise errors.Exists(name)
         check_name(name)
         made = group.consumers.make(name, user, mode)
-        return group.after_metadata_sync(made)
+        return group.log.after_metadata_sync(made)
 
     def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
         """A new group, on disk when this returns; in `.txn` a part. Raises Exists, BadName, Denied, OverLimit."""
@@ -395,7 +395,7 @@ class Tree:
             group.consumers.remove(node)
         else:
             group.views.unbind(name)
-        return group.after_metadata_sync(None)
+        return group.log.after_metadata_sync(None)
 
     def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:
         """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
@@ -449,11 +449,11 @@ class Tree:
         self._require_new(user, group, new)
         if isinstance(node, Stream):
             group.rename_stream(node, new)
-            return group.after_metadata_sync(None)
-        node.change({"do": "rename", "stream": 0, "name": new})
+            return group.log.after_metadata_sync(None)
+        node.log.change({"do": "rename", "stream": 0, "name": new})
         del group.groups[name]
         group.groups[new] = node
-        return node.after_metadata_sync(None)
+        return node.log.after_metadata_sync(None)
 
     def setattr(
         self, user: User, node: Node, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
@@ -475,24 +475,24 @@ class Tree:
         if new == [own.mode, own.uid, own.gid]:
             return None
         number = 0 if isinstance(node, Group) else node.number
-        node.group.change({"do": "attributes", "file": number, "mode": new[0], "uid": new[1], "gid": new[2]})
-        return node.group.after_metadata_sync(None)
+        node.group.log.change({"do": "attributes", "file": number, "mode": new[0], "uid": new[1], "gid": new[2]})
+        return node.group.log.after_metadata_sync(None)
 
     def sync(self, node: Node) -> Step[None]:
         """Everything written to the node's group so far is on disk."""
-        return node.group.after_sync(None)
+        return node.group.log.after_sync(None)
 
     # ------------------------------------------------------------ house-keeping
 
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
-        self.wake()
+        self.run_timers()
         self.faults.contain(self.root, "noting a step of the clock", self._look_at_clocks)
         for group in list(self.dirty_groups):
             if not group.settings.ttl and not group.settings.idle:
                 self.dirty_groups.discard(group)
             succeeded = self.faults.contain(group, "maintenance", partial(self._maintain, group))
-            if not succeeded and group.bucket.failed is None:  # what has failed for good is not tried again
+            if not succeeded and group.log.bucket.failed is None:  # what has failed for good is not tried again
                 self.dirty_groups.add(group)
         self.store.tick()
 
@@ -508,32 +508,15 @@ class Tree:
         ahead = self.clock.wall_ns() - self.clock.engine_ns()
         if abs(ahead - self._ahead_ns) >= 10**9:
             self._ahead_ns = ahead
-            self.root.times.note_step()
+            self.root.log.times.note_step()
 
-    def schedule(self, group: Group, due_ns: int) -> None:
-        """Wake that group at an engine time (called by the group)."""
-        sooner = not self._alarms or due_ns < self._alarms[0][0]
-        heapq.heappush(self._alarms, (due_ns, group.number))
-        if sooner and self.alarmed is not None:
-            self.alarmed()
-
-    @property
-    def next_alarm_ns(self) -> int | None:
-        """When `wake` has something to do, engine time."""
-        return self._alarms[0][0] if self._alarms else None
-
-    def wake(self) -> None:
+    def run_timers(self) -> None:
         """What was to be done by now: delayed messages, leases, retries."""
-        now = self.clock.engine_ns()
-        while self._alarms and self._alarms[0][0] <= now:
-            due, number = heapq.heappop(self._alarms)
-            group = self.groups.get(number)
-            if group is not None and group.alarm_ns == due:  # or it was woken sooner
-                group.wake(now)
+        self.timers.run(self.clock.engine_ns())
 
     def _remove_idle(self, group: Group) -> None:
         limit = self.clock.engine_ns() - group.settings.idle
-        if group.settings.protect or group.bucket.failed is not None:
+        if group.settings.protect or group.log.bucket.failed is not None:
             return
         for stream in list(group.streams.values()):
             if stream.opens or stream.unused_since_ns > limit:

@@ -138,8 +138,8 @@ class Attachment:
         return stream.name
 
     def _require(self) -> None:
-        if self.group.bucket.failed is not None:
-            raise errors.DiskFailed(f"the disk failed: {self.group.bucket.failed}")
+        if self.group.log.bucket.failed is not None:
+            raise errors.DiskFailed(f"the disk failed: {self.group.log.bucket.failed}")
 
     def close(self) -> None:
         self._rings.left(self)
@@ -216,17 +216,17 @@ class RingRegistry:
         log or the machine fails with: the ring stays with the keeper for the next start, and the group is read-only
         until then, as the ring holds the numbers that its next messages would take."""
         self._tree = group.tree
-        generations, last = self._held.pop(group.number, []), group.bucket.next - 1
+        generations, last = self._held.pop(group.number, []), group.log.bucket.next - 1
         try:
             journal = self._begin_held(group, generations)
         except _NOT_ITS_FAULT as error:
             for kept in generations:
                 kept.close()
-            group.bucket.fail(OSError(errno.EIO, f"ring not resumed: {error}"))
+            group.log.bucket.fail(OSError(errno.EIO, f"ring not resumed: {error}"))
             raise
         self._unresumed.discard(group.number)
         for ended in generations[:-1]:
-            group.bucket.sync(functools.partial(self._tell, group.number, ended, last))
+            group.log.bucket.sync(functools.partial(self._tell, group.number, ended, last))
         if journal is None:
             return
         log.info("the ring of group %d goes on", group.number)
@@ -281,8 +281,8 @@ class RingRegistry:
             raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
         for stream in group.numbers.values():
             require(user, stream.state, R | W, stream.name)
-        if group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        if group.log.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.log.bucket.failed}")
         if why := why_not(group.settings, bool(group.consumers.bounded)):
             raise errors.Unsupported(why)
         spoilt = self._cooldown.get(_whose(group))
@@ -323,7 +323,7 @@ class RingRegistry:
         self._make_room(group.state.uid)
         number = group.number
         generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
-        bucket = group.bucket
+        bucket = group.log.bucket
         made = ring.create(limits.RING_BYTES, generation=generation, sequence=bucket.next, time_ns=bucket.last_ns)
         self._generations[number] = generation
         try:

@@ -24,7 +24,7 @@ from mqfs.engine.language.settings import SYNC_ALWAYS
 from mqfs.engine.publishing.ring_ingest import count_unstored, has_live_readers, ingest
 from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
-from mqfs.model import MORE, Columns, Draft, Kind, LazyBatch, Record
+from mqfs.model import MORE, NEVER, Columns, Draft, Kind, LazyBatch, Record
 from mqfs.seams import Log
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqfs.ring")
 
 OWN = 8  # flag, in a ring only: the server's, and more belongs to it than the ring has
-NOBODY = 1 << 62  # no floor
 
 _TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
 _MESSAGE, _END = int(Kind.MESSAGE), int(Kind.END)
@@ -82,8 +81,8 @@ class RingLog:
         judge: Callable[[Mapping[str, Any]], str],
         over: Callable[[RingLog], None],
     ) -> None:
-        self.group, self.ring, self.inner = group, made, cast(Log, group.bucket)
-        self._floor = NOBODY
+        self.group, self.ring, self.inner = group, made, cast(Log, group.log.bucket)
+        self._floor = NEVER
         self.why = ""  # it is being retired
         self.ended = False
         self.blocked = ""  # why the log takes nothing now
@@ -119,7 +118,7 @@ class RingLog:
         self.split_points = inner.split_points
         self.sync: Callable[..., None] = inner.sync
         inner.on_sequences_reserved(self._grant)
-        group.bucket, group.ring = self, self
+        group.log.bucket, group.ring = self, self
 
     @property
     def position(self) -> int:
@@ -303,7 +302,7 @@ class RingLog:
         if self.ended:
             return
         sync, last = self.group.settings.sync, self.inner.next - 1
-        if sync == SYNC_ALWAYS and self.group.must_retain:
+        if sync == SYNC_ALWAYS and self.group.log.must_retain:
             self.inner.sync(lambda error: self._committed(last, error))
             return
         if sync > 0:
@@ -451,7 +450,7 @@ class RingLog:
     def _is_wanted(self, rows: Columns) -> bool:
         """Whether they are promised to somebody, or somebody is there who has not had them."""
         group = self.group
-        return group.must_retain or has_live_readers(group, rows) or bool(group.past_rings) or self._is_followed()
+        return group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings) or self._is_followed()
 
     def _done_with_range(self) -> None:
         """The ring may have the room again of what was taken."""
@@ -642,7 +641,7 @@ class RingLog:
         if places:
             self._raise_floor(min(places))
         else:
-            self._floor = NOBODY
+            self._floor = NEVER
         if self._floor > before:
             self.group.retention_changed()
         return bool(places)
@@ -653,7 +652,7 @@ class RingLog:
             marks.popleft()
         if marks and marks[0][0] <= hindmost:
             self._floor = marks[0][1]
-        elif self._floor == NOBODY:
+        elif self._floor == NEVER:
             self._floor = self.inner.next
 
     # ------------------------------------------------------------ its end
@@ -691,7 +690,7 @@ class RingLog:
         self.inner.sync(lambda error: self._is_over(last, error))
 
     def _restore_bucket(self) -> None:
-        self.group.bucket, self.group.ring = self.inner, None
+        self.group.log.bucket, self.group.ring = self.inner, None
         self.inner.on_sequences_reserved(None)
 
     def detach(self) -> None:

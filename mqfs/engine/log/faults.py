@@ -1,6 +1,6 @@
-"""Faults of single groups: what one of them raises where nobody asked for it is logged, and stays its own.
+"""Faults of single groups: an exception in start, maintenance or stop of a group is logged and ends nothing else.
 
-Owns that boundary around start, periodic maintenance and stop. Requests of clients are answered by their front end.
+Requests of clients are answered by their front end.
 """
 
 from __future__ import annotations
@@ -8,15 +8,21 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mqfs import errors, limits
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.seams import Clock
+from mqfs.engine.log.group_log import GroupLog
+from mqfs.seams import Clock
 
 log = logging.getLogger("mqfs.engine")
+
+
+class Group(Protocol):
+    """Whose fault it is."""
+
+    number: int
+    log: GroupLog
+    removed: bool
 
 
 class Faults:
@@ -41,12 +47,12 @@ class Faults:
     def _fail(self, group: Group, text: str) -> None:
         """Log the bug being handled with its traceback, once a group."""
         line = f"{text}; the group is read-only until the next start"
-        if group.bucket.failed is None:
+        if group.log.bucket.failed is None:
             self._silent_until[group.number] = self._clock.engine_ns() + limits.LOG_AGAIN_S * 10**9
             log.exception("group %d: %s", group.number, line)
         else:
             self.report(group.number, line)
-        group.bucket.fail(OSError(errno.EIO, text))
+        group.log.bucket.fail(OSError(errno.EIO, text))
 
     def report(self, number: int, text: str) -> None:
         """Log a line about a group, unless there was one a moment ago."""

@@ -1,0 +1,148 @@
+"""A group's log, written: the only module that appends to it, and that applies what was appended to the group's state.
+
+Owns that order (a record is in the log before the state says so), the time of each record, and when what was written is
+as safe as `sync` says. What a record means is group_state's and ack_state's; delivery is the fan-out's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from mqfs import errors
+from mqfs.engine.language.settings import SYNC_ALWAYS, SYNC_OFF, Settings
+from mqfs.engine.log.log_clock import LogClock
+from mqfs.group_state import Change, ConsumerState, State, encode_change
+from mqfs.model import Draft, Kind, LazyBatch
+from mqfs.seams import Bucket, Clock
+from mqfs.wait import Step, Wait
+
+T = TypeVar("T")
+
+AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as ack_state.step makes them
+
+
+class GroupLog:
+    """Of one group. `bucket` is what stores it now: a ring stands before the store's own log.
+
+    Calls that append raise DiskFailed, DiskFull and ReadOnly; then nothing was appended, nor applied.
+    """
+
+    def __init__(self, bucket: Bucket, state: State, settings: Settings, clock: Clock) -> None:
+        self.bucket, self.state, self.settings = bucket, state, settings
+        self.times = LogClock(self, clock)
+        self.must_retain = False  # whether what is written now is promised to someone who is not there yet
+        self.on_changed: Callable[[Sequence[Change]], None] = _ignore
+        self.on_acknowledged: Callable[[ConsumerState], None] = _ignore
+
+    def require_writable(self) -> None:
+        if self.bucket.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
+
+    # ------------------------------------------------------------ appending
+
+    def append(self, kind: int, stream: int, body: bytes, time_ns: int) -> int:
+        """One message without headers; its sequence. `time_ns`: of `times.next_ns()`."""
+        try:
+            return self.bucket.append(kind, stream, time_ns, body)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+
+    def append_batch(
+        self, messages: Sequence[Draft], changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()
+    ) -> int:
+        """Append messages, changes of the state and steps of consumers, all or none of which will be in the log, and
+        apply the changes and steps. Returns the sequence of the first message."""
+        tail = [Draft(Kind.CHANGE, c.get("stream", 0), encode_change(c)) for c in changes]
+        tail += [Draft(Kind.ACK, own.number, steps) for own, steps in acks]
+        if isinstance(messages, LazyBatch):
+            batch: Sequence[Draft] = messages.followed_by(tail) if tail else messages
+        else:
+            batch = [*messages, *tail]
+        time_ns = self.times.next_ns()
+        try:
+            first = self.bucket.append_unit(batch, time_ns)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        for change in changes:
+            self.state.apply(change)
+        for own, steps in acks:
+            own.progress.apply(steps)
+            self.on_acknowledged(own)
+        return first
+
+    def skip(self) -> int:
+        """Use up a sequence for a message that all who are to have it get now; nothing is stored."""
+        return self.bucket.skip()
+
+    def change(self, *changes: Change, acks: Sequence[AckSteps] = ()) -> None:
+        """Change what the group is: its names, permissions, settings, views, consumers."""
+        self.require_writable()
+        self.append_batch((), changes, acks)
+        self.on_changed(changes)
+
+    def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
+        """Record what became of a consumer's messages."""
+        if self.bucket.failed is not None:
+            self.require_writable()
+        try:
+            self.bucket.append(Kind.ACK, own.number, self.times.next_ns(), steps)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        own.progress.apply(steps)
+        self.on_acknowledged(own)
+
+    def acknowledge_all(self, acks: Sequence[AckSteps]) -> None:
+        """As `acknowledge`, of several consumers: recorded together or not at all."""
+        self.require_writable()
+        self.append_batch((), (), acks)
+
+    def append_clock(self, change: Change, wall_ns: int) -> None:
+        """Record how the wall clock stands against the engine's."""
+        self.bucket.append(Kind.CLOCK, 0, wall_ns, encode_change(change))
+        self.state.apply(change)
+
+    def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
+        """Have the log say what these streams do not keep any more, before memory does: a message that was evicted
+        must not come back after a kill. The caller raises them in the state."""
+        change: Change = {"do": "floor", "floors": [[number, floor] for number, floor in floors.items()]}
+        try:
+            self.bucket.append_unit([Draft(Kind.CHANGE, 0, encode_change(change))], self.times.next_ns())
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+
+    # ------------------------------------------------------------ as safe as `sync` says
+
+    def after_data_sync(self, value: T) -> Step[T]:
+        """`value`, when the messages appended so far are as safe as `sync` says."""
+        sync = self.settings.sync
+        if sync == SYNC_OFF or not self.must_retain:
+            return value
+        if sync:
+            self.bucket.sync(None, sync / 1e9)
+            return value
+        return self.after_sync(value)
+
+    def after_metadata_sync(self, value: T) -> Step[T]:
+        """`value`, when a change of names, modes or settings is as safe as `sync` says."""
+        sync = self.settings.sync
+        if sync > 0:
+            self.bucket.sync(None, sync / 1e9)
+        return self.after_sync(value) if sync == SYNC_ALWAYS else value
+
+    def after_sync(self, value: T) -> Step[T]:
+        """`value`, once everything appended so far is on disk; DiskFailed where it failed."""
+        wait: Wait[T] = Wait()
+
+        def then(error: OSError | None) -> None:
+            if error is None:
+                wait.settle(value)
+            else:
+                wait.fail(errors.DiskFailed(f"the disk failed: {error}"))
+
+        self.bucket.sync(then)
+        return wait.result() if wait.settled else wait
+
+
+def _ignore(_: object) -> None:
+    """Until the group has its parts."""

@@ -1,0 +1,67 @@
+"""Alarms: one heap of them for all groups of a tree.
+
+Each part that waits for a time has one alarm, set to the earliest moment at which it has something to do; which of its
+messages are due it knows itself. A failure is contained, and the alarm rings again after a second.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+
+from mqfs.engine.log.faults import Faults, Group
+
+_AGAIN_NS = 10**9  # after a failure
+
+
+class Timers:
+    """Of one tree. All times are engine time, in nanoseconds."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._heap: list[tuple[int, int, Alarm]] = []  # entries of alarms that were set again stay until met
+        self._order = count()
+        self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When `run` has something to do."""
+        return self._heap[0][0] if self._heap else None
+
+    def push(self, alarm: Alarm, due_ns: int) -> None:
+        """For Alarm.at."""
+        sooner = not self._heap or due_ns < self._heap[0][0]
+        heapq.heappush(self._heap, (due_ns, next(self._order), alarm))
+        if sooner and self.on_sooner is not None:
+            self.on_sooner()
+
+    def run(self, now_ns: int) -> None:
+        """Ring what is due."""
+        while self._heap and self._heap[0][0] <= now_ns:
+            due_ns, _, alarm = heapq.heappop(self._heap)
+            if alarm.due_ns != due_ns or alarm.group.removed:
+                continue  # it was set to another time, or off
+            alarm.due_ns = 0
+            if not self._faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
+                alarm.at(now_ns + _AGAIN_NS)
+
+
+class Alarm:
+    """Of one part of a group. `ring` is called with the engine time; `what` says in a log line what failed."""
+
+    __slots__ = ("_timers", "due_ns", "group", "ring", "what")
+
+    def __init__(self, timers: Timers, group: Group, what: str, ring: Callable[[int], None]) -> None:
+        self._timers, self.group, self.what, self.ring = timers, group, what, ring
+        self.due_ns = 0  # 0: off
+
+    def at(self, due_ns: int) -> None:
+        """Ring then, if not before."""
+        if not self.due_ns or due_ns < self.due_ns:
+            self.due_ns = due_ns
+            self._timers.push(self, due_ns)
+
+    def off(self) -> None:
+        self.due_ns = 0
