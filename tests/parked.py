@@ -9,13 +9,12 @@ def parked(tree: Tree) -> int:
     """Of all groups. On the engine's thread only."""
     count = 0
     for group in tree.groups.values():
-        waits = [group.order_parked, *(view.parked for view in group.views.values())]
+        waits = [group.fanout.order_waits, group.fanout.cursor_waits, *(view.waits for view in group.views.values())]
         for stream in group.streams.values():
-            waits.append(stream.parked)
+            waits.append(stream.waits)
             count += len(stream.blocked) + (
                 len(stream.default_consumer.parked) if stream.default_consumer is not None else 0
             )
-        count += sum(len(waits_of_one) for room in waits for waits_of_one in room.values())
-        count += sum(len(cursor.waits) for cursor in group.cursors_parked)
+        count += sum(room.count_reads() for room in waits)
         count += sum(len(consumer.parked) for consumer in group.consumers.values())
     return count

@@ -7,58 +7,38 @@ work queue is the consumer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-
-import attrs
 
 from mqfs import errors, group_state, limits
 from mqfs.engine.delivery.consumer_registry import Consumers
+from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priority_index import PriorityIndex
-from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
-from mqfs.engine.log.group_log import AckSteps, GroupLog
-from mqfs.engine.log.timers import Alarm
+from mqfs.engine.delivery.wait_list import Waiting
+from mqfs.engine.language.settings import Settings, parse_settings
+from mqfs.engine.log.counts import Counts
+from mqfs.engine.log.group_log import GroupLog
 from mqfs.engine.publishing.deduplication import DeduplicationWindow
 from mqfs.engine.publishing.delayed import DelayedMessages
+from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.transactions import Transactions
-from mqfs.engine.retention.expiry import Expiry
+from mqfs.engine.retention.cuts import Cut, plan_cut
+from mqfs.engine.retention.retention import Retention
 from mqfs.engine.routing.view_registry import ViewRegistry
-from mqfs.engine.stream import Admission, Cut, Parked, Stream, WriteRequest, close_waiters, deliver_to_waiters
+from mqfs.engine.stream import Stream
 from mqfs.engine.tree.meta_nodes import FOLDERS, META_FILES, Folder, Meta
 from mqfs.engine.tree.refusals import Refusals, Refused
 from mqfs.group_state import Change, State
-from mqfs.model import NEVER, QTDIR, Draft, Kind, Qid, Record, User
+from mqfs.model import NEVER, QTDIR, Qid, User
 from mqfs.seams import Bucket, RingPort
-from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.files.cursor_file import Cursor
-    from mqfs.engine.files.order_file import MergedReader
     from mqfs.engine.tree.tree import Tree
 
 T = TypeVar("T")
 
-MESSAGE = int(Kind.MESSAGE)
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see Group.shape
-_LOOKED_AT = 1_024  # messages looked up in the log at once: some ms
-_LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
-_STEPS = 64  # looked at between two looks at the clock: 0.1 ms
-RECORD_BYTES = 40  # of a message in the log, beside its body
-
-
-@attrs.define
-class Counts:
-    """What happened in a group since the server started; shown in `.stats`."""
-
-    written: int = 0  # messages
-    written_bytes: int = 0
-    read: int = 0  # messages handed to handles
-    discarded: int = 0  # by `full drop-new`
-    cut: int = 0  # by `full drop-old`
-    fell_behind: int = 0  # times a reader was told so
-    lost: int = 0  # messages they had not had
-    refused: int = 0  # writes
+_LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps
 
 
 class Resetting(NamedTuple):
@@ -75,6 +55,7 @@ class Group:
 
     def __init__(self, tree: Tree, bucket: Bucket, own: State) -> None:
         self.tree, self.state = tree, own
+        self.clock, self.timers, self.in_memory = tree.clock, tree.timers, not tree.store.path
         self._stored = bucket  # its log as the store has it
         self.number = own.group
         self.parent: Group = self  # set by the tree
@@ -87,41 +68,28 @@ class Group:
         self.numbers: dict[int, Stream] = {}
         self.metas = {name: Meta(self, name) for name in META_FILES}
         self.folders = {name: Folder(self, name) for name in FOLDERS}
-        self.log_readers: set[MergedReader] = set()  # of `order` and views
-        self.order_parked: Parked = {}
-        self.order_watchers: dict[object, Callable[[], None]] = {}
-        self.cursors: set[Cursor] = set()
-        self.cursors_parked: dict[Cursor, None] = {}  # in the order in which they began to wait
-        self.cursor_watchers: dict[Cursor, Callable[[], None]] = {}
-        self.record_being_delivered: Record | None = None  # the newest message, while it is offered
+        self.waiting = Waiting()
         self.ring: RingPort | None = None  # shared memory in which other processes publish and follow this log
         self.past_rings: set[RingPort] = set()  # that ended, and whose followers have not changed over yet
-        self.blocking: set[Stream] = set()  # streams on which writers wait for room
         self.refusals = Refusals()
         self.counts = Counts()
-        self.evictions = 0  # grows with every cut, so that cursors look only then
         self.catalog_version = 0  # grows with every change of names and permissions
         self.routing_version = 0  # grows when other views or consumers than before may cover a stream
-        self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
-        self._trimmed_expired = 0
-        self._loose = False  # something that was wanted then may not be any more
-        self._trimming: Iterator[None] | None = None  # what is left of it
-        self.kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
-        self._cut_below = 0  # what the log's bound has cut last
-        self._room = 0  # bytes that may surely be written before the log's bound is looked at again
-        self._cuts_settled = False
-        self.expiry = Expiry(self.log, tree.clock)
         self.ranks = PriorityIndex(self)
-        self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
+        self.retention: Retention = Retention(self)
         self.held = DelayedMessages(self)
         self.ids = DeduplicationWindow(self)
-        self.views = ViewRegistry(self)
+        self.views: ViewRegistry = ViewRegistry(self)
         self.consumers = Consumers(self)
         self.log.on_acknowledged = self.consumers.on_acknowledged
+        self.fanout: Fanout = Fanout(
+            self.log, self.retention.expiry, self.ranks, self.views, self.consumers, self.waiting
+        )
+        self.retention.overtake_cursors = self.fanout.overtake_cursors
+        self.retention.interests += [self.fanout.low_watermark, self.consumers.floor, self._ring_low_watermark]
+        self.publisher = Publisher(self)
         self.transactions = Transactions(self)
         self.folders[".txn"] = self.transactions.folder
-        self._expiry_alarm = Alarm(tree.timers, self, "expiring messages", self._expire_due)
-        self._trim_alarm = Alarm(tree.timers, self, "giving back room", lambda _: self._go_on_trimming())
         for row in own.streams.values():
             self._enter(Stream(self, row))
         self.views.load()
@@ -155,405 +123,35 @@ class Group:
 
     # ------------------------------------------------------------ what is kept
 
-    def expire_messages(self) -> None:
-        """Messages whose own ttl has ended count no more."""
-        for sequence, rank in self.ranks.expired(self.tree.clock.engine_ns(), _LAPSED):
-            stream = self.numbers.get(rank.stream)
-            if stream is not None:
-                stream.lapse(sequence)
-                self.lapsed[sequence] = rank.stream
-                self._loose = True
-                self.tree.dirty_groups.add(self)
+    def before_trim(self) -> dict[int, int]:
+        """Where logs of the group begin that are no streams: that of delayed messages."""
+        self.ids.forget()
+        return {group_state.PUT: self.held.floor} if self.held.floor else {}
 
-    def _forget_lapsed(self) -> Iterator[None]:
-        """Those at the beginning of their stream need not be remembered: it keeps nothing there. In steps."""
-        for number in set(self.lapsed.values()):
-            if (stream := self.numbers.get(number)) is not None:
-                yield from stream.pass_absent()
-        yield from self._forget_absent(self.lapsed)
+    def mark_dirty(self) -> None:
+        self.tree.dirty_groups.add(self)
 
-    def _forget_absent(self, absent: dict[int, int]) -> Iterator[None]:
-        """Of messages that are not to be seen: what is below its stream's floor. In steps."""
-        for count, (sequence, number) in enumerate(list(absent.items())):
-            owner = self.numbers.get(number)
-            if owner is None or sequence < owner.state.floor:
-                absent.pop(sequence, None)
-                self.ranks.remove(sequence)
-            if count % _STEPS == 0:
-                yield
-
-    def _forget_removed(self) -> None:
-        """The log has given back room: messages in the middle may be gone from it, too."""
-        for absent in (self.state.dropped, self.lapsed):
-            for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
-                found = self.log.bucket.locate(number, sequence)
-                if (stream := self.numbers.get(number)) is not None:
-                    stream.newest_kept()  # while it is known that this one is not
-                del absent[sequence]
-                if found is not None and found[0] == sequence:
-                    absent[sequence] = number  # behind the others, which are looked at before it is again
-                else:
-                    self.ranks.remove(sequence)
-
-    def is_expired(self, sequence: int) -> bool:
-        """Whether a message has outlived its own ttl."""
-        rank = self.ranks.get(sequence)
-        return rank is not None and rank.expires_ns <= self.tree.clock.engine_ns()
-
-    def low_watermark(self, stream: Stream) -> int:
-        """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
-        low = min(self.log.bucket.next, self.consumers.floor(stream))
-        if self.ring is not None:
-            low = min(low, self.ring.floor)
-        for past in self.past_rings:
-            low = min(low, past.floor)
-        if len(stream.parked) < len(stream.readers):  # who waits has had everything
-            for reader in stream.readers:
-                if reader not in stream.parked:
-                    low = min(low, reader.position)
-        for several in self.log_readers:
-            if not several.idle and several.covers(stream):
-                low = min(low, several.position)
-        if self.cursors:
-            slack = self.log.bucket.next - limits.CURSOR_SLACK_MESSAGES
-            for cursor in self.cursors:
-                low = min(low, max(cursor.position, slack))
-        return low
-
-    @property
-    def keeps_all(self) -> bool:
-        """Whether nothing but time and commands decide what is kept."""
-        settings = self.settings
-        return settings.replay == "all" and settings.deliver == "all" and settings.depth is NO_DEPTH
-
-    def advance_all(self) -> None:
-        """What is not kept any more stays gone, whoever goes back. Where only time decides it does so by itself."""
-        if not self.keeps_all:
-            for stream in self.numbers.values():
-                if stream.count:
-                    stream.update_low_watermark()
-
-    def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
-        """Messages of the stream went because a cursor may hold back only so many: tell those who had not had them."""
-        gone = self.log.bucket.before(stream.state.floor, stream.number)
-        if gone is None or gone < self.expiry.expired_before():
-            return
-        for cursor in self.cursors:
-            if cursor.position <= gone and stream.number in cursor.streams():
-                start = max(cursor.position, old_floor)
-                cursor.lost += stream.messages(start, stream.state.floor)
+    def _ring_low_watermark(self, stream: object) -> int:
+        """The lowest sequence that a process which follows a ring may not have had."""
+        return min((ring.floor for ring in (*self.past_rings, self.ring) if ring is not None), default=NEVER)
 
     def update_must_retain(self) -> None:
         """The settings have changed, or there are consumers now, or none any more."""
         settings = self.settings
         self.log.must_retain = settings.replay != "off" or settings.deliver == "one" or bool(self.consumers)
 
-    def bound_bytes(self) -> int:
-        if self.settings.keep == "ring":
-            return limits.RING_BYTES
-        return limits.GROUP_BYTES if self.tree.store.path else limits.MEMORY_BYTES
-
-    def trim(self, always: bool = False) -> None:
-        """Tell the log what is still wanted, when enough has changed to make it worth the while."""
-        if always or self._trimming is None:
-            size, expired = self.log.bucket.size, self.expiry.expired_before()
-            grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
-            loose = self._loose and (size > limits.TRIM_BYTES or bool(self.lapsed))
-            wanted = always or grown or loose or expired > self._trimmed_expired
-            if not (wanted or self.lapsed):
-                return
-            self._trimming = self._trim(size, expired, wanted)
-        self._go_on_trimming(always)
-
-    def _go_on_trimming(self, always: bool = False) -> None:
-        """A slice of it, or with `always` all."""
-        clock = self.tree.clock
-        until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
-        try:
-            for _ in self._trimming or ():
-                if not always and clock.engine_ns() >= until:
-                    self._trim_alarm.at(clock.engine_ns() + 1)
-                    return
-        except Exception:
-            self._loose = True  # to be tried again
-            self._trimming = None
-            raise
-        self._trimming = None
-
-    def _trim(self, size: int, expired: int, wanted: bool) -> Iterator[None]:
-        """In steps. Floors only rise: those found first still hold at the end. Of streams made meanwhile all stays."""
-        yield from self._forget_lapsed()
-        if not wanted:
-            return
-        self._loose, self._trimmed_expired = False, expired
-        floors, kept_from, made = {}, self.log.bucket.next, self.state.next_stream
-        for count, stream in enumerate(list(self.numbers.values())):
-            stream.update_low_watermark()
-            floors[stream.number] = stream.state.floor
-            if (kept := self.log.bucket.locate(stream.number, stream.state.floor)) is not None:
-                kept_from = min(kept_from, kept[0])
-            if count % _STEPS == 0:
-                yield
-        for absent in (self.state.dropped, self.lapsed):
-            yield from self._forget_absent(absent)
-        yield from self.ranks.forget()
-        floors.update((number, 0) for number in range(made, self.state.next_stream) if number in self.numbers)
-        if self.held.floor:
-            floors[group_state.PUT] = self.held.floor
-        self.kept_from = kept_from
-        self.ids.forget()
-        self.log.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
-        if self.log.bucket.size < max(size, self._trimmed_bytes):
-            self._forget_removed()
-        self._trimmed_bytes = self.log.bucket.size
-
-    def retention_changed(self) -> None:
-        """A reader went on or went away: what only it had not had is not kept any more."""
-        if self.settings.replay != "all" or self.settings.deliver == "one":
-            self._loose = True
-            self.tree.dirty_groups.add(self)
-
-    def find_room(self, room: int) -> None:
-        """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
-        if self.log.bucket.size + room > self.bound_bytes():
-            self._evict_oldest(room)
-        self._room = max(self.bound_bytes() - self.log.bucket.size - room, 0)
-
-    def _evict_oldest(self, room: int) -> None:
-        """The log reached its bound: cut the oldest stretch of it that keeps something."""
-        self.trim(always=True)
-        beyond = self.log.bucket.size + room - self.bound_bytes()
-        if beyond <= 0:
-            return
-        if self.settings.full != "drop-old":
-            raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
-        if self.log.bucket.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
-            return  # what was cut is given back as soon as the disk has that
-        self._cut_below = self.log.bucket.stretch_end(self.kept_from)
-        cuts = {stream: cut for stream in self.numbers.values() if (cut := stream.plan_cut_below(self._cut_below))}
-        if cuts:
-            self.persist_low_watermarks({stream.number: cut.floor for stream, cut in cuts.items()})
-        for stream, cut in cuts.items():
-            stream.carry_out_cut(cut)
-        self._trimmed_bytes = 0
-        self.trim(always=True)
-
-    # ------------------------------------------------------------ the way of a write
-
-    def write_message(self, stream: Stream, body: bytes) -> Step[int]:
-        """As `write`, of one plain message: the common case where nothing bounds the stream is a straight line."""
-        size = len(body)
-        bounded = self.settings.depth is not NO_DEPTH or stream.blocked or self.consumers
-        if bounded or stream.removed or self.log.bucket.failed is not None:
-            return self.write(stream, WriteRequest(MESSAGE, (body,), size))
-        self._room -= size + RECORD_BYTES
-        if self._room < 0:
-            self.find_room(size + RECORD_BYTES)
-        self._append_one(stream, MESSAGE, body)
-        return self.log.after_data_sync(size)
-
-    def write(self, stream: Stream, post: WriteRequest) -> Step[int]:
-        """Append messages as one unit, or do with them what `full` says. The step comes to `post.total`.
-
-        A Wait that is cancelled before there was room has appended nothing, and `post.undo` is called; afterwards it
-        cannot be cancelled.
-        """
-        if stream.removed:
-            raise errors.NotFound(f"{stream.name} was removed")
-        self.log.require_writable()
-        if post.kind != MESSAGE and self.settings.deliver == "one":
-            return post.total  # an end mark is for all readers: here is none who could get it
-        if not (post.id and self.ids.find_duplicate(post.id)):  # a repeat needs no room
-            self.reserve_room(post.total + RECORD_BYTES * len(post.bodies))
-        verdict = self.admit(stream, post)
-        if verdict is Admission.WAIT:
-            return self.park_writer(stream, post)
-        if verdict is Admission.DISCARD:
-            return post.total
-        return self.append_admitted(stream, post)
-
-    def reserve_room(self, size: int) -> None:
-        """So many bytes are to be appended. Raises StreamFull where the log has reached its bound."""
-        self._room -= size
-        if self._room < 0:
-            self.find_room(size)
-
-    def admit(self, stream: Stream, post: WriteRequest) -> Admission:
-        """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
-        if post.unit is not None:
-            return post.unit.verdict()
-        if post.kind != MESSAGE or (post.id and self.ids.find_duplicate(post.id)):
-            return Admission.APPEND
-        verdict = Admission.APPEND
-        if self.settings.depth is not NO_DEPTH or stream.blocked:
-            verdict = stream.verdict(len(post.bodies), post.size)
-        if self.consumers and verdict is Admission.APPEND:
-            verdict = self.consumers.verdict(stream, len(post.bodies))
-        return verdict
-
-    def park_writer(self, stream: Stream, post: WriteRequest) -> Wait[int]:
-        """It waits for room there."""
-
-        def cancel(wait: Wait[int]) -> bool:
-            place = stream if post.unit is None else post.unit.lacking
-            first = place is not None and next(iter(place.blocked), None) is wait
-            if place is None or place.blocked.pop(wait, None) is None:
-                return False
-            if post.undo is not None:
-                post.undo()
-            if first:
-                self.unblock()  # it stood before others for whom there may be room
-            return True
-
-        wait: Wait[int] = Wait(cancel)
-        stream.blocked[wait] = post
-        self.blocking.add(stream)
-        return wait
-
-    def append_admitted(self, stream: Stream, post: WriteRequest) -> Step[int]:
-        """Append and hand over; the step comes to `post.total` when the group's `sync` is kept."""
-        if post.unit is not None:
-            return post.unit.carry_out()
-        if post.id and (known := self.ids.find_duplicate(post.id)):
-            if post.on_sequence is not None:
-                post.on_sequence(known)
-            return self.log.after_data_sync(post.total)
-        if post.headers:
-            self._append_with_headers(stream, post)
-        elif len(post.bodies) == 1:
-            self._append_one(stream, post.kind, post.bodies[0])
-        else:
-            self._append_unit(stream, post.kind, post.bodies)
-        depth = self.settings.depth.messages
-        if depth and stream.count > depth and self.settings.full == "drop-old":
-            self.bound_depth(stream)
-        return self.log.after_data_sync(post.total)
-
-    def bound_depth(self, stream: Stream) -> None:
-        """What was accepted earlier was appended whatever `depth` says: with `full drop-old` the oldest go."""
-        settings = self.settings
-        if settings.full == "drop-old" and settings.depth is not NO_DEPTH and stream.name != settings.dead:
-            stream.update_low_watermark()
-            stream.cut_to_depth()
-
-    def _append_one(self, stream: Stream, kind: int, body: bytes) -> None:
-        log, time_ns = self.log, self.log.times.next_ns()
-        if not log.must_retain and self.ring is None and not self.past_rings and self._all_wait(stream):
-            sequence = log.skip()
-            stream.trimmed_count += 1  # had by its readers, as what they count
-        else:
-            sequence = log.append(kind, stream.number, body, time_ns)
-            stream.appended(sequence, kind, len(body))
-        self._announce(stream, sequence, time_ns, kind, body)
-
-    def _append_unit(self, stream: Stream, kind: int, bodies: Sequence[bytes]) -> None:
-        first = self.log.append_batch([Draft(kind, stream.number, body) for body in bodies])
-        time_ns = self.log.bucket.last_ns
-        for sequence, body in enumerate(bodies, first):
-            stream.appended(sequence, kind, len(body))
-        for sequence, body in enumerate(bodies, first):
-            self._announce(stream, sequence, time_ns, kind, body)
-
-    def _append_with_headers(self, stream: Stream, post: WriteRequest) -> None:
-        """One message of `.put`, and with it that its id is known."""
-        body = post.bodies[0]
-        changes = [self.ids.note(post.id, self.log.bucket.next)] if post.id else []
-        sequence = self.append_message(stream, body, post.headers, changes)
-        if post.on_sequence is not None:
-            post.on_sequence(sequence)
-        self.announce(stream, sequence, body, post.headers)
-
-    def append_message(
-        self,
-        stream: Stream,
-        body: bytes,
-        head: bytes,
-        changes: Sequence[Change] = (),
-        acks: Sequence[AckSteps] = (),
-    ) -> int:
-        """Append one message, and with it changes and steps; nobody is told yet. Returns its sequence."""
-        sequence = self.log.append_batch([Draft(MESSAGE, stream.number, body, head)], changes, acks)
-        stream.appended(sequence, MESSAGE, len(body))
-        return sequence
-
-    def announce(self, stream: Stream, sequence: int, body: bytes, head: bytes) -> None:
-        """Tell everyone of a message that was appended with `append_message`."""
-        self._announce(stream, sequence, self.log.bucket.last_ns, MESSAGE, body, head)
-
-    def _all_wait(self, stream: Stream) -> bool:
-        """Whether everyone present who is to see a message of the stream waits for it: then it need not be kept."""
-        return (
-            len(stream.parked) == len(stream.readers)
-            and len(self.order_parked) == len(self.log_readers)
-            and len(self.cursors_parked) == len(self.cursors)
-        )
-
-    def _announce(self, stream: Stream, sequence: int, time_ns: int, kind: int, body: bytes, head: bytes = b"") -> None:
-        """Everyone who waits is answered before the write is."""
-        if kind == MESSAGE:
-            counts = self.counts
-            stream.mtime_ns = time_ns
-            stream.written += 1
-            counts.written += 1
-            counts.written_bytes += len(body)
-        self.tree.dirty_groups.add(self)
-        self.deliver(stream, Record(sequence, time_ns, stream.number, kind, 0, head, body))
-
-    def deliver(self, stream: Stream, record: Record) -> None:
-        """Everyone who waits is told of a message, which was counted."""
-        kind, head = record.kind, record.headers
-        rank = self.ranks.note(record) if head else None
-        if stream.parked or self.order_parked or self.cursors_parked:
-            if stream.parked:
-                deliver_to_waiters(stream.parked, record)
-            if self.order_parked and kind == MESSAGE:
-                deliver_to_waiters(self.order_parked, record)
-            for cursor in list(self.cursors_parked):
-                cursor.offer(record)
-        if self.views:
-            self.views.offer(stream, record)
-        consumers = self.consumers
-        if head or consumers or stream.default_consumer is not None or record.sequence + 1 >= consumers.next_end:
-            self.record_being_delivered = record
-            try:
-                consumers.offer(stream, record, rank)
-            finally:
-                self.record_being_delivered = None
-        if stream.watchers:
-            stream.wake_pollers()
-        if self.order_watchers or self.cursor_watchers:
-            self.wake_pollers()
-
-    def wake_pollers(self) -> None:
-        """Those of `order`, views and cursors."""
-        watchers = [*self.order_watchers.values(), *self.cursor_watchers.values()]
-        self.order_watchers, self.cursor_watchers = {}, {}
-        for then in watchers:
-            then()
-
     # ------------------------------------------------------------ changes
 
     def _changed(self, changes: Sequence[Change]) -> None:
         """The log and the state have them."""
         for change in changes:
-            self._loose = self._loose or change["do"] in ("remove", "floor", "drop", "ctl", "forget")
             self.routing_version += change["do"] in _RESHAPE
+            if change["do"] in _LOOSENS:
+                self.retention.loosened()
         if self.ring is not None:
             self.ring.changed(changes)
         self.catalog_version += 1
         self.tree.dirty_groups.add(self)
-
-    def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
-        """Have the log say what these streams will not keep any more. Raises DiskFailed."""
-        if self.settings.keep != "ring":
-            self.log.persist_low_watermarks(floors)
-
-    def apply_depth_after_recovery(self) -> None:
-        """What `depth` had cut before the start is not offered to anyone again."""
-        if self.settings.depth is not NO_DEPTH and not self._cuts_settled:
-            for stream in self.numbers.values():
-                stream.update_low_watermark()
-        self._cuts_settled = True
 
     def make_stream(self, name: str, mode: int, user: User) -> Stream:
         if len(self.streams) >= limits.STREAMS:
@@ -573,7 +171,7 @@ class Group:
             }
         )
         stream = Stream(self, self.state.streams[number])
-        stream.count = stream.newest = 0
+        stream.kept.count = stream.kept.newest = 0
         self._enter(stream)
         return stream
 
@@ -581,7 +179,7 @@ class Group:
         self.log.change({"do": "remove", "stream": stream.number})
         del self.streams[stream.name], self.numbers[stream.number]
         stream.end()
-        for cursor in [cursor for cursor in self.cursors if cursor.over]:
+        for cursor in [cursor for cursor in self.fanout.cursors if cursor.over]:
             cursor.end()
         for consumer in self.consumers.all_waiting():
             consumer.serve()
@@ -601,12 +199,12 @@ class Group:
         if (settings.replay, settings.ttl, settings.depth, settings.full) != (now.replay, now.ttl, now.depth, now.full):
             # What the old settings did not keep any more must not come back under the new ones.
             for stream in self.numbers.values():
-                stream.update_low_watermark()
+                stream.kept.update_low_watermark()
                 floors[stream.number] = stream.state.floor
         cuts: dict[Stream, Cut] = {}
         if cut and (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old":
             mine = [stream for stream in self.numbers.values() if stream.name != settings.dead]
-            cuts = {stream: stream.plan_cut(settings.depth) for stream in mine}
+            cuts = {stream: plan_cut(stream.kept, settings.depth) for stream in mine}
             floors.update({stream.number: cut.floor for stream, cut in cuts.items()})
         changes: list[Change] = [{"do": "ctl", "lines": settings.lines(given=True)}]
         if kept_from := [[number, floor] for number, floor in floors.items() if floor]:
@@ -619,7 +217,7 @@ class Group:
         self.update_must_retain()
         self._select_storage()
         for stream, cut in cuts.items():
-            stream.carry_out_cut(cut)
+            stream.kept.carry_out_cut(cut)
         self.consumers.invalidate_order()
 
     def lines(self) -> list[str]:
@@ -627,16 +225,6 @@ class Group:
         return self.settings.lines() + self.views.lines() + self.consumers.lines()
 
     # ------------------------------------------------------------ what is to be done at some time
-
-    def expire_at(self, due_ns: int) -> None:
-        """A message outlives its own ttl then: a writer may wait for its room."""
-        self._expiry_alarm.at(due_ns)
-
-    def _expire_due(self, now_ns: int) -> None:
-        self.expire_messages()
-        self.unblock()
-        if self.ranks.next_expiry_ns != NEVER:
-            self.expire_at(max(self.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
 
     def start(self) -> None:
         """After the log was read: time goes on for what waits for it."""
@@ -650,24 +238,12 @@ class Group:
 
     def unblock(self) -> None:
         """Something may have made room: let blocked writers go on."""
-        if not self.blocking:
-            return
-        for stream in sorted(self.blocking, key=lambda stream: stream.number):
-            stream.unblock()
-            if not stream.blocked:
-                self.blocking.discard(stream)
+        if self.publisher.blocked.streams:
+            self.publisher.blocked.settle()
 
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""
-        close_waiters(self.order_parked)
-        watchers, self.order_watchers = self.order_watchers, {}
-        for then in watchers.values():
-            then()
-        for cursor in list(self.cursors):
-            cursor.end()
-        for view in self.views.values():
-            close_waiters(view.parked)
+        self.fanout.end()
         for consumer in self.consumers.every():
             consumer.end()
         self.transactions.end()
-        self.wake_pollers()

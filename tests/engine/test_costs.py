@@ -57,7 +57,7 @@ def filled(path: Path, messages: int) -> Queues:
 
 
 def seeking(queues: Queues, *lines: str) -> int:
-    cursor, count = queues.cursor(*lines), queues.group.streams["s"].count
+    cursor, count = queues.cursor(*lines), queues.group.streams["s"].kept.count
     return calls(lambda: cursor.write(b"seek -%d\n" % (count - 4)))
 
 
@@ -83,9 +83,9 @@ def evicting(path: Path, messages: int) -> tuple[int, int]:
     cost = 0
     while not stream.state.floor:
         cost = calls_once(lambda: writer.write(b"xx"))
-    assert (stream.count, stream.size) == queues.group.log.bucket.count(stream.number, stream.state.floor)[:2]
-    assert stream.evicted_before == stream.state.floor
-    assert queues.group.counts.cut == stream.trimmed_count
+    assert (stream.kept.count, stream.kept.size) == queues.group.log.bucket.count(stream.number, stream.state.floor)[:2]
+    assert stream.kept.evicted_before == stream.state.floor
+    assert queues.group.counts.cut == stream.kept.trimmed_count
     return cost, queues.group.counts.cut
 
 

@@ -178,7 +178,7 @@ def test_a_write_is_held_to_the_limits_by_all_of_its_lines(
     monkeypatch.setattr(limits, most, 3)
     hand.stream()
     hand.write("s", *[b"x"] * 4)
-    start = hand.group.streams["s"].first_kept()
+    start = hand.group.streams["s"].kept.first_kept()
     line, undo = {
         "CONSUMERS": ("consumer w{}", "remove w{}"),
         "DROPPED": ("drop s {}", ""),

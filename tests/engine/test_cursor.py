@@ -191,7 +191,7 @@ def test_a_slow_cursor_holds_back_only_a_little() -> None:
     hand.stream("s")
     cursor = hand.cursor("seek end")
     hand.write("s", *[b"%d" % i for i in range(3000)])
-    hand.group.trim(always=True)
+    hand.group.retention.trim(always=True)
     with pytest.raises(FellBehind):
         cursor.read(64)
     assert drain(cursor)[-1] == b"2999"
@@ -204,7 +204,7 @@ def test_a_cursor_far_behind_that_lost_nothing_is_told_nothing() -> None:
     hand.write("slow", b"old")
     hand.write("quick", *[b"%d" % i for i in range(3000)])
     cursor = hand.cursor("seek first")
-    hand.group.trim(always=True)
+    hand.group.retention.trim(always=True)
     assert drain(cursor) == [b"old", b"2999"]
 
 
@@ -253,7 +253,7 @@ def test_end_marks_are_no_lost_messages() -> None:
     cursor = hand.cursor("select s", "seek end")
     for number in range(1_500):
         hand.write("s", b"" if number % 3 else b"%d" % number)
-    hand.group.trim(always=True)
+    hand.group.retention.trim(always=True)
     with pytest.raises(FellBehind) as caught:
         cursor.read(4096)
     lost, got = int(caught.value.detail.split()[0]), len([body for body in drain(cursor) if body])

@@ -96,7 +96,7 @@ def test_messages_that_are_due_together_come_one_after_the_other(queues: Queues)
     reader = queues.at("s")
     queues.clock.forward(1)
     queues.tree.run_timers()
-    assert queues.group.streams["s"].count == 1
+    assert queues.group.streams["s"].kept.count == 1
     portions(queues)
     assert [int(reader.read(100)) for _ in range(50)] == list(range(50))
     assert len(queues.group.held) == 0
@@ -110,8 +110,8 @@ def test_messages_that_end_together_are_all_counted_out(queues: Queues) -> None:
     queues.tree.run_timers()
     stream = queues.group.streams["s"]
     portions(queues)
-    assert (stream.count, stream.size) == (1, 5)
+    assert (stream.kept.count, stream.kept.size) == (1, 5)
     queues.tree.tick()
     portions(queues)
-    assert not queues.group.lapsed
+    assert not queues.group.retention.lapsed
     assert queues.shows(".kept/s") == [b"stays"]

@@ -89,7 +89,7 @@ class Campaign:
         stream = group.streams["s"]
         while (record := group.log.bucket.find(stream.number, position)) is not None:
             position = record.sequence + 1
-            if record.kind == Kind.MESSAGE and stream.visible(record) and not group.ranks.is_hidden(record):
+            if record.kind == Kind.MESSAGE and stream.kept.visible(record) and not group.ranks.is_hidden(record):
                 bodies.append(record.body)
         assert handle.read(1 << 20, 0) == b"".join(bodies)
         handle.close()

@@ -134,7 +134,7 @@ class Story:
 
     def trim(self) -> None:
         self.q.pass_time(self.chance.choice([0, 1, 2]))
-        self.q.group.trim(always=True)
+        self.q.group.retention.trim(always=True)
 
     def consumer(self) -> None:
         if "b" not in self.q.group.consumers:
@@ -157,7 +157,7 @@ class Story:
             self.close(handle)
             self.look()
         self.q.pass_time(3)
-        self.q.group.trim(always=True)
+        self.q.group.retention.trim(always=True)
         for way in ("takes", "group", "over"):
             if way != "takes" and WAYS[way][-1] not in self.q.group.consumers:
                 continue

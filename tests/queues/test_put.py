@@ -477,7 +477,7 @@ def test_a_message_that_outlived_its_ttl_is_forgotten(tmp_path: Path, lines: tup
     for number in range(300):
         handle.write(b'{"stream":"s","ttl":"%ds"} %d' % (1 + number % 3, number))
     q.pass_time(5)
-    assert (len(q.group.lapsed), len(q.group.ranks)) == (0, 0)
+    assert (len(q.group.retention.lapsed), len(q.group.ranks)) == (0, 0)
     q.write("s", b"alive")
     q.put(b"too", ttl="1h")
     assert json.loads(q.text(".stats"))["streams"]["s"]["messages"] == 2
@@ -485,7 +485,7 @@ def test_a_message_that_outlived_its_ttl_is_forgotten(tmp_path: Path, lines: tup
         q.restart(clean=False)
         assert json.loads(q.text(".stats"))["streams"]["s"]["messages"] == 2
         q.pass_time(1)
-    assert len(q.group.lapsed) == 0
+    assert len(q.group.retention.lapsed) == 0
 
 
 def test_one_behind_a_message_that_stays_is_forgotten_when_the_log_has_given_it_back() -> None:
@@ -494,7 +494,7 @@ def test_one_behind_a_message_that_stays_is_forgotten_when_the_log_has_given_it_
     for _ in range(300):
         q.put(b"goes", ttl="1s")
     q.pass_time(3)
-    assert (len(q.group.lapsed), len(q.group.ranks)) == (0, 0)
+    assert (len(q.group.retention.lapsed), len(q.group.ranks)) == (0, 0)
     assert q.shows(".kept/s") == [b"stays"]
     assert json.loads(q.text(".stats"))["plain"]
 
@@ -504,15 +504,15 @@ def test_dropped_messages_that_the_log_still_has_hide_none_that_it_has_not(
 ) -> None:
     monkeypatch.setattr(limits, "SEGMENT_BYTES", 4_096)
     monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 1_024)
-    monkeypatch.setattr("mqfs.engine.group._LOOKED_AT", 2)
+    monkeypatch.setattr("mqfs.engine.retention.retention._LOOKED_AT", 2)
     q = Queues("replay all", path=tmp_path / "store")
     q.write("s", *[b"x" * 100] * 200)
-    first = q.group.streams["s"].first_kept()
+    first = q.group.streams["s"].kept.first_kept()
     newest = range(first + 196, first + 198)
     q.ctl(*(f"drop s {sequence}" for sequence in newest))
     for begin in range(first + 1, first + 161, 20):
         q.ctl(*(f"drop s {sequence}" for sequence in range(begin, begin + 20)))
-        q.group.trim(always=True)
+        q.group.retention.trim(always=True)
         q.tree.tick()
     assert set(newest) <= q.group.state.dropped.keys()
     assert len(q.group.state.dropped) < 162

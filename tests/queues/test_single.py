@@ -170,12 +170,12 @@ def test_one_that_has_left_the_log_holds_nothing_back(ends: str, claimed: bool) 
     if ends == "drop":
         q.ctl(f"drop s {second}")
     q.pass_time(2)
-    q.group.trim(always=True)
-    assert not {second} & (q.group.state.dropped.keys() | q.group.lapsed.keys())
+    q.group.retention.trim(always=True)
+    assert not {second} & (q.group.state.dropped.keys() | q.group.retention.lapsed.keys())
     for sequence in (first, second) if claimed else ():
         say(worker, f"release {sequence}")
     assert q.group.streams["s"].next_unclaimed_exclusive() != second
     worker.close()
     assert read(q.taker()) == b"first"
-    q.group.trim(always=True)
+    q.group.retention.trim(always=True)
     assert q.group.streams["s"].next_unclaimed_exclusive() == 0

@@ -184,9 +184,9 @@ def test_what_is_taken_stays_until_it_is_dealt_with(tmp_path: Path, lines: tuple
     q.write("s", b"plain")
     if "consumer w" in lines:
         assert drain(q.worker()) in ([b"plain"], [])
-    q.group.trim(always=True)
+    q.group.retention.trim(always=True)
     say(claims, "nack")
-    q.group.trim(always=True)
+    q.group.retention.trim(always=True)
     assert waits(claims)
     assert b"one" not in drain(q.taker(), ack=False)
     if clean is None:
@@ -194,14 +194,14 @@ def test_what_is_taken_stays_until_it_is_dealt_with(tmp_path: Path, lines: tuple
     else:
         q.restart(clean=clean)
         q.pass_time(2)
-        q.group.trim(always=True)
+        q.group.retention.trim(always=True)
         claims = q.worker(".s")
     assert read(claims) == b"one"
     assert told(claims)["deliveries"] == "2"
     say(claims, "ack")
-    q.group.trim(always=True)
+    q.group.retention.trim(always=True)
     assert waits(claims)
-    assert q.group.streams["s"].kept_from() >= q.group.streams["s"].next_unclaimed_exclusive()
+    assert q.group.streams["s"].kept.kept_from() >= q.group.streams["s"].next_unclaimed_exclusive()
 
 
 def test_released_it_is_for_anyone_and_failed_for_who_takes_from_the_stream() -> None:

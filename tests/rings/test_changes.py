@@ -28,6 +28,6 @@ def test_what_a_stream_counts_is_what_its_log_keeps(depth: str, change: str, end
     ctl.close()
     rig.pump()
     assert stream.state.floor >= floor
-    stream.update_low_watermark()
-    assert (stream.count, stream.size) == rig.group.log.bucket.count(stream.number, stream.state.floor)[:2]
+    stream.kept.update_low_watermark()
+    assert (stream.kept.count, stream.kept.size) == rig.group.log.bucket.count(stream.number, stream.state.floor)[:2]
     rig.stop()

@@ -225,7 +225,7 @@ def test_an_ended_ring_keeps_for_its_followers(goes: str) -> None:
     rig.write("s", b"0")
     rig.own.journal.retire("the test wants it")
     rig.write("s", b"1", b"2")
-    rig.group.trim(always=True)
+    rig.group.retention.trim(always=True)
     assert [body for _, _, body in rig.log()] == [b"0", b"1", b"2"]
     newer = rig.attach()
     newer.ring.publish(16, b"3")  # nobody follows that one yet
@@ -236,11 +236,11 @@ def test_an_ended_ring_keeps_for_its_followers(goes: str) -> None:
             follower.close()
         rig.tick()
     assert not rig.group.past_rings
-    rig.group.trim(always=True)
+    rig.group.retention.trim(always=True)
     newer.ring.publish(16, b"4")
     rig.pump()
     assert b"4" not in [body for _, _, body in rig.log()]
-    assert rig.group.streams["s"].kept_from() == rig.group.log.bucket.next
+    assert rig.group.streams["s"].kept.kept_from() == rig.group.log.bucket.next
     rig.stop()
 
 

@@ -169,12 +169,12 @@ def test_streams_that_are_taken_from(made: Any, ack: str) -> None:
     one, two = u.taker(), u.taker()
     assert one.read(6) == b"one tw"
     assert two.read(100) == b"next"
-    u.group.trim(always=True)
+    u.group.retention.trim(always=True)
     assert one.read(100) == b"o two three"
     assert isinstance(one.read(100), Wait)
     assert isinstance(two.read(100), Wait)
-    u.group.streams["s"].update_low_watermark()
-    assert u.group.streams["s"].count == 0
+    u.group.streams["s"].kept.update_low_watermark()
+    assert u.group.streams["s"].kept.count == 0
 
 
 def test_what_is_kept_is_counted(made: Any) -> None:
@@ -183,10 +183,10 @@ def test_what_is_kept_is_counted(made: Any) -> None:
     taker = u.taker()
     assert taker.read(100) == WHOLE
     stream = u.group.streams["s"]
-    assert stream.count == 4
+    assert stream.kept.count == 4
     assert taker.read(100) == b"next"
-    stream.update_low_watermark()
-    assert (stream.count, stream.size) == (1, 4)
+    stream.kept.update_low_watermark()
+    assert (stream.kept.count, stream.kept.size) == (1, 4)
 
 
 def test_dead_letters_go_and_come_back_whole(made: Any) -> None:

@@ -122,7 +122,7 @@ class Campaign:
             self.close()
 
     def trim(self) -> None:
-        self.units.group.trim(always=True)
+        self.units.group.retention.trim(always=True)
 
     def restart(self) -> None:
         self.units.restart(clean=self.luck.random() < 0.5)

@@ -103,13 +103,13 @@ CLAIMING: dict[str, Callable[[Lying], Deed]] = {
 def seen(u: Lying, *, claims: bool = True) -> dict[str, Any]:
     """What the group's state is, but for what a start makes of claims."""
     for stream in u.group.numbers.values():
-        stream.update_low_watermark()
+        stream.kept.update_low_watermark()
     own = json.loads(u.group.state.encode())
     named = [row for row in own["consumers"] if row[4]]
     rows = {row[3]: (row[:10], row[10:] if claims else ()) for row in named}
     what = {key: own[key] for key in ("mode", "ctl", "files", "views", "ids", "producers", "next_stream")}
     what["streams"] = [row[:6] for row in own["streams"]]
-    what["kept"] = {name: (s.count, s.size) for name, s in u.group.streams.items()}
+    what["kept"] = {name: (s.kept.count, s.kept.size) for name, s in u.group.streams.items()}
     what["names"] = [sorted(u.group.streams), sorted(u.group.consumers), sorted(u.group.views), u.group.lines()]
     return {**what, "held": len(u.group.held), "consumers": rows}
 

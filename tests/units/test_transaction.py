@@ -520,7 +520,7 @@ def test_producers_are_in_a_new_segments_state(tmp_path: Path, monkeypatch: pyte
     u.say("commit x.5")
     for _ in range(10):
         u.write("s", b"x" * 5_000)
-    u.group.trim(always=True)
+    u.group.retention.trim(always=True)
     u.restart(clean=False)
     assert u.committed()["x"] == 5
 

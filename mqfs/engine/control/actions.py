@@ -12,7 +12,8 @@ from mqfs.engine.control.changes import Changes
 from mqfs.engine.delivery import dead_letters
 from mqfs.engine.language import programs
 from mqfs.engine.language.settings import USAGE, Action, Settings
-from mqfs.engine.stream import Stream, WriteRequest
+from mqfs.engine.publishing.admission import WriteRequest
+from mqfs.engine.stream import Stream
 from mqfs.model import Kind
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern
@@ -33,10 +34,10 @@ def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) ->
             raise errors.BadCommand(f"dead: {error.detail}") from None
     letters_of = group.streams.get(now.dead)
     if letters_of is not None and any(settings.dead != now.dead for settings, _ in steps):
-        letters_of.update_low_watermark()
-        if letters_of.count > 0 and now.deliver == "all" and now.replay != "all":
+        letters_of.kept.update_low_watermark()
+        if letters_of.kept.count > 0 and now.deliver == "all" and now.replay != "all":
             raise errors.Busy(
-                f"dead: {now.dead} keeps {letters_of.count} dead letters; 'redrive' or 'clear' them first"
+                f"dead: {now.dead} keeps {letters_of.kept.count} dead letters; 'redrive' or 'clear' them first"
             )
     for what in ("deliver", "keep"):
         if any(getattr(settings, what) != getattr(now, what) for settings, _ in steps):
@@ -47,9 +48,9 @@ def _require_empty(group: Group, what: str) -> None:
     if what == "keep" and group.ring is not None:
         group.ring.retire("keep changes")
     for stream in group.streams.values():
-        stream.update_low_watermark()
-        if stream.count > 0:
-            raise errors.Busy(f"{what}: {stream.name} keeps {stream.count} messages; 'clear' or read them first")
+        stream.kept.update_low_watermark()
+        if stream.kept.count > 0:
+            raise errors.Busy(f"{what}: {stream.name} keeps {stream.kept.count} messages; 'clear' or read them first")
         if stream.opens:
             raise errors.Busy(f"{what}: {stream.name} is open")
     if what == "keep" and (len(group.held) or group.ring is not None):
@@ -118,7 +119,7 @@ class ValidatedChange:
             if group.held.targets(stream, sequence):
                 continue
             found = group.log.bucket.locate(stream.number, sequence)
-            gone = sequence < stream.kept_from() or stream.is_deleted(sequence)
+            gone = sequence < stream.kept.kept_from() or stream.kept.is_deleted(sequence)
             if gone or found is None or found[0] != sequence:
                 raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
             self._dropped.add(sequence)
@@ -209,7 +210,7 @@ def write_messages(group: Group, action: Action) -> None:
     """Carry out an action that was checked, and is no change of the group."""
     name = action.stream
     if action.verb == "eof":
-        group.write(group.streams[name or ""], WriteRequest(Kind.END, (b"",), 0))
+        group.publisher.write(group.streams[name or ""], WriteRequest(Kind.END, (b"",), 0))
     else:
         dead_letters.redrive(group, name, action.sequences[0] if action.sequences else None)
 

@@ -7,6 +7,7 @@ the group's streams, views and consumers follow. What an action is, actions.py k
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs.engine.language import programs
@@ -42,11 +43,11 @@ class Changes:
 
     def clear(self, streams: list[Stream]) -> None:
         self._thinned = True
-        clearings = [stream.plan_clear() for stream in streams]
-        floors = [[c.stream.number, c.floor] for c in clearings if c.floor]
+        clearings = [stream.kept.plan_clear() for stream in streams]
+        floors = [[c.number, c.floor] for c in clearings if c.floor]
         if floors:
             self._changes.append({"do": "floor", "floors": floors})
-        self._after += [lambda clearing=clearing: clearing.stream.cleared(clearing) for clearing in clearings]  # type: ignore[misc]
+        self._after += [partial(s.kept.cleared, c) for s, c in zip(streams, clearings, strict=True)]
 
     def drop(self, stream: Stream, sequences: list[int]) -> None:
         held, group = self._group.held, self._group
@@ -54,7 +55,7 @@ class Changes:
         sequences = [sequence for sequence in sequences if sequence not in self._dropped]
         self._dropped.update(sequences)
         waiting = [sequence for sequence in sequences if held.targets(stream, sequence)]
-        stream.update_low_watermark()
+        stream.kept.update_low_watermark()
         new = [s for s in sequences if s not in group.state.dropped and s not in waiting]
         self._steps += held.drop_steps(waiting)
         if new:
@@ -63,8 +64,8 @@ class Changes:
 
     def _put_drop_in_force(self, stream: Stream, waiting: list[int]) -> None:
         self._group.held.dropped(waiting)
-        stream.recount()
-        stream.update_low_watermark()
+        stream.kept.recount()
+        stream.kept.update_low_watermark()
 
     def consumer(self, name: str, over: str, transient: bool, private: bool, backlog: int) -> None:
         """Make one, or change its options."""
@@ -145,4 +146,4 @@ class Changes:
             then()
         if change is not None and self._thinned:
             for stream in self._group.numbers.values():
-                group.bound_depth(stream)
+                group.retention.bound_depth(stream)

@@ -192,7 +192,7 @@ class Consumer(Numbered):
         if record is None or record.sequence != sequence:
             return None
         stream = self.group.numbers.get(record.stream)
-        return record if stream is not None and stream.visible(record) else None
+        return record if stream is not None and stream.kept.visible(record) else None
 
     # ------------------------------------------------------------ claims
 
@@ -312,10 +312,10 @@ class Consumer(Numbered):
         self.singles.discard(sequence)
         stream = self.group.numbers.get(number)
         if stream is not None and long:
-            stream.recount()
+            stream.kept.recount()
         elif stream is not None:
-            stream.on_acked(self, sequence, size)
-        self.group.retention_changed()
+            stream.kept.on_acked(sequence, size)
+        self.group.retention.note_change()
 
     def release(self, claim: Claim) -> None:
         """Back at once, not counted; what is for one taker is for anyone, as if it had never been taken."""
@@ -400,7 +400,7 @@ class Consumer(Numbered):
             self._backlog += 1
         stream = self.group.numbers.get(record.stream)
         if stream is not None:
-            stream.recount()
+            stream.kept.recount()
         claim = Claim(taker, record, self.state.progress.in_flight[record.sequence])
         self.claims[record.sequence] = taker.claims[record.sequence] = claim
 
@@ -478,7 +478,7 @@ class Consumer(Numbered):
 
     def park(self, wait: Wait[bytes], taker: ClaimingHandle) -> None:
         self.parked[wait] = taker
-        self.crowd.waiting[self] = None
+        self._start_waiting()
         if taker.until != NEVER:
             self.note_end(taker)
 
@@ -491,8 +491,18 @@ class Consumer(Numbered):
         if self.parked.pop(wait, None) is None:
             return False
         if not self.parked and not self.watchers:
-            self.crowd.waiting.pop(self, None)
+            self.stop_waiting()
         return True
+
+    def _start_waiting(self) -> None:
+        if self not in self.crowd.waiting:
+            self.crowd.waiting[self] = None
+            self.group.waiting.readers += 1
+
+    def stop_waiting(self) -> None:
+        if self in self.crowd.waiting:
+            del self.crowd.waiting[self]
+            self.group.waiting.readers -= 1
 
     def serve(self) -> None:
         """Hand what there is to who waits, first come first served."""
@@ -525,14 +535,14 @@ class Consumer(Numbered):
             self.watchers.pop(taker, None)
         else:
             self.watchers[taker] = then
-            self.crowd.waiting[self] = None
+            self._start_waiting()
 
     def _wake_watchers(self) -> None:
         if not self.watchers:
             return
         watchers, self.watchers = self.watchers, {}
         if not self.parked:
-            self.crowd.waiting.pop(self, None)
+            self.stop_waiting()
         for then in watchers.values():
             then()
 
@@ -546,7 +556,7 @@ class Consumer(Numbered):
 
     def opened(self, taker: ClaimingHandle) -> None:
         self.receivers.add(taker)
-        self.group.apply_depth_after_recovery()
+        self.group.retention.apply_depth_after_recovery()
 
     def closed(self, taker: ClaimingHandle) -> None:
         """A handle goes: what it has goes back to the head."""
@@ -631,8 +641,8 @@ class Consumer(Numbered):
         for taker in self.receivers:
             taker.scanned_to = 0
         for stream in self._streams():
-            stream.recount()
-        self.group.retention_changed()
+            stream.kept.recount()
+        self.group.retention.note_change()
         self.group.unblock()
         self.serve()
 
@@ -666,7 +676,7 @@ class Consumer(Numbered):
             stream is not None
             and record.kind == MESSAGE
             and not self.is_acked(record.sequence)
-            and stream.visible(record)
+            and stream.kept.visible(record)
             and self.matches(stream, record)
         )
 
@@ -677,10 +687,10 @@ class Consumer(Numbered):
             return 0
         total = 0
         for stream in self._streams():
-            stream.update_low_watermark()
+            stream.kept.update_low_watermark()
             begin = max(stream.state.floor, low)
-            total += stream.messages(begin)
-            total -= sum(stream.messages(first, end + 1) for first, end in self.had_in(begin, last))
+            total += stream.kept.messages(begin)
+            total -= sum(stream.kept.messages(first, end + 1) for first, end in self.had_in(begin, last))
         return total
 
     def waiting_now(self, counts: dict[object, int]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ reader gets, the consumer decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
@@ -14,7 +14,7 @@ from mqfs.engine.delivery.consumer import Consumer, Crowd
 from mqfs.engine.delivery.priority_index import DeliveryAttributes
 from mqfs.engine.log import multipart
 from mqfs.engine.retention.low_watermark import LowWatermark
-from mqfs.engine.stream import Admission, Stream
+from mqfs.engine.stream import Stream
 from mqfs.engine.tree.meta_nodes import bits_for_writers
 from mqfs.group_state import Change, ConsumerState
 from mqfs.model import NEVER, Record, User
@@ -34,8 +34,7 @@ class Consumers(dict[str, Consumer]):
         self._ends = LowWatermark()  # of consumers, the sequence at which a waiting read ends whatever stream takes it
         self.next_end = NEVER  # the least of those
         self._lowest = LowWatermark()  # of those over the whole group
-        self._bounded: list[Consumer] = []
-        self._bounded_known = False
+        self.bounded: dict[Consumer, None] = {}  # consumers with a `backlog`
 
     def load(self) -> None:
         """Those that the group's state names."""
@@ -107,6 +106,7 @@ class Consumers(dict[str, Consumer]):
     def _enter(self, consumer: Consumer) -> None:
         self[consumer.name] = consumer
         self._join(consumer)
+        self._note_bound(consumer)
         self.group.update_must_retain()
         if not consumer.state.over:
             self._lowest.set(consumer.number, consumer.low)
@@ -123,7 +123,7 @@ class Consumers(dict[str, Consumer]):
     def _leave(self, consumer: Consumer) -> None:
         crowd = consumer.crowd
         del crowd.members[consumer]
-        crowd.waiting.pop(consumer, None)
+        consumer.stop_waiting()
         if not crowd.members:
             del self._crowds[consumer.state.over]
 
@@ -145,17 +145,15 @@ class Consumers(dict[str, Consumer]):
         for crowd in list(self._crowds.values()):
             yield from list(crowd.waiting)
 
-    def attend(self, streams: Iterable[Stream]) -> bool:
-        """Whether one of them is to be told of each message of these streams."""
-        return self.group.log.bucket.next >= self.next_end or any(stream.is_attended for stream in streams)
+    def is_end_reached(self) -> bool:
+        """Whether a read that waits ends with the next message, whatever stream takes it."""
+        return self.group.log.bucket.next >= self.next_end
 
-    @property
-    def bounded(self) -> list[Consumer]:
-        """Consumers with a `backlog`."""
-        if not self._bounded_known:
-            self._bounded = [c for c in self.values() if c.state.backlog]
-            self._bounded_known = True
-        return self._bounded
+    def _note_bound(self, consumer: Consumer) -> None:
+        if consumer.state.backlog:
+            self.bounded[consumer] = None
+        else:
+            self.bounded.pop(consumer, None)
 
     def make(self, name: str, user: User, mode: int) -> Consumer:
         """A new consumer of the whole group, at the place where `replay` lets readers begin."""
@@ -196,9 +194,11 @@ class Consumers(dict[str, Consumer]):
 
     def refresh(self, name: str, number: int) -> None:
         """What the state says of that consumer has changed."""
-        self._bounded_known = False
         own = self.group.state.consumers.get(number)
-        if own is None or (name in self and self[name].number == number):
+        if own is None:
+            return
+        if name in self and self[name].number == number:
+            self._note_bound(self[name])
             return
         consumer = Consumer(self.group, own)
         self._enter(consumer)
@@ -210,10 +210,10 @@ class Consumers(dict[str, Consumer]):
         end = group.log.bucket.next
         if replay == "off":
             return end
-        group.advance_all()
+        group.retention.advance_all()
         if replay == "all":
             return group.log.bucket.first
-        return max((stream.newest_kept() for stream in streams), default=0) or end
+        return max((stream.kept.newest_kept() for stream in streams), default=0) or end
 
     def remove(self, consumer: Consumer) -> None:
         """Raises Busy while it holds claims."""
@@ -236,12 +236,12 @@ class Consumers(dict[str, Consumer]):
         self.group.routing_version += 1
         self._lowest.remove(consumer.number)
         self._ends.remove(consumer.number)
-        self._bounded_known = False
+        self.bounded.pop(consumer, None)
         consumer.removed = True
         consumer.end()
         for stream in covered:
-            stream.recount()
-        self.group.retention_changed()
+            stream.kept.recount()
+        self.group.retention.note_change()
         self.group.unblock()
 
     def on_acknowledged(self, own: ConsumerState) -> None:
@@ -251,34 +251,6 @@ class Consumers(dict[str, Consumer]):
         self.group.tree.dirty_groups.add(self.group)
 
     # ------------------------------------------------------------ new messages
-
-    def verdict(self, stream: Stream, messages: int) -> Admission:
-        """What `backlog` of consumers says."""
-        full = self.group.settings.full
-        for consumer in stream.routes().bounded:
-            if full in ("reject", "block") and consumer.exceeds_backlog(messages):
-                if full == "block":
-                    return Admission.WAIT
-                raise errors.StreamFull(
-                    f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog"
-                )
-        return Admission.APPEND
-
-    def full_for(self, messages: Mapping[Stream, int]) -> Stream | None:
-        """As `verdict`, of a unit with so many for each stream: one of them for which a consumer has no room."""
-        full = self.group.settings.full
-        covered_by: dict[Consumer, list[Stream]] = {}
-        for stream in messages if full in ("reject", "block") else ():
-            for consumer in stream.routes().bounded:
-                covered_by.setdefault(consumer, []).append(stream)
-        for consumer, covered in covered_by.items():
-            if consumer.exceeds_backlog(sum(messages[stream] for stream in covered)):
-                if full == "block":
-                    return covered[0]
-                raise errors.StreamFull(
-                    f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog"
-                )
-        return None
 
     def offer(self, stream: Stream, record: Record, rank: DeliveryAttributes | None) -> None:
         """A new message: for who waits, and to be counted."""

@@ -50,9 +50,9 @@ def append_dead_letter(
         sequence = _append_parts(group, stream, copies, acks=[(own, steps)])
         _announce_parts(group, stream, copies, sequence)
         return
-    group.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
-    sequence = group.append_message(stream, record.body, head, acks=[(own, steps)])
-    group.announce(stream, sequence, record.body, head)
+    group.retention.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
+    sequence = group.publisher.append_message(stream, record.body, head, acks=[(own, steps)])
+    group.publisher.deliver(stream, sequence, record.body, head)
 
 
 def _stream_for(group: Group, origin: Stream) -> Stream:
@@ -109,15 +109,15 @@ def _append_parts(
     group: Group, stream: Stream, copies: MultipartCopy, changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()
 ) -> int:
     """Append them, and with them changes and steps; nobody is told yet. Returns the first one's sequence."""
-    group.reserve_room(copies.room + _RECORD_BYTES)
+    group.retention.reserve_room(copies.room + _RECORD_BYTES)
     first = group.log.append_batch(copies, changes, acks)
-    stream.appended_many(first + len(copies) - 1, len(copies), copies.size)
+    stream.kept.appended_many(first + len(copies) - 1, len(copies), copies.size)
     return first
 
 
 def _announce_parts(group: Group, stream: Stream, copies: MultipartCopy, first: int) -> None:
     for sequence, draft in enumerate(copies, first):
-        group.announce(stream, sequence, draft.body, draft.headers)
+        group.publisher.deliver(stream, sequence, draft.body, draft.headers)
 
 
 class BatchWithTail(LazyBatch):
@@ -144,7 +144,7 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
     dead = group.streams.get(group.settings.dead)
     if dead is None:
         return 0
-    dead.update_low_watermark()
+    dead.kept.update_low_watermark()
     moved, position = 0, dead.state.floor
     while (most is None or moved < most) and len(group.state.dropped) < limits.DROPPED:
         record = _next_letter(group, dead, position)
@@ -175,7 +175,7 @@ def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
             and dead.default_consumer is not None
             and _is_claimed(group, dead.default_consumer, record)
         )
-        if record is None or (record.kind == Kind.MESSAGE and dead.visible(record) and not claimed):
+        if record is None or (record.kind == Kind.MESSAGE and dead.kept.visible(record) and not claimed):
             return record
         position = record.sequence + 1
 
@@ -192,21 +192,21 @@ def _send_parts_back(
     copies = MultipartCopy(group, dead.number, record.sequence, last.sequence, origin, more)
     sequences = list(range(record.sequence, last.sequence + 1))
     change: Change = {"do": "drop", "stream": dead.number, "sequences": sequences}
-    if dead.first_kept() == record.sequence:
+    if dead.kept.first_kept() == record.sequence:
         change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
     sequence = _append_parts(group, origin, copies, [change])
     _announce_parts(group, origin, copies, sequence)
-    group.retention_changed()
-    dead.recount()
+    group.retention.note_change()
+    dead.kept.recount()
 
 
 def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts: dict[str, str]) -> None:
     head = headers.encode({key: value for key, value in texts.items() if key not in headers.LETTER})
-    group.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
+    group.retention.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
     change: Change = {"do": "drop", "stream": dead.number, "sequences": [record.sequence]}
-    if dead.first_kept() == record.sequence:
+    if dead.kept.first_kept() == record.sequence:
         change = {"do": "floor", "floors": [[dead.number, record.sequence + 1]]}
-    sequence = group.append_message(origin, record.body, head, [change])
-    group.retention_changed()
-    dead.on_deleted(len(record.body))
-    group.announce(origin, sequence, record.body, head)
+    sequence = group.publisher.append_message(origin, record.body, head, [change])
+    group.retention.note_change()
+    dead.kept.on_deleted(len(record.body))
+    group.publisher.deliver(origin, sequence, record.body, head)

@@ -204,7 +204,7 @@ class Dispatcher:
 
     def _find(self, position: int) -> Record | None:
         """The first message at or after that sequence that may be for it; not read again where it was just written."""
-        fresh, selection = self.group.record_being_delivered, self.consumer.selection
+        fresh, selection = self.group.fanout.record_being_delivered, self.consumer.selection
         if fresh is not None and fresh.sequence == position and selection.covers(self.group.numbers[fresh.stream]):
             return fresh
         return selection.find(position)
@@ -217,9 +217,9 @@ class Dispatcher:
         stream = self.group.numbers.get(record.stream)
         if stream is None or record.kind != MESSAGE or not self.consumer.matches(stream, record):
             return _SKIP
-        if not stream.visible(record):
+        if not stream.kept.visible(record):
             # Before its slot is acknowledged with the next one's: it is counted as gone now.
-            stream.update_low_watermark()
+            stream.kept.update_low_watermark()
             return _SKIP
         if record.headers and self.group.ranks.get(sequence) is not None:
             return _LOOKED_AT  # it is served by its rank

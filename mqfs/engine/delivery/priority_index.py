@@ -76,7 +76,7 @@ class PriorityIndex:
             messages[record.sequence] = rank
             if rank.expires_ns != NEVER:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
-                self.group.expire_at(rank.expires_ns)
+                self.group.retention.expire_at(rank.expires_ns)
             if rank.single:
                 self._singles.setdefault(rank.stream, []).append(record.sequence)
         return rank
@@ -131,19 +131,24 @@ class PriorityIndex:
         """What is served first is least."""
         expires = 0
         if self.group.settings.order == "expiry":
-            expires = min(rank.expires_ns, self.group.expiry.expires_by_ttl(sequence))
+            expires = min(rank.expires_ns, self.group.retention.expiry.expires_by_ttl(sequence))
         return (-rank.priority, expires, sequence, rank.stream)
 
-    def expired(self, now_ns: int, most: int) -> list[tuple[int, DeliveryAttributes]]:
-        """Those whose own ttl has ended since this was last asked, the first so many."""
+    def expired(self, now_ns: int, most: int) -> list[tuple[int, int]]:
+        """(sequence, stream) of those that outlived their own ttl since this was last asked, the first so many."""
         messages = self._all()
-        gone: list[tuple[int, DeliveryAttributes]] = []
+        gone: list[tuple[int, int]] = []
         while self._expiring and self._expiring[0][0] <= now_ns and len(gone) < most:
             _, sequence = heapq.heappop(self._expiring)
             rank = messages.get(sequence)
             if rank is not None:
-                gone.append((sequence, rank))
+                gone.append((sequence, rank.stream))
         return gone
+
+    def expires_ns(self, sequence: int) -> int:
+        """When a message outlives its own ttl, engine time; NEVER where it has none."""
+        rank = self._all().get(sequence)
+        return rank.expires_ns if rank is not None else NEVER
 
     @property
     def next_expiry_ns(self) -> int:

@@ -274,7 +274,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def _shows(self, record: Record) -> bool:
         stream = self.group.numbers.get(record.stream)
-        return stream is not None and self.consumer.matches(stream, record) and stream.visible(record)
+        return stream is not None and self.consumer.matches(stream, record) and stream.kept.visible(record)
 
     def _rescan(self) -> None:
         """What this handle may have has changed."""

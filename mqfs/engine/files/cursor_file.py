@@ -47,14 +47,13 @@ class Cursor(CommandFile):
         self.cuts_seen = -1
         self.lost = 0  # messages beyond the slack of a `replay off` group, of which it is yet to be told
         self.last = PartialRead()
-        self.waits: dict[Wait[bytes], int] = {}  # each with its read's count
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
         self.position = self.group.log.bucket.next
         replay = self.group.settings.replay
         if replay != "off":
             self._seek("first" if replay == "all" else "last")
         self._skip_past_loss_reports()
-        self.group.cursors.add(self)
+        self.group.fanout.cursors.add(self)
 
     # ------------------------------------------------------------ what it may show
 
@@ -168,10 +167,9 @@ class Cursor(CommandFile):
 
     def _skip_past_loss_reports(self) -> None:
         """Cuts before now are no loss for a position that was just taken."""
-        self.cuts_seen = self.group.evictions
-        self.cuts = {
-            stream.number: stream.evicted_before for stream in self.group.numbers.values() if stream.evicted_before
-        }
+        self.cuts_seen = self.group.retention.evictions
+        ranges = (stream.kept for stream in self.group.numbers.values())
+        self.cuts = {kept.number: kept.evicted_before for kept in ranges if kept.evicted_before}
 
     # ------------------------------------------------------------ reading
 
@@ -187,14 +185,13 @@ class Cursor(CommandFile):
             return b""
         if self.over or count <= 0:
             return b""
-        if not self.waits:
+        if self not in self.group.fanout.cursor_waits.readers:
             data = self._take(count)
             if data is not None:
                 self.group.unblock()
                 return data
         wait: Wait[bytes] = Wait(self._unpark)
-        self.waits[wait] = count
-        self.group.cursors_parked[self] = None
+        self.group.fanout.cursor_waits.park(self, wait, count, 0)
         return wait
 
     def _take(self, count: int) -> bytes | None:
@@ -203,7 +200,7 @@ class Cursor(CommandFile):
             return self._take_records(count)
         record = self._next()
         if record is None:
-            return b"" if self._done() else None
+            return b"" if self.has_ended else None
         return self._give(record, count)
 
     def _give(self, record: Record, count: int) -> bytes:
@@ -212,14 +209,10 @@ class Cursor(CommandFile):
         self.end_due = self.format == "each"
         return self.last.first(self._shape(record), count, 0)
 
-    def _done(self) -> bool:
-        """Whether `until` was reached."""
-        return self.until is not None and self.position >= self.until
-
     def _next(self) -> Record | None:
         """The next message to show, the position moved behind it."""
         self._look_for_losses()
-        while not self._done():
+        while not self.has_ended:
             try:
                 record = self.selection.find(self.position)
             except errors.Damaged as error:
@@ -237,7 +230,7 @@ class Cursor(CommandFile):
         return None
 
     def _shows(self, record: Record) -> bool:
-        return self._admits(record) and self.group.numbers[record.stream].visible(record)
+        return self._admits(record) and self.group.numbers[record.stream].kept.visible(record)
 
     def _admits(self, record: Record) -> bool:
         """Whether it is one for this cursor, kept or not."""
@@ -253,13 +246,13 @@ class Cursor(CommandFile):
         if self.lost:
             streams = self.streams().values()
             for stream in streams:
-                stream.update_low_watermark()  # what goes now is counted, too
+                stream.kept.update_low_watermark()  # what goes now is counted, too
             self.position = max(self.position, min((s.state.floor for s in streams), default=self.position))
             lost, self.lost = self.lost, 0
             group.counts.lost += lost
             self._tell(f"{lost} messages were lost")
-        if group.evictions != self.cuts_seen:
-            self.cuts_seen = group.evictions
+        if group.retention.evictions != self.cuts_seen:
+            self.cuts_seen = group.retention.evictions
             behind = fell_behind(self.position, self.cuts, self.streams().values())
             if behind:
                 self._tell(f"messages of {behind} were lost")
@@ -307,15 +300,21 @@ class Cursor(CommandFile):
                 break
         if pieces:
             return self.last.first(b"".join(pieces), count, 0)
-        return b"" if self._done() else None
+        return b"" if self.has_ended else None
 
     def _take_span(self, count: int) -> bytes | None:
         """The same straight from the log, where all that stands there may be shown or left out by its stream alone."""
         group, streams = self.group, self.streams()
-        if group.lapsed or group.state.dropped or not self.selection.by_stream or self._done() or not streams:
+        if (
+            group.retention.lapsed
+            or group.state.dropped
+            or not self.selection.by_stream
+            or self.has_ended
+            or not streams
+        ):
             return None
         self._look_for_losses()
-        first = max(self.position, group.expiry.expired_before())
+        first = max(self.position, group.retention.expiry.expired_before())
         if any(stream.shared or stream.state.floor > first for stream in streams.values()):
             return None
         names = {number: stream.name for number, stream in streams.items()}
@@ -332,39 +331,26 @@ class Cursor(CommandFile):
 
     # ------------------------------------------------------------ waiting
 
-    def offer(self, record: Record) -> None:
-        """A new message: for a read that waits, if it is one to be shown."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether `until` was reached."""
+        return self.until is not None and self.position >= self.until
+
+    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
         if record.sequence < self.position:
-            return
-        if self._done() or (self.until is not None and record.sequence >= self.until):
-            self._settle(b"")
-            return
+            return None
+        if self.has_ended or (self.until is not None and record.sequence >= self.until):
+            return b""
         self.position = record.sequence + 1
-        if self._admits(record):
-            count = next(iter(self.waits.values()))
-            if self.format == "record":
-                self.shown = record
-                self._settle(self.last.first(self._record(record), count, 0))
-            else:
-                self._settle(self._give(record, count))
-        while self.waits and self._done():
-            self._settle(b"")
-
-    def _settle(self, data: bytes) -> None:
-        wait = next(iter(self.waits))
-        del self.waits[wait]
-        self._unparked()
-        wait.settle(data)
-
-    def _unparked(self) -> None:
-        if not self.waits:
-            del self.group.cursors_parked[self]
+        if not self._admits(record):
+            return b"" if self.has_ended else None
+        if self.format != "record":
+            return self._give(record, count)
+        self.shown = record
+        return self.last.first(self._record(record), count, 0)
 
     def _unpark(self, wait: Wait[bytes]) -> bool:
-        if self.waits.pop(wait, None) is None:
-            return False
-        self._unparked()
-        return True
+        return self.group.fanout.cursor_waits.cancel(self, wait)
 
     def push_back(self, data: bytes) -> None:
         self.last.back(data)
@@ -374,24 +360,20 @@ class Cursor(CommandFile):
         last = self.last
         if self.refusal or self.pending or self.end_due or last.can_push_back or last.given < len(last.body):
             return True
-        if self.over or self._done() or self.lost:
+        if self.over or self.has_ended or self.lost:
             return True
         return self.position < self.group.log.bucket.next and self.selection.find(self.position) is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
-        if then is None:
-            self.group.cursor_watchers.pop(self, None)
-        else:
-            self.group.cursor_watchers[self] = then
+        self.group.fanout.pollers.watch(self, then)
 
     def end(self) -> None:
         """The group is gone or the server stops: end-of-file for reads that wait."""
-        while self.waits:
-            self._settle(b"")
+        self.group.fanout.cursor_waits.close(self)
 
     def _end(self) -> None:
-        self.group.cursor_watchers.pop(self, None)
+        self.group.fanout.pollers.watch(self, None)
         self.end()
-        self.group.cursors.discard(self)
-        self.group.retention_changed()
+        self.group.fanout.cursors.discard(self)
+        self.group.retention.note_change()
         self.group.unblock()

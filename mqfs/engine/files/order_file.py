@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mqfs import errors
+from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.files.positioned_reader import Reader
 from mqfs.engine.language.permissions import sees
-from mqfs.engine.stream import Parked, Stream
+from mqfs.engine.stream import Stream
 from mqfs.engine.tree.meta_nodes import Meta
 from mqfs.model import Kind, Record, User
 
@@ -22,9 +23,9 @@ class MergedReader(Reader):
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.cuts: dict[int, int] = {}  # of each stream, the cut that this handle was told of
-        self.cuts_seen = self.group.evictions
+        self.cuts_seen = self.group.retention.evictions
         self._start()
-        self.group.log_readers.add(self)
+        self.group.fanout.log_readers.add(self)
 
     def covers(self, stream: Stream) -> bool:
         """Whether it is to be shown messages of that stream."""
@@ -35,7 +36,11 @@ class MergedReader(Reader):
         return record.kind == Kind.MESSAGE and not self.group.ranks.is_hidden(record)
 
     def wants(self, record: Record) -> bool:
+        """Whether a new message is for it."""
         return not record.headers or not self.group.ranks.is_hidden(record)
+
+    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
+        return super().deliver(record, count, offset) if self.wants(record) else None
 
     def look(self) -> Record | None:
         """The next message in the log that may be for it. Raises Damaged."""
@@ -49,17 +54,17 @@ class MergedReader(Reader):
         replay = "all" if self.group.settings.deliver == "one" else self.group.settings.replay
         if replay == "off":
             return
-        self.group.advance_all()
+        self.group.retention.advance_all()
         if replay == "all":
             self.position = self.group.log.bucket.first
         else:
-            mine = (s.newest_kept() for s in self.group.numbers.values() if self.covers(s))
+            mine = (s.kept.newest_kept() for s in self.group.numbers.values() if self.covers(s))
             self.position = max(mine, default=0) or self.position
-        self.cuts = {stream.number: stream.evicted_before for stream in self.group.numbers.values()}
+        self.cuts = {stream.number: stream.kept.evicted_before for stream in self.group.numbers.values()}
 
     def find(self) -> Record | None:
         group = self.group
-        if group.evictions != self.cuts_seen:
+        if group.retention.evictions != self.cuts_seen:
             self._look_for_cuts()
         while True:
             try:
@@ -71,18 +76,18 @@ class MergedReader(Reader):
                 return None
             self.position = record.sequence + 1
             stream = group.numbers.get(record.stream)
-            if stream is not None and self.admits(stream, record) and stream.visible(record):
+            if stream is not None and self.admits(stream, record) and stream.kept.visible(record):
                 return record
 
     def is_behind(self) -> bool:
         group = self.group
-        if group.evictions == self.cuts_seen:
+        if group.retention.evictions == self.cuts_seen:
             return False
         return bool(fell_behind(self.position, dict(self.cuts), filter(self.covers, group.numbers.values())))
 
     def _look_for_cuts(self) -> None:
         group = self.group
-        self.cuts_seen = group.evictions
+        self.cuts_seen = group.retention.evictions
         behind = fell_behind(self.position, self.cuts, filter(self.covers, group.numbers.values()))
         if behind:
             group.counts.fell_behind += 1
@@ -92,15 +97,12 @@ class MergedReader(Reader):
         return self.position < self.group.log.bucket.next and self.look() is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
-        if then is None:
-            self.group.order_watchers.pop(self, None)
-        else:
-            self.group.order_watchers[self] = then
+        self.group.fanout.pollers.watch(self, then)
 
     def _end(self) -> None:
         super()._end()
-        self.group.log_readers.discard(self)
-        self.group.order_watchers.pop(self, None)
+        self.group.fanout.log_readers.discard(self)
+        self.group.fanout.pollers.watch(self, None)
         self.group.unblock()
 
 
@@ -126,8 +128,8 @@ class OrderHandle(MergedReader):
             self.position = record.sequence + 1
         return record
 
-    def waiting_room(self) -> Parked:
-        return self.group.order_parked
+    def wait_list(self) -> WaitList:
+        return self.group.fanout.order_waits
 
     def present(self, record: Record) -> bytes:
         stream = self.group.numbers.get(record.stream)
@@ -141,8 +143,8 @@ def fell_behind(position: int, told: dict[int, int], streams: Iterable[Stream]) 
     """
     behind = ""
     for stream in streams:
-        if stream.evicted_before > position and told.get(stream.number, 0) < stream.evicted_before:
+        if stream.kept.evicted_before > position and told.get(stream.number, 0) < stream.kept.evicted_before:
             behind = stream.name
-        if stream.evicted_before:
-            told[stream.number] = stream.evicted_before
+        if stream.kept.evicted_before:
+            told[stream.number] = stream.kept.evicted_before
     return behind

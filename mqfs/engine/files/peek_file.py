@@ -24,7 +24,7 @@ class PeekHandle(OpenFile):
         self.position = 0
         self.opened = self.consumer
         self.opened.opens += 1
-        self.group.apply_depth_after_recovery()
+        self.group.retention.apply_depth_after_recovery()
 
     @property
     def consumer(self) -> Consumer:

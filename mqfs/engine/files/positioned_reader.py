@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mqfs import errors
+from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.files.handle import OpenFile, PartialRead
-from mqfs.engine.stream import Parked, close_waiters
 from mqfs.model import Kind, Record, User
 from mqfs.wait import Step, Wait
 
@@ -15,6 +15,7 @@ class Reader(OpenFile):
     """A handle with a position in the log, which waits at its end."""
 
     parkable = True
+    has_ended = False
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -25,11 +26,11 @@ class Reader(OpenFile):
     @property
     def idle(self) -> bool:
         """It waits, so it has had everything."""
-        return self in self.waiting_room()
+        return self in self.wait_list().readers
 
     # What a subclass says: where it waits, and what it finds.
 
-    def waiting_room(self) -> Parked:
+    def wait_list(self) -> WaitList:
         raise NotImplementedError
 
     def find(self) -> Record | None:
@@ -39,10 +40,6 @@ class Reader(OpenFile):
     def is_behind(self) -> bool:
         """Whether messages it had not had were cut, and it was not told."""
         raise NotImplementedError
-
-    def wants(self, record: Record) -> bool:
-        """Whether a new message where it waits is for it."""
-        return True
 
     def present(self, record: Record) -> bytes:
         """What the record looks like."""
@@ -65,7 +62,7 @@ class Reader(OpenFile):
             return b""
         if count <= 0:
             return b""
-        if not self.waiting_room().get(self):
+        if self not in self.wait_list().readers:
             if self.group.settings.data == "coalesce":
                 data = self._fill(count, offset)
             elif (record := self.find()) is not None:
@@ -74,8 +71,8 @@ class Reader(OpenFile):
             else:
                 data = None
             if data is not None:
-                self.group.retention_changed()
-                if self.group.blocking:
+                self.group.retention.note_change()
+                if self.group.publisher.blocked.streams:
                     self.group.unblock()
                 return data
         ended = self.at_end()
@@ -92,7 +89,7 @@ class Reader(OpenFile):
         if self.over or self.idle or self.is_behind():  # which the next read tells
             return rest
         data = self._fill(count, offset, rest)
-        self.group.retention_changed()
+        self.group.retention.note_change()
         self.group.unblock()
         return rest if data is None else data
 
@@ -123,22 +120,18 @@ class Reader(OpenFile):
 
     def _park(self, count: int, offset: int) -> Wait[bytes]:
         wait: Wait[bytes] = Wait(self._unpark)
-        self.waiting_room().setdefault(self, {})[wait] = count, offset
+        self.wait_list().park(self, wait, count, offset)
         return wait
 
     def _unpark(self, wait: Wait[bytes]) -> bool:
-        room = self.waiting_room()
-        waits = room.get(self)
-        if waits is None or waits.pop(wait, None) is None:
+        if not self.wait_list().cancel(self, wait):
             return False
-        if not waits:
-            del room[self]
         # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
         self.position = max(self.position, self.group.log.bucket.next)
         return True
 
-    def hand(self, record: Record, count: int, offset: int) -> bytes:
-        """A new message, for a read that waits."""
+    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
+        """What a read that waits gets of a new message; None: the message is not for this reader."""
         self.position = record.sequence + 1
         self.group.counts.read += 1
         return self.last.first(self.present(record), count, offset)
@@ -158,8 +151,6 @@ class Reader(OpenFile):
         raise NotImplementedError
 
     def _end(self) -> None:
-        room = self.waiting_room()
-        if self in room:
-            close_waiters({self: room.pop(self)})
-        self.group.retention_changed()
+        self.wait_list().close(self)
+        self.group.retention.note_change()
         super()._end()

@@ -9,8 +9,9 @@ from mqfs import errors
 from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.put_request import PutRequest, parse
+from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.deduplication import PutId
-from mqfs.engine.stream import Stream, WriteRequest
+from mqfs.engine.stream import Stream
 from mqfs.log import headers
 from mqfs.model import Kind
 from mqfs.syntax.duration import print_duration
@@ -73,7 +74,7 @@ class PutHandle(CommandFile):
 
     def _post(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
         head = headers.encode(self._texts(put))
-        return self.group.write(
+        return self.group.publisher.write(
             stream, WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), self._tell)
         )
 

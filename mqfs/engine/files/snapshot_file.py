@@ -34,8 +34,8 @@ class SnapshotHandle(OpenFile):
         self._sequences, self._ends = array("Q"), array("Q")  # where each message ends in the file
         self._copy: bytes | None = None
         stream = node.stream
-        stream.update_low_watermark()
-        for sequences, sizes in stream.listed():
+        stream.kept.update_low_watermark()
+        for sequences, sizes in stream.kept.listed():
             before = self._ends[-1] if self._ends else 0
             self._sequences.extend(sequences)
             self._ends.extend(islice(accumulate(sizes, initial=before), 1, None))

@@ -32,8 +32,8 @@ def stats(group: Group, user: User) -> str:
         "failure": str(failed) if failed is not None else None,
         "damaged": bucket.damaged,
         **attrs.asdict(group.counts),
-        "order_readers": len(group.log_readers) - sum(len(view.readers) for view in group.views.values()),
-        "cursors": len(group.cursors),
+        "order_readers": len(group.fanout.log_readers) - sum(len(view.readers) for view in group.views.values()),
+        "cursors": len(group.fanout.cursors),
         "held": len(group.held),
         "streams": streams,
         "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
@@ -109,21 +109,21 @@ def _plain(group: Group) -> bool:
     if group.settings.keep != "disk" or any(stream.shared for stream in group.streams.values()):
         return False
     ranked = ((sequence, rank.stream) for sequence, rank in group.ranks.over(lambda stream: True))
-    special = chain(group.lapsed.items(), group.state.dropped.items(), ranked)
+    special = chain(group.retention.lapsed.items(), group.state.dropped.items(), ranked)
     streams = group.numbers
     return not any(number in streams and sequence >= streams[number].state.floor for sequence, number in special)
 
 
 def _place(stream: Stream) -> dict[str, int | None]:
-    stream.update_low_watermark()
-    newest = stream.newest_kept()
+    stream.kept.update_low_watermark()
+    newest = stream.kept.newest_kept()
     settings = stream.group.settings
     bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
     return {
         "number": stream.number,
         "floor": stream.state.floor,
-        "cut": stream.state.floor if bounds_only else stream.evicted_before,
-        "first": stream.first_kept() or None,
+        "cut": stream.state.floor if bounds_only else stream.kept.evicted_before,
+        "first": stream.kept.first_kept() or None,
         "newest": newest if newest >= stream.state.floor and newest else None,
     }
 
@@ -131,11 +131,11 @@ def _place(stream: Stream) -> dict[str, int | None]:
 def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
     row: dict[str, Any] = {
         **_place(stream),
-        "messages": stream.count,
-        "bytes": stream.size,
+        "messages": stream.kept.count,
+        "bytes": stream.kept.size,
         "written": stream.written,
         "readers": len(stream.readers),
-        "waiting": sum(map(len, stream.parked.values())),
+        "waiting": stream.waits.count_reads(),
         "blocked": len(stream.blocked),
     }
     if stream.group.settings.deliver == "one":

@@ -10,9 +10,11 @@ from collections.abc import Callable
 import attrs
 
 from mqfs import errors, limits
+from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.positioned_reader import Reader
-from mqfs.engine.stream import Parked, Stream, WriteRequest
+from mqfs.engine.publishing.admission import WriteRequest
+from mqfs.engine.stream import Stream
 from mqfs.model import Kind, Record, User
 from mqfs.wait import Step, Wait
 
@@ -55,10 +57,7 @@ class Writer(OpenFile):
         return not self.node.blocked
 
     def watch(self, then: Callable[[], None] | None) -> None:
-        if then is None:
-            self.node.watchers.pop(self, None)
-        else:
-            self.node.watchers[self] = then
+        self.node.pollers.watch(self, then)
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         if not self.writes:
@@ -67,10 +66,10 @@ class Writer(OpenFile):
         if size > limits.MESSAGE_BYTES:
             raise errors.TooLong(f"{size} bytes; a message has at most {limits.MESSAGE_BYTES}")
         if not size:
-            return self.group.write(self.node, WriteRequest(Kind.END, (b"",), 0))
+            return self.group.publisher.write(self.node, WriteRequest(Kind.END, (b"",), 0))
         if self.group.settings.data == "line":
             return self._write_lines(data)
-        return self.group.write_message(self.node, data)
+        return self.group.publisher.write_plain(self.node, data)
 
     def _write_lines(self, data: bytes) -> Step[int]:
         """Whole lines are messages, one unit; what follows the last newline waits here."""
@@ -93,7 +92,7 @@ class Writer(OpenFile):
 
     def _post_lines(self, post: LinePost) -> Step[int]:
         post.undo = lambda: self._undo(post)
-        step = self.group.write(self.node, post)
+        step = self.group.publisher.write(self.node, post)
         if not (isinstance(step, Wait) and step in self.node.blocked):  # it is done, and all before it
             self.newest = post.undo = None
             return step
@@ -110,11 +109,11 @@ class Writer(OpenFile):
         super()._end()
         stream = self.node
         stream.opens -= 1
-        stream.watchers.pop(self, None)
+        stream.pollers.watch(self, None)
         stream.unused_since_ns = self.group.tree.clock.engine_ns()
         if self.partial and not stream.removed:
             try:
-                self.group.write(stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0))
+                self.group.publisher.write(stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0))
             except errors.MqfsError as error:
                 self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
         self.group.unblock()
@@ -135,24 +134,21 @@ class StreamHandle(Reader, Writer):
     def _start(self) -> None:
         stream, replay = self.node, self.group.settings.replay
         if replay == "all":
-            stream.update_low_watermark()
+            stream.kept.update_low_watermark()
             self.position = stream.state.floor
-        elif replay == "last" and (newest := stream.newest_kept()) >= stream.kept_from():
+        elif replay == "last" and (newest := stream.kept.newest_kept()) >= stream.kept.kept_from():
             self.position = newest or self.position
-        if stream.count < 0:
-            stream.update_low_watermark()
+        if stream.kept.count < 0:
+            stream.kept.update_low_watermark()
         ahead = 0 if replay == "off" else self.group.log.bucket.count(stream.number, self.position)[0]
-        self.had = stream.trimmed_count + stream.count - ahead
+        self.had = stream.kept.trimmed_count + stream.kept.count - ahead
 
-    def waiting_room(self) -> Parked:
-        return self.node.parked
+    def wait_list(self) -> WaitList:
+        return self.node.waits
 
     @property
     def over(self) -> bool:
         return self.node.removed
-
-    def wants(self, record: Record) -> bool:
-        return not record.headers or self._may_take(record.sequence)
 
     def _may_take(self, sequence: int) -> bool:
         """Whether a message with headers is for this handle; one that is for one taker is then taken."""
@@ -170,13 +166,13 @@ class StreamHandle(Reader, Writer):
         while (sequence := stream.next_unclaimed_exclusive()) and sequence < self.position:
             record = self.group.log.bucket.find(stream.number, sequence)
             stream.claim_exclusive(sequence)
-            if record is not None and record.sequence == sequence and stream.visible(record):
+            if record is not None and record.sequence == sequence and stream.kept.visible(record):
                 return record
         return None
 
     def find(self) -> Record | None:
         stream = self.node
-        if self.position < stream.evicted_before:
+        if self.position < stream.kept.evicted_before:
             self._fell_behind()
         if self.writes and (single := self._find_single()) is not None:
             return single
@@ -190,24 +186,26 @@ class StreamHandle(Reader, Writer):
                 return None
             self.position = record.sequence + 1
             self.had += 1
-            if stream.visible(record) and (not record.headers or self._may_take(record.sequence)):
+            if stream.kept.visible(record) and (not record.headers or self._may_take(record.sequence)):
                 return record
 
     def is_behind(self) -> bool:
-        return self.position < self.node.evicted_before
+        return self.position < self.node.kept.evicted_before
 
     def _fell_behind(self) -> None:
         stream, counts = self.node, self.group.counts
-        lost = max(stream.trimmed_count - self.had, 0)
-        self.had = max(self.had, stream.trimmed_count)
-        self.position = max(stream.evicted_before, stream.state.floor)
+        lost = max(stream.kept.trimmed_count - self.had, 0)
+        self.had = max(self.had, stream.kept.trimmed_count)
+        self.position = max(stream.kept.evicted_before, stream.state.floor)
         counts.fell_behind += 1
         counts.lost += lost
         raise errors.FellBehind(f"{lost} messages of {stream.name} were lost")
 
-    def hand(self, record: Record, count: int, offset: int) -> bytes:
+    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
+        if record.headers and not self._may_take(record.sequence):
+            return None
         self.had += 1
-        return super().hand(record, count, offset)
+        return super().deliver(record, count, offset)
 
     def present(self, record: Record) -> bytes:
         return record.body
@@ -215,7 +213,7 @@ class StreamHandle(Reader, Writer):
     def ahead(self) -> bool:
         stream = self.node
         return (
-            self.position < stream.evicted_before
+            self.position < stream.kept.evicted_before
             or self.group.log.bucket.locate(stream.number, self.position) is not None
         )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.files.order_file import MergedReader
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.engine.routing.view import View
-from mqfs.engine.stream import Parked, Stream
+from mqfs.engine.stream import Stream
 from mqfs.model import Record, User
 
 
@@ -20,8 +21,8 @@ class ViewHandle(MergedReader):
         super().__init__(node, user, reads, writes)
         node.readers.add(self)
 
-    def waiting_room(self) -> Parked:
-        return self.node.parked
+    def wait_list(self) -> WaitList:
+        return self.node.waits
 
     @property
     def over(self) -> bool:

@@ -15,7 +15,8 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.engine.stream import Admission, Stream, WriteRequest
+from mqfs.engine.publishing.admission import Admission, WriteRequest, depth_reached, has_room, lacking_backlog
+from mqfs.engine.stream import Stream
 from mqfs.group_state import Change
 from mqfs.log import batch
 from mqfs.log.record import HEAD_BYTES, padded
@@ -111,7 +112,8 @@ class AtomicBatch:
         if self.lacking is None:
             return self._guarded(self._append)
         self._waited = True
-        return self.group.park_writer(self.lacking, WriteRequest(MESSAGE, (), self.value, self.undo, unit=self))
+        request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self)
+        return self.group.publisher.blocked.park(self.lacking, request)
 
     def verdict(self) -> Admission:
         """Whether it can go on, having waited. Raises what refuses it now."""
@@ -137,19 +139,18 @@ class AtomicBatch:
         for stream in self.tallies:
             if stream.removed:
                 raise errors.NotFound(f"{stream.name} was removed")
-        if self.size > group.bound_bytes():
-            raise errors.TooLong(f"{self.size} bytes; the group's log has at most {group.bound_bytes()}")
+        if self.size > group.retention.bound_bytes():
+            raise errors.TooLong(f"{self.size} bytes; the group's log has at most {group.retention.bound_bytes()}")
         lacking = self._without_room()
         if lacking and group.settings.full == "block":
             return lacking[0]
         if lacking and group.settings.full == "reject":
-            stream = lacking[0]
-            raise errors.StreamFull(f"{stream.name} keeps {stream.count} messages, {stream.size} bytes; its depth")
+            raise depth_reached(lacking[0])
         self._reserve()
         self.discarded = bool(lacking) and group.settings.full == "drop-new"
         if not self.discarded:
             for stream in lacking:
-                stream.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
+                stream.kept.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
         return None
 
     def _without_room(self) -> list[Stream]:
@@ -157,21 +158,21 @@ class AtomicBatch:
         group = self.group
         lacking = []
         if group.settings.depth is not NO_DEPTH:
-            lacking = [s for s, tally in self.tallies.items() if not s.has_room(tally.messages, tally.size)]
+            lacking = [s for s, tally in self.tallies.items() if not has_room(s.kept, tally.messages, tally.size)]
         if group.settings.full == "block" and not self._waited:
             lacking += [s for s in self.tallies if s.blocked]  # others came first
-        if group.consumers and not lacking:
-            full = group.consumers.full_for({s: tally.messages for s, tally in self.tallies.items()})
+        if group.consumers.bounded and not lacking:
+            full = lacking_backlog(group.settings, {s: tally.messages for s, tally in self.tallies.items()})
             lacking = [full] if full is not None else []
         return lacking
 
     def _reserve(self) -> None:
         group = self.group
-        group.reserve_room(self.size)
+        group.retention.reserve_room(self.size)
         for _ in range(_ROUNDS):
-            if group.settings.full != "drop-old" or group.log.bucket.size + self.size <= group.bound_bytes():
+            if group.settings.full != "drop-old" or group.log.bucket.size + self.size <= group.retention.bound_bytes():
                 return
-            group.find_room(self.size)
+            group.retention.find_room(self.size)
 
     # ------------------------------------------------------------ appending
 
@@ -194,46 +195,35 @@ class AtomicBatch:
         if self.messages:
             self.first = first
         for stream, tally in self.tallies.items():
-            stream.appended_many(first + tally.last, tally.messages, tally.size)
+            stream.kept.appended_many(first + tally.last, tally.messages, tally.size)
 
     def _tell(self, first: int) -> None:
         group, numbers = self.group, self.group.numbers
         rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
         drafts = enumerate(CombinedBatch(self.sources).messages(), first)
         # Who was told waits no more, and cannot begin to before this returns.
-        while (self.ranked or self._has_waiters()) and (some := list(islice(drafts, _TOLD))):
+        while (self.ranked or group.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _TOLD))):
             for sequence, draft in some:
                 stream = numbers[draft.stream]
-                group.announce(stream, sequence, draft.body, draft.headers)
+                group.publisher.deliver(stream, sequence, draft.body, draft.headers)
                 rest[stream].messages -= 1
                 rest[stream].size -= len(draft.body)
         self._count_only(rest)
         depth = group.settings.depth.messages
         for stream in self.tallies:
-            if depth and stream.count > depth:
-                group.bound_depth(stream)
-
-    def _has_waiters(self) -> bool:
-        """Whether anyone waits who has to be told of each message."""
-        group = self.group
-        return bool(
-            group.order_parked
-            or group.cursors_parked
-            or group.consumers.attend(self.tallies)
-            or any(stream.parked for stream in self.tallies)
-            or any(view.parked for view in group.views.values())
-        )
+            if depth and stream.kept.count > depth:
+                group.retention.bound_depth(stream)
 
     def _count_only(self, rest: dict[Stream, StreamTotals]) -> None:
         """As `announce` for each message, where only what is counted changes."""
         group = self.group
         for stream, tally in rest.items():
-            stream.mtime_ns = group.log.bucket.last_ns
+            stream.kept.mtime_ns = group.log.bucket.last_ns
             stream.written += tally.messages
             group.counts.written += tally.messages
             group.counts.written_bytes += tally.size
-            stream.wake_pollers()
-        group.wake_pollers()
+            stream.pollers.wake()
+        group.fanout.pollers.wake()
 
 
 def require_fit(messages: int, size: int) -> None:

@@ -69,7 +69,7 @@ class DelayedMessages:
         if len(self._streams) >= limits.HELD:
             raise errors.OverLimit(f"at most {limits.HELD} messages wait for their time")
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
-        self.group.reserve_room(len(body) + len(head) + 40)
+        self.group.retention.reserve_room(len(body) + len(head) + 40)
         sequence = self.group.log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes)
         self.group.state.nameless(PUT)
         self._add(sequence, stream.number, due_ns)
@@ -114,15 +114,15 @@ class DelayedMessages:
             del texts[headers.TO], texts[headers.DUE]
             texts[headers.HELD] = str(sequence)
             head = headers.encode(texts)
-            self.group.reserve_room(len(record.body) + len(head) + 40)
-            made = self.group.append_message(stream, record.body, head, acks=self.drop_steps([sequence]))
+            self.group.retention.reserve_room(len(record.body) + len(head) + 40)
+            made = self.group.publisher.append_message(stream, record.body, head, acks=self.drop_steps([sequence]))
         except (errors.MqfsError, OSError) as error:
             text = f"message {sequence}, which is due, cannot be appended: {error}"
             self.group.tree.faults.report(self.group.number, text)
             return False
         del self._streams[sequence]
-        self.group.announce(stream, made, record.body, head)
-        self.group.bound_depth(stream)
+        self.group.publisher.deliver(stream, made, record.body, head)
+        self.group.retention.bound_depth(stream)
         return True
 
     def _record(self, sequence: int) -> Record | None:

@@ -31,7 +31,7 @@ def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
     _tell(group, streams, data, base, rows)
     if group.settings.depth is not NO_DEPTH:
         for stream in streams:
-            group.bound_depth(stream)
+            group.retention.bound_depth(stream)
 
 
 def count_unstored(group: Group, rows: Columns) -> None:
@@ -40,7 +40,7 @@ def count_unstored(group: Group, rows: Columns) -> None:
         stream = group.numbers.get(number)
         if stream is not None:
             stream.written += messages
-            stream.mtime_ns = rows.times[-1]
+            stream.kept.mtime_ns = rows.times[-1]
     group.counts.written += len(rows.sequences)
     group.counts.written_bytes += sum(rows.bodies)
 
@@ -54,10 +54,10 @@ def _count(group: Group, stream: Stream, rows: Columns) -> None:
         messages, size = len(mine), sum(mine)
         while rows.streams[last] != number:
             last -= 1
-    stream.newest, stream.mtime_ns = rows.sequences[last], rows.times[last]
-    if stream.count >= 0:
-        stream.count += messages
-        stream.size += size
+    stream.kept.newest, stream.kept.mtime_ns = rows.sequences[last], rows.times[last]
+    if stream.kept.count >= 0:
+        stream.kept.count += messages
+        stream.kept.size += size
     stream.written += messages
     group.counts.written += messages
     group.counts.written_bytes += size
@@ -68,7 +68,7 @@ def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Co
     what it was given the others are told all the same; then raises what the first met."""
     failed: errors.MqfsError | None = None
     for n, number in enumerate(rows.streams):
-        if not _attended(group, streams):
+        if not group.fanout.is_awaited(streams):
             break
         stream = group.numbers.get(number)
         if stream is None:
@@ -76,27 +76,15 @@ def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Co
         begin = rows.positions[n] - base + HEAD_BYTES + rows.headers[n]
         body = bytes(data[begin : begin + rows.bodies[n]])
         try:
-            group.deliver(stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body))
+            group.fanout.deliver(
+                stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body)
+            )
         except errors.MqfsError as error:
             failed = failed or error
     if failed is not None:
         raise failed
 
 
-def _attended(group: Group, streams: list[Stream]) -> bool:
-    """Whether anybody is to be told of a message one by one."""
-    if group.order_parked or group.cursors_parked or group.order_watchers or group.cursor_watchers:
-        return True
-    if group.consumers.attend(streams):
-        return True
-    if any(stream.parked or stream.watchers for stream in streams):
-        return True
-    return any(view.parked for view in group.views.values())
-
-
 def has_live_readers(group: Group, rows: Columns) -> bool:
     """Whether somebody is there who reads live messages like these, waiting or not."""
-    if group.log_readers or group.cursors:
-        return True
-    numbers = group.numbers
-    return any(numbers[number].readers for number in set(rows.streams) if number in numbers)
+    return group.fanout.has_live_readers([s for n in set(rows.streams) if (s := group.numbers.get(n)) is not None])

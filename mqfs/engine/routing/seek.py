@@ -23,31 +23,32 @@ def position(selection: MessageFilter, word: str, streams: Collection[Stream], s
     kind, value = parse_seek(word)
     group = selection.group
     bucket = group.log.bucket
-    group.advance_all()
+    group.retention.advance_all()
     if kind == "end":
         return bucket.next
-    if kind == "first" and len(streams) == len(group.numbers) and group.keeps_all:
-        return min(max(bucket.first, group.kept_from), bucket.next)  # a little before it, without a look at each stream
+    if kind == "first" and len(streams) == len(group.numbers) and group.retention.keeps_all:
+        # A little before it, without a look at each stream.
+        return min(max(bucket.first, group.retention.kept_from), bucket.next)
     if kind == "first":
-        return min((s.first_kept() or bucket.next for s in streams), default=bucket.next)
+        return min((s.kept.first_kept() or bucket.next for s in streams), default=bucket.next)
     if kind == "last":
-        return max((s.newest_kept() for s in streams), default=0) or bucket.next
+        return max((s.kept.newest_kept() for s in streams), default=0) or bucket.next
     if kind == "sequence":
         return value
     if kind == "time":
         return bucket.first_at_time(value)
     if kind == "ago":
         return bucket.first_at_time(group.tree.clock.wall_ns() - value)
-    if selection.by_stream and not any(stream.is_thinned() for stream in streams):
+    if selection.by_stream and not any(stream.kept.is_thinned() for stream in streams):
         return _back(group, value, streams, shows)
     return _walk_back(selection, value, shows)
 
 
 def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
     """The sequence of the count-th message before the end; only those of which the log does not tell are read."""
-    expired = group.expiry.expired_before()
+    expired = group.retention.expiry.expired_before()
     floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
-    gone, singles = group.state.dropped.keys() | group.lapsed.keys(), group.ranks.all_singles()
+    gone, singles = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_singles()
     first = group.log.bucket.next
     if not count:
         return first
@@ -62,7 +63,7 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
         if count <= here:
             return there[-count]
         count -= here
-    oldest = [s.first_kept() for s in streams]
+    oldest = [s.kept.first_kept() for s in streams]
     return min((sequence for sequence in oldest if sequence), default=first)
 
 

@@ -9,10 +9,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from mqfs import errors
+from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.language import programs
 from mqfs.engine.language.node import Numbered
 from mqfs.engine.language.programs import Program
-from mqfs.engine.stream import Parked, Stream
+from mqfs.engine.stream import Stream
 from mqfs.group_state import Attributes, ViewState
 from mqfs.model import Record
 
@@ -29,7 +30,7 @@ class View(Numbered):
         self.group, self.state = group, own
         self.removed = False
         self.readers: set[object] = set()
-        self.parked: Parked = {}
+        self.waits = WaitList(group.waiting)
         self.programs: list[Program] = []
         self.patterns: list[str] = []
         self.refresh()

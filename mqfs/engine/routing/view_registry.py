@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqfs.engine.routing.view import View
-from mqfs.engine.stream import Stream, close_waiters, deliver_to_waiters
+from mqfs.engine.stream import Stream
 from mqfs.model import Record
 from mqfs.syntax.patterns import Patterns
 from mqfs.syntax.quoting import quote
@@ -85,7 +85,7 @@ class ViewRegistry(dict[str, View]):
     def _end(self, view: View) -> None:
         del self[view.name]
         view.removed = True
-        close_waiters(view.parked)
+        view.waits.close_all()
 
     def _look_up_views(self, stream: Stream) -> tuple[frozenset[str], frozenset[str]]:
         found = stream.views
@@ -103,9 +103,9 @@ class ViewRegistry(dict[str, View]):
         """The views that may have messages of the stream."""
         return self._look_up_views(stream)[1]
 
-    def offer(self, stream: Stream, record: Record) -> None:
+    def deliver(self, stream: Stream, record: Record) -> None:
         """A new message, for readers of views that wait."""
         for name in self.of(stream):
             view = self[name]
-            if view.parked:
-                deliver_to_waiters(view.parked, record)
+            if view.waits.readers:
+                view.waits.deliver(record)

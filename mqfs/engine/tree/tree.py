@@ -33,10 +33,11 @@ from mqfs.engine.language.permissions import R, W, X, require, require_owner, re
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.log.faults import Faults, report_unserved
 from mqfs.engine.log.timers import Timers
+from mqfs.engine.publishing.blocked_writers import refuse_all
 from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder, Totals
 from mqfs.engine.publishing.txn_nodes import TxnCtl
 from mqfs.engine.routing.view import View
-from mqfs.engine.stream import Stream, close_waiters
+from mqfs.engine.stream import Stream
 from mqfs.engine.tree.meta_nodes import Folder, Meta, SnapshotNode, TakeFile
 from mqfs.file_locks import Locks
 from mqfs.group_state import Attributes, State, decode_change
@@ -241,9 +242,9 @@ class Tree:
             made = node.state.made_ns
             if node.removed:
                 return made, made, 0, 0
-            node.update_low_watermark()
-            node.newest_kept()
-            return node.mtime_ns or made, made, node.size, 1
+            node.kept.update_low_watermark()
+            node.kept.newest_kept()
+            return node.kept.mtime_ns or made, made, node.kept.size, 1
         if isinstance(node, StagingFolder | StagedStream):
             return node.times()
         group = node.group
@@ -501,7 +502,7 @@ class Tree:
             group.unblock()
         if group.settings.idle:
             self._remove_idle(group)
-        group.trim()
+        group.retention.trim()
 
     def _look_at_clocks(self) -> None:
         """A step of the wall clock is noted in one log: the one that was written last says how time goes on."""
@@ -521,8 +522,8 @@ class Tree:
         for stream in list(group.streams.values()):
             if stream.opens or stream.unused_since_ns > limit:
                 continue
-            stream.update_low_watermark()
-            if not stream.count and not group.held.of(stream.number):
+            stream.kept.update_low_watermark()
+            if not stream.kept.count and not group.held.of(stream.number):
                 group.remove_stream(stream)
 
     def close(self) -> None:
@@ -536,8 +537,8 @@ class Tree:
 
     def _close_streams(self, group: Group) -> None:
         for stream in group.numbers.values():
-            close_waiters(stream.parked)
-            stream.refuse_all_blocked(errors.Interrupted("the server stops"))
+            stream.waits.close_all()
+            refuse_all(stream, errors.Interrupted("the server stops"))
 
 
 def read_state(bucket: Bucket) -> State:

@@ -398,7 +398,7 @@ class RingLog:
             return self._leave_out(there)
         data, part = there.between(begin, end), there.rows.part(begin, end)
         if self._is_wanted(part):
-            self.group.reserve_room(len(data))
+            self.group.retention.reserve_room(len(data))
             if part.times[0] < self.last_ns:
                 data = _lifted(data, part, self.last_ns)
             self._pass_to(part.sequences[0])
@@ -596,13 +596,13 @@ class RingLog:
         if stream is None:  # removed, since it was published
             self._pass_to(record.sequence + 1)
             return
-        self.group.reserve_room(HEAD_BYTES + len(record.body))
+        self.group.retention.reserve_room(HEAD_BYTES + len(record.body))
         self._pass_to(record.sequence)
         self.inner.reserve_space(padded(HEAD_BYTES + len(record.body)), 1)
         self.inner.append(record.kind, record.stream, record.time_ns, record.body)
-        stream.appended(record.sequence, record.kind, len(record.body))
-        self.group.announce(stream, record.sequence, record.body, b"")
-        self.group.bound_depth(stream)
+        stream.kept.appended(record.sequence, record.kind, len(record.body))
+        self.group.publisher.deliver(stream, record.sequence, record.body, b"")
+        self.group.retention.bound_depth(stream)
 
     def _refuse(self, data: bytes) -> None:
         if not self.corrupt:
@@ -643,7 +643,7 @@ class RingLog:
         else:
             self._floor = NEVER
         if self._floor > before:
-            self.group.retention_changed()
+            self.group.retention.note_change()
         return bool(places)
 
     def _raise_floor(self, hindmost: int) -> None:
@@ -729,7 +729,7 @@ class RingLog:
     def release(self) -> None:
         """It has ended, and nobody else in this process uses it."""
         self.group.past_rings.discard(self)
-        self.group.retention_changed()
+        self.group.retention.note_change()
         self._taker.close()
         self.ring.close()
 

@@ -1,0 +1,135 @@
+"""Delivery of a new message to all who wait for it: readers of its stream, `order`, cursors, views, consumers, pollers.
+
+Owns who is present in a group beside its consumers, and the order in which they are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from mqfs import limits
+from mqfs.engine.delivery.wait_list import PollList, Waiting, WaitList
+from mqfs.engine.log.group_log import GroupLog
+from mqfs.engine.retention.expiry import Expiry
+from mqfs.model import NEVER, Kind, Record
+
+if TYPE_CHECKING:
+    from mqfs.engine.delivery.consumer_registry import Consumers
+    from mqfs.engine.delivery.priority_index import PriorityIndex
+    from mqfs.engine.files.cursor_file import Cursor
+    from mqfs.engine.files.order_file import MergedReader
+    from mqfs.engine.routing.view_registry import ViewRegistry
+    from mqfs.engine.stream import Stream
+
+MESSAGE = int(Kind.MESSAGE)
+
+
+class Fanout:
+    """Of one group."""
+
+    def __init__(
+        self,
+        log: GroupLog,
+        expiry: Expiry,
+        ranks: PriorityIndex,
+        views: ViewRegistry,
+        consumers: Consumers,
+        waiting: Waiting,
+    ) -> None:
+        self._log, self._expiry, self._ranks = log, expiry, ranks
+        self._views, self._consumers, self._waiting = views, consumers, waiting
+        self.log_readers: set[MergedReader] = set()  # of `order` and views
+        self.order_waits = WaitList(waiting)
+        self.cursors: set[Cursor] = set()
+        self.cursor_waits = WaitList(waiting)
+        self.pollers = PollList(waiting)  # of `order`, views and cursors
+        self.record_being_delivered: Record | None = None  # the newest message, so that it need not be read again
+
+    def all_wait(self, stream: Stream) -> bool:
+        """Whether all readers present who are to see a message of the stream wait for it: it need not be stored."""
+        return (
+            len(stream.waits.readers) == len(stream.readers)
+            and len(self.order_waits.readers) == len(self.log_readers)
+            and len(self.cursor_waits.readers) == len(self.cursors)
+        )
+
+    def low_watermark(self, stream: Stream) -> int:
+        """The lowest sequence of the stream that a reader present now has not had; cursors hold back only so many."""
+        low = NEVER
+        if len(stream.waits.readers) < len(stream.readers):  # a reader that waits has had everything
+            for reader in stream.readers:
+                if reader not in stream.waits.readers:
+                    low = min(low, reader.position)
+        for several in self.log_readers:
+            if not several.idle and several.covers(stream):
+                low = min(low, several.position)
+        slack = self._log.bucket.next - limits.CURSOR_SLACK_MESSAGES
+        for cursor in self.cursors:
+            low = min(low, max(cursor.position, slack))
+        return low
+
+    def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
+        """Messages of the stream went because a cursor may hold back only so many: count them as lost for those that
+        had not had them."""
+        if not self.cursors:
+            return
+        floor = stream.state.floor
+        gone = self._log.bucket.before(floor, stream.number)
+        if gone is None or gone < self._expiry.expired_before():
+            return
+        for cursor in self.cursors:
+            if cursor.position <= gone and stream.number in cursor.streams():
+                cursor.lost += stream.kept.messages(max(cursor.position, old_floor), floor)
+
+    def has_live_readers(self, streams: Iterable[Stream]) -> bool:
+        """Whether somebody reads messages of these streams as they come, waiting or not."""
+        return bool(self.log_readers or self.cursors or any(stream.readers for stream in streams))
+
+    def is_awaited(self, streams: Iterable[Stream]) -> bool:
+        """Whether each new message of these streams is to be delivered by itself: somebody waits, or bounds them."""
+        consumers = self._consumers
+        if consumers.is_end_reached():
+            return True
+        if not (self._waiting.readers or consumers.bounded):
+            return False
+        if self.order_waits.readers or self.cursor_waits.readers or self.pollers.calls:
+            return True
+        if any(stream.waits.readers or stream.pollers.calls or stream.is_attended for stream in streams):
+            return True
+        return any(view.waits.readers for view in self._views.values())
+
+    def deliver(self, stream: Stream, record: Record) -> None:
+        """Serve all who wait. The message was appended and counted."""
+        rank = self._ranks.note(record) if record.headers else None
+        consumers = self._consumers
+        if self._waiting.readers:
+            if stream.waits.readers:
+                stream.waits.deliver(record)
+            if self.order_waits.readers and record.kind == MESSAGE:
+                self.order_waits.deliver(record)
+            if self.cursor_waits.readers:
+                self.cursor_waits.deliver(record)
+            if self._views:
+                self._views.deliver(stream, record)
+        elif rank is None and not consumers.bounded:
+            return
+        ends = record.sequence + 1 >= consumers.next_end
+        if rank is not None or consumers or stream.default_consumer is not None or ends:
+            self.record_being_delivered = record
+            try:
+                consumers.offer(stream, record, rank)
+            finally:
+                self.record_being_delivered = None
+        if stream.pollers.calls:
+            stream.pollers.wake()
+        if self.pollers.calls:
+            self.pollers.wake()
+
+    def end(self) -> None:
+        """The group is gone, or the server stops: reads that wait get end-of-file."""
+        self.order_waits.close_all()
+        self.pollers.wake()
+        self.cursor_waits.close_all()
+        for view in self._views.values():
+            view.waits.close_all()

@@ -1,0 +1,108 @@
+"""Admission: whether a write is appended now, is discarded, or waits for room, as `depth`, `backlog` and `full` say."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from mqfs import errors
+from mqfs.engine.language.settings import NO_DEPTH, Settings
+from mqfs.engine.log.counts import Counts
+from mqfs.engine.publishing.deduplication import PutId
+from mqfs.engine.retention import cuts
+from mqfs.engine.retention.kept_range import KeptRange
+from mqfs.wait import Step
+
+if TYPE_CHECKING:
+    from mqfs.engine.delivery.consumer import Consumer
+    from mqfs.engine.stream import Stream
+
+
+class Admission(enum.Enum):
+    """What becomes of a write."""
+
+    APPEND = enum.auto()
+    DISCARD = enum.auto()
+    WAIT = enum.auto()
+
+
+class Batch(Protocol):
+    """A batch for several streams, which says itself what becomes of it."""
+
+    lacking: Stream | None  # in which it waits for room
+
+    def verdict(self) -> Admission: ...
+
+    def carry_out(self) -> Step[int]: ...
+
+
+@attrs.define
+class WriteRequest:
+    """What is to be written to a stream, as one batch: by one write(2), `.put`, or the engine itself."""
+
+    kind: int
+    bodies: Sequence[bytes]
+    total: int  # what the write returns
+    undo: Callable[[], None] | None = None  # called where it is cancelled before it was appended
+    headers: bytes = b""
+    id: PutId | None = None  # of a `.put`
+    on_sequence: Callable[[int], None] | None = None  # gets the sequence of the first message
+    unit: Batch | None = None  # for this and perhaps other streams
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.bodies))
+
+
+def by_depth(stream: Stream, settings: Settings, counts: Counts, messages: int, size: int) -> Admission:
+    """What `depth` says; with `full drop-old` it makes room. Raises StreamFull (`full reject`), and TooLong for what
+    would never fit."""
+    full = settings.full
+    if stream.blocked and full == "block":
+        return Admission.WAIT
+    if settings.depth is NO_DEPTH or has_room(stream.kept, messages, size):
+        return Admission.APPEND
+    if full == "block":
+        return Admission.WAIT
+    if full == "drop-new":
+        counts.discarded += messages
+        return Admission.DISCARD
+    if full == "reject":
+        raise depth_reached(stream)
+    stream.kept.cut_to_depth(messages, size)
+    return Admission.APPEND
+
+
+def depth_reached(stream: Stream) -> errors.StreamFull:
+    kept = stream.kept
+    return errors.StreamFull(f"{stream.name} keeps {kept.count} messages, {kept.size} bytes; its depth is reached")
+
+
+def has_room(kept: KeptRange, messages: int, size: int) -> bool:
+    """Whether so much more fits below `depth`, nothing being taken away. Raises TooLong for what never would."""
+    settings = kept.log.settings
+    depth = settings.depth
+    too_large = (depth.size and size > depth.size) or (depth.messages and messages > depth.messages)
+    if too_large and (settings.full != "drop-old" or depth.size):
+        raise errors.TooLong("it alone is more than the depth of the stream")
+    if not cuts.fits(depth, kept, messages, size):
+        kept.update_low_watermark()
+    return cuts.fits(depth, kept, messages, size)
+
+
+def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Stream | None:
+    """Of a write with so many messages for each stream: one of the streams for which a consumer has no room by its own
+    bound, under `full block`. Raises StreamFull under `full reject`."""
+    covered_by: dict[Consumer, list[Stream]] = {}
+    for stream in messages if settings.full in ("reject", "block") else ():
+        for consumer in stream.routes().bounded:
+            covered_by.setdefault(consumer, []).append(stream)
+    for consumer, covered in covered_by.items():
+        if consumer.exceeds_backlog(sum(messages[stream] for stream in covered)):
+            if settings.full == "block":
+                return covered[0]
+            raise errors.StreamFull(f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog")
+    return None

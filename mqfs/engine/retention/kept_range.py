@@ -1,0 +1,388 @@
+"""What one stream keeps: its floor, and the count of what is above it.
+
+Owns that range, the counting, and which messages in it are still to be seen. Why a message goes is the group's
+(retention.py) and `depth`'s (cuts.py).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from mqfs import errors
+from mqfs.engine.log.counts import Counts
+from mqfs.engine.log.group_log import GroupLog
+from mqfs.engine.retention import cuts
+from mqfs.engine.retention.cuts import Clearing, Cut
+from mqfs.engine.retention.expiry import Expiry
+from mqfs.group_state import StreamState
+from mqfs.model import Kind, Record
+
+_STEPS = 256  # messages passed between two looks at the clock: some 0.3 ms
+UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, and to be counted again
+
+
+class Sharer(Protocol):
+    """A consumer of a stream, to those who ask what may go."""
+
+    @property
+    def low(self) -> int:
+        """Everything below is acked."""
+        ...
+
+    def is_acked(self, sequence: int) -> bool: ...
+
+    def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The parts of [first, last] that are acked."""
+        ...
+
+
+class Owner(Protocol):
+    """The stream whose range it is."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def kept(self) -> KeptRange: ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether consumers alone are to have its messages, so that one goes when the last of them acked it."""
+        ...
+
+    @property
+    def outlasts_readers(self) -> bool:
+        """Whether what it keeps after a start is what consumers have not acked, whatever `depth` says."""
+        ...
+
+    def interested_consumers(self) -> Sequence[Sharer]:
+        """Where it is shared: all who are to have its messages."""
+        ...
+
+    def is_acked_by_all(self, sequence: int) -> bool: ...
+
+    def first_exclusive(self) -> int:
+        """The lowest sequence of a message for one receiver that is not acked; 0 where there is none."""
+        ...
+
+
+class Rules(Protocol):
+    """Retention of the group, as a stream's range needs it."""
+
+    expiry: Expiry
+    counts: Counts
+    lapsed: dict[int, int]
+    evictions: int
+
+    def expire_messages(self) -> None: ...
+
+    def is_expired(self, sequence: int) -> bool: ...
+
+    def low_watermark(self, stream: Owner) -> int: ...
+
+    def all_exclusives(self) -> set[int]: ...
+
+    def persist_low_watermarks(self, floors: Mapping[int, int]) -> None: ...
+
+    def overtake_cursors(self, stream: Owner, old_floor: int) -> None: ...
+
+
+class KeptRange:
+    """Of one stream. `state.floor` is where it begins."""
+
+    __slots__ = (
+        "_owner",
+        "_retention",
+        "_was_shared",
+        "count",
+        "evicted_before",
+        "log",
+        "mtime_ns",
+        "newest",
+        "number",
+        "size",
+        "state",
+        "trimmed_count",
+    )
+
+    def __init__(self, owner: Owner, state: StreamState, log: GroupLog, retention: Rules) -> None:
+        self._owner, self.log, self._retention = owner, log, retention
+        self.state, self.number = state, state.number
+        self.count = UNKNOWN  # messages kept at or above the floor
+        self.size = 0  # their bytes
+        self.trimmed_count = 0  # messages that fell below the floor since the start
+        self.evicted_before = 0  # one above the newest message that a bound or `clear` took away
+        self.newest = -1  # sequence of the newest message; 0: none; -1: not looked up yet
+        self.mtime_ns = 0  # its time, or 0 where it was not looked up
+        self._was_shared = False  # when it was counted
+
+    def kept_from(self) -> int:
+        """The lowest sequence this stream keeps now."""
+        settings, owner = self.log.settings, self._owner
+        floor = max(self.state.floor, self._retention.expiry.expired_before())
+        if settings.deliver == "one":
+            return max(floor, min(consumer.low for consumer in owner.interested_consumers()))
+        if settings.replay == "all" or self._owner.name == settings.dead:
+            return floor
+        live = self._retention.low_watermark(owner)
+        if exclusive := owner.first_exclusive():
+            live = min(live, exclusive)
+        if settings.replay == "last" and (newest := self.newest_kept()) >= floor and newest:
+            live = min(live, newest)
+        return max(floor, live)
+
+    def update_low_watermark(self) -> None:
+        """Raise the floor to what is kept now, and count what is above it."""
+        self._retention.expire_messages()
+        if self._was_shared != self._owner.shared:
+            self._was_shared = self._owner.shared
+            self.recount()
+        floor = self.kept_from()
+        if self.count < 0 or floor > self.state.floor:
+            self._raise(floor)
+
+    def pass_absent(self) -> Iterator[None]:
+        """Raise the floor past messages that were dropped or outlived their ttl. In steps."""
+        bucket, dropped, lapsed = self.log.bucket, self.log.state.dropped, self._retention.lapsed
+        self.update_low_watermark()
+        first, steps = self.state.floor, 0
+        while True:
+            found = bucket.locate(self.number, first)
+            away = found is not None and (found[0] in lapsed or found[0] in dropped)
+            steps += 1
+            if not away or steps % _STEPS == 0:
+                first = found[0] if found is not None else bucket.next
+                if first > self.state.floor:
+                    self._raise(first)
+                yield
+            if not away or found is None:
+                return
+            first = found[0] + 1
+
+    def _raise(self, floor: int) -> None:
+        old, before = self.state.floor, self.count
+        self.state.floor = floor = max(floor, old)
+        if before < 0:
+            self.count, self.size = self.counted(floor)
+            settings, owner = self.log.settings, self._owner
+            is_bounded = settings.full == "drop-old" and owner.name != settings.dead
+            if before == UNKNOWN and is_bounded and not owner.outlasts_readers:
+                # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
+                cut = self._retention.counts.cut
+                self.cut_to_depth()
+                self._retention.counts.cut = cut
+            return
+        count, size = self.counted(old, floor)
+        self.count -= count
+        self.size -= size
+        if count:
+            self.trimmed_count += count
+            self._retention.overtake_cursors(self._owner, old)
+
+    def counted(self, first: int, end: int | None = None) -> tuple[int, int]:
+        """(messages, bytes) in [first, end) of what is still to be counted."""
+        tally = self.log.bucket.count
+        count, size = tally(self.number, first, end)
+        for run_first, run_last in self._acknowledged(first, end):
+            done, done_size = tally(self.number, run_first, run_last + 1)
+            away = self.deleted_in(run_first, run_last + 1)
+            count -= done - len(away)
+            size -= done_size - sum(away.values())
+        away = self.deleted_in(first, end)
+        return count - len(away), size - sum(away.values())
+
+    def messages(self, first: int, end: int | None = None) -> int:
+        """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
+        bucket = self.log.bucket
+        there = bucket.count(self.number, first, end)[0]
+        return (
+            there - bucket.count_eof_markers(self.number, first, end) - len(self.deleted_in(first, end)) if there else 0
+        )
+
+    def _acknowledged(self, first: int, end: int | None) -> list[tuple[int, int]]:
+        """Where it is shared: the parts of [first, end) that everyone has had."""
+        if not self._owner.shared:
+            return []
+        last = self.log.bucket.next if end is None else end - 1
+        common = [(first, last)]
+        for consumer in self._owner.interested_consumers():
+            common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
+        return common
+
+    def is_thinned(self) -> bool:
+        """Whether some above the floor were had by all who share it."""
+        return bool(self._acknowledged(self.state.floor, None))
+
+    def listed(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """What whoever reads may see of it: sequences and body bytes, a stretch at a time, the oldest first."""
+        retention, bucket = self._retention, self.log.bucket
+        floor = max(self.state.floor, retention.expiry.expired_before())
+        hidden = self.log.state.dropped.keys() | retention.lapsed.keys() | retention.all_exclusives()
+        had = self._acknowledged(floor, None)
+        for portion in reversed(list(bucket.listing({self.number: floor}, bucket.next))):
+            sequences, sizes = portion.columns(portion.messages)
+            if hidden or had:
+                rows = zip(sequences, sizes, strict=True)
+                left = [row for row in rows if row[0] not in hidden and not _lies_in(had, row[0])]
+                sequences, sizes = [row[0] for row in left], [row[1] for row in left]
+            yield sequences, sizes
+
+    def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
+        """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
+        found = {}
+        end = self.log.bucket.next if end is None else end
+        for away in (self.log.state.dropped, self._retention.lapsed):
+            mine = range(first, end) if end - first < len(away) else away  # the fewer
+            for sequence in mine:
+                if first <= sequence < end and away.get(sequence) == self.number:
+                    there = self.log.bucket.locate(self.number, sequence)
+                    if there is not None and there[0] == sequence:
+                        found[sequence] = there[1]
+        return found
+
+    def is_deleted(self, sequence: int) -> bool:
+        """Whether a message at or above the floor was dropped, outlived its ttl, or was had by all who share it."""
+        if sequence in self.log.state.dropped or sequence in self._retention.lapsed:
+            return True
+        return self._owner.shared and all(c.is_acked(sequence) for c in self._owner.interested_consumers())
+
+    def is_gone(self, sequence: int) -> bool:
+        """Whether a message is below the floor, or was deleted."""
+        return sequence < self.state.floor or self.is_deleted(sequence)
+
+    def on_deleted(self, size: int) -> None:
+        """One message of that size was taken away, by a change that the log has."""
+        if self.count > 0:
+            self.count -= 1
+            self.size -= size
+
+    def recount(self) -> None:
+        """What is kept has changed in the middle."""
+        self.count = min(self.count, RECOUNT)
+
+    def lapse(self, sequence: int) -> None:
+        """A message outlived its own ttl. Not yet in the group's list of those."""
+        if self.count >= 0 and sequence >= self.state.floor and not self.is_deleted(sequence):
+            found = self.log.bucket.locate(self.number, sequence)
+            if found is not None and found[0] == sequence:
+                self.count -= 1
+                self.size -= found[1]
+
+    def first_kept(self) -> int:
+        """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
+        found = self.log.bucket.locate(self.number, self.state.floor)
+        while found is not None and self.is_deleted(found[0]):
+            found = self.log.bucket.locate(self.number, found[0] + 1)
+        return found[0] if found else 0
+
+    def newest_kept(self) -> int:
+        """Sequence of the newest message at or above the floor that was not dropped; 0 where there is none."""
+        if self.newest < 0:
+            self._look_up_newest()
+        while self.newest and self.newest >= self.state.floor and self.is_deleted(self.newest):
+            self.newest = self.log.bucket.before(self.newest, self.number) or 0
+        return self.newest if self.newest >= self.state.floor else 0
+
+    def _look_up_newest(self) -> None:
+        bucket = self.log.bucket
+        sequence = bucket.before(bucket.next, self.number)
+        while sequence is not None:
+            try:
+                record = bucket.find(self.number, sequence)
+            except errors.Damaged:
+                record = None
+            if record is not None and record.kind == Kind.MESSAGE:
+                self.newest, self.mtime_ns = record.sequence, max(self.mtime_ns, record.time_ns)
+                return
+            sequence = bucket.before(sequence, self.number)
+        self.newest = 0
+
+    def visible(self, record: Record) -> bool:
+        """Whether a message found in the log is still to be seen."""
+        sequence, retention = record.sequence, self._retention
+        if sequence < self.state.floor or sequence in self.log.state.dropped or retention.expiry.is_expired(record):
+            return False
+        if record.headers and retention.is_expired(sequence):
+            return False
+        return not self._owner.shared or not self._owner.is_acked_by_all(sequence)
+
+    def appended(self, sequence: int, kind: int, size: int) -> None:
+        """Count a message that the log now holds."""
+        if kind == Kind.MESSAGE:
+            self.newest = sequence
+        if self.count >= 0:
+            self.count += 1
+            self.size += size
+
+    def appended_many(self, newest: int, messages: int, size: int) -> None:
+        """As `appended`, of so many messages, of which that is the last."""
+        self.newest = newest
+        if self.count >= 0:
+            self.count += messages
+            self.size += size
+
+    def on_acked(self, sequence: int, size: int) -> None:
+        """A consumer acknowledged a message: where it is shared it counts no more when everyone has."""
+        if self.count < 0 or sequence < self.state.floor or not self._owner.shared:
+            return
+        if not self._was_shared:
+            self.recount()
+            return
+        if sequence in self.log.state.dropped or sequence in self._retention.lapsed:
+            return
+        if self._owner.is_acked_by_all(sequence):
+            self.count -= 1
+            self.size -= size
+
+    # ------------------------------------------------------------ what `depth` and `clear` take away
+
+    def cut_to_depth(self, messages: int = 0, size: int = 0) -> None:
+        """Take away the oldest until the rest fits, and so much more."""
+        cut = cuts.plan_cut(self, self.log.settings.depth, messages, size)
+        if cut.floor != self.state.floor and self._owner.outlasts_readers:
+            self._retention.persist_low_watermarks({self.number: cut.floor})
+        self.carry_out_cut(cut)
+
+    def carry_out_cut(self, cut: Cut) -> None:
+        """Readers behind it are told. What has to be in the log is there; more may have been appended meanwhile."""
+        self.state.floor = max(self.state.floor, cut.floor)
+        self._count_gone(cut)
+        if cut.lost:
+            self.evicted_before = max(self.evicted_before, cut.last_lost + 1)
+            self._retention.counts.cut += cut.lost
+            self._retention.evictions += cut.lost
+
+    def _count_gone(self, cut: Cut) -> None:
+        """Count anew where messages came or went since it was planned."""
+        if (self.count, self.trimmed_count) != (cut.count + cut.gone, cut.before):
+            self.recount()
+        else:
+            self.count, self.size = cut.count, cut.size
+        self.trimmed_count += cut.gone
+
+    def plan_clear(self) -> Clearing:
+        """What it takes to take away all that is kept."""
+        self.update_low_watermark()
+        bucket = self.log.bucket
+        last = bucket.before(bucket.next, self.number)
+        floor = self.state.floor if last is None else max(self.state.floor, last + 1)
+        cut = Cut(floor, 0, 0, self.count, self.size, before=self.trimmed_count)
+        return Clearing(self.number, floor, self.newest_kept(), cut)
+
+    def cleared(self, clearing: Clearing) -> None:
+        """The log and the state say so."""
+        if clearing.newest:
+            self.evicted_before = max(self.evicted_before, clearing.newest + 1)
+            self._retention.evictions += 1
+        self._count_gone(clearing.cut)
+
+
+def _lies_in(runs: list[tuple[int, int]], sequence: int) -> bool:
+    """Whether it is in one of those ranges, which ascend."""
+    at = bisect.bisect_right(runs, sequence, key=lambda run: run[0])
+    return at > 0 and sequence <= runs[at - 1][1]

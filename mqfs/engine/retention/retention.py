@@ -1,0 +1,292 @@
+"""Retention: which messages of a group are kept, and the room that the others give back.
+
+Owns the messages that outlived a ttl of their own, the bound of the log, and the trimming of it in portions. What one
+stream keeps is its KeptRange's. Who has not had a message is asked of the interests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Protocol
+
+from mqfs import errors, limits
+from mqfs.engine.language.settings import NO_DEPTH
+from mqfs.engine.log.counts import Counts
+from mqfs.engine.log.group_log import GroupLog
+from mqfs.engine.log.timers import Alarm, Timers
+from mqfs.engine.retention import cuts
+from mqfs.engine.retention.expiry import Expiry
+from mqfs.engine.retention.kept_range import Owner
+from mqfs.model import NEVER
+from mqfs.seams import Clock
+
+_LOOKED_AT = 1_024  # messages looked up in the log at once: some ms
+_LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
+_STEPS = 64  # looked at between two looks at the clock: 0.1 ms
+
+
+class Attributes(Protocol):
+    """The messages whose headers say how long they live, or that they are for one receiver."""
+
+    @property
+    def next_expiry_ns(self) -> int: ...
+
+    def expired(self, now_ns: int, most: int) -> list[tuple[int, int]]:
+        """(sequence, stream) of those that outlived their own ttl since this was last asked."""
+        ...
+
+    def expires_ns(self, sequence: int) -> int: ...
+
+    def all_singles(self) -> set[int]: ...
+
+    def remove(self, sequence: int) -> None: ...
+
+    def forget(self) -> Iterator[None]: ...
+
+
+class Host(Protocol):
+    """The group, as retention needs it."""
+
+    number: int
+    removed: bool
+    log: GroupLog
+    counts: Counts
+    clock: Clock
+    timers: Timers
+    in_memory: bool  # the store is
+
+    @property
+    def numbers(self) -> Mapping[int, Owner]:
+        """Its streams."""
+        ...
+
+    @property
+    def ranks(self) -> Attributes: ...
+
+    def before_trim(self) -> dict[int, int]:
+        """Where logs of the group begin that are no streams, by number."""
+        ...
+
+    def mark_dirty(self) -> None:
+        """Have maintenance look at the group."""
+        ...
+
+    def unblock(self) -> None: ...
+
+
+class Retention:
+    """Of one group. `interests`: each tells the lowest sequence of a stream that some reader, consumer or ring has not
+    had. `overtake_cursors` is called with a stream that gave up messages, and its floor before."""
+
+    overtake_cursors: Callable[[Any, int], None]
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._log, self.counts = host, host.log, host.counts
+        self.expiry = Expiry(host.log, host.clock)
+        self.interests: list[Callable[[Any], int]] = []
+        self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
+        self.evictions = 0  # grows with every cut, so that cursors look only then
+        self.kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
+        self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
+        self._trimmed_expired = 0
+        self._dirty = False  # something that was wanted then may not be any more
+        self._trimming: Iterator[None] | None = None  # what is left of it
+        self._cut_below = 0  # what the log's bound has cut last
+        self.room = 0  # bytes that may surely be written before the log's bound is looked at again
+        self._cuts_settled = False
+        self._expiry_alarm = Alarm(host.timers, host, "expiring messages", self._expire_due)
+        self._trim_alarm = Alarm(host.timers, host, "giving back room", lambda _: self._go_on_trimming())
+
+    def low_watermark(self, stream: Owner) -> int:
+        """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
+        return min([self._log.bucket.next, *(interest(stream) for interest in self.interests)])
+
+    def all_exclusives(self) -> set[int]:
+        """The sequences of all messages for one receiver."""
+        return self._host.ranks.all_singles()
+
+    def loosened(self) -> None:
+        """A change of the group may have made messages unwanted."""
+        self._dirty = True
+
+    def expire_messages(self) -> None:
+        """Messages whose own ttl has ended count no more."""
+        for sequence, number in self._host.ranks.expired(self._host.clock.engine_ns(), _LAPSED):
+            stream = self._host.numbers.get(number)
+            if stream is not None:
+                stream.kept.lapse(sequence)
+                self.lapsed[sequence] = number
+                self._dirty = True
+                self._host.mark_dirty()
+
+    def _forget_lapsed(self) -> Iterator[None]:
+        """Those at the beginning of their stream need not be remembered: it keeps nothing there. In steps."""
+        for number in set(self.lapsed.values()):
+            if (stream := self._host.numbers.get(number)) is not None:
+                yield from stream.kept.pass_absent()
+        yield from self._forget_absent(self.lapsed)
+
+    def _forget_absent(self, absent: dict[int, int]) -> Iterator[None]:
+        """Of messages that are not to be seen: what is below its stream's floor. In steps."""
+        for count, (sequence, number) in enumerate(list(absent.items())):
+            owner = self._host.numbers.get(number)
+            if owner is None or sequence < owner.kept.state.floor:
+                absent.pop(sequence, None)
+                self._host.ranks.remove(sequence)
+            if count % _STEPS == 0:
+                yield
+
+    def _forget_removed(self) -> None:
+        """The log has given back room: messages in the middle may be gone from it, too."""
+        for absent in (self._log.state.dropped, self.lapsed):
+            for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
+                found = self._log.bucket.locate(number, sequence)
+                if (stream := self._host.numbers.get(number)) is not None:
+                    stream.kept.newest_kept()  # while it is known that this one is not
+                del absent[sequence]
+                if found is not None and found[0] == sequence:
+                    absent[sequence] = number  # behind the others, which are looked at before it is again
+                else:
+                    self._host.ranks.remove(sequence)
+
+    def is_expired(self, sequence: int) -> bool:
+        """Whether a message has outlived its own ttl."""
+        return self._host.ranks.expires_ns(sequence) <= self._host.clock.engine_ns()
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing but time and commands decide what is kept."""
+        settings = self._log.settings
+        return settings.replay == "all" and settings.deliver == "all" and settings.depth is NO_DEPTH
+
+    def advance_all(self) -> None:
+        """What is not kept any more stays gone, whoever goes back. Where only time decides it does so by itself."""
+        if not self.keeps_all:
+            for stream in self._host.numbers.values():
+                if stream.kept.count:
+                    stream.kept.update_low_watermark()
+
+    def bound_bytes(self) -> int:
+        if self._log.settings.keep == "ring":
+            return limits.RING_BYTES
+        return limits.MEMORY_BYTES if self._host.in_memory else limits.GROUP_BYTES
+
+    def trim(self, always: bool = False) -> None:
+        """Tell the log what is still wanted, when enough has changed to make it worth the while."""
+        if always or self._trimming is None:
+            size, expired = self._log.bucket.size, self.expiry.expired_before()
+            grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
+            loose = self._dirty and (size > limits.TRIM_BYTES or bool(self.lapsed))
+            wanted = always or grown or loose or expired > self._trimmed_expired
+            if not (wanted or self.lapsed):
+                return
+            self._trimming = self._trim(size, expired, wanted)
+        self._go_on_trimming(always)
+
+    def _go_on_trimming(self, always: bool = False) -> None:
+        """A slice of it, or with `always` all."""
+        clock = self._host.clock
+        until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
+        try:
+            for _ in self._trimming or ():
+                if not always and clock.engine_ns() >= until:
+                    self._trim_alarm.at(clock.engine_ns() + 1)
+                    return
+        except Exception:
+            self._dirty = True  # to be tried again
+            self._trimming = None
+            raise
+        self._trimming = None
+
+    def _trim(self, size: int, expired: int, wanted: bool) -> Iterator[None]:
+        """In steps. Floors only rise: those found first still hold at the end. Of streams made meanwhile all stays."""
+        yield from self._forget_lapsed()
+        if not wanted:
+            return
+        self._dirty, self._trimmed_expired = False, expired
+        floors, kept_from, made = {}, self._log.bucket.next, self._log.state.next_stream
+        for count, stream in enumerate(list(self._host.numbers.values())):
+            stream.kept.update_low_watermark()
+            floors[stream.number] = stream.kept.state.floor
+            if (kept := self._log.bucket.locate(stream.number, stream.kept.state.floor)) is not None:
+                kept_from = min(kept_from, kept[0])
+            if count % _STEPS == 0:
+                yield
+        for absent in (self._log.state.dropped, self.lapsed):
+            yield from self._forget_absent(absent)
+        yield from self._host.ranks.forget()
+        floors.update((n, 0) for n in range(made, self._log.state.next_stream) if n in self._host.numbers)
+        floors.update(self._host.before_trim())
+        self.kept_from = kept_from
+        self._log.bucket.trim(floors, self._log.state.dropped.keys() | self.lapsed.keys())
+        if self._log.bucket.size < max(size, self._trimmed_bytes):
+            self._forget_removed()
+        self._trimmed_bytes = self._log.bucket.size
+
+    def note_change(self) -> None:
+        """A reader went on or went away: what only it had not had is not kept any more."""
+        if self._log.settings.replay != "all" or self._log.settings.deliver == "one":
+            self._dirty = True
+            self._host.mark_dirty()
+
+    def find_room(self, room: int) -> None:
+        """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
+        if self._log.bucket.size + room > self.bound_bytes():
+            self._evict_oldest(room)
+        self.room = max(self.bound_bytes() - self._log.bucket.size - room, 0)
+
+    def _evict_oldest(self, room: int) -> None:
+        """The log reached its bound: cut the oldest stretch of it that keeps something."""
+        self.trim(always=True)
+        beyond = self._log.bucket.size + room - self.bound_bytes()
+        if beyond <= 0:
+            return
+        if self._log.settings.full != "drop-old":
+            raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
+        if self._log.bucket.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
+            return  # what was cut is given back as soon as the disk has that
+        self._cut_below = self._log.bucket.stretch_end(self.kept_from)
+        ranges = [stream.kept for stream in self._host.numbers.values()]
+        found = {kept: cut for kept in ranges if (cut := cuts.plan_cut_below(kept, self._cut_below))}
+        if found:
+            self.persist_low_watermarks({kept.number: cut.floor for kept, cut in found.items()})
+        for kept, cut in found.items():
+            kept.carry_out_cut(cut)
+        self._trimmed_bytes = 0
+        self.trim(always=True)
+
+    def reserve_room(self, size: int) -> None:
+        """So many bytes are to be appended. Raises StreamFull where the log has reached its bound."""
+        self.room -= size
+        if self.room < 0:
+            self.find_room(size)
+
+    def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
+        """Have the log say what these streams will not keep any more. Raises DiskFailed."""
+        if self._log.settings.keep != "ring":
+            self._log.persist_low_watermarks(floors)
+
+    def apply_depth_after_recovery(self) -> None:
+        """What `depth` had cut before the start is not offered to anyone again."""
+        if self._log.settings.depth is not NO_DEPTH and not self._cuts_settled:
+            for stream in self._host.numbers.values():
+                stream.kept.update_low_watermark()
+        self._cuts_settled = True
+
+    def bound_depth(self, stream: Owner) -> None:
+        """What was accepted earlier was appended whatever `depth` says: with `full drop-old` the oldest go."""
+        settings = self._log.settings
+        if settings.full == "drop-old" and settings.depth is not NO_DEPTH and stream.name != settings.dead:
+            stream.kept.update_low_watermark()
+            stream.kept.cut_to_depth()
+
+    def expire_at(self, due_ns: int) -> None:
+        """A message outlives its own ttl then: a writer may wait for its room."""
+        self._expiry_alarm.at(due_ns)
+
+    def _expire_due(self, now_ns: int) -> None:
+        self.expire_messages()
+        self._host.unblock()
+        if self._host.ranks.next_expiry_ns != NEVER:
+            self.expire_at(max(self._host.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
