@@ -74,6 +74,6 @@ def test_it_begins_with_the_two_commands() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "doc").glob("*.md")):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -40,7 +40,7 @@ def test_scripts_parse_and_may_be_run() -> None:
 
 def texts() -> list[Path]:
     """What a user reads."""
-    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "man").glob("*.[1-9]"), *(ROOT / "doc").glob("*.md")]
+    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "man").glob("*.[1-9]"), *(ROOT / "docs").rglob("*.md")]
 
 
 NEVER_SAID = re.compile(

@@ -1,0 +1,89 @@
+"""A hook of mkdocs: pages that have their source elsewhere in the project.
+
+The manual is mdoc (man/), the changelog and the benchmarks stand where their readers look for them, and the table of
+claims is `mqfs.ack_state.LIFE`. Nothing is written to the sources.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from os.path import dirname, relpath
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from mqfs import ack_state
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = {"mqfs.4": "reference/tree.md", "mqfs-store.5": "reference/store.md"}  # of a manual page; else reference/cli
+XREF = re.compile(r'<a class="Xr" href="man:(.*?)">(.*?)</a>')
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for name, text in generated().items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return markdown.replace("<!-- claims -->", claims())
+
+
+def generated() -> dict[str, str]:
+    """The text of each page that is not a file of docs/."""
+    pages = {place(path.name): manual(path) for path in sorted((ROOT / "man").glob("*.[1-9]"))}
+    pages["reference/changelog.md"] = changelog()
+    benchmarks = (ROOT / "benchmarks" / "README.md").read_text()
+    pages["reference/benchmarks.md"] = re.sub(r"\]\(\.\./man/([\w-]+)\.1\)", r"](cli/\1.md)", benchmarks)
+    return pages
+
+
+def place(page: str) -> str:
+    return PLACES.get(page, f"reference/cli/{page.rpartition('.')[0]}.md")
+
+
+def manual(path: Path) -> str:
+    """A manual page: its headings as Markdown, for the table of contents, and what is below them as mandoc's HTML.
+
+    Its Markdown would do without that, but takes the text of long lists for code.
+    """
+    name, section = path.name.rsplit(".", 1)
+    page = subprocess.run(
+        ["mandoc", "-T", "html", "-O", "fragment,man=man:%N.%S", str(path)],
+        capture_output=True,
+        check=True,
+        encoding="utf-8",
+    ).stdout
+    body = page[page.index('<section class="Sh">') : page.rindex("</div>")]
+    body = re.sub(r"</?section.*?>\n", "", body)
+    body = re.sub(r'<h([12]) class="S." id="(.*?)"><a.*?>(.*?)</a></h.>', _heading, body, flags=re.DOTALL)
+    return f"# {name}({section})\n{XREF.sub(lambda link: _link(place(path.name), link), body)}"
+
+
+def _heading(found: re.Match[str]) -> str:
+    level, anchor, title = found.groups()
+    return f"\n#{'#' * int(level)} {' '.join(title.split()).capitalize()} {{#{anchor}}}\n"
+
+
+def _link(here: str, found: re.Match[str]) -> str:
+    """A reference to another page of ours as a link, to any other as its name."""
+    if not (ROOT / "man" / found[1]).exists():
+        return found[2]
+    return f'<a href="{relpath(place(found[1]), dirname(here)).removesuffix(".md")}.html">{found[2]}</a>'
+
+
+def changelog() -> str:
+    """The changelog, with the fragments of what is not released yet."""
+    fragments = [path.read_text() for path in sorted((ROOT / "changelog.d").glob("*.md")) if path.name != "README.md"]
+    text = (ROOT / "CHANGELOG.md").read_text()
+    return text.replace("## [Unreleased]\n", "\n".join(["## [Unreleased]", *fragments]), 1)
+
+
+def claims() -> str:
+    """The life of a message at a consumer, as a table."""
+    head = "| state | event | next | recorded step |\n|---|---|---|---|\n"
+    return head + "".join(
+        f"| {row.state} | {row.event} | {row.next} | {row.step.name if row.step else '—'} |\n" for row in ack_state.LIFE
+    )
