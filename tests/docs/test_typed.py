@@ -44,3 +44,11 @@ def test_the_two_commands_are_in_the_readme() -> None:
     blocks = (ROOT / "README.md").read_text().split("```")
     commands = [line.split()[0] for block in blocks[1::2] for line in block.splitlines()[1:] if line[:7] == "script/"]
     assert commands == ["script/run", "script/test"]
+
+
+@pytest.mark.timeout(900)
+def test_guides(served: Path) -> None:
+    guides = sorted((ROOT / "docs" / "howto").glob("*.md"))
+    with shell(served) as typing:
+        lines = [type_page(guide.read_text(), typing, served) for guide in guides]
+    assert sum(lines) > 30

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+import pexpect
 
 from tests.docs.pages import Line
 from tests.docs.shell import Shell
@@ -48,8 +52,18 @@ def type_page(text: str, typing: Shell, folder: Path) -> int:
             (folder / step.name).write_text(step.text)
         else:
             lines += 1
-            type_line(step, typing, folder)
+            with named(step):
+                type_line(step, typing, folder)
     return lines
+
+
+@contextmanager
+def named(line: Line) -> Iterator[None]:
+    """Whatever goes wrong names the line."""
+    try:
+        yield
+    except (AssertionError, pexpect.TIMEOUT) as error:
+        raise AssertionError(f"$ {line.typed}\n{error}") from None
 
 
 def type_line(line: Line, typing: Shell, folder: Path) -> None:
