@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from os.path import dirname, relpath
+from os.path import dirname, normpath, relpath
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 from mqfs import ack_state
 
 ROOT = Path(__file__).resolve().parents[2]
+TEXTS = {"CHANGELOG.md": "reference/changelog.md", "benchmarks/README.md": "reference/benchmarks.md"}
 PLACES = {"mqfs.4": "reference/tree.md", "mqfs-store.5": "reference/store.md"}  # of a manual page; else reference/cli
 XREF = re.compile(r'<a class="Xr" href="man:(.*?)">(.*?)</a>')
 
@@ -34,10 +35,30 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 def generated() -> dict[str, str]:
     """The text of each page that is not a file of docs/."""
     pages = {place(path.name): manual(path) for path in sorted((ROOT / "man").glob("*.[1-9]"))}
+    pages["index.md"] = home()
     pages["reference/changelog.md"] = changelog()
-    benchmarks = (ROOT / "benchmarks" / "README.md").read_text()
-    pages["reference/benchmarks.md"] = re.sub(r"\]\(\.\./man/([\w-]+)\.1\)", r"](cli/\1.md)", benchmarks)
+    pages["reference/benchmarks.md"] = moved("benchmarks/README.md", "reference/benchmarks.md")
     return pages
+
+
+def moved(source: str, page: str) -> str:
+    """A text that stands elsewhere as that page, its links to what the site has turned with it."""
+
+    def turned(link: re.Match[str]) -> str:
+        target, anchor = normpath(f"{dirname(source)}/{link[1]}".lstrip("/")), link[2] or ""
+        if target.startswith("man/"):
+            target = place(target.removeprefix("man/"))
+        else:
+            target = TEXTS.get(target, target.removeprefix("docs/"))
+        return f"]({relpath(target, dirname(page))}{anchor})"
+
+    return re.sub(r"\]\((?!http)([^)#]+)(#[^)]*)?\)", turned, (ROOT / source).read_text())
+
+
+def home() -> str:
+    """The README up to its recipes, which the tutorial has at length."""
+    begin = "**Next:** [the tutorial](tutorial/01-first-messages.md), or [every file of the tree](reference/tree.md).\n"
+    return moved("README.md", "index.md").partition("## Recipes")[0] + begin
 
 
 def place(page: str) -> str:
