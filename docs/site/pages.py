@@ -97,9 +97,11 @@ def _link(here: str, found: re.Match[str]) -> str:
 
 def changelog() -> str:
     """The changelog, with the fragments of what is not released yet."""
-    fragments = [path.read_text() for path in sorted((ROOT / "changelog.d").glob("*.md")) if path.name != "README.md"]
-    text = (ROOT / "CHANGELOG.md").read_text()
-    return text.replace("## [Unreleased]\n", "\n".join(["## [Unreleased]", *fragments]), 1)
+    unreleased = "## [Unreleased]\n"
+    for kind in ("added", "changed", "fixed"):
+        fragments = [path.read_text() for path in sorted((ROOT / "changelog.d").glob(f"*.{kind}.md"))]
+        unreleased += f"\n### {kind.title()}\n{''.join(fragments)}" if fragments else ""
+    return moved("CHANGELOG.md", "reference/changelog.md").replace("## [Unreleased]\n", unreleased, 1)
 
 
 def claims() -> str:

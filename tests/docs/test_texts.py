@@ -11,6 +11,7 @@ from tests.docs.pages import PAGES, ROOT
 
 MARKDOWN = [ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/README.md", "benchmarks/README.md")]
 SITE = sorted((ROOT / "docs").rglob("*.md"))
+FRAGMENTS = sorted(path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md")
 INDEX = re.compile(r"pip install ['\"]?mqfs|\bmqfs\[|\bpypi\b", re.IGNORECASE)
 
 
@@ -23,6 +24,12 @@ def test_links(page: Path) -> None:  # those of docs/ are checked where the site
 def test_no_package_index() -> None:
     texts = [*MARKDOWN, *SITE, *PAGES, *(ROOT / "changelog.d").glob("*.md")]
     assert [f"{path.name}: {found}" for path in texts for found in INDEX.findall(path.read_text())] == []
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=lambda path: path.name)
+def test_a_fragment_of_the_changelog(fragment: Path) -> None:
+    assert re.fullmatch(r"[a-z-]+\.(?:added|changed|fixed)\.md", fragment.name)
+    assert all(row.startswith(("- ", "  ")) for row in fragment.read_text().splitlines())
 
 
 def test_the_readme_is_short() -> None:
