@@ -66,9 +66,9 @@ def place(page: str) -> str:
 
 
 def manual(path: Path) -> str:
-    """A manual page: its headings as Markdown, for the table of contents, and what is below them as mandoc's HTML.
+    """A manual page: its headings as Markdown, for the table of contents, the text below them as mandoc's HTML.
 
-    Its Markdown would do without that, but takes the text of long lists for code.
+    Mandoc has Markdown, too, but indents the text of long lists as code.
     """
     name, section = path.name.rsplit(".", 1)
     page = subprocess.run(
@@ -85,7 +85,8 @@ def manual(path: Path) -> str:
 
 def _heading(found: re.Match[str]) -> str:
     level, anchor, title = found.groups()
-    return f"\n#{'#' * int(level)} {' '.join(title.split()).capitalize()} {{#{anchor}}}\n"
+    name, words = re.sub(r"\W+", "_", anchor).strip("_"), " ".join(title.split())
+    return f"\n#{'#' * int(level)} {words.capitalize() if level == '1' else words} {{#{name}}}\n"
 
 
 def _link(here: str, found: re.Match[str]) -> str:
@@ -106,7 +107,8 @@ def changelog() -> str:
 
 def claims() -> str:
     """The life of a message at a consumer, as a table."""
-    head = "| state | event | next | recorded step |\n|---|---|---|---|\n"
-    return head + "".join(
-        f"| {row.state} | {row.event} | {row.next} | {row.step.name if row.step else '—'} |\n" for row in ack_state.LIFE
-    )
+    table = "| state | event | next | recorded step | failed deliveries |\n|---|---|---|---|---|\n"
+    for row in ack_state.LIFE:
+        step, failed = row.step.name if row.step else "—", "+ 1" if row.is_counted else ""
+        table += f"| {row.state} | {row.event} | {row.next} | {step} | {failed} |\n"
+    return table
