@@ -1,4 +1,4 @@
-"""The language of the project: the field's standard terms, no dialect of its own (docs/contributing/hacking.md)."""
+"""The language of the project: the field's standard terms, no dialect of its own (docs/contributing/style.md)."""
 
 from __future__ import annotations
 
