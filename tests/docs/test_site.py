@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.ack_state import LIFE
+from mqfs.server.options import KEYS
 from pyspark_mqfs.options import READ
 from tests.docs.pages import PAGES, ROOT
 
@@ -76,3 +77,9 @@ def test_every_option_of_spark_is_there() -> None:
     text = (ROOT / "docs" / "reference" / "spark-options.md").read_text()
     for option in (*READ, *WRITE):
         assert f"\n| `{option}` |" in text, option
+
+
+def test_every_key_of_the_configuration_is_there() -> None:
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    for key in KEYS:
+        assert f"\n| `{key}` |" in text, key
