@@ -1,8 +1,7 @@
 """How far a consumer is in a log: what it has acknowledged, and what became of the rest that it looked at.
 
-Owns the body of an ACK record and what it does to a consumer's progress, at run time and when a log is read again
-alike.
-Never does I/O, knows no time.
+Owns the body of an ACK record, what it does to a consumer's progress, at run time and when a log is read again alike,
+and the life of a message at a consumer as a table. Never does I/O, knows no time.
 """
 
 from __future__ import annotations
@@ -160,4 +159,61 @@ class AckState:
         return cls(low, Ranges(runs), opened)
 
 
-__all__ = ["ACK", "CLAIM", "REQUEUE", "SEEK", "AckState", "Op", "Ranges", "Unacked", "check", "step"]
+class State(enum.StrEnum):
+    """Where a message is, for one consumer."""
+
+    READY = "ready"
+    IN_FLIGHT = "in flight"  # a handle has it
+    DELAYED = "delayed"  # after a failed delivery
+    UNCONFIRMED = "unconfirmed"  # acknowledged by being read; its reader may still be found dead
+    ACKED = "acked"
+    DEAD = "dead letter"
+    GONE = "gone"
+    ANY = "any"
+
+
+@attrs.frozen
+class Transition:
+    """What an event does to a message, and which step of an ACK record says so (None: nothing is recorded)."""
+
+    state: State
+    event: str
+    next: State
+    step: Op | None = None
+    is_counted: bool = False  # as a failed delivery
+
+
+# The life of a message at a consumer: a table of the documents, walked by tests/engine/test_life_of_a_message.py.
+LIFE = (
+    Transition(State.READY, "read, with `ack next` or at a consumer", State.IN_FLIGHT, Op.CLAIM),
+    Transition(State.READY, "read, with `ack read`", State.UNCONFIRMED, Op.ACK),
+    Transition(State.READY, "expired, cut by `depth` or dropped", State.GONE),
+    Transition(State.IN_FLIGHT, "`ack`; with `ack next` the next read", State.ACKED, Op.ACK),
+    Transition(State.IN_FLIGHT, "`touch`: the lease is renewed", State.IN_FLIGHT),
+    Transition(State.IN_FLIGHT, "`release`, or the server stops", State.READY, Op.REQUEUE),
+    Transition(State.IN_FLIGHT, "`nack`, or the lease runs out", State.DELAYED, Op.REQUEUE, True),
+    Transition(State.IN_FLIGHT, "last close, or the claiming process dies", State.READY, Op.REQUEUE, True),
+    Transition(State.IN_FLIGHT, "the server is killed", State.READY, None, True),
+    Transition(State.IN_FLIGHT, "`dead`, or the last of `retries` fails", State.DEAD, Op.ACK),
+    Transition(State.DELAYED, "due", State.READY),
+    Transition(State.UNCONFIRMED, "the next read", State.ACKED),
+    Transition(State.UNCONFIRMED, "its handle is lost before the data was read", State.READY, Op.CLAIM, True),
+    Transition(State.ANY, "`seek` behind it", State.ACKED, Op.SEEK),
+    Transition(State.ANY, "`seek` to it or before it", State.READY, Op.SEEK),
+)
+
+__all__ = [
+    "ACK",
+    "CLAIM",
+    "LIFE",
+    "REQUEUE",
+    "SEEK",
+    "AckState",
+    "Op",
+    "Ranges",
+    "State",
+    "Transition",
+    "Unacked",
+    "check",
+    "step",
+]

@@ -1,7 +1,7 @@
 """Reading the sealed segments of a store whose disk is visible here, beside the server that has it.
 
-Owns finding the bytes of a range in the files of a bucket (doc/format.md). Writes nothing, takes no lock: a sealed
-segment is never changed, only replaced or removed, and what is not found here the server is asked for.
+Owns finding the bytes of a range in the files of a bucket (docs/reference/format.md). Writes nothing, takes no lock: a
+sealed segment is never changed, only replaced or removed, and what is not found here the server is asked for.
 """
 
 from __future__ import annotations

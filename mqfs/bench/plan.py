@@ -141,4 +141,4 @@ def _files(plan: Plan) -> None:
         try:
             import matplotlib  # noqa: F401
         except ImportError:
-            raise BadConfig("--plot needs matplotlib; pip install 'mqfs[plot]' brings it") from None
+            raise BadConfig("--plot needs matplotlib (in a clone: script/setup spark)") from None

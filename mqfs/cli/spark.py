@@ -82,7 +82,7 @@ def _needs_spark(function: F) -> F:
             try:
                 import_module(name)
             except ImportError:
-                raise BadConfig(f"mqfs spark needs {name}: pip install 'mqfs[spark]'") from None
+                raise BadConfig(f"mqfs spark needs {name} (in a clone: script/setup spark)") from None
         return function(*arguments, **said)
 
     return guarded  # type: ignore[return-value]

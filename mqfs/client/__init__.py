@@ -1,4 +1,4 @@
-"""The library: publish, subscribe, consume, over 9P or with the engine in this process. See doc/library.md."""
+"""The library: publish, subscribe, consume, over 9P or with the engine in this process (docs/reference/python.md)."""
 
 from mqfs.client.callbacks import Registration
 from mqfs.client.client import Client, connect, open

@@ -1,5 +1,5 @@
 /* Runs of records, many at once: checked and gathered into the columns that Arrow has, or thinned out to some streams.
- * Nothing here keeps anything between two calls. What a record is: doc/format.md. */
+ * Nothing here keeps anything between two calls. What a record is: docs/reference/format.md. */
 #include "native.h"
 #include "crc32c.h"
 

@@ -1,4 +1,4 @@
-/* The head of a record, in a ring as in a log: doc/format.md. */
+/* The head of a record, in a ring as in a log: docs/reference/format.md. */
 #ifndef MQFS_RECORD_H
 #define MQFS_RECORD_H
 #include <stdint.h>

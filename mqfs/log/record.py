@@ -1,6 +1,6 @@
 """One record ↔ bytes, and finding the next good record behind a bad one.
 
-Owns the record layout of doc/format.md. Never does I/O.
+Owns the record layout of docs/reference/format.md. Never does I/O.
 """
 
 from __future__ import annotations

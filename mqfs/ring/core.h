@@ -1,4 +1,4 @@
-/* The ring without Python: lock, publishing, reading, seats, waiting. Layout: ring.h; why it holds: doc/ring.md.
+/* The ring without Python: lock, publishing, reading, seats, waiting. Layout: ring.h; why it holds: docs/explanation/ring.md.
  *
  * Nothing here waits longer than it is told, allocates or calls back. A handle is used by one thread at a time to publish;
  * readers of the same handle may run beside it.

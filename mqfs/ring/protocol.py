@@ -1,4 +1,4 @@
-"""What is said at a server's door (doc/ring.md, "The door"): packets ↔ JSON objects, and errors in them.
+"""The language of the attach socket (docs/reference/ring-protocol.md): packets ↔ JSON objects, and errors in them.
 
 Owns the language; who speaks it are attach_socket.py and the library. Does no I/O.
 """

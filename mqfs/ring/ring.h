@@ -1,6 +1,6 @@
-/* The ring's shared memory: the layout, and nowhere else; doc/ring.md explains it.
+/* The ring's shared memory: the layout, and nowhere else; docs/explanation/ring.md explains it.
  *
- * A sealed memfd: this head, then `size` bytes of records as doc/format.md has them. Each process maps the records twice,
+ * A sealed memfd: this head, then `size` bytes of records as docs/reference/format.md has them. Each process maps the records twice,
  * one copy behind the other, so that a record or a range that wraps is contiguous. A position counts bytes since the ring
  * was made and never wraps; position & (size - 1) is where it lies. Whoever has it mapped may write anything anywhere:
  * what is read from here is bounded before it is used, and no pointer is ever kept here.

@@ -27,7 +27,7 @@ def pictures(found: dict[str, Any]) -> dict[str, bytes]:
     try:
         import matplotlib
     except ImportError:
-        raise BadConfig("a picture needs matplotlib: pip install 'mqfs[plot]'") from None
+        raise BadConfig("a picture needs matplotlib (in a clone: script/setup spark)") from None
     matplotlib.use("Agg")
     made = {"rate": _drawn(_rate, found), "size": _drawn(_size, found)}
     if any(row["latency_s"] for row in found["streams"]):

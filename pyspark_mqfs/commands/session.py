@@ -45,7 +45,7 @@ def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSe
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise BadConfig("mqfs spark needs pyspark: pip install 'mqfs[spark]'") from None
+        raise BadConfig("mqfs spark needs pyspark (in a clone: script/setup spark)") from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     # Of pyspark, about versions of pandas: nobody here can do anything about it.

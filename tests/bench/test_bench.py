@@ -196,7 +196,7 @@ def test_without_matplotlib(tmp_path: Path) -> None:
     path = f"{hidden.parent}:{environment()['PYTHONPATH']}"
     done = mqfs("bench", "--plot", "a.png", cwd=tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "mqfs: bad configuration: --plot needs matplotlib; pip install 'mqfs[plot]' brings it\n"
+    assert done.stderr == "mqfs: bad configuration: --plot needs matplotlib (in a clone: script/setup spark)\n"
 
 
 WRONG = [

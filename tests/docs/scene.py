@@ -29,7 +29,7 @@ class Scene:
         self.lack = ""  # what this machine has not, so that an example was not typed
         self._cleanup = cleanup
         self._server: ExitStack | None = None
-        self.path = f"{_commands(folder / '.bin')}:/usr/bin:/bin"
+        self.path = f"{commands(folder / '.bin')}:/usr/bin:/bin"
         self.typing = self.shell()
 
     def shell(self) -> Shell:
@@ -89,7 +89,7 @@ class Scene:
         self._cleanup.callback(undo)
 
 
-def _commands(folder: Path) -> Path:
+def commands(folder: Path) -> Path:
     """The commands of the project, as an installation puts them into PATH."""
     folder.mkdir()
     for name, entry in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items():

@@ -1,4 +1,4 @@
-"""doc/library.md: every row of its tables of other programs' options names tests, and they are there."""
+"""docs/howto/migrate.md: every row of its tables of other programs' options names tests, and they are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "doc" / "library.md").read_text()
+TEXT = (ROOT / "docs" / "howto" / "migrate.md").read_text()
 _LINK = re.compile(r"`([\w/]*\.py)?::(\w+)`")
 
 

@@ -61,7 +61,7 @@ def at_most_a_minute(at: Scene, block: Block) -> None:
     # It may not have gone to the end yet; then the next one is its one message.
     until(lambda: alice.write_text("here\n") > 0 and at.typing.prompted(0.2), "the one message")
     assert (at.typing.said, at.typing.code) == (["here"], 0)
-    assert at.type(block.text.replace("1m", "0.1")) == ["nobody there"]
+    assert at.type(block.text.replace("1m", "0.1")) == ["silence"]
 
 
 @treated("mq-cat.1", "mq-cat -e --from first --json")

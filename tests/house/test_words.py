@@ -1,4 +1,4 @@
-"""The language of the project: the field's standard terms, no dialect of its own (doc/hacking.md)."""
+"""The language of the project: the field's standard terms, no dialect of its own (docs/contributing/style.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMENT = re.compile(r"(?:^|\s)#\s?(.*)$")
 
 def documents() -> Iterator[Path]:
     yield ROOT / "README.md"
-    for folder in ("man", "doc", "docs"):
+    for folder in ("man", "docs"):
         yield from sorted(
             path for path in (ROOT / folder).rglob("*") if path.suffix in {".md", *(f".{n}" for n in range(1, 10))}
         )

@@ -25,7 +25,7 @@ from tests.server.watched import GREEDY, POLITE, user
 MIB = 1 << 20
 PART = 1.0 if campaign.size(10) == 10 else 0.04
 RUN_S = 1.0
-BOUND_BYTES = 1_280 * MIB  # of memory that one user makes the server hold, besides its rings: doc/reliability.md
+BOUND_BYTES = 1_280 * MIB  # that one user makes the server hold, besides its rings: docs/explanation/reliability.md
 SHARED = {
     "connections": "CONNECTIONS", "groups": "GROUPS", "parts": "PARTS", "ids": "DEDUP_IDS", "locks": "LOCKS",
     "waits": "PARKED", "files": "HANDLES", "rings": "RINGS",

@@ -1,4 +1,4 @@
-"""The record is what doc/format.md says, in the log and in `format record`, and no bit of it can change unseen."""
+"""The record is as in docs/reference/format.md, in the log and in `format record`; every changed bit of it is seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library's end of a connection to a server's door (doc/ring.md, "The door").
+"""The library's end of a connection to the attach socket (docs/reference/ring-protocol.md).
 
 Owns the socket. What a group's ring is used for is ring_group.py's.
 """

@@ -2,7 +2,7 @@
 
 Owns telling which messages belong together, and reading them as one without holding them. The header `part` is `1/17`
 of the first, `17/17` of the last, and they are next to each other in the log: they came as one unit. A consumer
-has such a body as its last part, whose slot begins at the first; see "Acknowledgement" in doc/format.md.
+has such a body as its last part, whose slot begins at the first; see "Acknowledgement" in docs/reference/format.md.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Rings in the server: who attaches to them, and how what is published comes into the log (doc/ring.md)."""
+"""Rings in the server: who may attach, and how what is published comes into the log (docs/explanation/ring.md)."""

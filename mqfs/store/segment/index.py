@@ -1,6 +1,6 @@
 """Where each record of a segment lies: in memory while the segment is open, in its .idx when sealed.
 
-Owns the layout of .idx (doc/format.md, "Index") and searching in it. Never reads or writes a file.
+Owns the layout of .idx (docs/reference/format.md, "Index") and searching in it. Never reads or writes a file.
 """
 
 from __future__ import annotations

@@ -1,0 +1,114 @@
+"""A hook of mkdocs: pages that have their source elsewhere in the project.
+
+The manual is mdoc (man/), the changelog and the benchmarks stand where their readers look for them, and the table of
+claims is `mqfs.ack_state.LIFE`. Nothing is written to the sources.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from os.path import dirname, normpath, relpath
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from mqfs import ack_state
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = {"CHANGELOG.md": "reference/changelog.md", "benchmarks/README.md": "reference/benchmarks.md"}
+PLACES = {"mqfs.4": "reference/tree.md", "mqfs-store.5": "reference/store.md"}  # of a manual page; else reference/cli
+XREF = re.compile(r'<a class="Xr" href="man:(.*?)">(.*?)</a>')
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for name, text in generated().items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return markdown.replace("<!-- claims -->", claims())
+
+
+def generated() -> dict[str, str]:
+    """The text of each page that is not a file of docs/."""
+    pages = {place(path.name): manual(path) for path in sorted((ROOT / "man").glob("*.[1-9]"))}
+    pages["index.md"] = home()
+    pages["reference/changelog.md"] = changelog()
+    pages["reference/benchmarks.md"] = moved("benchmarks/README.md", "reference/benchmarks.md")
+    return pages
+
+
+def moved(source: str, page: str) -> str:
+    """A text that stands elsewhere as that page, its links to what the site has turned with it."""
+
+    def turned(link: re.Match[str]) -> str:
+        target, anchor = normpath(f"{dirname(source)}/{link[1]}".lstrip("/")), link[2] or ""
+        if target.startswith("man/"):
+            target = place(target.removeprefix("man/"))
+        else:
+            target = TEXTS.get(target, target.removeprefix("docs/"))
+        return f"]({relpath(target, dirname(page))}{anchor})"
+
+    return re.sub(r"\]\((?!http)([^)#]+)(#[^)]*)?\)", turned, (ROOT / source).read_text())
+
+
+def home() -> str:
+    """The README up to its recipes, which the tutorial has at length."""
+    begin = "**Next:** [the tutorial](tutorial/01-first-messages.md), or [every file of the tree](reference/tree.md).\n"
+    return moved("README.md", "index.md").partition("## Recipes")[0] + begin
+
+
+def place(page: str) -> str:
+    return PLACES.get(page, f"reference/cli/{page.rpartition('.')[0]}.md")
+
+
+def manual(path: Path) -> str:
+    """A manual page: its headings as Markdown, for the table of contents, the text below them as mandoc's HTML.
+
+    Mandoc has Markdown, too, but indents the text of long lists as code.
+    """
+    name, section = path.name.rsplit(".", 1)
+    page = subprocess.run(
+        ["mandoc", "-T", "html", "-O", "fragment,man=man:%N.%S", str(path)],
+        capture_output=True,
+        check=True,
+        encoding="utf-8",
+    ).stdout
+    body = page[page.index('<section class="Sh">') : page.rindex("</div>")]
+    body = re.sub(r"</?section.*?>\n", "", body)
+    body = re.sub(r'<h([12]) class="S." id="(.*?)"><a.*?>(.*?)</a></h.>', _heading, body, flags=re.DOTALL)
+    return f"# {name}({section})\n{XREF.sub(lambda link: _link(place(path.name), link), body)}"
+
+
+def _heading(found: re.Match[str]) -> str:
+    level, anchor, title = found.groups()
+    name, words = re.sub(r"\W+", "_", anchor).strip("_"), " ".join(title.split())
+    return f"\n#{'#' * int(level)} {words.capitalize() if level == '1' else words} {{#{name}}}\n"
+
+
+def _link(here: str, found: re.Match[str]) -> str:
+    """A reference to another page of ours as a link, to any other as its name."""
+    if not (ROOT / "man" / found[1]).exists():
+        return found[2]
+    return f'<a href="{relpath(place(found[1]), dirname(here)).removesuffix(".md")}.html">{found[2]}</a>'
+
+
+def changelog() -> str:
+    """The changelog, with the fragments of what is not released yet."""
+    unreleased = "## [Unreleased]\n"
+    for kind in ("added", "changed", "fixed"):
+        fragments = [path.read_text() for path in sorted((ROOT / "changelog.d").glob(f"*.{kind}.md"))]
+        unreleased += f"\n### {kind.title()}\n{''.join(fragments)}" if fragments else ""
+    return moved("CHANGELOG.md", "reference/changelog.md").replace("## [Unreleased]\n", unreleased, 1)
+
+
+def claims() -> str:
+    """The life of a message at a consumer, as a table."""
+    table = "| state | event | next | recorded step | failed deliveries |\n|---|---|---|---|---|\n"
+    for row in ack_state.LIFE:
+        step, failed = row.step.name if row.step else "—", "+ 1" if row.is_counted else ""
+        table += f"| {row.state} | {row.event} | {row.next} | {step} | {failed} |\n"
+    return table

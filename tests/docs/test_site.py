@@ -1,0 +1,85 @@
+"""The site of docs/: it builds without a warning, loads nothing from elsewhere, and has every page of the manual."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from mqfs.ack_state import LIFE
+from mqfs.server.options import KEYS
+from pyspark_mqfs.options import READ
+from tests.docs.pages import PAGES, ROOT
+
+WRITE = ("topic", "txnAppId", "txnVersion", "create", "reservedHeaders", "largeBatches")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "docs/site/mkdocs.yml", "-d", folder],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    return folder
+
+
+def shown(page: Path) -> str:
+    """What is to be read on it."""
+    return " ".join(unescape(re.sub("<[^>]*>", " ", page.read_text())).split())
+
+
+def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        tags = re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text())
+        assert [tag for tag in tags if re.search(r"(?:src|href)=.?(?:https?:)?//", tag)] == [], page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(.?https?:", style.read_text()), style
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda page: page.name)
+def test_a_page_of_the_manual(source: Path, site: Path) -> None:
+    name, _, section = source.name.rpartition(".")
+    place = {"mqfs.4": "tree", "mqfs-store.5": "store"}.get(source.name, f"cli/{name}")
+    page = site / "reference" / f"{place}.html"
+    text = shown(page)
+    assert f"{name}({section})" in text
+    assert not re.search(r"<dl|\{#", text), "mdoc or Markdown shows through"
+    for title in re.findall(r"^\.S[hs] (.+)$", source.read_text(), re.MULTILINE):
+        assert title.replace('"', "").split()[0].lower() in text.lower(), title
+
+
+def test_the_life_of_a_message(site: Path) -> None:
+    def letters(text: str) -> str:
+        return re.sub(r"\W", "", text)
+
+    text = letters(shown(site / "explanation" / "delivery-guarantees.html"))
+    for row in LIFE:
+        assert letters(f"{row.state} {row.event} {row.next} {row.step.name if row.step else ''}") in text
+
+
+def test_the_home_page_is_the_readme(site: Path) -> None:
+    assert "A durable message broker whose API is the file system" in shown(site / "index.html")
+    assert (site / "terminal.svg").exists()
+
+
+def test_every_option_of_spark_is_there() -> None:
+    text = (ROOT / "docs" / "reference" / "spark-options.md").read_text()
+    for option in (*READ, *WRITE):
+        assert f"\n| `{option}` |" in text, option
+
+
+def test_every_key_of_the_configuration_is_there() -> None:
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    for key in KEYS:
+        assert f"\n| `{key}` |" in text, key

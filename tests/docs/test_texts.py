@@ -1,0 +1,36 @@
+"""What holds for every text: links lead somewhere, and no package index is named, since the name there is not ours."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT
+
+MARKDOWN = [ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/README.md", "benchmarks/README.md")]
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+FRAGMENTS = sorted(path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md")
+INDEX = re.compile(r"pip install ['\"]?mqfs|\bmqfs\[|\bpypi\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path) -> None:  # those of docs/ are checked where the site is built
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_no_package_index() -> None:
+    texts = [*MARKDOWN, *SITE, *PAGES, *(ROOT / "changelog.d").glob("*.md")]
+    assert [f"{path.name}: {found}" for path in texts for found in INDEX.findall(path.read_text())] == []
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=lambda path: path.name)
+def test_a_fragment_of_the_changelog(fragment: Path) -> None:
+    assert re.fullmatch(r"[a-z-]+\.(?:added|changed|fixed)\.md", fragment.name)
+    assert all(row.startswith(("- ", "  ")) for row in fragment.read_text().splitlines())
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

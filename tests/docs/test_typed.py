@@ -1,0 +1,54 @@
+"""README.md and the tutorial: what they say to type, typed beside script/run, shows what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.shell import DEADLINE_S, shell
+from tests.docs.typed import Program, steps, type_page
+from tests.server.process import ROOT
+from tests.spark.conftest import java
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
+SPARK_S = 300  # to start, on a busy machine
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page(page: Path, served: Path) -> None:
+    has_spark = "spark" in page.name
+    if has_spark and (why := java()):
+        pytest.skip(why)
+    with shell(served) as typing:
+        typing.terminal.timeout = SPARK_S if has_spark else DEADLINE_S
+        assert type_page(page.read_text(), typing, served) > 5
+
+
+def test_every_console_block_is_typed() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        typed = [step for step in steps(text) if not isinstance(step, Program)]
+        assert sum(line.typed.count("\n") + 1 for line in typed) == sum(
+            row.startswith(("$ ", "> ")) for row in text.splitlines() if not row.startswith("> *")
+        ), page.name
+
+
+def test_reading_a_page() -> None:
+    text = '```console\n$ one\nshown\n$ two\n> more\n```\n```sh\nno\n```\n```python title="a.py"\nx = 1\n```\n'
+    assert steps(text) == [("one", ["shown"]), ("two\nmore", []), ("a.py", "x = 1\n")]
+
+
+def test_the_two_commands_are_in_the_readme() -> None:
+    blocks = (ROOT / "README.md").read_text().split("```")
+    commands = [line.split()[0] for block in blocks[1::2] for line in block.splitlines()[1:] if line[:7] == "script/"]
+    assert commands == ["script/run", "script/test"]
+
+
+@pytest.mark.timeout(900)
+def test_guides(served: Path) -> None:
+    guides = sorted((ROOT / "docs" / "howto").glob("*.md"))
+    with shell(served) as typing:
+        lines = [type_page(guide.read_text(), typing, served) for guide in guides]
+    assert sum(lines) > 30
