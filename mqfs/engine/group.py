@@ -123,7 +123,7 @@ class Group:
             self._enter(Stream(self, row))
         self.views.load()
         self.consumers.load()
-        bucket.state = self.encode_state
+        bucket.writer.state = self.encode_state
         self._select_storage()
 
     def _enter(self, stream: Stream) -> None:
@@ -185,7 +185,7 @@ class Group:
         """The log has given back room: messages in the middle may be gone from it, too."""
         for absent in (self.state.dropped, self.lapsed):
             for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
-                found = self.bucket.locate(number, sequence)
+                found = self.bucket.reader.locate(number, sequence)
                 if (stream := self.numbers.get(number)) is not None:
                     stream.newest_kept()  # while it is known that this one is not
                 del absent[sequence]
@@ -201,7 +201,7 @@ class Group:
 
     def low_watermark(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
-        low = min(self.bucket.next, self.consumers.floor(stream))
+        low = min(self.bucket.end.next, self.consumers.floor(stream))
         if self.ring is not None:
             low = min(low, self.ring.floor)
         for past in self.past_rings:
@@ -214,7 +214,7 @@ class Group:
             if not several.idle and several.covers(stream):
                 low = min(low, several.position)
         if self.cursors:
-            slack = self.bucket.next - limits.CURSOR_SLACK_MESSAGES
+            slack = self.bucket.end.next - limits.CURSOR_SLACK_MESSAGES
             for cursor in self.cursors:
                 low = min(low, max(cursor.position, slack))
         return low
@@ -234,7 +234,7 @@ class Group:
 
     def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
         """Messages of the stream went because a cursor may hold back only so many: tell those who had not had them."""
-        gone = self.bucket.before(stream.state.floor, stream.number)
+        gone = self.bucket.reader.before(stream.state.floor, stream.number)
         if gone is None or gone < self.times.expired_before():
             return
         for cursor in self.cursors:
@@ -255,7 +255,7 @@ class Group:
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
         if always or self._trimming is None:
-            size, expired = self.bucket.size, self.times.expired_before()
+            size, expired = self.bucket.upkeep.size, self.times.expired_before()
             grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
             loose = self._loose and (size > limits.TRIM_BYTES or bool(self.lapsed))
             wanted = always or grown or loose or expired > self._trimmed_expired
@@ -285,11 +285,11 @@ class Group:
         if not wanted:
             return
         self._loose, self._trimmed_expired = False, expired
-        floors, kept_from, made = {}, self.bucket.next, self.state.next_stream
+        floors, kept_from, made = {}, self.bucket.end.next, self.state.next_stream
         for count, stream in enumerate(list(self.numbers.values())):
             stream.update_low_watermark()
             floors[stream.number] = stream.state.floor
-            if (kept := self.bucket.locate(stream.number, stream.state.floor)) is not None:
+            if (kept := self.bucket.reader.locate(stream.number, stream.state.floor)) is not None:
                 kept_from = min(kept_from, kept[0])
             if count % _STEPS == 0:
                 yield
@@ -301,10 +301,10 @@ class Group:
             floors[group_state.PUT] = self.held.floor
         self.kept_from = kept_from
         self.ids.forget()
-        self.bucket.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
-        if self.bucket.size < max(size, self._trimmed_bytes):
+        self.bucket.upkeep.trim(floors, self.state.dropped.keys() | self.lapsed.keys())
+        if self.bucket.upkeep.size < max(size, self._trimmed_bytes):
             self._forget_removed()
-        self._trimmed_bytes = self.bucket.size
+        self._trimmed_bytes = self.bucket.upkeep.size
 
     def retention_changed(self) -> None:
         """A reader went on or went away: what only it had not had is not kept any more."""
@@ -314,21 +314,21 @@ class Group:
 
     def find_room(self, room: int) -> None:
         """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
-        if self.bucket.size + room > self.bound_bytes():
+        if self.bucket.upkeep.size + room > self.bound_bytes():
             self._evict_oldest(room)
-        self._room = max(self.bound_bytes() - self.bucket.size - room, 0)
+        self._room = max(self.bound_bytes() - self.bucket.upkeep.size - room, 0)
 
     def _evict_oldest(self, room: int) -> None:
         """The log reached its bound: cut the oldest stretch of it that keeps something."""
         self.trim(always=True)
-        beyond = self.bucket.size + room - self.bound_bytes()
+        beyond = self.bucket.upkeep.size + room - self.bound_bytes()
         if beyond <= 0:
             return
         if self.settings.full != "drop-old":
             raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
-        if self.bucket.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
+        if self.bucket.reader.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
             return  # what was cut is given back as soon as the disk has that
-        self._cut_below = self.bucket.stretch_end(self.kept_from)
+        self._cut_below = self.bucket.metrics.stretch_end(self.kept_from)
         cuts = {stream: cut for stream in self.numbers.values() if (cut := stream.plan_cut_below(self._cut_below))}
         if cuts:
             self.persist_low_watermarks({stream.number: cut.floor for stream, cut in cuts.items()})
@@ -343,7 +343,7 @@ class Group:
         """As `write`, of one plain message: the common case where nothing bounds the stream is a straight line."""
         size = len(body)
         bounded = self.settings.depth is not NO_DEPTH or stream.blocked or self.consumers
-        if bounded or stream.removed or self.bucket.failed is not None:
+        if bounded or stream.removed or self.bucket.end.failed is not None:
             return self.write(stream, WriteRequest(MESSAGE, (body,), size))
         self._room -= size + RECORD_BYTES
         if self._room < 0:
@@ -359,8 +359,8 @@ class Group:
         """
         if stream.removed:
             raise errors.NotFound(f"{stream.name} was removed")
-        if self.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
+        if self.bucket.end.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {self.bucket.end.failed}")
         if post.kind != MESSAGE and self.settings.deliver == "one":
             return post.total  # an end mark is for all readers: here is none who could get it
         if not (post.id and self.ids.find_duplicate(post.id)):  # a repeat needs no room
@@ -439,11 +439,11 @@ class Group:
 
     def _append_one(self, stream: Stream, kind: int, body: bytes, time_ns: int) -> None:
         if not self.must_retain and self.ring is None and not self.past_rings and self._all_wait(stream):
-            sequence = self.bucket.skip()
+            sequence = self.bucket.writer.skip()
             stream.trimmed_count += 1  # had by its readers, as what they count
         else:
             try:
-                sequence = self.bucket.append(kind, stream.number, time_ns, body)
+                sequence = self.bucket.writer.append(kind, stream.number, time_ns, body)
             except OSError as error:
                 raise errors.DiskFailed(str(error)) from error
             stream.appended(sequence, kind, len(body))
@@ -461,7 +461,7 @@ class Group:
         body = post.bodies[0]
         also: list[Draft] = []
         if post.id:
-            change = self.ids.note(post.id, self.bucket.next)
+            change = self.ids.note(post.id, self.bucket.end.next)
             also.append(Draft(Kind.CHANGE, 0, group_state.encode_change(change)))
         sequence = self.append_message(stream, body, post.headers, also, time_ns)
         if post.id:
@@ -481,11 +481,11 @@ class Group:
 
     def announce(self, stream: Stream, sequence: int, body: bytes, head: bytes) -> None:
         """Tell everyone of a message that was appended with `append_message`."""
-        self._announce(stream, sequence, self.bucket.last_ns, MESSAGE, body, head)
+        self._announce(stream, sequence, self.bucket.end.last_ns, MESSAGE, body, head)
 
     def append_drafts(self, drafts: Sequence[Draft], time_ns: int) -> int:
         try:
-            return self.bucket.append_unit(drafts, time_ns)
+            return self.bucket.writer.append_batch(drafts, time_ns)
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
 
@@ -546,7 +546,7 @@ class Group:
         if sync == SYNC_OFF or not self.must_retain:
             return value
         if sync:
-            self.bucket.sync(None, sync / 1e9)
+            self.bucket.upkeep.sync(None, sync / 1e9)
             return value
         return self.after_sync(value)
 
@@ -560,15 +560,15 @@ class Group:
             else:
                 wait.fail(errors.DiskFailed(f"the disk failed: {error}"))
 
-        self.bucket.sync(then)
+        self.bucket.upkeep.sync(then)
         return wait.result() if wait.settled else wait
 
     # ------------------------------------------------------------ changes
 
     def change(self, *changes: Change, steps: Sequence[Steps] = ()) -> None:
         """Write changes, and steps of consumers, to the log as one unit and carry them out."""
-        if self.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
+        if self.bucket.end.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {self.bucket.end.failed}")
         time_ns = self.times.next_ns()
         drafts = [Draft(Kind.CHANGE, c.get("stream", 0), group_state.encode_change(c)) for c in changes]
         drafts += [Draft(Kind.ACK, own.number, body) for own, body in steps]
@@ -602,7 +602,7 @@ class Group:
         """`value`, when a change of names, modes or settings is as safe as `sync` says."""
         sync = self.settings.sync
         if sync > 0:
-            self.bucket.sync(None, sync / 1e9)
+            self.bucket.upkeep.sync(None, sync / 1e9)
         return self.after_sync(value) if sync == SYNC_ALWAYS else value
 
     def make_stream(self, name: str, mode: int, user: User) -> Stream:

@@ -191,11 +191,11 @@ class Stream(Numbered):
         self.update_low_watermark()
         first, steps = self.state.floor, 0
         while True:
-            found = group.bucket.locate(self.number, first)
+            found = group.bucket.reader.locate(self.number, first)
             away = found is not None and (found[0] in group.lapsed or found[0] in group.state.dropped)
             steps += 1
             if not away or steps % _STEPS == 0:
-                first = found[0] if found is not None else group.bucket.next
+                first = found[0] if found is not None else group.bucket.end.next
                 if first > self.state.floor:
                     self._raise(first)
                 yield
@@ -226,7 +226,7 @@ class Stream(Numbered):
 
     def _counted(self, first: int, end: int | None = None) -> tuple[int, int]:
         """(messages, bytes) in [first, end) of what is still to be counted."""
-        tally = self.group.bucket.count
+        tally = self.group.bucket.metrics.count
         count, size = tally(self.number, first, end)
         for run_first, run_last in self._acknowledged(first, end):
             done, done_size = tally(self.number, run_first, run_last + 1)
@@ -238,17 +238,17 @@ class Stream(Numbered):
 
     def messages(self, first: int, end: int | None = None) -> int:
         """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
-        bucket = self.group.bucket
-        there = bucket.count(self.number, first, end)[0]
-        return (
-            there - bucket.count_eof_markers(self.number, first, end) - len(self.deleted_in(first, end)) if there else 0
-        )
+        metrics = self.group.bucket.metrics
+        there = metrics.count(self.number, first, end)[0]
+        if not there:
+            return 0
+        return there - metrics.count_eof_markers(self.number, first, end) - len(self.deleted_in(first, end))
 
     def _acknowledged(self, first: int, end: int | None) -> list[tuple[int, int]]:
         """Where it is shared: the parts of [first, end) that everyone has had."""
         if not self.shared:
             return []
-        last = self.group.bucket.next if end is None else end - 1
+        last = self.group.bucket.end.next if end is None else end - 1
         common = [(first, last)]
         for consumer in self.interested_consumers():
             common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
@@ -263,7 +263,7 @@ class Stream(Numbered):
         group, floor = self.group, max(self.state.floor, self.group.times.expired_before())
         hidden = group.state.dropped.keys() | group.lapsed.keys() | group.ranks.all_singles()
         had = self._acknowledged(floor, None)
-        for portion in reversed(list(group.bucket.listing({self.number: floor}, group.bucket.next))):
+        for portion in reversed(list(group.bucket.metrics.listing({self.number: floor}, group.bucket.end.next))):
             sequences, sizes = portion.columns(portion.messages)
             if hidden or had:
                 rows = zip(sequences, sizes, strict=True)
@@ -274,12 +274,12 @@ class Stream(Numbered):
     def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
         """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
         found = {}
-        end = self.group.bucket.next if end is None else end
+        end = self.group.bucket.end.next if end is None else end
         for away in (self.group.state.dropped, self.group.lapsed):
             mine = range(first, end) if end - first < len(away) else away  # the fewer
             for sequence in mine:
                 if first <= sequence < end and away.get(sequence) == self.number:
-                    there = self.group.bucket.locate(self.number, sequence)
+                    there = self.group.bucket.reader.locate(self.number, sequence)
                     if there is not None and there[0] == sequence:
                         found[sequence] = there[1]
         return found
@@ -304,16 +304,16 @@ class Stream(Numbered):
     def lapse(self, sequence: int) -> None:
         """A message outlived its own ttl. Not yet in the group's list of those."""
         if self.count >= 0 and sequence >= self.state.floor and not self.is_deleted(sequence):
-            found = self.group.bucket.locate(self.number, sequence)
+            found = self.group.bucket.reader.locate(self.number, sequence)
             if found is not None and found[0] == sequence:
                 self.count -= 1
                 self.size -= found[1]
 
     def first_kept(self) -> int:
         """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
-        found = self.group.bucket.locate(self.number, self.state.floor)
+        found = self.group.bucket.reader.locate(self.number, self.state.floor)
         while found is not None and self.is_deleted(found[0]):
-            found = self.group.bucket.locate(self.number, found[0] + 1)
+            found = self.group.bucket.reader.locate(self.number, found[0] + 1)
         return found[0] if found else 0
 
     def newest_kept(self) -> int:
@@ -321,21 +321,21 @@ class Stream(Numbered):
         if self.newest < 0:
             self._look_up_newest()
         while self.newest and self.newest >= self.state.floor and self.is_deleted(self.newest):
-            self.newest = self.group.bucket.before(self.newest, self.number) or 0
+            self.newest = self.group.bucket.reader.before(self.newest, self.number) or 0
         return self.newest if self.newest >= self.state.floor else 0
 
     def _look_up_newest(self) -> None:
         bucket = self.group.bucket
-        sequence = bucket.before(bucket.next, self.number)
+        sequence = bucket.reader.before(bucket.end.next, self.number)
         while sequence is not None:
             try:
-                record = bucket.find(self.number, sequence)
+                record = bucket.reader.find(self.number, sequence)
             except errors.Damaged:
                 record = None
             if record is not None and record.kind == Kind.MESSAGE:
                 self.newest, self.mtime_ns = record.sequence, max(self.mtime_ns, record.time_ns)
                 return
-            sequence = bucket.before(sequence, self.number)
+            sequence = bucket.reader.before(sequence, self.number)
         self.newest = 0
 
     def visible(self, record: Record) -> bool:
@@ -406,18 +406,18 @@ class Stream(Numbered):
     def plan_cut_below(self, target: int) -> Cut | None:
         """All below that sequence; None where nothing is."""
         bucket, floor = self.group.bucket, self.state.floor
-        found = bucket.locate(self.number, floor)
+        found = bucket.reader.locate(self.number, floor)
         if found is None or found[0] >= target:
             return None
         count, size = self._counted(floor, target)
-        lost = max(count - bucket.count_eof_markers(self.number, floor, target), 0)
-        newest = bucket.before(target, self.number) or 0
+        lost = max(count - bucket.metrics.count_eof_markers(self.number, floor, target), 0)
+        newest = bucket.reader.before(target, self.number) or 0
         while (
             lost
             and newest >= floor
-            and (self.is_deleted(newest) or bucket.count_eof_markers(self.number, newest, newest + 1))
+            and (self.is_deleted(newest) or bucket.metrics.count_eof_markers(self.number, newest, newest + 1))
         ):
-            newest = bucket.before(newest, self.number) or 0
+            newest = bucket.reader.before(newest, self.number) or 0
         return Cut(target, self.count - count, self.size - size, count, size, lost, newest, self.trimmed_count)
 
     def begin_cut(self) -> Cut:
@@ -426,7 +426,7 @@ class Stream(Numbered):
 
     def extend_cut(self, cut: Cut) -> None:
         """By the oldest message that would be left."""
-        found = self.group.bucket.locate(self.number, cut.floor)
+        found = self.group.bucket.reader.locate(self.number, cut.floor)
         if found is None:
             cut.gone_size += cut.size
             cut.gone += cut.count
@@ -464,7 +464,7 @@ class Stream(Numbered):
         """What it takes to take away all that is kept."""
         self.update_low_watermark()
         bucket = self.group.bucket
-        last = bucket.before(bucket.next, self.number)
+        last = bucket.reader.before(bucket.end.next, self.number)
         floor = self.state.floor if last is None else max(self.state.floor, last + 1)
         cut = Cut(floor, 0, 0, self.count, self.size, before=self.trimmed_count)
         return Clearing(self, floor, self.newest_kept(), cut)

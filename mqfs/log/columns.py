@@ -78,7 +78,7 @@ def columns(
     allocate: Callable[[int], bytearray] = bytearray,
 ) -> Columns:
     """Of the run at `begin`. KeyError for a message of a stream that is not in the table, unless there may be
-    `strangers`, which are left out. `allocate` gives room for so many bytes or more; a
+    `strangers`, which are left out. `allocate` returns at least that many bytes; a
     column that ends early has more than it needs."""
     said = table.numbers, table.bounds, table.ends, table.names
     if MISSING:

@@ -110,7 +110,7 @@ def decode(data: bytes) -> Record | None:
 
 
 def row_at(data: bytes, at: int, base: int = 0) -> Row | None:
-    """What lies at `data[at:]` if it is a whole record that passes; `base` is the position of data[0] in the log."""
+    """The record at `data[at:]` if it is whole and passes its check; `base` is the position of data[0] in the log."""
     if at + HEAD_BYTES > len(data):
         return None
     size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data, at)

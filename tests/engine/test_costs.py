@@ -83,7 +83,7 @@ def evicting(path: Path, messages: int) -> tuple[int, int]:
     cost = 0
     while not stream.state.floor:
         cost = calls_once(lambda: writer.write(b"xx"))
-    assert (stream.count, stream.size) == queues.group.bucket.count(stream.number, stream.state.floor)[:2]
+    assert (stream.count, stream.size) == queues.group.bucket.metrics.count(stream.number, stream.state.floor)[:2]
     assert stream.evicted_before == stream.state.floor
     assert queues.group.counts.cut == stream.trimmed_count
     return cost, queues.group.counts.cut
@@ -107,7 +107,7 @@ def test_eviction_waits_for_the_disk_to_give_back_what_was_cut(tmp_path: Path, m
     monkeypatch.setattr(limits, "GROUP_BYTES", 400_000)
     monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 1_024)
     queues = Queues("replay all", path=tmp_path / "store")
-    monkeypatch.setattr(queues.group.bucket, "sync", lambda then=None, within_s=0.0: None)  # it takes its time
+    monkeypatch.setattr(queues.store.committer, "request", lambda *job: None)  # the disk takes its time
     stream, writer = queues.group.streams["s"], queues.at("s", os.O_WRONLY)
     while not stream.state.floor:
         writer.write(b"x")

@@ -19,7 +19,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, hand: Hand, error: Exception) -> li
         calls.append(1)
         raise error
 
-    monkeypatch.setattr(hand.group.bucket, "trim", trim)
+    monkeypatch.setattr(type(hand.group.bucket.upkeep), "trim", trim)
     return calls
 
 
@@ -57,7 +57,7 @@ def test_what_was_dropped_is_given_back_by_another_try(hand: Hand, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr("mqfs.limits.TRIM_BYTES", 8)
         hand.tree.tick()
-        size = hand.group.bucket.size
+        size = hand.group.bucket.upkeep.size
         hand.ctl("drop s 2")
         patch.setattr("mqfs.limits.TRIM_BYTES", size - 8)  # it has not grown by so much
         calls = failing(patch, hand, DiskFailed("for a moment"))

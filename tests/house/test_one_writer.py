@@ -9,14 +9,17 @@ from pathlib import Path
 from tests.house.today import check, name_of, sources
 
 WRITER = "mqfs/engine/log/group_log.py"
-APPENDS = {"append", "append_unit", "append_many", "append_batch", "skip", "reserve_space", "skip_to"}
+APPENDS = {"append", "append_batch", "append_range", "skip", "reserve_space", "skip_to"}
 LOGS = {"bucket", "log"}  # what a group's log is called where it is used
+PARTS = {"writer", "ranges"}  # of it
 APPLIES = {"apply"}
 STATES = {"state", "progress"}
 
 
 def owner(node: ast.expr) -> str:
-    """The last word of what an attribute is of: `bucket` of `self.group.bucket`."""
+    """The last word of what an attribute is of: `bucket` of `self.group.bucket`, and of `self.group.bucket.writer`."""
+    if isinstance(node, ast.Attribute) and node.attr in PARTS:
+        return owner(node.value)
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

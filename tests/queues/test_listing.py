@@ -51,7 +51,9 @@ class Campaign:
         self.queues.ctl(f"eof {self.random.choice('st')}")
 
     def drop(self) -> None:
-        self.queues.ctl(f"drop {self.random.choice('st')} {self.random.randrange(1, self.queues.group.bucket.next)}")
+        self.queues.ctl(
+            f"drop {self.random.choice('st')} {self.random.randrange(1, self.queues.group.bucket.end.next)}"
+        )
 
     def take(self) -> None:
         """Acknowledged in any order, so that what is had lies in runs."""
@@ -86,7 +88,7 @@ class Campaign:
         group, position, bodies = self.queues.group, 0, []
         handle = self.queues.at(".kept/s")
         stream = group.streams["s"]
-        while (record := group.bucket.find(stream.number, position)) is not None:
+        while (record := group.bucket.reader.find(stream.number, position)) is not None:
             position = record.sequence + 1
             if record.kind == Kind.MESSAGE and stream.visible(record) and not group.ranks.is_hidden(record):
                 bodies.append(record.body)

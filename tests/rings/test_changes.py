@@ -29,5 +29,5 @@ def test_what_a_stream_counts_is_what_its_log_keeps(depth: str, change: str, end
     rig.pump()
     assert stream.state.floor >= floor
     stream.update_low_watermark()
-    assert (stream.count, stream.size) == rig.group.bucket.count(stream.number, stream.state.floor)[:2]
+    assert (stream.count, stream.size) == rig.group.bucket.metrics.count(stream.number, stream.state.floor)[:2]
     rig.stop()

@@ -117,7 +117,7 @@ class ValidatedChange:
         for sequence in action.sequences:
             if group.held.targets(stream, sequence):
                 continue
-            found = group.bucket.locate(stream.number, sequence)
+            found = group.bucket.reader.locate(stream.number, sequence)
             gone = sequence < stream.kept_from() or stream.is_deleted(sequence)
             if gone or found is None or found[0] != sequence:
                 raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")

@@ -150,7 +150,7 @@ class Consumers(dict[str, Consumer]):
 
     def attend(self, streams: Iterable[Stream]) -> bool:
         """Whether one of them is to be told of each message of these streams."""
-        return self.group.bucket.next >= self.next_end or any(stream.is_attended for stream in streams)
+        return self.group.bucket.end.next >= self.next_end or any(stream.is_attended for stream in streams)
 
     @property
     def bounded(self) -> list[Consumer]:
@@ -210,12 +210,12 @@ class Consumers(dict[str, Consumer]):
     def _beginning(self, replay: str, streams: Iterable[Stream]) -> int:
         """Where a new consumer starts: as `replay` lets a reader begin."""
         group = self.group
-        end = group.bucket.next
+        end = group.bucket.end.next
         if replay == "off":
             return end
         group.advance_all()
         if replay == "all":
-            return group.bucket.first
+            return group.bucket.reader.first
         return max((stream.newest_kept() for stream in streams), default=0) or end
 
     def remove(self, consumer: Consumer) -> None:
@@ -249,10 +249,10 @@ class Consumers(dict[str, Consumer]):
 
     def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
         """Record what became of messages, and carry it out. Raises DiskFailed, ReadOnly; then nothing has happened."""
-        if self.group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {self.group.bucket.failed}")
+        if self.group.bucket.end.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {self.group.bucket.end.failed}")
         try:
-            self.group.bucket.append(Kind.ACK, own.number, self.group.times.next_ns(), steps)
+            self.group.bucket.writer.append(Kind.ACK, own.number, self.group.times.next_ns(), steps)
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
         self.progressed(own, steps)
@@ -260,8 +260,8 @@ class Consumers(dict[str, Consumer]):
     def acknowledge_all(self, steps: Sequence[Steps]) -> None:
         """As `acknowledge`, of several consumers: recorded together or not at all."""
         group = self.group
-        if group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        if group.bucket.end.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.end.failed}")
         drafts = [Draft(Kind.ACK, own.number, body) for own, body in steps]
         group.append_drafts(drafts, group.times.next_ns())
         for own, body in steps:
@@ -318,7 +318,7 @@ class Consumers(dict[str, Consumer]):
             if crowd.waiting:
                 for consumer in list(crowd.waiting):
                     consumer.serve()
-        if self.group.bucket.next >= self.next_end:
+        if self.group.bucket.end.next >= self.next_end:
             self._end_reads()
 
     def end_at(self, consumer: Consumer, sequence: int) -> None:
@@ -328,7 +328,7 @@ class Consumers(dict[str, Consumer]):
 
     def _end_reads(self) -> None:
         """Those that end here, whatever stream took the message."""
-        while (number := self._ends.name) is not None and self._ends.value <= self.group.bucket.next:
+        while (number := self._ends.name) is not None and self._ends.value <= self.group.bucket.end.next:
             self._ends.remove(number)
             stream, own = self.group.numbers.get(number), self.group.state.consumers.get(number)
             consumer = (
@@ -340,7 +340,7 @@ class Consumers(dict[str, Consumer]):
 
     def _end_reads_of(self, consumer: Consumer) -> None:
         consumer.serve()
-        ends = [taker.until for taker in consumer.parked.values() if taker.until > self.group.bucket.next]
+        ends = [taker.until for taker in consumer.parked.values() if taker.until > self.group.bucket.end.next]
         if ends and min(ends) != NEVER:
             self._ends.set(consumer.number, min(ends))
 

@@ -159,7 +159,7 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
 def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
     while True:
         try:
-            record = group.bucket.find(dead.number, position)
+            record = group.bucket.reader.find(dead.number, position)
         except errors.Damaged as error:
             position = error.sequence + 1
             continue

@@ -51,7 +51,7 @@ class Cursor(CommandFile):
         self.last = PartialRead()
         self.waits: dict[Wait[bytes], int] = {}  # each with its read's count
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
-        self.position = self.group.bucket.next
+        self.position = self.group.bucket.end.next
         replay = self.group.settings.replay
         if replay != "off":
             self._seek("first" if replay == "all" else "last")
@@ -138,7 +138,7 @@ class Cursor(CommandFile):
         self._drop_rest()
 
     def _until(self, bound: int | None) -> None:
-        self.until = self.group.bucket.next if bound is None else bound
+        self.until = self.group.bucket.end.next if bound is None else bound
 
     def _info(self) -> None:
         record = self.shown
@@ -153,10 +153,10 @@ class Cursor(CommandFile):
     def _measure(self, messages: int, size: int) -> None:
         """Where what it shows would be cut, from its position on; told by the next read."""
         group = self.group
-        end = group.bucket.next if self.until is None else self.until
+        end = group.bucket.end.next if self.until is None else self.until
         streams = self.streams()
         chosen = None if len(streams) == len(group.numbers) else streams.keys()
-        found = group.bucket.split_points(self.position, end, chosen, messages, size)
+        found = group.bucket.metrics.split_points(self.position, end, chosen, messages, size)
         self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
@@ -229,7 +229,7 @@ class Cursor(CommandFile):
                 raise
             if record is None or (self.until is not None and record.sequence >= self.until):
                 # Nothing of what it shows stands before the end (or `until`): that far it has been.
-                end = self.group.bucket.next
+                end = self.group.bucket.end.next
                 self.position = max(self.position, end if self.until is None else min(end, self.until))
                 return None
             shown = self._shows(record)  # which may count it as lost, as long as it is not behind the position
@@ -321,9 +321,9 @@ class Cursor(CommandFile):
         if any(stream.shared or stream.state.floor > first for stream in streams.values()):
             return None
         names = {number: stream.name for number, stream in streams.items()}
-        head = self.names.table(first, group.bucket.last_ns, names)
-        end = group.bucket.next if self.until is None else self.until
-        found = group.bucket.read_run(first, end, count - len(head), streams.keys(), not group.ranks)
+        head = self.names.table(first, group.bucket.end.last_ns, names)
+        end = group.bucket.end.next if self.until is None else self.until
+        found = group.bucket.reader.read_run(first, end, count - len(head), streams.keys(), not group.ranks)
         if found is None or not self.names.knows({number: names[number] for number in found.streams}):
             return None
         if head:
@@ -378,7 +378,7 @@ class Cursor(CommandFile):
             return True
         if self.over or self._done() or self.lost:
             return True
-        return self.position < self.group.bucket.next and self.selection.find(self.position) is not None
+        return self.position < self.group.bucket.end.next and self.selection.find(self.position) is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         if then is None:

@@ -39,7 +39,7 @@ class MergedReader(Reader):
 
     def look(self) -> Record | None:
         """The next message in the log that may be for it. Raises Damaged."""
-        return self.group.bucket.scan(self.position)
+        return self.group.bucket.reader.scan(self.position)
 
     def at_end(self) -> bytes | None:
         """Under `deliver one` it only shows: what is there, then end-of-file."""
@@ -51,7 +51,7 @@ class MergedReader(Reader):
             return
         self.group.advance_all()
         if replay == "all":
-            self.position = self.group.bucket.first
+            self.position = self.group.bucket.reader.first
         else:
             mine = (s.newest_kept() for s in self.group.numbers.values() if self.covers(s))
             self.position = max(mine, default=0) or self.position
@@ -89,7 +89,7 @@ class MergedReader(Reader):
             raise errors.FellBehind(f"messages of {behind} were lost")
 
     def ahead(self) -> bool:
-        return self.position < self.group.bucket.next and self.look() is not None
+        return self.position < self.group.bucket.end.next and self.look() is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         if then is None:

@@ -19,7 +19,7 @@ class Reader(OpenFile):
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.sequential = reads and writes
-        self.position = self.group.bucket.next
+        self.position = self.group.bucket.end.next
         self.last = PartialRead()
 
     @property
@@ -134,7 +134,7 @@ class Reader(OpenFile):
         if not waits:
             del room[self]
         # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
-        self.position = max(self.position, self.group.bucket.next)
+        self.position = max(self.position, self.group.bucket.end.next)
         return True
 
     def hand(self, record: Record, count: int, offset: int) -> bytes:

@@ -84,13 +84,13 @@ class PutHandle(CommandFile):
 
     def _hold(self, stream: Stream, put: PutRequest, body: bytes, due_ns: int, total: int) -> Step[int]:
         group = self.group
-        if group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        if group.bucket.end.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.end.failed}")
         put_id = self._id(put)
         known = group.ids.find_duplicate(put_id) if put_id else 0
         if not known:
             also: list[Draft] = []
-            change = group.ids.note(put_id, group.bucket.next) if put_id else None
+            change = group.ids.note(put_id, group.bucket.end.next) if put_id else None
             if change is not None:
                 also.append(Draft(Kind.CHANGE, 0, states.encode_change(change)))
             known = group.held.put(stream, body, self._texts(put), due_ns, also)

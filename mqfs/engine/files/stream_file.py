@@ -141,7 +141,7 @@ class StreamHandle(Reader, Writer):
             self.position = newest or self.position
         if stream.count < 0:
             stream.update_low_watermark()
-        ahead = 0 if replay == "off" else self.group.bucket.count(stream.number, self.position)[0]
+        ahead = 0 if replay == "off" else self.group.bucket.metrics.count(stream.number, self.position)[0]
         self.had = stream.trimmed_count + stream.count - ahead
 
     def waiting_room(self) -> Parked:
@@ -168,7 +168,7 @@ class StreamHandle(Reader, Writer):
         """A message for one taker, written before this handle came and not taken since."""
         stream = self.node
         while (sequence := stream.next_unclaimed_exclusive()) and sequence < self.position:
-            record = self.group.bucket.find(stream.number, sequence)
+            record = self.group.bucket.reader.find(stream.number, sequence)
             stream.claim_exclusive(sequence)
             if record is not None and record.sequence == sequence and stream.visible(record):
                 return record
@@ -182,7 +182,7 @@ class StreamHandle(Reader, Writer):
             return single
         while True:
             try:
-                record = self.group.bucket.find(stream.number, self.position)
+                record = self.group.bucket.reader.find(stream.number, self.position)
             except errors.Damaged as error:
                 self.position = error.sequence + 1
                 raise
@@ -215,7 +215,8 @@ class StreamHandle(Reader, Writer):
     def ahead(self) -> bool:
         stream = self.node
         return (
-            self.position < stream.evicted_before or self.group.bucket.locate(stream.number, self.position) is not None
+            self.position < stream.evicted_before
+            or self.group.bucket.reader.locate(stream.number, self.position) is not None
         )
 
     def _end(self) -> None:

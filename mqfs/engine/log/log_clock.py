@@ -31,7 +31,7 @@ class LogClock:
         """The wall time of the next record: never before the last one's. Notes a step of the wall clock."""
         clock = self.group.tree.clock
         wall = clock.wall_ns()
-        last_ns = self.group.bucket.last_ns
+        last_ns = self.group.bucket.end.last_ns
         if wall < last_ns:
             wall = last_ns
         elif 0 <= wall - self._checked_ns < _COMPARE_NS:
@@ -52,16 +52,16 @@ class LogClock:
         """Note how the clocks stand."""
         now = self.group.tree.clock.anchor()
         anchor = now._replace(wall_ns=wall, engine_ns=engine, shown_ns=now.wall_ns)
-        change = {"do": "clock", "sequence": self.group.bucket.next, "anchor": list(anchor)}
-        self.group.bucket.append(Kind.CLOCK, 0, wall, encode_change(change))
+        change = {"do": "clock", "sequence": self.group.bucket.end.next, "anchor": list(anchor)}
+        self.group.bucket.writer.append(Kind.CLOCK, 0, wall, encode_change(change))
         self.group.state.apply(change)
 
     def note_step(self) -> None:
         """The wall clock was set: let the log say so even if nothing is written, for the next boot to know."""
-        if self.group.bucket.failed is None:
-            wall = max(self.group.tree.clock.wall_ns(), self.group.bucket.last_ns)
+        if self.group.bucket.end.failed is None:
+            wall = max(self.group.tree.clock.wall_ns(), self.group.bucket.end.last_ns)
             self._anchor(wall, self.group.tree.clock.engine_ns())
-            self.group.bucket.sync(None, 1.0)
+            self.group.bucket.upkeep.sync(None, 1.0)
 
     def written_ns(self, record: Record) -> int:
         """When a message was written, on the engine clock."""
@@ -87,7 +87,7 @@ class LogClock:
         for i, (_, anchor) in enumerate(anchors):
             if anchor.engine_ns > limit and i:
                 break
-            floor = self.group.bucket.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1)
+            floor = self.group.bucket.reader.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1)
             if i + 1 < len(anchors):
                 floor = min(floor, anchors[i + 1][0])
         self._expired = (limit, floor)
@@ -97,5 +97,5 @@ class LogClock:
         """Until when the group's `ttl` keeps a message, engine ns; NEVER where it has none."""
         if not self.group.settings.ttl:
             return NEVER
-        record = self.group.bucket.scan(sequence)
+        record = self.group.bucket.reader.scan(sequence)
         return self.written_ns(record) + self.group.settings.ttl if record is not None else NEVER

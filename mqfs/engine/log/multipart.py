@@ -64,7 +64,7 @@ def last_of(group: Group, record: Record) -> Record | None:
 
 def _together(group: Group, stream: int, first: int, last: int) -> bool:
     """Whether all messages from here to there are of that stream, and kept."""
-    if group.bucket.count(stream, first, last + 1)[0] != last - first + 1:
+    if group.bucket.metrics.count(stream, first, last + 1)[0] != last - first + 1:
         return False
     dropped = group.state.dropped
     return not dropped or not any(sequence in dropped for sequence in range(first, last + 1))
@@ -72,7 +72,7 @@ def _together(group: Group, stream: int, first: int, last: int) -> bool:
 
 def _find(group: Group, stream: int, sequence: int) -> Record | None:
     try:
-        record = group.bucket.find(stream, sequence)
+        record = group.bucket.reader.find(stream, sequence)
     except errors.Damaged:
         return None
     return record if record is not None and record.sequence == sequence and record.kind == Kind.MESSAGE else None
@@ -81,7 +81,7 @@ def _find(group: Group, stream: int, sequence: int) -> Record | None:
 def parts(group: Group, stream: int, first: int, last: int) -> Iterator[Record]:
     """The messages from here to there. Raises Damaged, DiskFailed."""
     for sequence in range(first, last + 1):
-        record = group.bucket.find(stream, sequence)
+        record = group.bucket.reader.find(stream, sequence)
         if record is None or record.sequence != sequence:
             raise errors.DiskFailed(f"message {sequence}, a part of a body, is gone")
         yield record
@@ -96,7 +96,7 @@ class LongBody:
         self._begins = [0]
         self._first = first
         for sequence in range(first, record.sequence + 1):
-            found = group.bucket.locate(record.stream, sequence)
+            found = group.bucket.reader.locate(record.stream, sequence)
             self._begins.append(self._begins[-1] + (found[1] if found is not None else 0))
 
     def __len__(self) -> int:

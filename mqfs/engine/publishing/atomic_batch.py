@@ -131,8 +131,8 @@ class AtomicBatch:
         """Whether everything it needs is there; else the stream on which it waits. Nothing is done yet where it raises
         or waits."""
         group = self.group
-        if group.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {group.bucket.failed}")
+        if group.bucket.end.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.bucket.end.failed}")
         for stream in self.tallies:
             if stream.removed:
                 raise errors.NotFound(f"{stream.name} was removed")
@@ -168,7 +168,7 @@ class AtomicBatch:
         group = self.group
         group.reserve_room(self.size)
         for _ in range(_ROUNDS):
-            if group.settings.full != "drop-old" or group.bucket.size + self.size <= group.bound_bytes():
+            if group.settings.full != "drop-old" or group.bucket.upkeep.size + self.size <= group.bound_bytes():
                 return
             group.find_room(self.size)
 
@@ -230,7 +230,7 @@ class AtomicBatch:
         """As `announce` for each message, where only what is counted changes."""
         group = self.group
         for stream, tally in rest.items():
-            stream.mtime_ns = group.bucket.last_ns
+            stream.mtime_ns = group.bucket.end.last_ns
             stream.written += tally.messages
             group.counts.written += tally.messages
             group.counts.written_bytes += tally.size

@@ -40,7 +40,7 @@ class DelayedMessages:
         bucket = self.group.bucket
         while True:
             try:
-                record = bucket.find(PUT, position)
+                record = bucket.reader.find(PUT, position)
             except errors.Damaged as error:
                 position = error.sequence + 1
                 continue
@@ -122,13 +122,13 @@ class DelayedMessages:
 
     def _record(self, sequence: int) -> Record | None:
         try:
-            record = self.group.bucket.find(PUT, sequence)
+            record = self.group.bucket.reader.find(PUT, sequence)
         except errors.Damaged:
             return None
         return record if record is not None and record.sequence == sequence else None
 
     def _step(self, sequence: int) -> bytes:
-        before = self.group.bucket.before(sequence, PUT) or 0
+        before = self.group.bucket.reader.before(sequence, PUT) or 0
         return step(ACK, before + 1, sequence)
 
     def _done(self, sequence: int, steps: bytes) -> None:
