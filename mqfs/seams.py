@@ -279,7 +279,7 @@ class SpoolFile(Protocol):
     def size(self) -> int: ...
 
     def append(self, data: bytes) -> None:
-        """Behind what is there. After an error nothing of it is."""
+        """Append; after an error nothing of `data` is there."""
         ...
 
     def read(self, at: int, count: int) -> bytes:

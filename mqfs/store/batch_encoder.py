@@ -25,7 +25,7 @@ def measure(drafts: Sequence[Draft]) -> tuple[int, int]:
 
 
 class BatchEncoder:
-    """The records of one atomic batch, encoded piece by piece: it may be larger than what is good to hold."""
+    """The records of one atomic batch, encoded piece by piece: it may be too large to hold."""
 
     __slots__ = ("_drafts", "_marks", "_position", "_sequence", "_time_ns", "first", "messages", "others", "stamped")
 

@@ -103,7 +103,7 @@ class Chain:
         self.lowest = None
 
     def close(self) -> None:
-        """Give up all descriptors, and what is in memory."""
+        """Give up all descriptors and caches."""
         for segment in self.segments:
             segment.index = None
             segment.close_idle()

@@ -38,7 +38,7 @@ def check(path: str, fix: bool = False, report: Report = print) -> int:
     if not disk.exists(path):
         raise errors.BadStore(f"{path} does not exist")
     if not disk.is_folder(f"{path}/buckets"):
-        read_label(disk, path)  # refuses what is no store
+        read_label(disk, path)  # raises BadStore
     lock = take_lock(disk, path, write=fix)
     try:
         checker = Checker(disk, path, fix, report)
@@ -230,7 +230,7 @@ class Checker:
             if log.found.end >= log.covered or all(at < log.found.end for at in log.listed):
                 self.report(f"note: group {number}: {log.name}: a torn tail of {count} bytes; cut at the next start")
             else:
-                self.problem(f"group {number}: {log.name}: {count} bytes behind the last whole unit")
+                self.problem(f"group {number}: {log.name}: {count} bytes behind the last whole batch")
         head = min((row.position for row in log.others if row.kind == Kind.STATE), default=-1)
         if head != 0 and log.found.end:
             self.report(f"note: group {number}: {log.name} does not begin with a state")

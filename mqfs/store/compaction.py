@@ -111,7 +111,7 @@ class Compaction:
         cache.live_bytes = live
 
     def _runs(self) -> list[list[Segment]]:
-        """Those that become much smaller: a segment that would only be copied is left, however often this is asked."""
+        """Those that become much smaller: a segment that would only be copied is left."""
         runs: list[list[Segment]] = [[]]
         behind = 0
         for segment, end in self.chain.sealed():

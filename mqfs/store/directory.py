@@ -38,7 +38,7 @@ def prepare(disk: Disk, path: str) -> None:
 
 
 def begin(disk: Disk, path: str) -> tuple[str, int]:
-    """Make what is missing, and empty staging/. Returns the label, as `read_label`."""
+    """Make missing folders and the label, and empty staging/. Returns the label, as `read_label`."""
     is_new = not disk.exists(f"{path}/mqfs")
     uuid_, number = (str(uuid.uuid4()), 1) if is_new else read_label(disk, path)
     for name in FOLDERS:

@@ -205,9 +205,13 @@ class GroupCommit:
     # ------------------------------------------------------------ which segments
 
     def watch(self, segment: Segment, mark: float) -> None:
-        """Sync a segment, the last of them, until `mark` of `written` is on disk; inf: it is appended to."""
-        self._unsynced.pop(segment, None)
+        """Sync a segment until `mark` of `written` is on disk; inf: it is appended to. One step: the committer's thread
+        may read the list at any moment, and a segment missing from it is not synced."""
         self._unsynced[segment] = mark
+
+    def watch_only(self, marks: dict[Segment, float]) -> None:
+        """As `watch`, of these and no others, in their order."""
+        self._unsynced = marks
 
     def has_unsynced(self, segment: Segment) -> bool:
         return segment in self._unsynced

@@ -54,9 +54,7 @@ def _reopen(chain: Chain, commit: GroupCommit, segment: Segment) -> None:
         return
     commit.note_folder_change()
     unsure = [older for older in chain.segments[:-1] if not older.looks_sealed()]
-    for older in unsure:
-        commit.watch(older, commit.written)
-    commit.watch(segment, inf)
+    commit.watch_only({**dict.fromkeys(unsure, commit.written), segment: inf})
     for some in (*unsure, segment):
         some.may_close_fd = commit.may_close
         some.write_again()

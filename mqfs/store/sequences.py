@@ -29,7 +29,7 @@ class SequenceBlocks:
 
     def __init__(self, bound: int) -> None:
         self.reserved = bound  # below it sequences may be given
-        self.refill = bound  # from it on a new block is wanted
+        self.refill = bound  # from it on a new block is due
         self.announced = bound  # by the newest reserve record, on disk or not
         self.size = limits.SEQUENCE_BLOCK
         self._granted: Callable[[int], None] | None = None

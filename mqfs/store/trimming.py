@@ -31,7 +31,9 @@ def trim(chain: Chain, liveness: Liveness, removal: SegmentRemoval, appender: Ap
             appender.roll()
             unwanted.append(opened)
     if chain.open is None:
-        unwanted = [segment for segment in unwanted if segment is not chain.segments[-1]]  # it holds the newest state
+        unwanted = [
+            segment for segment in unwanted if segment is not chain.segments[-1]
+        ]  # the last holds the newest state
     if unwanted and not removal.paused and chain.end.failed is None:
         removal.remove(unwanted)
 

@@ -1,4 +1,4 @@
-"""Upkeep of a bucket: what is done besides reading and appending, and its end.
+"""Upkeep of a bucket: trimming, compaction, idle caches, and its end.
 
 Owns the order of a clean stop. Each portion of a tick is bounded; a failed one is repeated by the next.
 """

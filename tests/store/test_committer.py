@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,3 +164,39 @@ def test_a_loop_that_ended_is_no_error() -> None:
     assert done.wait(20)
     thread.request("other", lambda: None, lambda error: None, 3_600)
     thread.stop()
+
+
+def test_at_no_moment_of_a_roll_a_sync_leaves_out_the_old_segment(tmp_path: Path) -> None:
+    """The committer's thread may run between any two steps of the engine's."""
+    with lowered(**SMALL):
+        synced: set[int] = set()
+        jobs: list[Callable[[], None]] = []
+        disk: Any = Disk()
+        disk.fdatasync = synced.add
+        store: Any = DiskStore(str(tmp_path / "store"), disk=disk)
+        bucket = store.make(store.number(), b"{}")
+        bucket.writer.state = lambda: b"{}"
+        store.committer.request = lambda key, job, done, within_s: jobs.append(job)
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+        bucket.upkeep.sync()
+        old, steps = bucket.chain.open, 0
+
+        def step(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal steps
+            frame.f_trace_opcodes = True
+            synced.clear()
+            sys.settrace(None)
+            jobs[0]()
+            sys.settrace(step)
+            steps += 1
+            assert old.fd in synced
+            return step
+
+        while bucket.chain.open is old:
+            sys.settrace(step)
+            try:
+                bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 100)
+            finally:
+                sys.settrace(None)
+        assert steps > 1_000
+        store.close()

@@ -1,4 +1,4 @@
-"""One segment of a log: its bytes, and what is known of them.
+"""One segment of a log: its bytes, and the records in them.
 
 Owns the log file, what was preallocated, and the descriptor, which it gives up when too many are open. Never decides
 what is retained.
@@ -88,14 +88,14 @@ class Segment:
             self._descriptors.opened(self)
 
     def close_idle(self) -> None:
-        """Give up the descriptor and what is in memory."""
+        """Give up the descriptor and the caches."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             self._disk.close(fd)
         self.drop_index_cache()
 
     def drop_index_cache(self) -> None:
-        """Give up the index in memory, but for what is not on disk."""
+        """Give up the index in memory, but for rows that are not on disk."""
         messages, others = self.idx.count()
         if isinstance(self.index, OpenIndex) and not self.sealed:
             self._tail = self.index.behind(messages)
@@ -336,8 +336,8 @@ class Segment:
             self.allocated = self.used
 
     def extend(self, to: int, messages: int, others: int, last_ns: int, flags: int = 0) -> None:
-        """Add a part to the .idx for what is synced: the log up to `to`, with those counts of records. Best effort: on
-        error the index is rebuilt at the next start."""
+        """Add a part to the .idx for the synced log up to `to`, with those counts of records. Best effort: on error the
+        index is rebuilt at the next start."""
         start = self.idx.covered
         if to <= start or self.sealed:
             return

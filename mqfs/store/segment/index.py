@@ -162,7 +162,7 @@ def with_headers(index: Index, stream: int | None, sequence: int, end: int) -> l
     if stream is None:
         heads = memoryview(headers)[begin:to].tobytes()  # type: ignore[arg-type]
         if heads.count(0) == len(heads):
-            return []  # mostly; a search for what is not there takes longer
+            return []  # mostly; a search without a hit takes longer
         ordinals = dict.fromkeys(begin + found.start() // 2 for found in _HEADED.finditer(heads))
         return [sequences[ordinal] for ordinal in ordinals]
     posting = index.posting(stream)
