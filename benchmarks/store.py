@@ -62,24 +62,24 @@ def bare(folder: str) -> dict[str, float]:
 def through_store(folder: str) -> dict[str, float]:
     store = DiskStore(f"{folder}/store")
     bucket = store.make(store.number(), b"{}")
-    bucket.state = lambda: b"{}"
+    bucket.writer.state = lambda: b"{}"
 
     def append() -> None:
         for number in range(COUNT):
-            bucket.append(1, 16 + number % 10, number, BODY)
+            bucket.writer.append(1, 16 + number % 10, number, BODY)
 
     def find() -> None:
         for number in range(1, COUNT + 1):
-            bucket.find(16 + (number - 1) % 10, number)
+            bucket.reader.find(16 + (number - 1) % 10, number)
 
     def peek() -> None:
         for number in range(1, COUNT + 1):
-            bucket.locate(16, number)
+            bucket.reader.locate(16, number)
 
     def sync() -> None:
         for number in range(SYNCS):
-            bucket.append(1, 16, number, BODY)
-            bucket.sync()
+            bucket.writer.append(1, 16, number, BODY)
+            bucket.upkeep.sync()
 
     result = {"append": timed("append", COUNT, append), "find": timed("find", COUNT, find)}
     timed("peek", COUNT, peek)
@@ -92,10 +92,10 @@ def fill(path: str) -> None:
     store = DiskStore(path)
     for _ in range(GROUPS):
         bucket = store.make(store.number(), b'{"name":"group"}')
-        bucket.state = lambda: b'{"name":"group"}'
+        bucket.writer.state = lambda: b'{"name":"group"}'
         for number in range(MESSAGES):
-            bucket.append(1, 16 + number % 1_000, number, BODY)
-        bucket.sync()
+            bucket.writer.append(1, 16 + number % 1_000, number, BODY)
+        bucket.upkeep.sync()
     if path.endswith("killed"):
         os._exit(0)
     store.close()
@@ -107,13 +107,13 @@ def start(path: str) -> None:
     store = DiskStore(path)
     buckets = [store.open(number) for number in store.groups()]
     for bucket in buckets:
-        bucket.history()
+        bucket.upkeep.history()
     opened = time.perf_counter() - begin
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"start, {GROUPS} groups, {GROUPS * MESSAGES:,} messages: {opened:.3f} s, RSS {rss >> 10} MB")
     begin = time.perf_counter()
     sequence, count = 0, 0
-    while (record := buckets[0].find(20, sequence)) is not None:
+    while (record := buckets[0].reader.find(20, sequence)) is not None:
         sequence, count = record.sequence + 1, count + 1
     print(f"first read of one stream of {count} among 1,000: {(time.perf_counter() - begin) * 1e3:.2f} ms")
     os._exit(0)

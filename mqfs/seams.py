@@ -21,7 +21,7 @@ class Anchor(NamedTuple):
 
 
 class Clock(Protocol):
-    """Time as the engine is told it."""
+    """Wall time and engine time, injected."""
 
     def wall_ns(self) -> int: ...
 
@@ -39,7 +39,7 @@ class Clock(Protocol):
 
 
 class ProcessWatcher(Protocol):
-    """Who tells when a process has ended."""
+    """Notice of the end of processes."""
 
     def watch(self, pid: int, then: Callable[[], None]) -> Callable[[], None] | None:
         """Call `then` once when the process has ended, never before this returns; what is returned stops the watch.
@@ -50,19 +50,8 @@ class ProcessWatcher(Protocol):
 Committed = Callable[[OSError | None], None]
 
 
-class Bucket(Protocol):
-    """One group's log. All calls are synchronous and raise OSError where the disk fails; none waits for a sync.
-
-    "Message" here means records of kind MESSAGE and END. One that fails its check raises errors.Damaged each time it is
-    met; the caller goes on behind its `sequence`.
-    """
-
-    state: Callable[[], bytes]  # set by the engine: the body of a STATE record, now
-
-    @property
-    def id(self) -> int:
-        """The group's number: > 0, never given twice in a store; the root group's is 1."""
-        ...
+class LogEnd(Protocol):
+    """Where a log ends: what its next record gets, and whether there will be one."""
 
     @property
     def next(self) -> int:
@@ -76,44 +65,18 @@ class Bucket(Protocol):
 
     @property
     def failed(self) -> OSError | None:
-        """The first write or sync that failed; the bucket is read-only from then on."""
+        """The first write or sync that failed; the log is read-only from then on."""
         ...
 
-    def fail(self, error: OSError) -> None:
-        """Nothing more is to be written: the bucket is read-only from now on, and all who wait for a sync get the
-        error."""
-        ...
 
-    @property
-    def damaged(self) -> int:
-        """Records met that failed their check."""
-        ...
+class LogReader(Protocol):
+    """The messages of a log: its records of kind MESSAGE and END. All calls raise DiskFailed where the disk cannot be
+    read. A record that fails its check raises errors.Damaged each time it is met; readers continue behind its
+    `sequence`."""
 
     @property
     def first(self) -> int:
         """The lowest sequence the log may still hold; == next where it holds no message."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole log as stored."""
-        ...
-
-    def history(self) -> tuple[bytes, Iterable[Record]]:
-        """The newest durable state's body, and the CHANGE, ACK and CLOCK records behind it, in order. They may be read
-        as they are asked for: go through them once, before anything else is done with the bucket."""
-        ...
-
-    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
-        """Append one record and return the sequence it carries."""
-        ...
-
-    def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
-        """Append records that are seen together or not at all; returns the sequence of the first."""
-        ...
-
-    def skip(self) -> int:
-        """Use up one sequence for a message that nobody will ever read; nothing is stored."""
         ...
 
     def find(self, stream: int, sequence: int) -> Record | None:
@@ -129,90 +92,163 @@ class Bucket(Protocol):
         ...
 
     def read_run(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> RecordRun | None:
-        """Messages of those streams at or after `sequence` and below `end`, as many as lie together in so many bytes,
-        each checked. None: they are few, or damaged, or some have headers and may not: to be read one by one."""
+        """Messages of those streams at or after `sequence` and below `end`, as many as lie together within
+        `most_bytes`, each checked. `headed`: some may have headers. None: read them one by one, as they are few, or
+        damaged, or have headers where none may be."""
         ...
 
     def before(self, sequence: int, stream: int | None = None) -> int | None:
         """The greatest sequence of a message (of `stream`) below `sequence`."""
         ...
 
-    def stretch_end(self, sequence: int) -> int:
-        """Where the stretch of the log that holds that sequence ends: room is given back by whole ones."""
-        ...
-
     def first_at_time(self, time_ns: int) -> int:
         """The sequence of the first message at or after that wall time; `next` if there is none."""
         ...
 
-    def count(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
-        """(messages, body bytes) of `stream` at or after `sequence` and below `end` (None: to the end), from the index.
-        Costs a search, and a step for each message counted."""
+    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
+        """The sequences, ascending, of the messages (of `stream`) at or after `sequence` that have header bytes, from
+        the index alone. Messages appended or removed during the iteration may be among them or not."""
         ...
 
-    def split_points(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Split]:
-        """Where what those streams (None: all) have at or after `sequence` and below `end` would be cut into stretches
-        of at most so many messages and about so many bytes; from the index. The first few only, where they are many."""
+
+class LogMetrics(Protocol):
+    """Counts and positions, from the index alone."""
+
+    def count(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
+        """(messages, body bytes) of `stream` at or after `sequence` and below `end` (None: to the end). Cost: a search,
+        and a step for each message counted."""
         ...
 
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
-        """How many of what `tally` counts are end marks."""
+        """The EOF markers among the messages of `count`."""
+        ...
+
+    def split_points(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Split]:
+        """Splits of the messages of those streams (None: all) at or after `sequence` and below `end`, each of at most
+        that many messages and about that many bytes. Where there are many, the first of them."""
+        ...
+
+    def stretch_end(self, sequence: int) -> int:
+        """The end of the segment that holds that sequence: room is given back by whole segments."""
         ...
 
     def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
-        """The messages of those streams, each from its floor on, below `end`: a stretch of the log at a time, the
-        newest first; from the index, which finds them by streams."""
+        """The messages of those streams below `end`, each from its floor on: a segment at a time, the newest first."""
         ...
 
-    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
-        """The sequences, ascending, of the messages (of `stream`) at or after `sequence` whose record carries headers,
-        from the index: the log is not read. The log may change meanwhile: what is appended or removed then may be
-        told or not."""
+
+class LogWriter(Protocol):
+    """Appending. All calls raise DiskFull, DiskFailed and ReadOnly, and leave nothing then; none waits for a sync."""
+
+    state: Callable[[], bytes]  # set by the engine: the body of a STATE record, now
+
+    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
+        """Append one record and return the sequence it carries."""
+        ...
+
+    def append_batch(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        """Append an atomic batch: records seen together or not at all. Returns the sequence of the first."""
+        ...
+
+    def skip(self) -> int:
+        """Use up one sequence for a message that is not stored."""
+        ...
+
+
+class LogUpkeep(Protocol):
+    """All calls are synchronous; none waits for a sync."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole log as stored."""
+        ...
+
+    @property
+    def damaged(self) -> int:
+        """Records met that failed their check."""
+        ...
+
+    def history(self) -> tuple[bytes, Iterable[Record]]:
+        """The newest durable state's body, and the CHANGE, ACK and CLOCK records behind it, in order. They may be read
+        during the iteration: iterate once, before any other use of the bucket."""
         ...
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
-        """Give back room. `floors`: of each stream that keeps something, the lowest kept sequence; every message below,
-        of a stream not named, or in `dropped` is not wanted any more. May do nothing, may remove segments, may compact;
-        unwanted messages may still be found afterwards. Cheap enough to be called every second."""
+        """Give back room. `floors`: the low watermark of each stream that retains messages. Unwanted are the messages
+        below it, those of other streams, and those in `dropped`; they may still be found afterwards. May do nothing,
+        remove segments, or compact. Cheap enough to be called every second."""
         ...
 
     def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
-        """Have everything appended so far on disk, at once or within that time; then call `then(None)`, or
+        """Have every record appended so far on disk, at once or within that time; then call `then(None)`, or
         `then(error)` if it failed. `then` is called on the engine's thread, perhaps before this returns."""
         ...
 
-    def close(self) -> None: ...
+    def fail(self, error: OSError) -> None:
+        """Make the log read-only from now on; callers that wait for a sync get the error."""
+        ...
+
+    def close(self) -> None:
+        """Leave everything on disk and marked as cleanly stopped."""
+        ...
 
 
-class Log(Bucket, Protocol):
-    """A bucket, as the ring's journal needs it: it takes what others encoded and numbered."""
+class RangeWriter(Protocol):
+    """Appending records that others encoded and numbered: what a ring's log needs."""
 
     def reserve_space(self, size: int, messages: int) -> int:
-        """Have room for so many bytes of records, and their sequences on disk; the position they would get. Raises
-        DiskFull, DiskFailed, ReadOnly."""
+        """Have room for that many bytes of records, and their sequences on disk. Returns the position they would get.
+        Raises DiskFull, DiskFailed, ReadOnly."""
         ...
 
     def append_range(self, data: Buffer, rows: Columns) -> None:
-        """Append whole units of messages as they were encoded elsewhere, in the place that `place` told; `rows` was
-        made for that position. The sequences are as they say, and not below `next`."""
+        """Append whole batches of messages as they were encoded, at the position that `reserve_space` returned and for
+        which `rows` was made. Their sequences are not below `next`."""
         ...
 
     def skip_to(self, sequence: int) -> None:
-        """As `skip`, of all below that sequence. `place` was asked for them."""
+        """Use up all sequences below that one, for which `reserve_space` was called."""
         ...
 
     def continue_at(self, sequence: int) -> None:
-        """After a start: none from there on was given. Before anything is appended."""
+        """After a start, before anything is appended: sequences from there on were never given."""
         ...
 
     def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
-        """From now on reserve sequences in large blocks and tell, now and for each, the bound below which they may be
-        given."""
+        """From now on reserve sequences in large blocks, and pass the bound below which they may be given to `granted`,
+        now and with each block. None: no more."""
         ...
 
     def quarantine(self, data: bytes, why: str) -> None:
-        """Keep bytes that failed a check, where a person finds them."""
+        """Keep bytes that failed a check for a person to look at."""
         ...
+
+
+class Bucket(Protocol):
+    """One group's log, in parts. Whatever stands in for one hands on the parts it does not change."""
+
+    @property
+    def id(self) -> int:
+        """The group's number: > 0, never given twice in a store; the root group's is 1."""
+        ...
+
+    @property
+    def end(self) -> LogEnd: ...
+
+    @property
+    def reader(self) -> LogReader: ...
+
+    @property
+    def metrics(self) -> LogMetrics: ...
+
+    @property
+    def writer(self) -> LogWriter: ...
+
+    @property
+    def upkeep(self) -> LogUpkeep: ...
+
+    @property
+    def ranges(self) -> RangeWriter: ...
 
 
 class RingPort(Protocol):
@@ -224,7 +260,7 @@ class RingPort(Protocol):
         ...
 
     def settle(self) -> None:
-        """Have in the log, and told, what was published until now."""
+        """Have in the log, and delivered, all messages published until now."""
         ...
 
     def changed(self, changes: Sequence[Mapping[str, Any]]) -> None:
@@ -237,13 +273,13 @@ class RingPort(Protocol):
 
 
 class SpoolFile(Protocol):
-    """Bytes put aside; gone with the server that wrote them. All calls raise OSError where the disk fails."""
+    """Staged bytes; gone with the server that wrote them. All calls raise OSError where the disk fails."""
 
     @property
     def size(self) -> int: ...
 
     def append(self, data: bytes) -> None:
-        """Behind what is there. After an error nothing of it is."""
+        """Append; after an error nothing of `data` is there."""
         ...
 
     def read(self, at: int, count: int) -> bytes:
@@ -255,14 +291,22 @@ class SpoolFile(Protocol):
         ...
 
 
-class Store(Protocol):
+class Spool(Protocol):
+    """Where staged bytes are kept until they are committed or dropped."""
+
+    def stage(self, number: int) -> SpoolFile:
+        """A new file, under a number that no group and no other file has."""
+        ...
+
+
+class Store(Spool, Protocol):
     """Where groups keep their logs."""
 
     uuid: str
     path: str  # "" in memory
 
     def groups(self) -> Sequence[int]:
-        """Numbers of all groups kept, the root's (1) too once it was made."""
+        """Numbers of all groups, the root's (1) too once it was made."""
         ...
 
     def number(self) -> int:
@@ -283,12 +327,8 @@ class Store(Protocol):
         """Durable when this returns; the bucket must not be used any more."""
         ...
 
-    def stage(self, number: int) -> SpoolFile:
-        """A place to put bytes aside, under a number that no group and no other place has."""
-        ...
-
     def tick(self) -> None:
-        """House-keeping in small portions (compaction, closing of idle files); called about once a second."""
+        """Maintenance in small portions (compaction, closing of idle files); called about once a second."""
         ...
 
     def close(self) -> None:

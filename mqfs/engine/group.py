@@ -95,7 +95,7 @@ class Group:
         self.views.load()
         self.consumers.load()
         self.update_must_retain()
-        bucket.state = own.encode
+        bucket.writer.state = own.encode
         self._select_storage()
 
     def _enter(self, stream: Stream) -> None:
@@ -117,9 +117,9 @@ class Group:
     def _select_storage(self) -> None:
         """The log as `keep` says. It may change while nothing is kept."""
         if self.settings.keep == "ring" and self.log.bucket is self._stored:
-            self.log.bucket = self.tree.store.in_memory(self._stored)
+            self.log.use(self.tree.store.in_memory(self._stored))
         elif self.settings.keep == "disk" and self.ring is None:
-            self.log.bucket = self._stored
+            self.log.use(self._stored)
 
     # ------------------------------------------------------------ what is kept
 

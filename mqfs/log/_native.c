@@ -1,4 +1,4 @@
-/* The codec of logs: many messages to records (batch.c), runs of records to columns (columns.c). */
+/* The codec of logs: many messages to records (batch.c), rows to postings (postings.c), runs of records to columns (columns.c). */
 #include "native.h"
 #ifndef SOURCE
 #define SOURCE ""

@@ -94,9 +94,9 @@ def concatenate(messages: Iterable[tuple[str, bytes, bytes]], known: Mapping[byt
 def finalize(
     blanks: bytes, numbers: array[int], sequence: int, time_ns: int, first: int, rest: int, left: int, base: int
 ) -> tuple[bytes, Columns]:
-    """The records of whole blanks, and where each lies behind position `base`. `numbers`: of each place the stream's;
-    `sequence`: of the first; `first` and `rest`: flags; the one number `left`, if there is one, has nothing behind it
-    in its unit. ValueError where these are no blanks."""
+    """Whole unsequenced records to records, and the columns of these; the first lies at `base`. `numbers`: the stream
+    number of each place. `sequence`: of the first. `first`, `rest`: flags of the first and of the others. `left`: the
+    count of records to the end of the batch, 0 if it ends later. Raises ValueError for other bytes."""
     if MISSING:
         return _stamped(blanks, numbers, sequence, time_ns, first, rest, left, base)
     table = cast(Buffer, numbers)
@@ -137,8 +137,8 @@ def decode_batch(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
         at += padded(size)
 
 
-class Found(NamedTuple):
-    """A unit of several records, each of which passed its check."""
+class ScannedBatch(NamedTuple):
+    """An atomic batch of several records, each of which passed its check."""
 
     end: int  # behind it
     columns: tuple[bytes, ...]  # of its messages
@@ -146,11 +146,11 @@ class Found(NamedTuple):
     last_ns: int  # time of the last of these
 
 
-def scan_batch(data: bytes, at: int, base: int) -> Found | None:
-    """The unit of several records that begins there in a log; None: there is none, or it is to be looked at record by
-    record. `base`: the position of data[0]."""
+def scan_batch(data: bytes, at: int, base: int) -> ScannedBatch | None:
+    """The atomic batch of several records that begins at `data[at:]`; None: none does, or it is to be scanned record by
+    record. `base`: the position of data[0] in the log."""
     found = None if MISSING else _native.unit(data, at, base)
-    return None if found is None else Found(*found)
+    return None if found is None else ScannedBatch(*found)
 
 
 def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, bytes]]:

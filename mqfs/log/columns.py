@@ -1,7 +1,7 @@
-"""Runs of records, many at once: checked, and gathered into the columns that Arrow has or thinned out to some streams.
+"""Runs of records: checked, and copied into Arrow's columns or filtered to some streams.
 
-Owns those two passes. Every record is checked as a start checks a log, and the first that does not pass ends the run.
-It knows no Arrow and never does I/O. The work is done in C (`columns.c`); where that part was not built columns are
+Owns those two passes. Every record is checked as in recovery, and the first that does not pass ends the run. Imports no
+Arrow and never does I/O. The work is done in C (`columns.c`); where that part was not built columns are
 made here, slowly.
 """
 
@@ -78,7 +78,7 @@ def columns(
     allocate: Callable[[int], bytearray] = bytearray,
 ) -> Columns:
     """Of the run at `begin`. KeyError for a message of a stream that is not in the table, unless there may be
-    `strangers`, which are left out. `allocate` gives room for so many bytes or more; a
+    `strangers`, which are left out. `allocate` returns at least that many bytes; a
     column that ends early has more than it needs."""
     said = table.numbers, table.bounds, table.ends, table.names
     if MISSING:

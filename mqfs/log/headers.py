@@ -33,7 +33,7 @@ def encode(headers: Mapping[str, str]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, str]:
-    """What is not whole at the end is left out: a record that passed its check has no such thing."""
+    """A header that is not whole at the end is left out; a record that passed its check has none."""
     headers: dict[str, str] = {}
     at = 0
     while at < len(data):

@@ -15,6 +15,23 @@ typedef struct ring_record Head;
 
 static inline size_t padded(size_t size) { return (size + 7) & ~(size_t)7; }
 
+/* The arguments of a function, as integers; 0 with an error set. */
+static inline int integers(PyObject *const *args, Py_ssize_t count, unsigned long long *to)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        to[i] = PyLong_AsUnsignedLongLong(args[i]);
+        if (to[i] == (unsigned long long)-1 && PyErr_Occurred()) return 0;
+    }
+    return 1;
+}
+
+static inline int arguments(const char *name, Py_ssize_t count, Py_ssize_t wanted)
+{
+    if (count == wanted) return 1;
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments, not %zd", name, wanted, count);
+    return 0;
+}
+
 PyObject *native_pack(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_stamp(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_unit(PyObject *self, PyObject *const *args, Py_ssize_t count);

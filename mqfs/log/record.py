@@ -15,7 +15,7 @@ from google_crc32c import extend, value
 
 from mqfs.model import MORE, Buffer, Kind, Record
 
-INNER = 2  # flag: not the first record of its unit
+INNER = 2  # flag: not the first record of its batch
 SETTLED = 4  # flag: when this was written, everything before it was known to be on disk
 
 HEAD = struct.Struct("<IIQqIBBH")
@@ -110,7 +110,7 @@ def decode(data: bytes) -> Record | None:
 
 
 def row_at(data: bytes, at: int, base: int = 0) -> Row | None:
-    """What lies at `data[at:]` if it is a whole record that passes; `base` is the position of data[0] in the log."""
+    """The record at `data[at:]` if it is whole and passes its check; `base` is the position of data[0] in the log."""
     if at + HEAD_BYTES > len(data):
         return None
     size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data, at)
@@ -126,7 +126,7 @@ Add = Callable[[int, int, int, int, int, int, int, int], None]  # as Row, the ti
 
 
 def skim(data: bytes, at: int, base: int, rows: Columns, add: Add) -> int:
-    """Take the whole run of records, each a unit of its own, that begins at `at`: messages into `rows`, others by
+    """Take the whole run of records, each a batch of its own, that begins at `at`: messages into `rows`, others by
     `add`. Returns where it ends. What `row_at` would do, three times as fast: a start after a kill reads the tail of
     every bucket."""
     sequences, times, positions = rows.sequences.append, rows.times.append, rows.positions.append

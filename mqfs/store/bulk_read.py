@@ -1,7 +1,7 @@
-"""Messages as they lie in the log, many at once: what bulk readers are given.
+"""Bulk reads: many messages as they lie in the log.
 
-Owns reading a stretch of one segment with one call, checking all of it in one pass, and leaving out what is not wanted.
-Whatever is not plain it leaves to who reads record by record.
+Owns reading a range of one segment with one call, checking it in one pass, and leaving out the other streams. Runs that
+need more care than that are read record by record.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Set
-from typing import TYPE_CHECKING
 
 from mqfs.log import columns
 from mqfs.log.record import HEAD_BYTES, decode, padded
 from mqfs.model import RecordRun
-
-if TYPE_CHECKING:
-    from mqfs.store.segment.file import Segment
-    from mqfs.store.segment.index import Index
+from mqfs.store.segment.file import Segment
+from mqfs.store.segment.index import Index
 
 _LEAST = 4  # messages; fewer are read one by one
 
@@ -25,7 +22,7 @@ _LEAST = 4  # messages; fewer are read one by one
 def read_run(
     segment: Segment, index: Index, ordinal: int, end: int, most_bytes: int, streams: Set[int], headed: bool
 ) -> RecordRun | None:
-    """From the message `ordinal` on, below sequence `end`: see `Bucket.read_run`."""
+    """From the message `ordinal` on, below sequence `end`: see `LogReader.read_run`."""
     if columns.MISSING:
         return None
     positions = index.positions

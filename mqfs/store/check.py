@@ -1,7 +1,7 @@
-"""Reading a whole store for what is wrong, and repairing aside.
+"""mqfs check: reads a whole store, reports damage, and repairs it.
 
 Owns what `mqfs check` finds: every record, index, state and name. Never deletes what failed a check: damaged segments
-are moved to quarantine/ whole, and what is good in them is written anew.
+are moved to quarantine/ whole, and their sound records are written to a new file.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from collections.abc import Callable, Iterator
 
 from mqfs import errors, limits
 from mqfs.group_state import Attributes, State, StreamState
-from mqfs.log.record import INNER, MORE, Row, encode
+from mqfs.log.record import INNER, MORE, encode
 from mqfs.model import Kind
+from mqfs.store.directory import FOLDERS, group_folders, label, read_label, take_lock
 from mqfs.store.disk import Disk, read_file, write_file
-from mqfs.store.log_reader import reserve_body, reserved_by
-from mqfs.store.segment import index as idx
-from mqfs.store.segment.file import RecoveryScan, scan_segment, torn
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
-from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_label, take_lock
+from mqfs.store.segment.index_file import SEALED, columns_pass, decode_part, load_part
+from mqfs.store.segment.recovery import scan_segment
+from mqfs.store.sequences import reserve_body, reserved_by
+from mqfs.store.store import DiskStore
+from mqfs.store.whole_log import Log, least_of
 
 Report = Callable[[str], None]
 _PIECE = 1 << 20  # of a log, read for its first records
 
 
 def check(path: str, fix: bool = False, report: Report = print) -> int:
-    """Report each thing that is wrong in one line; the number of them. Raises BadStore where it is no store or in use.
+    """Report each fault in one line; returns their number. Raises BadStore where it is no store or in use.
 
-    Lines that begin with "note: " are no damage: what an unclean stop leaves, and what the next start puts right.
+    Lines that begin with "note: " are no damage: an unclean stop left it, and the next start repairs it.
     """
     path = os.path.realpath(path)
     disk = Disk()
     if not disk.exists(path):
         raise errors.BadStore(f"{path} does not exist")
     if not disk.is_folder(f"{path}/buckets"):
-        read_label(disk, path)  # refuses what is no store
+        read_label(disk, path)  # raises BadStore
     lock = take_lock(disk, path, write=fix)
     try:
         checker = Checker(disk, path, fix, report)
@@ -59,77 +61,11 @@ def _start_once(path: str, report: Report) -> None:
             store.number()  # writes a label that is above all groups
         for number in store.groups():
             try:
-                store.open(number).rebuild()
+                store.open(number).upkeep.rebuild()
             except errors.MqfsError as error:
                 report(f"group {number}: {error}")
     finally:
         store.close()
-
-
-def least_of(index: OpenIndex, others: NonMessageRecords, first: int) -> int:
-    """The lowest sequence a log holds: of a message, or the one that its head says it begins with; else `first`."""
-    heads = [others[0].sequence + 1] if len(others) else []
-    return min([*heads, *index.sequences[:1]], default=first)
-
-
-class Log:
-    """One segment's log, read whole."""
-
-    def __init__(self, disk: Disk, folder: str, name: str, *, newest: bool) -> None:
-        self.folder, self.name, self.newest = folder, name, newest
-        self.path = f"{folder}/{name}"
-        self.first = int(name[:-4])
-        self.data = read_file(disk, self.path)
-        self.identity = int.from_bytes(self.data[4:8], "little")
-        self.index, self.others = OpenIndex(), NonMessageRecords()
-        self.listed: set[int] = set()  # where its index says that records are
-        covered = self.covered = self._covered(disk)
-        end = covered if newest else len(self.data)
-        self.found: RecoveryScan = scan_segment(self.data[:end], 0, self.index, self.others, tail=False)
-        if newest and covered < len(self.data):
-            self._tail(covered)
-        self.torn = [] if newest else torn(self.data, covered, self.found.bad)
-        self.torn += [(a, b) for a, b in self.found.bad if b <= covered and not any(a <= at < b for at in self.listed)]
-        self.found.bad = [stretch for stretch in self.found.bad if stretch not in self.torn]
-
-    def _covered(self, disk: Disk) -> int:
-        """How far its index says that it is on disk: damage before that is no torn tail."""
-        path, covered, at = f"{self.path[:-4]}.idx", 0, 0
-        data = read_file(disk, path) if disk.exists(path) else b""
-        while (part := idx.decode_part(data, at, at)) is not None and part.start == covered:
-            if part.to > len(self.data) or part.identity != self.identity or not idx.columns_pass(data, part):
-                break
-            at, covered = at + part.size, part.to
-            index = OpenIndex()
-            idx.load_part(index, data, part)
-            self.listed.update(index.positions, (row.position for row in NonMessageRecords(part.rows)))
-        return covered
-
-    def _tail(self, covered: int) -> None:
-        behind = scan_segment(self.data[covered:], covered, self.index, self.others, tail=True)
-        self.found.bad += behind.bad
-        self.found.end = max(self.found.end, behind.end)
-        self.found.written = max(self.found.written, behind.written)
-
-    def body(self, row: Row) -> bytes:
-        return self.data[row.position + row.size - row.body : row.position + row.size]
-
-    def units(self) -> list[tuple[int, int]]:
-        """Stretches of the log that hold the records that are good, in order."""
-        index = self.index
-        spans = [(position, idx.size_of(index, n)) for n, position in enumerate(index.positions)]
-        spans += [(row.position, row.size) for row in self.others]
-        return sorted(spans)
-
-    def state(self) -> bytes | None:
-        """The body of its newest whole state."""
-        state, parts = None, list[bytes]()
-        for row in self.others:
-            if row.kind == Kind.STATE:
-                parts = [*parts, self.body(row)] if row.flags & INNER else [self.body(row)]
-            elif parts:
-                state, parts = b"".join(parts), []
-        return b"".join(parts) if parts else state
 
 
 class Checker:
@@ -145,7 +81,7 @@ class Checker:
     # ------------------------------------------------------------ the folder
 
     def label(self) -> None:
-        """The file that says what store this is. Raises BadStore for one of another version."""
+        """The label. Raises BadStore for one of another version."""
         if self.disk.exists(f"{self.path}/mqfs"):
             _, self.reserved = read_label(self.disk, self.path)
             return
@@ -156,7 +92,7 @@ class Checker:
             self.disk.sync_folder(self.path)
 
     def names(self) -> None:
-        """What lies beside the buckets."""
+        """The names beside the buckets."""
         for name in sorted(set(self.disk.listdir(self.path)) - {"mqfs", "lock", "lost+found", *FOLDERS}):
             self.report(f"note: {name}: not a part of a store")
         for name in FOLDERS:
@@ -294,7 +230,7 @@ class Checker:
             if log.found.end >= log.covered or all(at < log.found.end for at in log.listed):
                 self.report(f"note: group {number}: {log.name}: a torn tail of {count} bytes; cut at the next start")
             else:
-                self.problem(f"group {number}: {log.name}: {count} bytes behind the last whole unit")
+                self.problem(f"group {number}: {log.name}: {count} bytes behind the last whole batch")
         head = min((row.position for row in log.others if row.kind == Kind.STATE), default=-1)
         if head != 0 and log.found.end:
             self.report(f"note: group {number}: {log.name} does not begin with a state")
@@ -326,7 +262,7 @@ class Checker:
         return True
 
     def _index(self, number: int, log: Log) -> None:
-        """That the index, if there is one, says what the log says."""
+        """That the index, if there is one, fits the log."""
         path = f"{log.path[:-4]}.idx"
         if not self.disk.exists(path):
             if not log.newest:
@@ -341,7 +277,7 @@ class Checker:
     # ------------------------------------------------------------ repair
 
     def _write_newest(self, number: int, log: Log, bound: int, names: list[str], has_state: bool) -> None:
-        """The newest segment anew, with numbers reserved past all that the damage may have hidden."""
+        """Rewrite the newest segment, with numbers reserved past all that the damage may have hidden."""
         extra = [encode(bound - 1, 0, 0, Kind.CHANGE, 0, b"", reserve_body(bound + 2 * limits.SEQUENCE_BLOCK))]
         if has_state:
             self._write_anew(number, log, extra)
@@ -354,7 +290,7 @@ class Checker:
         self.report(f"note: group {number}: its streams are kept under the names recovered-NUMBER")
 
     def _write_anew(self, number: int, log: Log, extra: list[bytes], head: list[bytes] | None = None) -> None:
-        """A log of what is good; the old file goes to quarantine/ whole."""
+        """Write a log of the sound records; the old file goes to quarantine/ whole."""
         good = [*(head or []), *(log.data[at : at + (size + 7 & ~7)] for at, size in log.units()), *extra]
         made = f"{self.path}/staging/{number}-{log.name}"
         write_file(self.disk, made, b"".join(good))
@@ -365,25 +301,25 @@ class Checker:
         if self.disk.exists(f"{log.path[:-4]}.idx"):
             self.disk.unlink(f"{log.path[:-4]}.idx")
         self.disk.sync_folder(log.folder)
-        self.report(f"note: group {number}: {log.name} was written anew; the old one is {aside}")
+        self.report(f"note: group {number}: {log.name} was rewritten; the old one is {aside}")
 
 
 def _index_fault(log: Log, data: bytes) -> str:
-    """What is wrong with an index, or nothing."""
+    """Why an index is damaged; "" if it is sound."""
     at = messages = 0
     to = 0
     index, others = OpenIndex(), bytearray()
     while at < len(data):
-        part = idx.decode_part(data, at, at)
+        part = decode_part(data, at, at)
         if part is None:
             return "has a part that does not pass its check"
         if part.identity != log.identity:
             return "is of another log"
-        if part.start != to or part.to > len(log.data) or not idx.columns_pass(data, part):
+        if part.start != to or part.to > len(log.data) or not columns_pass(data, part):
             return "does not fit its log"
-        if part.flags & idx.SEALED and part.to != len(log.data):
+        if part.flags & SEALED and part.to != len(log.data):
             return "is of another log"
-        idx.load_part(index, data, part)
+        load_part(index, data, part)
         others += part.rows
         at, to, messages = at + part.size, part.to, messages + part.messages
     if log.found.bad:
@@ -397,7 +333,7 @@ def _index_fault(log: Log, data: bytes) -> str:
 
 
 def _salvaged(number: int, streams: set[int]) -> State:
-    """A state for messages that lost theirs; nobody but the owner of the server may read them."""
+    """A state for messages that lost theirs; only the owner of the server may read them."""
     owner = Attributes(0o700, os.geteuid(), os.getegid())
     made = {n: StreamState(0o600, owner.uid, owner.gid, n, f"recovered-{n}", 0) for n in sorted(streams)}
     name = f"recovered-{number}" if number > 1 else ""

@@ -1,7 +1,7 @@
-"""The one thread of the core: it syncs, and does the few other calls that may take long.
+"""The one thread of the core: it syncs, and makes the few other calls that may take long.
 
 Owns when a job runs, never what it does. A key has one job waiting at most; asking again only makes it earlier, so one
-sync serves all who wait for it. Results are posted to the engine's thread.
+sync serves all its callers. Results are posted to the engine's thread.
 """
 
 from __future__ import annotations
@@ -110,12 +110,12 @@ class CommitThread:
                     return due
                 self._wakes = min((task.due for task in self._tasks.values()), default=float("inf"))
                 self._condition.wait(None if self._wakes == float("inf") else self._wakes - now)
-                self._wakes = 0.0  # awake: nobody needs to notify
+                self._wakes = 0.0  # awake: no notification is needed
             return None
 
     def _run(self, key: object) -> None:
         with self._condition:
-            # Taken only now: what was asked for meanwhile is served by this run, what was cancelled is not run.
+            # Taken only now: requests made meanwhile are served by this run, cancelled ones are not run.
             task = self._tasks.pop(key, None)
             if self._stopped or task is None:
                 return

@@ -1,7 +1,6 @@
-"""Giving back the room of messages that are not wanted between ones that are.
+"""Compaction: rewriting sealed segments of which little is live.
 
-Owns choosing and rewriting sealed segments, in portions; the bucket puts the result in place. Never touches a segment
-that is appended to.
+Owns the choice and the rewriting, in portions. Never touches a segment that is appended to.
 """
 
 from __future__ import annotations
@@ -9,112 +8,156 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.log.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.model import Kind
+from mqfs.store.chain import Chain
 from mqfs.store.disk import write_all, write_file
-from mqfs.store.segment import index as idx
+from mqfs.store.group_commit import GroupCommit
+from mqfs.store.removal import SegmentRemoval
 from mqfs.store.segment.file import Segment
-from mqfs.store.segment.index import Index, NonMessageRecords, OpenIndex, size_of
-
-if TYPE_CHECKING:
-    from mqfs.store.bucket import DiskBucket
+from mqfs.store.segment.index import Index, NonMessageRecords, OpenIndex, size_of, weight
+from mqfs.store.segment.index_file import SEALED, SealedIndex, encode_part
+from mqfs.store.segment.liveness import Liveness
 
 log = logging.getLogger("mqfs.store")
 
 _PORTION = 256  # records copied between two looks at the clock
-_LOOKED = 4_096  # and messages counted
-_REMEMBERED = 64  # streams whose messages are enough to leave a segment as it is, until a floor passes them
+_LOOKED = 4_096  # messages counted between two looks at the clock
+_REMEMBERED = 64  # streams whose messages are enough to leave a segment as it is, until a watermark passes them
 _BUFFER = 256 << 10
 _RUN = 64  # segments that one replaces: they are removed one by one, each with a sync
 
 Work = Generator[bool, None, None]  # yields between portions; True: it waits for a sync
 
 
-def compact(bucket: DiskBucket) -> Work:
-    """Rewrite each run of adjacent sealed segments of which less than a quarter is wanted."""
-    for segment, end in bucket.sealed_segments():
-        if bucket.holds(segment):  # it may go while others are weighed
-            yield from _measure_live_bytes(bucket, segment, end)
-    runs = _runs(bucket)
-    bucket.rewriting = bool(runs)
-    try:
-        for run in runs:
-            yield from CompactionJob(bucket, run).work()
-    except (OSError, errors.DiskFailed) as error:
-        log.warning("group %d was not compacted: %s", bucket.id, error)
-    finally:
-        bucket.rewriting = False
+class Compaction:
+    """The compaction of one log."""
 
+    __slots__ = ("_commit", "_looked", "_work", "chain", "liveness", "removal")
 
-def _measure_live_bytes(bucket: DiskBucket, segment: Segment, end: int) -> Work:
-    """Count the bytes of its wanted messages; more than a quarter is not counted further."""
-    if segment.dense_until is not None and bucket.wants_all(segment.dense_until):
-        return
-    segment.dense_until = None
-    index, kept, seen = segment.load(), 0, 0
-    counted: dict[int, int] = {}  # of each stream, the lowest sequence
-    for stream in index.present():
-        for ordinal in reversed(index.posting(stream)):
-            seen += 1
-            if seen % _LOOKED == 0:
-                yield False
-            sequence = index.sequences[ordinal]
-            if not bucket.wanted(stream, sequence):
-                if sequence < bucket.floor(stream):
-                    break
-                continue
-            if sequence < end:
-                kept += padded(size_of(index, ordinal))
-                counted[stream] = sequence
-            if kept >= segment.used // 4:
-                segment.live_bytes = kept
-                segment.dense_until = counted if len(counted) <= _REMEMBERED else None
+    def __init__(self, chain: Chain, commit: GroupCommit, liveness: Liveness, removal: SegmentRemoval) -> None:
+        self.chain, self._commit, self.liveness, self.removal = chain, commit, liveness, removal
+        self._work: Work | None = None
+        self._looked: object = None  # what there was at the last begin
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._work is not None
+
+    def tick(self, until: float) -> None:
+        """A portion, until that moment of the monotonic clock. Raises OSError, MqfsError."""
+        if self._work is None:
+            if len(self.chain.segments) < 2:
                 return
-    segment.live_bytes = kept
+            looked = (*self.liveness.version(), len(self.chain.segments))
+            if looked == self._looked:
+                return
+            self._looked = looked
+            self._work = self.compact()
+        for waits in self._work:
+            if waits or time.monotonic() >= until:
+                return
+        self._work = None
 
+    def cancel(self) -> None:
+        if self._work is not None:
+            self._work.close()
+            self._work = None
 
-def _runs(bucket: DiskBucket) -> list[list[Segment]]:
-    """Those that become much smaller: what would only be copied is left, however often this is asked."""
-    runs: list[list[Segment]] = [[]]
-    behind = 0
-    for segment, end in bucket.sealed_segments():
-        if segment.first != behind:
-            runs.append([])  # one between them is not known to be sealed
-        behind = end
-        if segment.live_bytes is None or segment.live_bytes >= segment.used // 4:
-            runs.append([])
-            continue
-        if len(runs[-1]) == _RUN or (runs[-1] and _result([*runs[-1], segment]) > limits.SEGMENT_BYTES):
-            runs.append([])
-        runs[-1].append(segment)
-    return [run for run in runs if run and 4 * _result(run) < 3 * sum(segment.used for segment in run)]
+    def compact(self) -> Work:
+        """Rewrite each run of adjacent sealed segments of which less than a quarter is live."""
+        for segment, end in self.chain.sealed():
+            if segment in self.chain.segments:  # it may go while others are measured
+                yield from self._measure_live_bytes(segment, end)
+        runs = self._runs()
+        self.removal.paused = bool(runs)
+        try:
+            for run in runs:
+                yield from CompactionJob(self.chain, self._commit, self.liveness, self.removal, run).work()
+        except (OSError, errors.DiskFailed) as error:
+            log.warning("group %d was not compacted: %s", self.chain.group, error)
+        finally:
+            self.removal.paused = False
+
+    def _measure_live_bytes(self, segment: Segment, end: int) -> Work:
+        """Count the bytes of its live messages; more than a quarter is not counted further."""
+        cache, liveness, next_ = segment.liveness, self.liveness, self.chain.end.next
+        if cache.dense_until is not None and liveness.are_all_above(cache.dense_until, next_):
+            return
+        cache.dense_until = None
+        index, live, seen = segment.load(), 0, 0
+        counted: dict[int, int] = {}  # of each stream, the lowest sequence
+        for stream in index.present():
+            for ordinal in reversed(index.posting(stream)):
+                seen += 1
+                if seen % _LOOKED == 0:
+                    yield False
+                sequence = index.sequences[ordinal]
+                if not liveness.is_live(stream, sequence):
+                    if sequence < liveness.floors.get(stream, self.chain.end.next):
+                        break
+                    continue
+                if sequence < end:
+                    live += padded(size_of(index, ordinal))
+                    counted[stream] = sequence
+                if live >= segment.used // 4:
+                    cache.live_bytes = live
+                    cache.dense_until = counted if len(counted) <= _REMEMBERED else None
+                    return
+        cache.live_bytes = live
+
+    def _runs(self) -> list[list[Segment]]:
+        """Those that become much smaller: a segment that would only be copied is left."""
+        runs: list[list[Segment]] = [[]]
+        behind = 0
+        for segment, end in self.chain.sealed():
+            if segment.first != behind:
+                runs.append([])  # one between them is not known to be sealed
+            behind = end
+            live = segment.liveness.live_bytes
+            if live is None or live >= segment.used // 4:
+                runs.append([])
+                continue
+            if len(runs[-1]) == _RUN or (runs[-1] and _result([*runs[-1], segment]) > limits.SEGMENT_BYTES):
+                runs.append([])
+            runs[-1].append(segment)
+        return [run for run in runs if run and 4 * _result(run) < 3 * sum(segment.used for segment in run)]
 
 
 def _result(run: list[Segment]) -> int:
     """The bytes of the segment that replaces them."""
-    return sum(segment.live_bytes or 0 for segment in run) + run[-1].weigh()
+    return sum(segment.liveness.live_bytes or 0 for segment in run) + _metadata_bytes(run[-1])
+
+
+def _metadata_bytes(segment: Segment) -> int:
+    """About the bytes that the records that are no messages take in the log."""
+    cache = segment.liveness
+    if not cache.metadata_bytes:
+        index = segment.load()
+        cache.metadata_bytes = weight(index.others if isinstance(index, SealedIndex) else segment.rows().packed)
+    return cache.metadata_bytes
 
 
 class CompactionJob:
     """One run becomes one segment."""
 
-    def __init__(self, bucket: DiskBucket, run: list[Segment]) -> None:
-        self.bucket, self.run = bucket, run
-        self.disk = bucket.home.disk
-        first = run[0].first
-        self.name = f"{bucket.id}-{first:020d}.compact"
-        self.staged = f"{bucket.home.staging}/{self.name}"
+    def __init__(
+        self, chain: Chain, commit: GroupCommit, liveness: Liveness, removal: SegmentRemoval, run: list[Segment]
+    ) -> None:
+        self.chain, self.commit, self.liveness, self.removal, self.run = chain, commit, liveness, removal, run
+        self.disk = chain.disk
+        self.staged = f"{chain.context.staging}/{chain.group}-{run[0].first:020d}.compact"
         self.fd = -1
         self.written = 0  # bytes in the file
         self.buffer: list[bytes] = []
         self.buffered = 0
         self.index, self.others = OpenIndex(), NonMessageRecords()
         self.last_end = -1  # where the last kept record ended in its old segment
-        self.held: tuple[Row, bytes, bytes] | None = None  # it, until it is known whether its unit goes on
+        self.held: tuple[Row, bytes, bytes] | None = None  # it, until it is known whether its batch continues
         self.missing = 2  # syncs: of the file, and of the bucket
         self.error: OSError | None = None
 
@@ -123,12 +166,12 @@ class CompactionJob:
         try:
             yield from self._copy()
             yield from self._sync()
-            self.bucket.replace(self.run, self.written, self._put_in_place)
+            self.removal.replace(self.run, self.written, self._put_in_place)
         except (OSError, errors.DiskFailed):
             self._give_up()
             raise
         finally:
-            self.bucket.home.committer.cancel(self)
+            self.chain.context.committer.cancel(self)
             self.disk.close(self.fd)
 
     def _copy(self) -> Work:
@@ -138,31 +181,31 @@ class CompactionJob:
             if row.position >= last.head:
                 break
             self._keep(last, row)
-        ends = {segment.first: end for segment, end in self.bucket.sealed_segments()}
+        ends = {segment.first: end for segment, end in self.chain.sealed()}
         for segment in self.run:
             others = (row for row in rows if row.position >= last.head) if segment is last else iter(())
             self.last_end = -1
-            for number, row in enumerate(_merge(self._wanted(segment, ends[segment.first]), others)):
+            for number, row in enumerate(_merge(self._live(segment, ends[segment.first]), others)):
                 self._keep(segment, row)
                 if number % _PORTION == _PORTION - 1:
                     yield False
         self._release(False)
         self._flush()
 
-    def _wanted(self, segment: Segment, end: int) -> Iterator[Row]:
+    def _live(self, segment: Segment, end: int) -> Iterator[Row]:
         index: Index = segment.load()
         for ordinal, sequence in enumerate(index.sequences):
             if sequence >= end:
                 return
-            if self.bucket.wanted(index.streams[ordinal], sequence):
+            if self.liveness.is_live(index.streams[ordinal], sequence):
                 yield _row(index, ordinal)
 
     def _keep(self, segment: Segment, row: Row) -> None:
-        """Take one record over. Its unit may not be wanted whole: then the marks of what is left are mended."""
+        """Copy one record. Fix MORE and INNER of a partly retained batch."""
         data = segment.read(row.position, row.size)
         record = decode(data)
         if record is None:
-            self.bucket.home.quarantine(self.bucket.id, segment.first, row.position, data, "a damaged record")
+            self.chain.context.quarantine.copy(self.chain.group, segment.first, row.position, data, "a damaged record")
             return
         joins = row.position == self.last_end and bool(record.flags & INNER)
         self._release(joins)
@@ -198,12 +241,12 @@ class CompactionJob:
         self.index.collect()
         last_ns = self.run[-1].last_ns()
         identity = int.from_bytes(self.disk.pread(self.fd, 8, 0)[4:], "little")
-        data = idx.encode_part(
-            self.index, self.others.packed, 0, len(self.index), 0, self.written, identity, idx.SEALED, last_ns
+        data = encode_part(
+            self.index, self.others.packed, 0, len(self.index), 0, self.written, identity, SEALED, last_ns
         )
         write_file(self.disk, self.staged + ".idx", data, sync=False)
-        self.bucket.home.committer.request(self, lambda: self.disk.fdatasync(self.fd), self._done, 0.0)
-        self.bucket.sync(self._done)  # what made messages unwanted, before they go
+        self.chain.context.committer.request(self, lambda: self.disk.fdatasync(self.fd), self._done, 0.0)
+        self.commit.sync(self._done)  # the changes that made messages unwanted, before they go
         while self.missing:
             yield True
         if self.error is not None:
@@ -217,7 +260,7 @@ class CompactionJob:
         first = self.run[0]
         self.disk.rename(self.staged, first.path)
         with contextlib.suppress(OSError):
-            self.disk.rename(self.staged + ".idx", first.idx_path)  # else the old one, which does not fit, is replaced
+            self.disk.rename(self.staged + ".idx", first.idx.path)  # else the old one, which does not fit, is replaced
 
     def _give_up(self) -> None:
         for path in (self.staged, self.staged + ".idx"):
@@ -251,4 +294,4 @@ def _merge(messages: Iterator[Row], others: Iterator[Row]) -> Iterator[Row]:
         other = next(others, None)
 
 
-__all__ = ["compact"]
+__all__ = ["Compaction"]

@@ -34,7 +34,7 @@ class Disk:
         os.mkdir(path, 0o700)
 
     def exists(self, path: str) -> bool:
-        """Whether it is there, a link too; an error where that cannot be found out."""
+        """Whether it exists, a link too. Raises OSError where that is not known."""
         return self._mode(path) != 0
 
     def is_folder(self, path: str) -> bool:

@@ -1,7 +1,7 @@
-"""What of a bucket is on disk: one request to the committer at a time, for all who wait.
+"""Group commit: one request to the committer at a time serves all callers of `sync`.
 
-Owns who waits for a sync and which segments are to be synced. Never syncs on the engine's thread, except where its
-caller must have it (`_sync_now`).
+Owns the callers waiting for a sync and the segments to be synced. Never syncs on the engine's thread, except where its
+caller must have it (`sync_now`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from mqfs import errors
 from mqfs.seams import Committed
-from mqfs.store.log_reader import DiskLogReader, StoreContext
+from mqfs.store.chain import Chain
 from mqfs.store.segment.file import Segment
 
 log = logging.getLogger("mqfs.store")
 
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # nothing was synced, and nothing failed: `_ask_again` after a while
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # nothing was synced, and nothing failed: retried at the next tick
 
 
 class _Waiting(NamedTuple):
@@ -29,49 +29,60 @@ class _Waiting(NamedTuple):
     then: Committed | None
 
 
-class GroupCommit(DiskLogReader):
-    """A bucket whose segments reach the disk."""
+class GroupCommit:
+    """When the segments of a chain reach the disk."""
 
-    def __init__(self, home: StoreContext, number: int, folder: str) -> None:
-        super().__init__(home, number, folder)
-        self._written = self._synced = 0  # bytes and changes of the folder so far, and what of it is on disk
-        self._unsynced: dict[Segment, float] = {}  # in order; what `_written` was when its last byte was appended
-        self._folder_changed = 0  # what `_written` was behind the last change of the folder
+    __slots__ = (
+        "_asked", "_begun", "_chain", "_closed", "_covered", "_folder_changed", "_one_sync", "_sync_error",
+        "_unsynced", "_waiting", "synced", "written",
+    )  # fmt: skip
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self.written = self.synced = 0  # bytes and changes of the folder so far, and how far they are on disk
+        self._unsynced: dict[Segment, float] = {}  # in order; `written` when its last byte was appended
+        self._folder_changed = 0  # `written` behind the last change of the folder
         self._waiting: deque[_Waiting] = deque()
-        self._asked: float | None = None  # when the sync that was asked for is due
-        self._begun = self._covered = 0  # what of `_written` the last sync began with, and covered
+        self._asked: float | None = None  # when the requested sync is due
+        self._begun = self._covered = 0  # the `written` that the last sync began with, and covered
         self._one_sync = threading.RLock()
         self._sync_error: OSError | None = None
         self._closed = False
 
+    def start_synced(self) -> None:
+        """The log was just made, and is on disk."""
+        self.written = self.synced = self._folder_changed = 0
+
     def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
-        if self.failed is not None or self._closed:
+        if self._chain.end.failed is not None or self._closed:
             if then is not None:
-                then(self.failed)
+                then(self._chain.end.failed)
             return
-        if self._synced == self._written:
+        if self.synced == self.written:
             if then is not None:
                 then(None)
             return
         due = time.monotonic() + within_s
         last = self._waiting[-1] if self._waiting else None
         if then is None and last is not None and last.then is None and last.due <= due and last.mark > self._begun:
-            self._waiting[-1] = _Waiting(self._written, last.due, None)  # the sync that is to come covers this too
+            self._waiting[-1] = _Waiting(self.written, last.due, None)  # the sync that is to come covers this too
             return
-        self._waiting.append(_Waiting(self._written, due, then))
+        self._waiting.append(_Waiting(self.written, due, then))
         self._ask(due)
 
     def _ask(self, due: float) -> None:
         if self._asked is None or due < self._asked:
             try:
                 for segment in self._to_sync():
-                    segment.open()  # and it stays open until the answer: see _quiet
+                    segment.open()  # and it stays open until the answer: see `may_close`
             except errors.DiskFailed as error:
                 if not _lacks_descriptor(error.__cause__):
-                    self._break(OSError(errno.EIO, str(error)))
+                    self.fail(OSError(errno.EIO, str(error)))
                 return
             self._asked = due
-            self._home.committer.request(self, self._sync_job, self._committed, max(0.0, due - time.monotonic()))
+            self._chain.context.committer.request(
+                self, self._sync_job, self._committed, max(0.0, due - time.monotonic())
+            )
 
     def _sync_job(self) -> None:
         """On the committer's thread, or on the engine's where it cannot wait for that. The system reports a failure to
@@ -89,16 +100,16 @@ class GroupCommit(DiskLogReader):
     def _to_sync(self) -> list[Segment]:
         """Segments with bytes that are not known to be on disk. Others are not opened for it: that may close one of
         these, or ask it to be synced first."""
-        return [segment for segment, last in list(self._unsynced.items()) if last > self._synced]
+        return [segment for segment, last in list(self._unsynced.items()) if last > self.synced]
 
     def _sync_all(self) -> None:
         """The mark is read first: what was written before it is in a segment of the list. The engine appends and rolls
         meanwhile: of that nothing is known to be on disk."""
-        mark = self._begun = self._written
+        mark = self._begun = self.written
         for segment in self._to_sync():
-            self._disk.fdatasync(segment.fd)
-        if self._folder_changed > self._synced:
-            self._disk.sync_folder(self._folder)
+            self._chain.disk.fdatasync(segment.fd)
+        if self._folder_changed > self.synced:
+            self._chain.disk.sync_folder(self._chain.folder)
         self._covered = max(self._covered, mark)
 
     def _committed(self, error: OSError | None) -> None:
@@ -106,33 +117,33 @@ class GroupCommit(DiskLogReader):
         if self._closed:
             return
         if _lacks_descriptor(error):
-            log.warning("group %d: not synced yet: %s", self.id, error)
+            log.warning("group %d: not synced yet: %s", self._chain.group, error)
             return
         if error is not None:
-            self._break(error)
+            self.fail(error)
             return
         self._settle(self._covered)
-        while self._waiting and self._waiting[0].mark <= self._synced:
+        while self._waiting and self._waiting[0].mark <= self.synced:
             then = self._waiting.popleft().then
             if then is not None:
                 then(None)
-        self._ask_again()
+        self.ask_again()
 
-    def _ask_again(self) -> None:
-        """Whoever waits for a sync that could not begin."""
-        if self._waiting and self._asked is None and self.failed is None:
+    def ask_again(self) -> None:
+        """Request the sync of waiting callers that could not begin."""
+        if self._waiting and self._asked is None and self._chain.end.failed is None:
             self._ask(min(waiting.due for waiting in self._waiting))
 
     def _settle(self, mark: int) -> None:
-        """So much is on disk: segments whose last byte is in that are sealed."""
-        self._synced = mark
+        """The log is on disk up to that mark: seal the segments whose last byte is below it."""
+        self.synced = mark
         for segment in [segment for segment, last in self._unsynced.items() if last <= mark]:
             del self._unsynced[segment]
             self._seal(segment)
 
-    def _note_folder_change(self) -> None:
-        self._written += 1
-        self._folder_changed = self._written
+    def note_folder_change(self) -> None:
+        self.written += 1
+        self._folder_changed = self.written
 
     def _seal(self, segment: Segment) -> None:
         try:
@@ -141,12 +152,12 @@ class GroupCommit(DiskLogReader):
                 return
             before = segment.used
             segment.shrink()
-            segment.finish()
-            self._sealed_bytes += segment.used - before
+            segment.seal()
+            self._chain.sealed_bytes += segment.used - before
         except (OSError, errors.DiskFailed) as error:
-            log.warning("group %d: segment %d was not sealed: %s", self.id, segment.first, error)
+            log.warning("group %d: segment %d was not sealed: %s", self._chain.group, segment.first, error)
 
-    def _sync_now(self) -> None:
+    def sync_now(self) -> None:
         """Sync on this thread. Raises DiskFailed."""
         try:
             for segment in self._to_sync():
@@ -154,48 +165,71 @@ class GroupCommit(DiskLogReader):
             self._sync_job()
         except OSError as error:
             if not _lacks_descriptor(error):
-                self._break(error)
+                self.fail(error)
             raise errors.DiskFailed(str(error)) from error
 
     def fail(self, error: OSError) -> None:
-        self._break(error)
+        """The log failed to reach the disk: it is read-only from now on, and all waiting callers get the error."""
+        end = self._chain.end
+        if end.failed is None:
+            end.failed = error
+            log.error("group %d is read-only: %s", self._chain.group, error)
+        self.answer_all(end.failed)
 
-    def _break(self, error: OSError) -> None:
-        """The log failed to reach the disk: read-only from now on, and all who wait are told."""
-        if self.failed is None:
-            self.failed = error
-            log.error("group %d is read-only: %s", self.id, error)
+    def answer_all(self, error: OSError | None) -> None:
         waiting, self._waiting = self._waiting, deque()
         for entry in waiting:
             if entry.then is not None:
-                entry.then(self.failed)
+                entry.then(error)
 
-    def _quiet(self, segment: Segment) -> bool:
-        """Whether the descriptor may be closed: nobody syncs it, and nothing in it waits for that."""
+    def may_close(self, segment: Segment) -> bool:
+        """Whether the descriptor may be closed: no sync uses it or waits to."""
         if segment not in self._unsynced:
             return True
-        if self._asked is not None or self.failed is not None:
+        if self._asked is not None or self._chain.end.failed is not None:
             return False
-        if self._synced != self._written:
+        if self.synced != self.written:
             try:
-                self._sync_now()
+                self.sync_now()
             except errors.DiskFailed:
                 return False
-            self._synced = self._covered
+            self.synced = self._covered
         return True
 
-    def _ask_for_part(self, segment: Segment) -> None:
-        """Extend the index on disk when what is appended now is synced."""
-        to, messages, others, last_ns = segment.used, segment.counts()[0], segment.count_others(), self.last_ns
+    def extend_index(self, segment: Segment) -> None:
+        """Extend the index on disk once the records appended so far are synced."""
+        to, messages, others = segment.used, segment.counts()[0], segment.count_others()
+        last_ns = self._chain.end.last_ns
         self.sync(lambda error: None if error or self._closed else segment.extend(to, messages, others, last_ns), 1.0)
 
+    # ------------------------------------------------------------ which segments
+
+    def watch(self, segment: Segment, mark: float) -> None:
+        """Sync a segment until `mark` of `written` is on disk; inf: it is appended to. One step: the committer's thread
+        may read the list at any moment, and a segment missing from it is not synced."""
+        self._unsynced[segment] = mark
+
+    def watch_only(self, marks: dict[Segment, float]) -> None:
+        """As `watch`, of these and no others, in their order."""
+        self._unsynced = marks
+
+    def has_unsynced(self, segment: Segment) -> bool:
+        return segment in self._unsynced
+
+    # ------------------------------------------------------------ the end
+
     def pause(self) -> None:
-        """Nothing of it is synced until `resume` or `give_up`: its folder is being moved."""
-        self._home.committer.cancel(self)
+        """Sync nothing until `ask_again` or `close`: the folder is being moved."""
+        self._chain.context.committer.cancel(self)
         self._asked = None
 
-    def resume(self) -> None:
-        self._ask_again()
+    def settle_all(self) -> None:
+        """After `sync_now`, where nothing is appended any more."""
+        self._committed(None)
+
+    def close(self) -> None:
+        """Sync nothing any more."""
+        self._closed = True
 
 
 def _lacks_descriptor(error: BaseException | None) -> bool:

@@ -1,19 +1,18 @@
-"""Where a long run of messages would be cut, from indexes alone: what bulk readers plan their shares with.
+"""Splits: where a long run of messages may be divided among bulk readers.
 
-Owns that arithmetic. Reads no log.
+Owns that arithmetic, from indexes alone. Reads no log.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence, Set
-from typing import TYPE_CHECKING
 
 from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.model import Split
+from mqfs.store.segment.index import Index
 
-if TYPE_CHECKING:
-    from mqfs.store.segment.index import Index
+PORTIONS = 16  # into which a log without sealed segments is split
 
 
 def chosen(index: Index, begin: int, end: int, streams: Set[int] | None) -> Sequence[int]:
@@ -31,7 +30,7 @@ def chosen(index: Index, begin: int, end: int, streams: Set[int] | None) -> Sequ
 
 
 class SplitPlanner:
-    """Takes runs of messages, segment by segment, and cuts them into stretches."""
+    """Takes runs of messages, segment by segment, and splits them."""
 
     def __init__(self, messages: int, size: int, most: int) -> None:
         self.messages, self.size, self.most = messages, size, most
@@ -62,7 +61,7 @@ class SplitPlanner:
                 self.close()
 
     def close(self) -> None:
-        """The stretch that was begun ends here."""
+        """End the split that was begun."""
         if self._count:
             self.found.append(Split(self._last + 1, self._count, self._bytes))
         self._count = self._bytes = 0
@@ -88,4 +87,4 @@ def of_sizes(rows: Iterable[tuple[int, int]], messages: int, size: int, most: in
     return found
 
 
-__all__ = ["SplitPlanner", "chosen", "of_sizes"]
+__all__ = ["PORTIONS", "SplitPlanner", "chosen", "of_sizes"]

@@ -1,4 +1,4 @@
-"""Bytes put aside for a while: what a part of a transaction holds until it is committed.
+"""Staged bytes: those of a staged batch until it is committed.
 
 Owns the file in `staging/`, which is opened for each use, for there may be many; small ones stay in memory. A start of
 the server removes them all, so nothing of them is ever synced.

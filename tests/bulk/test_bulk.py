@@ -19,8 +19,8 @@ from mqfs.log import batch, headers
 from mqfs.log.record import encode
 from mqfs.model import MORE, Kind
 from mqfs.ring import scan
-from mqfs.store.segment.file import scan_segment
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
+from mqfs.store.segment.recovery import scan_segment
 from tests.campaign import size
 from tests.units.hand import Units, frame
 

@@ -28,12 +28,12 @@ def check_store(maker: Callable[[], Store]) -> None:
 
 def make(store: Store) -> Bucket:
     bucket = store.make(store.number(), STATE)
-    bucket.state = lambda: STATE
+    bucket.writer.state = lambda: STATE
     return bucket
 
 
 def say(bucket: Bucket, stream: int, body: bytes, time_ns: int = 0) -> int:
-    return bucket.append(Kind.MESSAGE, stream, time_ns, body)
+    return bucket.writer.append(Kind.MESSAGE, stream, time_ns, body)
 
 
 def check_numbers(store: Store) -> None:
@@ -57,36 +57,36 @@ def check_numbers(store: Store) -> None:
 
 def check_empty(store: Store) -> None:
     bucket = make(store)
-    assert (bucket.id, bucket.first, bucket.next, bucket.last_ns) == (1, 1, 1, 0)
-    assert bucket.failed is None
-    assert bucket.damaged == 0
-    state, behind = bucket.history()
+    assert (bucket.id, bucket.reader.first, bucket.end.next, bucket.end.last_ns) == (1, 1, 1, 0)
+    assert bucket.end.failed is None
+    assert bucket.upkeep.damaged == 0
+    state, behind = bucket.upkeep.history()
     assert (state, list(behind)) == (STATE, [])
-    assert bucket.find(A, 0) is None
-    assert bucket.scan(0) is None
-    assert bucket.locate(A, 0) is None
-    assert bucket.before(99) is None
-    assert bucket.first_at_time(0) == 1
-    assert bucket.count(A, 0) == (0, 0)
-    bucket.trim({}, frozenset())
+    assert bucket.reader.find(A, 0) is None
+    assert bucket.reader.scan(0) is None
+    assert bucket.reader.locate(A, 0) is None
+    assert bucket.reader.before(99) is None
+    assert bucket.reader.first_at_time(0) == 1
+    assert bucket.metrics.count(A, 0) == (0, 0)
+    bucket.upkeep.trim({}, frozenset())
     assert store.open(1) is bucket
 
 
 def check_append(store: Store) -> None:
     bucket = make(store)
     assert say(bucket, A, b"one", 10) == 1
-    assert bucket.append(Kind.CHANGE, 0, 11, b'{"do":"x"}') == 1
-    assert bucket.append(Kind.MESSAGE, B, 12, b"two", b"\x01k\x01\x00v") == 2
-    assert bucket.append(Kind.END, A, 13, b"") == 3
-    assert (bucket.next, bucket.last_ns, bucket.first) == (4, 13, 1)
-    two = bucket.scan(2)
+    assert bucket.writer.append(Kind.CHANGE, 0, 11, b'{"do":"x"}') == 1
+    assert bucket.writer.append(Kind.MESSAGE, B, 12, b"two", b"\x01k\x01\x00v") == 2
+    assert bucket.writer.append(Kind.END, A, 13, b"") == 3
+    assert (bucket.end.next, bucket.end.last_ns, bucket.reader.first) == (4, 13, 1)
+    two = bucket.reader.scan(2)
     assert two is not None
     assert (two.sequence, two.time_ns, two.stream, two.kind, two.body) == (2, 12, B, Kind.MESSAGE, b"two")
     assert two.headers == b"\x01k\x01\x00v"
-    mark = bucket.find(A, 2)
+    mark = bucket.reader.find(A, 2)
     assert mark is not None
     assert (mark.sequence, mark.kind, mark.body) == (3, Kind.END, b"")
-    state, behind = bucket.history()
+    state, behind = bucket.upkeep.history()
     assert state == STATE
     assert [(r.kind, r.sequence, r.time_ns, r.body) for r in behind] == [(Kind.CHANGE, 1, 11, b'{"do":"x"}')]
 
@@ -96,19 +96,19 @@ def check_search(store: Store) -> None:
     for number in range(1, 301):
         assert say(bucket, (A, B, C)[number % 3], b"x" * number, number * 10) == number
     for number in (1, 2, 150, 299, 300):
-        assert bucket.scan(number) == bucket.find((A, B, C)[number % 3], number)
-        assert bucket.first_at_time(number * 10) == bucket.first_at_time(number * 10 - 9) == number
-        assert bucket.before(number + 1) == number
-    assert bucket.locate(A, 1) == (3, 3)
-    assert bucket.locate(A, 298) == (300, 300)
-    assert bucket.locate(B, 299) is None
-    assert bucket.before(3, A) is None
-    assert bucket.before(300, A) == 297
-    assert bucket.before(10**12, B) == 298
-    assert bucket.first_at_time(3001) == 301
-    assert bucket.count(A, 4) == (99, sum(range(6, 301, 3)))
-    assert bucket.count(A, 0) == (100, sum(range(3, 301, 3)))
-    assert bucket.count(99, 0) == (0, 0)
+        assert bucket.reader.scan(number) == bucket.reader.find((A, B, C)[number % 3], number)
+        assert bucket.reader.first_at_time(number * 10) == bucket.reader.first_at_time(number * 10 - 9) == number
+        assert bucket.reader.before(number + 1) == number
+    assert bucket.reader.locate(A, 1) == (3, 3)
+    assert bucket.reader.locate(A, 298) == (300, 300)
+    assert bucket.reader.locate(B, 299) is None
+    assert bucket.reader.before(3, A) is None
+    assert bucket.reader.before(300, A) == 297
+    assert bucket.reader.before(10**12, B) == 298
+    assert bucket.reader.first_at_time(3001) == 301
+    assert bucket.metrics.count(A, 4) == (99, sum(range(6, 301, 3)))
+    assert bucket.metrics.count(A, 0) == (100, sum(range(3, 301, 3)))
+    assert bucket.metrics.count(99, 0) == (0, 0)
 
 
 def check_listing(store: Store) -> None:
@@ -118,14 +118,14 @@ def check_listing(store: Store) -> None:
     for number in range(1, 301):
         kind = Kind.END if number % 11 == 0 else Kind.MESSAGE
         stream, body = (A, A, B, C)[number % 4], b"x" * (number % 60) if kind == Kind.MESSAGE else b""
-        rows.append((bucket.append(kind, stream, number, body), stream, len(body), kind))
+        rows.append((bucket.writer.append(kind, stream, number, body), stream, len(body), kind))
     for floors in ({A: 0}, {A: 40, B: 200}, {A: 0, B: 0, C: 0, 99: 0}, {C: 9_999}, {}):
-        for end in (1, 60, 299, bucket.next):
+        for end in (1, 60, 299, bucket.end.next):
             wanted = [
                 (sequence, size) for sequence, stream, size, kind in rows
                 if stream in floors and floors[stream] <= sequence < end and kind == Kind.MESSAGE
             ]  # fmt: skip
-            portions = list(bucket.listing(floors, end))[::-1]
+            portions = list(bucket.metrics.listing(floors, end))[::-1]
             columns = [portion.columns(portion.messages) for portion in portions]
             assert [row for some in columns for row in zip(*some, strict=True)] == wanted
             assert sum(portion.messages for portion in portions) == len(wanted)
@@ -141,20 +141,28 @@ def check_tally(store: Store) -> None:
     sizes = {}
     for number in range(1, 301):
         if number % 7 == 0:
-            bucket.skip()
+            bucket.writer.skip()
         elif number % 3 == 0:
-            bucket.append(Kind.ACK, 1, 0, bytes(24))
+            bucket.writer.append(Kind.ACK, 1, 0, bytes(24))
         sizes[say(bucket, (A, B)[number % 2], b"x" * (number % 60))] = (A, B)[number % 2], number % 60
-    last = bucket.next
+    last = bucket.end.next
     for begin in (0, 1, 2, 40, 150, last - 1, last, last + 9):
         for end in (0, 1, 2, 41, 151, 220, last - 1, last, last + 9):
             for stream in (A, B, C):
                 within = [s for n, (where, s) in sizes.items() if begin <= n < end and where == stream]
-                assert bucket.count(stream, begin, end) == (len(within), sum(within)), (stream, begin, end)
-        assert bucket.count(A, begin) == bucket.count(A, begin, None) == bucket.count(A, begin, last)
-    assert bucket.count_eof_markers(A, 0) == 0
-    marked = bucket.append(Kind.END, A, bucket.last_ns, b"")
-    assert (bucket.count_eof_markers(A, 0), bucket.count_eof_markers(A, 0, marked), bucket.count_eof_markers(B, 0)) == (
+                assert bucket.metrics.count(stream, begin, end) == (len(within), sum(within)), (stream, begin, end)
+        assert (
+            bucket.metrics.count(A, begin)
+            == bucket.metrics.count(A, begin, None)
+            == bucket.metrics.count(A, begin, last)
+        )
+    assert bucket.metrics.count_eof_markers(A, 0) == 0
+    marked = bucket.writer.append(Kind.END, A, bucket.end.last_ns, b"")
+    assert (
+        bucket.metrics.count_eof_markers(A, 0),
+        bucket.metrics.count_eof_markers(A, 0, marked),
+        bucket.metrics.count_eof_markers(B, 0),
+    ) == (
         1,
         0,
         0,
@@ -164,21 +172,23 @@ def check_tally(store: Store) -> None:
 def check_headed(store: Store) -> None:
     """Which messages have headers, told without reading any; the log may change meanwhile."""
     bucket = make(store)
-    assert list(bucket.with_headers(0)) == list(bucket.with_headers(0, A)) == []
+    assert list(bucket.reader.with_headers(0)) == list(bucket.reader.with_headers(0, A)) == []
     long = b"\x01k\xfd\x00" + b"v" * 253  # 257 bytes: the low byte of the count alone would say 1
     headers = {3: b"\x01k\x01\x00v", 40: b"\x01k\xfc\x00" + b"v" * 252, 41: long, 150: long, 298: b"\x00\x00\x00"}
     for number in range(1, 301):
-        bucket.append(Kind.MESSAGE, (A, B)[number % 2], 0, b"x" * (number % 60), headers.get(number, b""))
-        bucket.append(Kind.ACK, 1, 0, bytes(24), b"\x00\x00\x00" if number % 5 == 0 else b"")
+        bucket.writer.append(Kind.MESSAGE, (A, B)[number % 2], 0, b"x" * (number % 60), headers.get(number, b""))
+        bucket.writer.append(Kind.ACK, 1, 0, bytes(24), b"\x00\x00\x00" if number % 5 == 0 else b"")
     for begin in (0, 1, 3, 4, 40, 41, 150, 151, 298, 299, 301, 400):
-        assert list(bucket.with_headers(begin)) == [n for n in headers if n >= begin]
+        assert list(bucket.reader.with_headers(begin)) == [n for n in headers if n >= begin]
         for stream, rest in ((A, 0), (B, 1), (C, 2)):
-            assert list(bucket.with_headers(begin, stream)) == [n for n in headers if n >= begin and n % 2 == rest]
-    told = bucket.with_headers(0)
+            assert list(bucket.reader.with_headers(begin, stream)) == [
+                n for n in headers if n >= begin and n % 2 == rest
+            ]
+    told = bucket.reader.with_headers(0)
     assert next(told) == 3
     for number in range(301, 701):
         say(bucket, A, b"x" * 50, number)
-    bucket.trim({A: 150, B: 600}, frozenset())
+    bucket.upkeep.trim({A: 150, B: 600}, frozenset())
     store.tick()
     later = list(told)
     assert later == sorted(later)
@@ -190,9 +200,9 @@ def check_time(store: Store) -> None:
     bucket = make(store)
     for time_ns in (100, 50, 200, 150):
         say(bucket, A, b"", time_ns)
-    records = [bucket.scan(n) for n in range(1, 5)]
+    records = [bucket.reader.scan(n) for n in range(1, 5)]
     assert [r and r.time_ns for r in records] == [100, 100, 200, 200]
-    assert bucket.last_ns == 200
+    assert bucket.end.last_ns == 200
 
 
 def check_units(store: Store) -> None:
@@ -203,36 +213,36 @@ def check_units(store: Store) -> None:
         Draft(Kind.CHANGE, 0, b'{"do":"y"}'),
         Draft(Kind.MESSAGE, B, b"b", b"\x00\x00\x00"),
     ]
-    assert bucket.append_unit(drafts, 5) == 2
+    assert bucket.writer.append_batch(drafts, 5) == 2
     assert say(bucket, A, b"after") == 4
-    a, b, after = bucket.scan(2), bucket.scan(3), bucket.scan(4)
+    a, b, after = bucket.reader.scan(2), bucket.reader.scan(3), bucket.reader.scan(4)
     assert isinstance(a, Record)
     assert isinstance(b, Record)
     assert isinstance(after, Record)
     assert (a.body, a.flags & 1) == (b"a", 1)
     assert (b.body, b.headers, b.flags & 1) == (b"b", b"\x00\x00\x00", 0)
     assert (after.body, after.flags & 1) == (b"after", 0)
-    assert [r.body for r in bucket.history()[1]] == [b'{"do":"y"}']
+    assert [r.body for r in bucket.upkeep.history()[1]] == [b'{"do":"y"}']
 
 
 def check_skip(store: Store) -> None:
     bucket = make(store)
-    assert [say(bucket, A, b"x"), bucket.skip(), bucket.skip(), say(bucket, A, b"y")] == [1, 2, 3, 4]
-    found = bucket.scan(2)
+    assert [say(bucket, A, b"x"), bucket.writer.skip(), bucket.writer.skip(), say(bucket, A, b"y")] == [1, 2, 3, 4]
+    found = bucket.reader.scan(2)
     assert found is not None
     assert found.sequence == 4
-    assert bucket.before(4) == 1
-    assert bucket.count(A, 1) == (2, 2)
+    assert bucket.reader.before(4) == 1
+    assert bucket.metrics.count(A, 1) == (2, 2)
 
 
 def check_sync(store: Store) -> None:
     """Without a loop to post to, `then` comes before the call returns."""
     bucket = make(store)
     told: list[OSError | None] = []
-    bucket.sync(told.append)
+    bucket.upkeep.sync(told.append)
     say(bucket, A, b"x")
-    bucket.sync(told.append, 0.5)
-    bucket.sync()
+    bucket.upkeep.sync(told.append, 0.5)
+    bucket.upkeep.sync()
     assert told == [None, None]
 
 
@@ -241,33 +251,33 @@ def check_trim(store: Store) -> None:
     bucket = make(store)
     for number in range(1, 2001):
         say(bucket, (A, B)[number % 2], b"x" * 2_000, number)
-    full = bucket.size
-    bucket.trim({A: 1900, B: 1951}, {1960})
+    full = bucket.upkeep.size
+    bucket.upkeep.trim({A: 1900, B: 1951}, {1960})
     for number in [*range(1900, 2001, 2), *range(1951, 2001, 2)]:
         if number != 1960:
-            found = bucket.scan(number)
+            found = bucket.reader.scan(number)
             assert found is not None
             assert found.sequence == number
-    assert bucket.first <= 1900
-    bucket.trim({}, frozenset())
+    assert bucket.reader.first <= 1900
+    bucket.upkeep.trim({}, frozenset())
     store.tick()
-    assert bucket.size < full / 10
-    assert bucket.next == 2001
-    held = bucket.scan(0)
-    assert bucket.first == (bucket.next if held is None else held.sequence)
+    assert bucket.upkeep.size < full / 10
+    assert bucket.end.next == 2001
+    held = bucket.reader.scan(0)
+    assert bucket.reader.first == (bucket.end.next if held is None else held.sequence)
     assert say(bucket, A, b"again") == 2001
-    assert bucket.find(A, 2001) == bucket.scan(2001)
+    assert bucket.reader.find(A, 2001) == bucket.reader.scan(2001)
 
 
 def check_many_changes(store: Store) -> None:
     """State and what is behind it always make the whole."""
     bucket = make(store)
     done: list[int] = []
-    bucket.state = lambda: b"%d" % len(done)
+    bucket.writer.state = lambda: b"%d" % len(done)
     for number in range(5_000):
-        bucket.append(Kind.CHANGE, 0, 0, b"%d" % number)
+        bucket.writer.append(Kind.CHANGE, 0, 0, b"%d" % number)
         done.append(number)
-    state, behind = bucket.history()
+    state, behind = bucket.upkeep.history()
     covered = 0 if state == STATE else int(state)
     assert [int(r.body) for r in behind] == done[covered:]
 

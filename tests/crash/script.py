@@ -145,7 +145,7 @@ class Script:
                 self._state(self.store.open(known.number), known)
 
     def _state(self, bucket: Bucket, known: Known) -> None:
-        bucket.state = lambda: b"%d" % known.changes + b" " * (known.number * 40)
+        bucket.writer.state = lambda: b"%d" % known.changes + b" " * (known.number * 40)
 
     def _write_on(self) -> None:
         """What the other writers do while a sync runs: none of them waits for it."""
@@ -204,7 +204,7 @@ class Script:
         elif choice < 0.70:
             self._append_unit(bucket, known)
         elif choice < 0.72:
-            sequence = bucket.skip()
+            sequence = bucket.writer.skip()
             assert sequence not in known.given
             known.given.add(sequence)
         elif choice < 0.90:
@@ -228,7 +228,7 @@ class Script:
         entry = Entry(-1, kind, stream, body, self.units)
         known.entries.append(entry)
         try:
-            sequence = bucket.append(kind, stream, len(known.entries), body)
+            sequence = bucket.writer.append(kind, stream, len(known.entries), body)
         except MqfsError:
             known.entries.remove(entry)  # refused: must never be seen
             raise
@@ -243,7 +243,7 @@ class Script:
             entries.append(entry)
             drafts.append(Draft(entry.kind, entry.stream, entry.body))
         try:
-            sequence = bucket.append_unit(drafts, len(known.entries))
+            sequence = bucket.writer.append_batch(drafts, len(known.entries))
         except MqfsError:
             for entry in entries:
                 known.entries.remove(entry)
@@ -267,15 +267,15 @@ class Script:
             if error is None:
                 known.committed = max(known.committed, count)
 
-        bucket.sync(told)
+        bucket.upkeep.sync(told)
 
     def _trim(self, bucket: Bucket, known: Known) -> None:
         for stream in STREAMS:
             if self.random.random() < 0.5:
-                known.floors[stream] = max(known.floors[stream], bucket.next - self.random.randint(0, 25))
+                known.floors[stream] = max(known.floors[stream], bucket.end.next - self.random.randint(0, 25))
         if known.given and self.random.random() < 0.5:
             known.dropped.add(self.random.choice(sorted(known.given)))
-        bucket.trim(dict(known.floors), set(known.dropped))
+        bucket.upkeep.trim(dict(known.floors), set(known.dropped))
         self.store.tick()  # type: ignore[union-attr]
 
     # ------------------------------------------------------------ what must hold
@@ -323,7 +323,7 @@ class Script:
         self._check_units(known, messages, found)
         order = [entry.sequence for entry in messages if entry.sequence in found]
         assert order == sorted(order)
-        assert bucket.next > max(known.given, default=0), "a sequence will be given twice"
+        assert bucket.end.next > max(known.given, default=0), "a sequence will be given twice"
         self._forget_lost(known, found)
 
     def _check_units(self, known: Known, messages: list[Entry], found: dict[int, Record]) -> None:
@@ -334,7 +334,7 @@ class Script:
         assert all(len(set(seen)) == 1 for seen in units.values()), "half a unit"
 
     def _check_history(self, bucket: Bucket, known: Known, everything: bool) -> None:
-        state, behind = bucket.history()
+        state, behind = bucket.upkeep.history()
         count = int(state)
         for record in behind:
             assert int(record.body) == count, "a change is missing or there twice"
@@ -359,7 +359,7 @@ def read(bucket: Bucket) -> dict[int, Record]:
     sequence = 0
     while True:
         try:
-            record = bucket.scan(sequence)
+            record = bucket.reader.scan(sequence)
         except Damaged as error:
             sequence = error.sequence + 1
             continue
@@ -368,9 +368,9 @@ def read(bucket: Bucket) -> dict[int, Record]:
         assert record.sequence >= sequence
         assert record.sequence not in found
         found[record.sequence] = record
-        assert bucket.find(record.stream, record.sequence) == record
+        assert bucket.reader.find(record.stream, record.sequence) == record
         sequence = record.sequence + 1
     for stream in STREAMS:
         mine = [r.sequence for r in found.values() if r.stream == stream]
-        assert bucket.count(stream, 0)[0] >= len(mine)
+        assert bucket.metrics.count(stream, 0)[0] >= len(mine)
     return found

@@ -12,7 +12,6 @@ import pytest
 
 from mqfs.model import Draft, Kind
 from mqfs.store.bucket import DiskBucket
-from mqfs.store.compaction import compact
 from mqfs.store.store import DiskStore
 from tests.crash.liar import LyingDisk, Stopped
 from tests.store.small import SMALL, lowered
@@ -45,23 +44,23 @@ class Used:
     def __attrs_post_init__(self) -> None:
         self.store = DiskStore(PATH, disk=self.disk)
         self.bucket = self.store.make(self.store.number(), b"0")
-        self.bucket.state = lambda: b"%d" % self.acked + b" " * self.padding
+        self.bucket.writer.state = lambda: b"%d" % self.acked + b" " * self.padding
 
     def ack(self, count: int) -> None:
         for _ in range(count):
-            self.bucket.append(Kind.ACK, 1, 0, b"%024d" % self.acked)
+            self.bucket.writer.append(Kind.ACK, 1, 0, b"%024d" % self.acked)
             self.acked += 1
 
     def roll(self) -> None:
         """Acknowledge until a new segment is begun."""
-        newest = self.bucket._segments[-1]
-        while self.bucket._segments[-1] is newest:
+        newest = self.bucket.chain.segments[-1]
+        while self.bucket.chain.segments[-1] is newest:
             self.ack(1)
 
     def keep(self) -> None:
         """A unit with one message that stays wanted between two that do not."""
         drafts = [Draft(Kind.MESSAGE, 16, b"x" * 100), Draft(Kind.MESSAGE, 17, b"kept"), Draft(Kind.END, 16, b"")]
-        self.kept.append(self.bucket.append_unit(drafts, 0) + 1)
+        self.kept.append(self.bucket.writer.append_batch(drafts, 0) + 1)
 
     def sync(self) -> None:
         count = self.acked
@@ -70,11 +69,11 @@ class Used:
             if error is None:
                 self.synced = max(self.synced, count)
 
-        self.bucket.sync(told)
+        self.bucket.upkeep.sync(told)
 
     def give_back(self) -> None:
         for _ in range(3):
-            self.bucket.trim({17: 0}, frozenset())
+            self.bucket.upkeep.trim({17: 0}, frozenset())
             self.store.tick()
 
     def logs(self) -> list[str]:
@@ -87,16 +86,16 @@ class Used:
 def check(used: Used, disk: LyingDisk) -> None:
     """What was synced is accounted for once, by the state or behind it; kept messages are there."""
     bucket = DiskStore(PATH, disk=disk).open(1)
-    state, behind = bucket.history()
+    state, behind = bucket.upkeep.history()
     numbers = [int(record.body) for record in behind]
     assert numbers == list(range(int(state), int(state) + len(numbers))), "one is missing or there twice"
     assert used.synced <= int(state) + len(numbers) <= used.acked
     found, sequence = [], 0
-    while (record := bucket.find(17, sequence)) is not None:
+    while (record := bucket.reader.find(17, sequence)) is not None:
         found.append(record.sequence)
         sequence = record.sequence + 1
     assert found == used.kept
-    assert bucket.damaged == 0
+    assert bucket.upkeep.damaged == 0
 
 
 def stopped_at_every_call(luck: int | None, prepare: Callable[[], Used], most: int = 150) -> None:
@@ -120,7 +119,7 @@ def with_nothing_wanted() -> Used:
     used.keep()
     for number in range(5):
         for _ in range(number % 2 * 3):
-            used.bucket.append(Kind.MESSAGE, 16, 0, b"x" * 90)
+            used.bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 90)
         used.roll()
     used.ack(7)
     used.sync()
@@ -132,13 +131,13 @@ def test_segments_of_acknowledgements_alone_go() -> None:
     used = with_nothing_wanted()
     before = used.logs()
     assert len(before) >= 6
-    assert any(not segment.counts()[0] for segment in used.bucket._segments[1:-1]), "none without messages"
+    assert any(not segment.counts()[0] for segment in used.bucket.chain.segments[1:-1]), "none without messages"
     used.give_back()
     assert used.logs() == [before[0], before[-1]]
-    assert used.bucket.find(17, 0) is not None
+    assert used.bucket.reader.find(17, 0) is not None
     check(used, used.disk.copy())
     used.kept.clear()
-    used.bucket.trim({}, frozenset())
+    used.bucket.upkeep.trim({}, frozenset())
     assert used.logs() == before[-1:], "the one that held the message"
     check(used, used.disk.copy())
 
@@ -153,7 +152,7 @@ def with_something_wanted() -> Used:
     used = Used()
     for _ in range(5):
         used.keep()
-        used.bucket.append(Kind.MESSAGE, 16, 0, b"x" * 600)
+        used.bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 600)
         used.roll()
     used.ack(4)
     used.sync()
@@ -164,19 +163,19 @@ def with_something_wanted() -> Used:
 def test_compaction_keeps_the_acknowledgements_of_the_last_of_a_run() -> None:
     used = with_something_wanted()
     before = used.logs()
-    last = used.bucket._segments[-2]
+    last = used.bucket.chain.segments[-2]
     acks = len(last.rows().of_kind(Kind.ACK))
     assert acks > 10
     used.give_back()
     assert used.logs() == [before[0], before[-1]]
-    merged = used.bucket._segments[0]
+    merged = used.bucket.chain.segments[0]
     merged.look()
     assert len(merged.rows().of_kind(Kind.ACK)) == acks
     check(used, used.disk.copy())
     # Were the newest begun just before the power went, it is moved aside, and that is what is left.
     disk = used.disk.copy()
     disk.unlink(f"{FOLDER}/{before[-1]}")
-    state, behind = DiskStore(PATH, disk=disk).open(1).history()
+    state, behind = DiskStore(PATH, disk=disk).open(1).upkeep.history()
     assert int(state) + len(list(behind)) == used.acked - 7
 
 
@@ -186,7 +185,7 @@ def test_compaction_does_not_copy_the_same_again_and_again() -> None:
     calls, first = used.disk.calls, used.logs()[0]
     size = used.disk.size_of(f"{FOLDER}/{first}")
     for number in range(20):
-        used.bucket.trim({17: 0, 18: number}, frozenset())
+        used.bucket.upkeep.trim({17: 0, 18: number}, frozenset())
         used.store.tick()
     assert used.disk.size_of(f"{FOLDER}/{first}") == size
     assert used.disk.calls - calls < 20, "it was written again"
@@ -206,13 +205,13 @@ def test_a_state_is_not_written_more_often_than_its_own_bytes(padding: int) -> N
     begun = used.acked
     while used.acked < begun + 4_000:
         used.ack(20)
-        used.bucket.append(Kind.MESSAGE, 16, 0, b"x")
-        used.bucket.trim({}, frozenset())
+        used.bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+        used.bucket.upkeep.trim({}, frozenset())
         used.store.tick()
         heads += len(set(used.logs()) - names)
         names = set(used.logs())
-        largest = max(largest, used.bucket.size)
-    assert heads * padding <= used.bucket._written
+        largest = max(largest, used.bucket.upkeep.size)
+    assert heads * padding <= used.bucket.commit.written
     assert heads * padding <= 1.1 * 56 * (used.acked - begun)
     assert heads or padding > 1_000
     assert largest <= 2 * (max(2_048, 4 * padding) + padding + 2_000)
@@ -223,19 +222,19 @@ def test_a_segment_may_go_while_others_are_weighed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("mqfs.store.compaction._LOOKED", 4)
     used = Used()
     while len(used.logs()) < 8:
-        used.kept.append(used.bucket.append(Kind.MESSAGE, 17, 0, b"x" * 60))
+        used.kept.append(used.bucket.writer.append(Kind.MESSAGE, 17, 0, b"x" * 60))
     used.sync()
-    used.bucket.trim({17: 0}, frozenset())
+    used.bucket.upkeep.trim({17: 0}, frozenset())
     for _ in range(5):
-        used.bucket.tick(0.0)  # one portion
-    assert used.bucket._work is not None
+        used.bucket.upkeep.tick(0.0)  # one portion
+    assert used.bucket.upkeep.compaction.is_under_way
     logs = used.logs()
-    used.bucket.trim({17: int(logs[4][:-4])}, frozenset())
+    used.bucket.upkeep.trim({17: int(logs[4][:-4])}, frozenset())
     assert used.logs() == logs[4:]
     used.kept = [sequence for sequence in used.kept if sequence >= int(logs[4][:-4])]
     for _ in range(100):
-        used.bucket.tick(0.0)
-    assert used.bucket._work is None
+        used.bucket.upkeep.tick(0.0)
+    assert not used.bucket.upkeep.compaction.is_under_way
     assert used.logs() == logs[4:]
     check(used, used.disk.copy())
-    assert list(compact(used.bucket)) == []
+    assert list(used.bucket.upkeep.compaction.compact()) == []

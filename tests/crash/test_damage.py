@@ -39,8 +39,8 @@ class Written:
         self.changes = 0
         store = DiskStore(PATH, disk=self.disk)
         bucket = store.make(store.number(), b"0")
-        bucket.state = lambda: b"%d" % self.changes + b" " * 90
-        while len(bucket._segments) < 3 or bucket._segments[-1].used < 1_500:
+        bucket.writer.state = lambda: b"%d" % self.changes + b" " * 90
+        while len(bucket.chain.segments) < 3 or bucket.chain.segments[-1].used < 1_500:
             self._step(bucket, luck)
         self.records = {r.sequence: r for r in read(bucket)[0]}
         if clean:
@@ -49,15 +49,17 @@ class Written:
     def _step(self, bucket: Bucket, luck: random.Random) -> None:
         choice, body = luck.random(), luck.randbytes(luck.choice([0, 5, 60, 300]))
         if choice < 0.6:
-            self.units.append([bucket.append(Kind.MESSAGE, luck.randint(16, 18), 0, body)])
+            self.units.append([bucket.writer.append(Kind.MESSAGE, luck.randint(16, 18), 0, body)])
         elif choice < 0.8:
-            first = bucket.append_unit([Draft(Kind.MESSAGE, 16, body), Draft(Kind.END, 17, b""), Draft(1, 18, body)], 0)
+            first = bucket.writer.append_batch(
+                [Draft(Kind.MESSAGE, 16, body), Draft(Kind.END, 17, b""), Draft(1, 18, body)], 0
+            )
             self.units.append([first, first + 1, first + 2])
         else:
-            bucket.append(luck.choice([Kind.CHANGE, Kind.ACK]), 0, 0, b"%d" % self.changes)
+            bucket.writer.append(luck.choice([Kind.CHANGE, Kind.ACK]), 0, 0, b"%d" % self.changes)
             self.changes += 1
         if choice < 0.3:
-            bucket.sync()
+            bucket.upkeep.sync()
 
     def copy(self) -> LyingDisk:
         for name in self.files():
@@ -78,13 +80,13 @@ class Written:
         seen = {record.sequence for record in found}
         for unit in self.units:
             assert not seen & set(unit) or seen | damaged >= set(unit), "half a unit"
-        state, behind = bucket.history()
+        state, behind = bucket.upkeep.history()
         changes = [int(state), *(int(record.body) for record in behind)]
         assert changes[1:] == sorted(set(changes[1:]))
         assert max(changes) <= self.changes
-        assert bucket.next > max(self.records)
+        assert bucket.end.next > max(self.records)
         missing = set(self.records) - seen
-        self.told = bool(bucket.damaged or disk.listdir(f"{PATH}/quarantine"))
+        self.told = bool(bucket.upkeep.damaged or disk.listdir(f"{PATH}/quarantine"))
         return missing
 
 
@@ -94,7 +96,7 @@ def read(bucket: Bucket) -> tuple[list[Record], set[int]]:
     sequence = 0
     while True:
         try:
-            record = bucket.scan(sequence)
+            record = bucket.reader.scan(sequence)
         except Damaged as error:
             damaged.add(error.sequence)
             sequence = error.sequence + 1
@@ -163,7 +165,7 @@ def test_rot_is_kept_aside_and_told_each_time() -> None:
         with pytest.raises(Damaged) as caught:
             read_to_end(bucket)
         assert caught.value.sequence in (1, 2)
-    assert bucket.damaged == 1
+    assert bucket.upkeep.damaged == 1
     kept = disk.listdir(f"{PATH}/quarantine")
     assert len(kept) == 1
     assert bytes(disk._find(f"{PATH}/quarantine/{kept[0]}").data).find(b"!" + body[1:]) >= 0
@@ -171,7 +173,7 @@ def test_rot_is_kept_aside_and_told_each_time() -> None:
 
 def read_to_end(bucket: Bucket) -> None:
     sequence = 0
-    while (record := bucket.scan(sequence)) is not None:
+    while (record := bucket.reader.scan(sequence)) is not None:
         sequence = record.sequence + 1
 
 
@@ -190,7 +192,7 @@ def test_all_bytes_of_a_new_head_are_zeros() -> None:
 def opened(disk: LyingDisk) -> tuple[DiskStore, Bucket]:
     store = DiskStore(PATH, disk=disk)
     bucket = store.make(store.number(), b"0") if not store.groups() else store.open(1)
-    bucket.state = lambda: b"0"
+    bucket.writer.state = lambda: b"0"
     return store, bucket
 
 
@@ -208,9 +210,9 @@ def test_behind_a_tear_nothing_is_served(zeros: bool) -> None:
     disk = LyingDisk()
     _, bucket = opened(disk)
     for body in (b"sync'd", b"first", b"second", b"third"):
-        bucket.append(Kind.MESSAGE, 16, 0, body)
+        bucket.writer.append(Kind.MESSAGE, 16, 0, body)
         if body == b"sync'd":
-            bucket.sync()
+            bucket.upkeep.sync()
     disk = disk.after_kill()
     hit(disk, b"second", zeros=zeros)
     _, bucket = opened(disk)
@@ -225,15 +227,15 @@ def test_behind_rot_all_is_served() -> None:
     """A later record says that the damaged one had been on disk: so it is no tear. Of its unit nothing is served."""
     disk = LyingDisk()
     _, bucket = opened(disk)
-    bucket.append_unit([Draft(Kind.MESSAGE, 16, body) for body in (b"one", b"two", b"three")], 0)
-    bucket.sync()
-    bucket.append(Kind.MESSAGE, 16, 0, b"later")
+    bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, body) for body in (b"one", b"two", b"three")], 0)
+    bucket.upkeep.sync()
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"later")
     disk = disk.after_kill()
     hit(disk, b"two")
     _, bucket = opened(disk)
     assert [record.body for record in read(bucket)[0]] == [b"later"]
-    assert bucket.damaged == 1
-    assert bucket.next > 4
+    assert bucket.upkeep.damaged == 1
+    assert bucket.end.next > 4
 
 
 @pytest.mark.parametrize("luck", range(12))
@@ -241,16 +243,16 @@ def test_what_made_messages_unwanted_is_on_disk_before_they_go(luck: int) -> Non
     for stop in range(1, 60):
         disk = LyingDisk()
         _, bucket = opened(disk)
-        while len(bucket._segments) < 3:  # type: ignore[attr-defined]
-            bucket.append(Kind.MESSAGE, 16, 0, b"x" * 200)
-        bucket.sync()
-        bucket.append(Kind.CHANGE, 0, 0, b"cleared")
+        while len(bucket.chain.segments) < 3:  # type: ignore[attr-defined]
+            bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 200)
+        bucket.upkeep.sync()
+        bucket.writer.append(Kind.CHANGE, 0, 0, b"cleared")
         disk.stop_at = disk.calls + stop
         with contextlib.suppress(Stopped):
-            bucket.trim({}, frozenset())
+            bucket.upkeep.trim({}, frozenset())
         _, bucket = opened(disk.after_power_loss(random.Random(luck)))
         if not any(record.sequence == 1 for record in read(bucket)[0]):
-            assert [record.body for record in bucket.history()[1]] == [b"cleared"]
+            assert [record.body for record in bucket.upkeep.history()[1]] == [b"cleared"]
         if disk.calls < disk.stop_at:
             return
     raise AssertionError("a trim of so many calls")
@@ -263,21 +265,23 @@ def test_compaction_stopped_at_every_call(luck: int | None) -> None:
         disk = LyingDisk()
         store, bucket = opened(disk)
         kept = []
-        while len(bucket._segments) < 5:  # type: ignore[attr-defined]
-            bucket.append(Kind.MESSAGE, 17, 0, b"x" * 200)
-            kept.append(bucket.append_unit([Draft(1, 16, b"a"), Draft(1, 17, b"y" * 90), Draft(1, 18, b"b")], 0))
-        bucket.sync()
-        before = bucket.size
+        while len(bucket.chain.segments) < 5:  # type: ignore[attr-defined]
+            bucket.writer.append(Kind.MESSAGE, 17, 0, b"x" * 200)
+            kept.append(
+                bucket.writer.append_batch([Draft(1, 16, b"a"), Draft(1, 17, b"y" * 90), Draft(1, 18, b"b")], 0)
+            )
+        bucket.upkeep.sync()
+        before = bucket.upkeep.size
         disk.stop_at = disk.calls + stop
         with contextlib.suppress(Stopped):
-            bucket.trim({16: 0, 18: 0}, frozenset())
+            bucket.upkeep.trim({16: 0, 18: 0}, frozenset())
             store.tick()
-            assert bucket.size < before / 2
+            assert bucket.upkeep.size < before / 2
             check_kept(bucket, kept)
         after = disk.after_kill() if luck is None else disk.after_power_loss(random.Random(luck))
         _, again = opened(after)
         check_kept(again, kept)
-        assert again.damaged == 0
+        assert again.upkeep.damaged == 0
         if disk.calls < disk.stop_at:
             return
     raise AssertionError("a compaction of so many calls")
@@ -286,8 +290,8 @@ def test_compaction_stopped_at_every_call(luck: int | None) -> None:
 def check_kept(bucket: Bucket, kept: list[int]) -> None:
     for stream, step, body in ((16, 0, b"a"), (18, 2, b"b")):
         found, sequence = [], 0
-        while (record := bucket.find(stream, sequence)) is not None:
+        while (record := bucket.reader.find(stream, sequence)) is not None:
             found.append((record.sequence, record.body))
             sequence = record.sequence + 1
         assert found == [(first + step, body) for first in kept]
-        assert bucket.count(stream, 0) == (len(kept), len(kept))
+        assert bucket.metrics.count(stream, 0) == (len(kept), len(kept))

@@ -80,36 +80,36 @@ def test_each_look_fails_once(number: int, slow: bool) -> None:
 def made(disk: LyingDisk) -> tuple[DiskStore, Bucket]:
     store = DiskStore(PATH, disk=disk)
     bucket = store.make(store.number(), b"{}")
-    bucket.state = lambda: b"{}"
+    bucket.writer.state = lambda: b"{}"
     return store, bucket
 
 
 def test_a_failed_sync_is_for_good() -> None:
     disk = LyingDisk()
     _, bucket = made(disk)
-    assert bucket.append(Kind.MESSAGE, 16, 0, b"kept") == 1
+    assert bucket.writer.append(Kind.MESSAGE, 16, 0, b"kept") == 1
     told: list[OSError | None] = []
-    bucket.sync(told.append)
-    assert bucket.append(Kind.MESSAGE, 16, 0, b"doubtful") == 2
+    bucket.upkeep.sync(told.append)
+    assert bucket.writer.append(Kind.MESSAGE, 16, 0, b"doubtful") == 2
     disk.fail_at, disk.fail_with = disk.calls + 1, errno.EIO
-    bucket.sync(told.append)
+    bucket.upkeep.sync(told.append)
     assert disk.failed == ["fdatasync"]
-    bucket.sync(told.append)  # the disk would succeed now: it is not asked
+    bucket.upkeep.sync(told.append)  # the disk would succeed now: it is not asked
     assert told[0] is None
     assert [error.errno for error in told[1:] if error is not None] == [errno.EIO, errno.EIO]
-    assert bucket.failed is told[1]
+    assert bucket.end.failed is told[1]
     with pytest.raises(ReadOnly):
-        bucket.append(Kind.MESSAGE, 16, 0, b"no")
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"no")
     with pytest.raises(ReadOnly):
-        bucket.append_unit([Draft(Kind.MESSAGE, 16, b"no")], 0)
-    assert bucket.scan(1) is not None
-    found = bucket.find(16, 2)
+        bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, b"no")], 0)
+    assert bucket.reader.scan(1) is not None
+    found = bucket.reader.find(16, 2)
     assert found is not None
     assert found.body == b"doubtful"
     again = DiskStore(PATH, disk=disk.after_power_loss(None)).open(1)
-    assert again.scan(1) is not None
-    assert again.scan(2) is None
-    assert again.next > 2
+    assert again.reader.scan(1) is not None
+    assert again.reader.scan(2) is None
+    assert again.end.next > 2
 
 
 @pytest.mark.parametrize("later", ["another sync", "the next tick"])
@@ -117,58 +117,58 @@ def test_a_sync_that_had_no_descriptor_comes_later(later: str) -> None:
     """Nothing was synced, nothing failed: who waits goes on waiting, and nobody else is refused."""
     disk = LyingDisk()
     store, bucket = made(disk)
-    bucket.append(Kind.MESSAGE, 16, 0, b"kept")
-    bucket._note_folder_change()  # as a new segment does
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"kept")
+    bucket.commit.note_folder_change()  # as a new segment does
     answers: list[OSError | None] = []
     disk.fail_at, disk.fail_with = disk.calls + 2, errno.EMFILE
-    bucket.sync(answers.append)
+    bucket.upkeep.sync(answers.append)
     assert disk.failed == ["sync_folder"]
     assert answers == []
-    assert bucket.append(Kind.MESSAGE, 16, 0, b"too") == 2
+    assert bucket.writer.append(Kind.MESSAGE, 16, 0, b"too") == 2
     if later == "another sync":
-        bucket.sync(answers.append)
+        bucket.upkeep.sync(answers.append)
     else:
         store.tick()
     assert answers == [None] * len(answers) != []
     again = DiskStore(PATH, disk=disk.after_power_loss(None)).open(1)
-    assert again.scan(2) is not None
+    assert again.reader.scan(2) is not None
 
 
 def test_a_failed_write_is_for_good() -> None:
     disk = LyingDisk()
     _, bucket = made(disk)
-    bucket.append(Kind.MESSAGE, 16, 0, b"kept")
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"kept")
     disk.fail_at, disk.fail_with = disk.calls + 1, errno.EIO
     with pytest.raises(DiskFailed):
-        bucket.append(Kind.MESSAGE, 16, 0, b"no")
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"no")
     with pytest.raises(ReadOnly):
-        bucket.append(Kind.MESSAGE, 16, 0, b"no")
-    assert bucket.scan(2) is None
-    assert bucket.scan(1) is not None
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"no")
+    assert bucket.reader.scan(2) is None
+    assert bucket.reader.scan(1) is not None
 
 
 def test_a_full_disk_is_not_for_good() -> None:
     """Also where the file was written in part, and where there was no room to allocate."""
     disk = LyingDisk()
     store, bucket = made(disk)
-    bucket.append(Kind.MESSAGE, 16, 0, b"one")
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"one")
     for attempt in range(40):
         disk.luck = random.Random(attempt)
         disk.fail_at, disk.fail_with = disk.calls + 1, errno.ENOSPC
         big = random.Random(attempt).randbytes(random.Random(attempt).choice([10, 70_000]))
         with pytest.raises(DiskFull):
-            bucket.append_unit([Draft(Kind.MESSAGE, 16, big), Draft(Kind.MESSAGE, 17, big)], 0)
-    assert bucket.failed is None
-    assert bucket.next == 2
-    assert bucket.append(Kind.MESSAGE, 16, 0, b"two") == 2
-    assert bucket.find(16, 2) is not None
+            bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, big), Draft(Kind.MESSAGE, 17, big)], 0)
+    assert bucket.end.failed is None
+    assert bucket.end.next == 2
+    assert bucket.writer.append(Kind.MESSAGE, 16, 0, b"two") == 2
+    assert bucket.reader.find(16, 2) is not None
     killed = DiskStore(PATH, disk=disk.after_kill().copy())
-    assert killed.open(1).find(17, 0) is None
+    assert killed.open(1).reader.find(17, 0) is None
     assert killed.disk.listdir(f"{PATH}/quarantine") == [], "something was left of a refused write"
     store.close()
     again = DiskStore(PATH, disk=disk.after_kill()).open(1)
-    assert (again.next, again.damaged) == (3, 0)
-    assert again.find(17, 0) is None
+    assert (again.end.next, again.upkeep.damaged) == (3, 0)
+    assert again.reader.find(17, 0) is None
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def fill(bucket: Bucket) -> int:
     """Append until there is no room; the last sequence."""
     for number in range(5_000):
         try:
-            last = bucket.append(Kind.MESSAGE, 16, number, b"x" * 5_000)
+            last = bucket.writer.append(Kind.MESSAGE, 16, number, b"x" * 5_000)
         except DiskFull:
             return last
     raise AssertionError("a disk of 4 MiB is never full")
@@ -195,22 +195,22 @@ def fill(bucket: Bucket) -> int:
 def test_a_really_full_disk(small_disk: Path) -> None:
     store = DiskStore(f"{small_disk}/store")
     bucket = store.make(store.number(), b"{}")
-    bucket.state = lambda: b"{}"
+    bucket.writer.state = lambda: b"{}"
     other = store.make(store.number(), b"{}")
-    other.state = lambda: b"{}"
+    other.writer.state = lambda: b"{}"
     last = fill(bucket)
     assert last > 500
     fill(other)
     with pytest.raises(DiskFull):
         store.make(3, b"x" * 100_000)
-    found = bucket.find(16, last)
+    found = bucket.reader.find(16, last)
     assert found is not None
     assert found.sequence == last
-    bucket.trim({}, frozenset())  # a roll needs room for a head; the other group gives it
+    bucket.upkeep.trim({}, frozenset())  # a roll needs room for a head; the other group gives it
     store.remove(2)
-    bucket.trim({}, frozenset())
-    assert bucket.append(Kind.MESSAGE, 16, 0, b"again") > last
+    bucket.upkeep.trim({}, frozenset())
+    assert bucket.writer.append(Kind.MESSAGE, 16, 0, b"again") > last
     store.close()
     store = DiskStore(f"{small_disk}/store")
-    assert store.open(1).damaged == 0
+    assert store.open(1).upkeep.damaged == 0
     store.close()

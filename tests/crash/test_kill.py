@@ -71,5 +71,5 @@ def _look(path: str, told: dict[tuple[int, int], bytes]) -> None:
                 assert found[sequence] == body
         orders = [tuple(map(int, body.rstrip(b".").split(b".")[:2])) for body in found.values()]
         assert orders == sorted(set(orders))
-        assert bucket.next > max([*found, *(s for g, s in told if g == group)])
+        assert bucket.end.next > max([*found, *(s for g, s in told if g == group)])
     abandon(store)  # not a clean stop: the next writer finds what the last one left

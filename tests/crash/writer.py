@@ -31,7 +31,7 @@ class Writer:
             self.store.make(self.store.number(), b"{}") for _ in "ab"
         ]
         for bucket in self.buckets:
-            bucket.state = lambda: b"{}"
+            bucket.writer.state = lambda: b"{}"
 
     def run(self) -> None:
         print("ready", flush=True)
@@ -45,12 +45,16 @@ class Writer:
 
     def step(self, bucket: Bucket) -> None:
         unit = [Draft(Kind.MESSAGE, 16, self.body()) for _ in range(self.random.choice([1, 1, 3]))]
-        first = bucket.append_unit(unit, 0) if len(unit) > 1 else bucket.append(Kind.MESSAGE, 16, 0, unit[0].body)
+        first = (
+            bucket.writer.append_batch(unit, 0)
+            if len(unit) > 1
+            else bucket.writer.append(Kind.MESSAGE, 16, 0, unit[0].body)
+        )
         told = b"".join(b"%d %d %s\n" % (bucket.id, first + n, draft.body) for n, draft in enumerate(unit))
-        bucket.append(Kind.ACK, 1, 0, bytes(24))
-        bucket.sync(lambda error: None if error else self.tell(told))
+        bucket.writer.append(Kind.ACK, 1, 0, bytes(24))
+        bucket.upkeep.sync(lambda error: None if error else self.tell(told))
         if self.random.random() < 0.02:
-            bucket.trim({16: max(1, bucket.next - 500)}, frozenset())
+            bucket.upkeep.trim({16: max(1, bucket.end.next - 500)}, frozenset())
 
     def tell(self, told: bytes) -> None:
         os.write(1, told)

@@ -64,13 +64,13 @@ class Scene:
 
     def change(self) -> None:
         rng, streams = self.rng, list(self.group.streams)
-        sequence = rng.randrange(1, self.group.log.bucket.next + 1)
+        sequence = rng.randrange(1, self.group.log.end.next + 1)
         what = rng.choice(("clear", "drop", "eof", "depth", "rename", "remove", "chmod", "ack", "sync", "restart"))
         name = rng.choice(streams)
         if what == "clear" and rng.random() < 0.3:
             self.ctl(f"clear {name}")
         elif what == "drop" and rng.random() < 0.3:
-            with_it = self.group.log.bucket.scan(sequence)
+            with_it = self.group.log.reader.scan(sequence)
             if with_it is not None and with_it.stream in self.group.numbers:
                 self.drop(self.group.numbers[with_it.stream].name, with_it.sequence)
         elif what == "eof":
@@ -134,8 +134,8 @@ def test_as_one_by_one(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pass  # what lives a millisecond is over, for both
     for _ in range(12):
         select = rng.choice(("", "select a\n" * ("a" in scene.group.streams), "select c.*\n", "select #\n"))
-        begin = rng.choice(("first", "last", "-40", str(rng.randrange(1, scene.group.log.bucket.next + 1))))
-        until = rng.choice(("end", str(rng.randrange(scene.group.log.bucket.next))))
+        begin = rng.choice(("first", "last", "-40", str(rng.randrange(1, scene.group.log.end.next + 1))))
+        until = rng.choice(("end", str(rng.randrange(scene.group.log.end.next))))
         commands = f"{select}seek {begin}\nuntil {until}\n"
         user = ROOT if select == "select a\n" else rng.choice((ROOT, SOMEBODY))
         count = rng.choice((40, 300, 5_000, 1 << 20))

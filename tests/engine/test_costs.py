@@ -83,7 +83,9 @@ def evicting(path: Path, messages: int) -> tuple[int, int]:
     cost = 0
     while not stream.state.floor:
         cost = calls_once(lambda: writer.write(b"xx"))
-    assert (stream.kept.count, stream.kept.size) == queues.group.log.bucket.count(stream.number, stream.state.floor)[:2]
+    assert (stream.kept.count, stream.kept.size) == queues.group.log.metrics.count(stream.number, stream.state.floor)[
+        :2
+    ]
     assert stream.kept.evicted_before == stream.state.floor
     assert queues.group.counts.cut == stream.kept.trimmed_count
     return cost, queues.group.counts.cut

@@ -155,7 +155,7 @@ def test_a_depth_cuts_no_more_than_it_has_to(hand: Hand, lines: tuple[str, ...])
 
 def count_changes(hand: Hand) -> int:
     """Records in the log that are no messages."""
-    return len(list(hand.group.log.bucket.history()[1]))
+    return len(list(hand.group.log.upkeep.history()[1]))
 
 
 def test_a_bind_that_is_there_writes_nothing(hand: Hand) -> None:

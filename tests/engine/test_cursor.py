@@ -288,7 +288,7 @@ def test_a_log_is_plain_again_when_what_was_special_is_below_the_floor() -> None
     assert not is_plain()
     hand.write("s", b"1", b"2")
     assert is_plain()
-    hand.ctl(f"drop s {hand.group.log.bucket.next - 1}")
+    hand.ctl(f"drop s {hand.group.log.end.next - 1}")
     assert not is_plain()
     hand.write("s", b"3", b"4", b"5")
     assert is_plain()

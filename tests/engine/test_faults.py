@@ -57,7 +57,7 @@ def test_what_was_dropped_is_given_back_by_another_try(hand: Hand, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr("mqfs.limits.TRIM_BYTES", 8)
         hand.tree.tick()
-        size = hand.group.log.bucket.size
+        size = hand.group.log.upkeep.size
         hand.ctl("drop s 2")
         patch.setattr("mqfs.limits.TRIM_BYTES", size - 8)  # it has not grown by so much
         calls = failing(patch, hand, DiskFailed("for a moment"))

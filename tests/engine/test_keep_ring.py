@@ -58,7 +58,7 @@ def test_messages_cost_the_disk_nothing(tmp_path: Path) -> None:
         writer.write(b"%d" % number)
     assert [int(reader.read(100)) for _ in range(10_000)] == list(range(10_000))
     assert bytes_on_disk(tmp_path) == before
-    assert group.log.bucket.size > 0
+    assert group.log.upkeep.size > 0
     stop(tree)
 
 
@@ -66,7 +66,7 @@ def test_names_and_settings_outlive_the_server_and_no_sequence_comes_twice(tmp_p
     tree = started(tmp_path / "store")
     group = volatile(tree, "depth 7")
     opened(tree, os.O_WRONLY).write(b"gone")
-    seen = group.log.bucket.next
+    seen = group.log.end.next
     stop(tree)
     tree = started(tmp_path / "store")
     again: Any = tree.find(ME, "g")
@@ -85,7 +85,7 @@ def test_it_is_bounded_and_the_slow_are_told(tmp_path: Path, monkeypatch: pytest
     slow, writer = opened(tree, os.O_RDWR), opened(tree, os.O_WRONLY)
     for number in range(1_000):
         writer.write(b"%1000d" % number)
-    assert group.log.bucket.size <= 64 << 10
+    assert group.log.upkeep.size <= 64 << 10
     with pytest.raises(errors.FellBehind):
         slow.read(2_000)
     assert 900 < int(slow.read(2_000)) < 1_000

@@ -95,7 +95,7 @@ def bodies(kind: Kind, body: bytes) -> Iterator[bytes]:
 
 def malformed() -> list[tuple[Kind, int, bytes]]:
     hand = busy()
-    _, records = hand.group.log.bucket.history()
+    _, records = hand.group.log.upkeep.history()
     rows = [(Kind(r.kind), r.stream, body) for r in records for body in bodies(Kind(r.kind), r.body)]
     rows += [(Kind.STATE, 0, body) for body in bodies(Kind.STATE, hand.group.state.encode())]
     assert {kind for kind, _, _ in rows} == {Kind.CHANGE, Kind.ACK, Kind.CLOCK, Kind.STATE}
@@ -119,7 +119,7 @@ def test_a_malformed_record_is_the_fault_of_its_group_alone() -> None:
     for kind, stream, body in malformed():
         hand = busy()
         store: MemoryStore = hand.tree.store  # type: ignore[assignment]
-        hand.group.log.bucket.append(kind, stream, hand.clock.wall_ns(), body)
+        hand.group.log.bucket.writer.append(kind, stream, hand.clock.wall_ns(), body)
         tree = Tree(store, hand.clock, owner=ROOT)
         reader = tree.open(ROOT, tree.find(ROOT, "other/s"), os.O_RDONLY)
         assert reader.read(64) == b"sound", (kind, body)
@@ -134,7 +134,7 @@ def test_a_malformed_record_is_the_fault_of_its_group_alone() -> None:
 def test_a_group_in_one_that_is_not_served_is_not_served() -> None:
     hand = busy()
     inner = hand.tree.mkdir(ROOT, hand.group, "inner", 0o755)
-    hand.group.log.bucket.append(Kind.CHANGE, 0, 0, b"{}[]")
+    hand.group.log.bucket.writer.append(Kind.CHANGE, 0, 0, b"{}[]")
     tree = Tree(hand.tree.store, hand.clock, owner=ROOT)
     assert sorted(tree.root.groups) == ["other"]
     assert inner.number not in tree.groups  # type: ignore[union-attr]
@@ -142,7 +142,7 @@ def test_a_group_in_one_that_is_not_served_is_not_served() -> None:
 
 def test_a_root_that_makes_no_sense_is_told_in_one_line() -> None:
     hand = busy()
-    hand.tree.root.log.bucket.append(Kind.CHANGE, 0, 0, b'{"do":"ctl","lines":["nonsense"]}')
+    hand.tree.root.log.bucket.writer.append(Kind.CHANGE, 0, 0, b'{"do":"ctl","lines":["nonsense"]}')
     with pytest.raises(BadStore, match=r"the root group: .*nonsense"):
         Tree(hand.tree.store, hand.clock, owner=ROOT)
 
@@ -151,7 +151,9 @@ def test_a_root_that_makes_no_sense_is_told_in_one_line() -> None:
 def test_of_two_groups_of_one_name_both_have_a_legal_one(name: str) -> None:
     hand = Hand()
     hand.mkdir(name)
-    hand.group.log.bucket.append(Kind.CHANGE, 0, 0, json.dumps({"do": "rename", "stream": 0, "name": name}).encode())
+    hand.group.log.bucket.writer.append(
+        Kind.CHANGE, 0, 0, json.dumps({"do": "rename", "stream": 0, "name": name}).encode()
+    )
     tree = Tree(hand.tree.store, hand.clock, owner=ROOT)
     names = sorted(tree.root.groups, key=len)
     assert len(names) == 2
@@ -169,7 +171,7 @@ RANKS = [{"priority": "9" * 5_000}, {"priority": "high"}, {"ttl": "1" * 5_000 + 
 def test_headers_that_make_no_sense_stop_nobody(texts: dict[str, str]) -> None:
     """They may stand in an older log, or come through a ring: then they are text like any other."""
     hand = Hand("replay all", "consumer w", "consumer j", "consumer b backlog 1")
-    hand.group.log.bucket.append(Kind.MESSAGE, hand.stream().number, 0, b"odd", headers.encode(texts))
+    hand.group.log.bucket.writer.append(Kind.MESSAGE, hand.stream().number, 0, b"odd", headers.encode(texts))
     hand.write("s", b"plain")
     tree = Tree(hand.tree.store, hand.clock, owner=ROOT)
     for path in (".consumers/w", ".consumers/j", ".consumers/b", ".cursor"):
@@ -218,7 +220,7 @@ def test_a_group_that_cannot_be_started_is_read_only_and_the_log_has_a_line(
     """Of a message that waits for its time it does not say for which stream, or until when."""
     logging.getLogger("mqfs.engine").setLevel(logging.NOTSET)
     hand = busy()
-    hand.group.log.bucket.append(Kind.MESSAGE, PUT, 0, b"odd", headers.encode(texts))
+    hand.group.log.bucket.writer.append(Kind.MESSAGE, PUT, 0, b"odd", headers.encode(texts))
     tree = Tree(hand.tree.store, hand.clock, owner=ROOT)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1

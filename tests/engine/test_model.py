@@ -46,7 +46,7 @@ class OverDisk(Machine):
             return  # an unfinished line that waits for room would be lost, as it may be
         self.model.settle_kept()
         self.subject.restart(DiskStore, self.path, clean)
-        self.model.next = self.subject.group.log.bucket.next
+        self.model.next = self.subject.group.log.end.next
 
     def teardown(self) -> None:
         super().teardown()

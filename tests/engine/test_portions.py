@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
-from mqfs.store import bucket
+from mqfs.store import trimming
 from tests.engine.conftest import ROOT
 from tests.queues.hand import Queues
 
@@ -22,7 +22,7 @@ def queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queues:
     monkeypatch.setattr(limits, "TRIM_BYTES", 0)
     monkeypatch.setattr(limits, "SEGMENT_BYTES", 4_096)
     monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 4_096)
-    monkeypatch.setattr(bucket, "_LOOKS", 1_000)  # segments that one trim looks into
+    monkeypatch.setattr(trimming, "_LOOKS", 1_000)  # segments that one trim looks into
     queues = Queues("replay all", "ttl 1h", path=tmp_path / "store")
     for number in range(STREAMS):
         queues.stream(str(number))
@@ -51,12 +51,12 @@ def fill(queues: Queues) -> None:
 
 def test_a_trim_goes_on_and_gives_back_what_has_expired(queues: Queues) -> None:
     fill(queues)
-    before = queues.group.log.bucket.size
+    before = queues.group.log.upkeep.size
     queues.clock.forward(7_200)
     queues.tree.tick()
-    assert queues.group.log.bucket.size == before, "nothing is given back before all streams were looked at"
+    assert queues.group.log.upkeep.size == before, "nothing is given back before all streams were looked at"
     assert portions(queues) > 2
-    assert queues.group.log.bucket.size < before - 30_000
+    assert queues.group.log.upkeep.size < before - 30_000
 
 
 def test_what_is_written_between_portions_of_a_trim_is_kept(queues: Queues) -> None:
@@ -79,7 +79,7 @@ def test_what_is_written_between_portions_of_a_trim_is_kept(queues: Queues) -> N
 
 def test_a_stream_that_goes_between_portions_stops_no_trim(queues: Queues) -> None:
     fill(queues)
-    before = queues.group.log.bucket.size
+    before = queues.group.log.upkeep.size
     queues.clock.forward(7_200)
     queues.tree.tick()
     for number in range(1, STREAMS):
@@ -87,7 +87,7 @@ def test_a_stream_that_goes_between_portions_stops_no_trim(queues: Queues) -> No
     portions(queues)
     queues.tree.tick()
     portions(queues)
-    assert queues.group.log.bucket.size < before / 2
+    assert queues.group.log.upkeep.size < before / 2
 
 
 def test_messages_that_are_due_together_come_one_after_the_other(queues: Queues) -> None:

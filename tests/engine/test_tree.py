@@ -311,7 +311,7 @@ def test_the_log_of_a_group_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     hand = Hand("replay all")
     hand.stream("s")
     hand.write("s", *[b"x" * 1000 for _ in range(1000)])
-    assert hand.group.log.bucket.size <= 101_100
+    assert hand.group.log.upkeep.size <= 101_100
     assert hand.group.counts.cut > 800
     hand.ctl("full reject")
     with pytest.raises(errors.StreamFull):
@@ -499,9 +499,9 @@ def fill(hand: Hand, count: int = 600) -> int:
     hand.stream("s")
     held = hand.open("s")
     hand.write("s", *[b"x" * 1000] * count)
-    assert hand.group.log.bucket.size > 1000 * count
+    assert hand.group.log.upkeep.size > 1000 * count
     held.close()
-    return int(hand.group.log.bucket.size)
+    return int(hand.group.log.upkeep.size)
 
 
 def test_what_expired_is_gone_from_the_log_though_nobody_writes_or_reads(hand: Hand) -> None:
@@ -510,7 +510,7 @@ def test_what_expired_is_gone_from_the_log_though_nobody_writes_or_reads(hand: H
     hand.tree.tick()
     hand.clock.forward(11)
     hand.tree.tick()
-    assert hand.group.log.bucket.size < 1000
+    assert hand.group.log.upkeep.size < 1000
 
 
 @pytest.mark.parametrize("line", ["clear", "depth 1", "replay off"])
@@ -521,7 +521,7 @@ def test_what_ctl_takes_away_is_gone_from_the_log(hand: Hand, line: str) -> None
     if line == "depth 1":
         hand.write("s", b"y")
     hand.tree.tick()
-    assert hand.group.log.bucket.size < 10_000
+    assert hand.group.log.upkeep.size < 10_000
 
 
 def test_what_only_a_reader_held_back_goes_when_it_has_had_it_or_goes() -> None:
@@ -531,14 +531,14 @@ def test_what_only_a_reader_held_back_goes_when_it_has_had_it_or_goes() -> None:
         reader = hand.open("s", os.O_RDWR)
         hand.write("s", *[b"x" * 1000] * 600)
         hand.tree.tick()
-        assert hand.group.log.bucket.size > 600_000
+        assert hand.group.log.upkeep.size > 600_000
         if reads:
             for _ in range(600):
                 reader.read(4096)
         else:
             reader.close()
         hand.tree.tick()
-        assert hand.group.log.bucket.size < 10_000
+        assert hand.group.log.upkeep.size < 10_000
 
 
 def test_a_writer_that_gives_up_lets_those_behind_it_go_on(hand: Hand) -> None:

@@ -30,7 +30,8 @@ from mqfs.ninep.server.listener import listen
 from mqfs.ninep.server.server import Server
 from mqfs.ninep.server.session import Session
 from mqfs.seams import Committed
-from mqfs.store.memory import MemoryBucket, MemoryStore
+from mqfs.store.memory import MemoryStore
+from mqfs.store.memory_log import MemoryAppender, MemoryBucket, MemoryLog, MemoryLogReader
 
 DEADLINE_S = 30.0
 META = [".batch", ".consumers", ".cursor", ".errors", ".kept", ".put", ".stats", ".txn", ".who", "ctl", "order"]
@@ -259,8 +260,8 @@ def broken(session: Session, data: bytes) -> bool:
     return False
 
 
-class FailingBucket(MemoryBucket):
-    """A log of a disk whose reads fail from some time on."""
+class FailingReader(MemoryLogReader):
+    """Reads a log of a disk whose reads fail from some time on."""
 
     failing = False
 
@@ -272,7 +273,8 @@ class FailingBucket(MemoryBucket):
 
 class FailingStore(MemoryStore):
     def make(self, number: int, state: bytes) -> MemoryBucket:
-        bucket = self._buckets[number] = FailingBucket(number, state)
+        bucket = self._buckets[number] = MemoryBucket(number, state)
+        bucket.reader = FailingReader(bucket.upkeep)
         return bucket
 
 
@@ -285,7 +287,10 @@ class SlowStore(MemoryStore):
         self.owed: list[Committed] = []
 
     def make(self, number: int, state: bytes) -> MemoryBucket:
-        bucket = self._buckets[number] = SlowBucket(self, number, state)
+        bucket = self._buckets[number] = MemoryBucket(number, state)
+        bucket.upkeep = log = SlowLog(self, number, state)
+        bucket.end, bucket.reader, bucket.metrics = log.end, MemoryLogReader(log), MemoryLogReader(log)
+        bucket.writer = bucket.ranges = MemoryAppender(log)
         return bucket
 
     def release(self) -> None:
@@ -296,7 +301,7 @@ class SlowStore(MemoryStore):
             then(None)
 
 
-class SlowBucket(MemoryBucket):
+class SlowLog(MemoryLog):
     """A log of such a store."""
 
     def __init__(self, store: SlowStore, number: int, state: bytes) -> None:

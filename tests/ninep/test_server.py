@@ -29,7 +29,7 @@ from mqfs.ninep.server.server import Server
 from tests.ninep.support import (
     DEADLINE_S,
     ME,
-    FailingBucket,
+    FailingReader,
     FailingStore,
     Raw,
     Running,
@@ -446,14 +446,14 @@ def test_a_disk_that_fails_is_an_answer_and_a_line_in_the_log(tmp_path: Path, ca
             ctl.write(b"replay all\n")
         with client.create("s") as stream:
             stream.write(b"x")
-        FailingBucket.failing = True
+        FailingReader.failing = True
         try:
             with client.open("s") as stream:
                 for _ in range(3):
                     with pytest.raises(DiskFailed):
                         stream.receive()
         finally:
-            FailingBucket.failing = False
+            FailingReader.failing = False
         with client.open("s") as stream:
             assert stream.receive() == b"x"
     assert [(record.levelname, record.exc_info) for record in caplog.records] == [("ERROR", None)] * 3

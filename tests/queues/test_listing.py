@@ -51,7 +51,7 @@ class Campaign:
         self.queues.ctl(f"eof {self.random.choice('st')}")
 
     def drop(self) -> None:
-        newest = self.queues.group.log.bucket.next
+        newest = self.queues.group.log.end.next
         self.queues.ctl(f"drop {self.random.choice('st')} {self.random.randrange(1, newest)}")
 
     def take(self) -> None:
@@ -87,7 +87,7 @@ class Campaign:
         group, position, bodies = self.queues.group, 0, []
         handle = self.queues.at(".kept/s")
         stream = group.streams["s"]
-        while (record := group.log.bucket.find(stream.number, position)) is not None:
+        while (record := group.log.reader.find(stream.number, position)) is not None:
             position = record.sequence + 1
             if record.kind == Kind.MESSAGE and stream.kept.visible(record) and not group.ranks.is_hidden(record):
                 bodies.append(record.body)

@@ -439,7 +439,7 @@ def test_an_id_of_an_older_log_is_anybodys() -> None:
     state.apply({"do": "id", "id": "b", "until": until, "sequence": 4})
     older = json.loads(state.encode())
     del older["id_users"]
-    q.group.log.bucket.append(Kind.STATE, 0, 0, json.dumps(older).encode())
+    q.group.log.bucket.writer.append(Kind.STATE, 0, 0, json.dumps(older).encode())
     q.tree = Tree(q.store, q.clock, owner=ROOT)
     q.group = q.tree.root.groups["g"]
     q.tree.setattr(ROOT, q.group.streams["s"], mode=0o666)

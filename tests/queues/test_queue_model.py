@@ -45,7 +45,7 @@ class OverDisk(Machine):
         self.keys.clear()
         self.subject.restart(DiskStore, self.path, clean)
         before = len(self.model.log)
-        self.model.stop(clean, self.subject.group.log.bucket.next)
+        self.model.stop(clean, self.subject.group.log.end.next)
         self.in_its_order(before)
         self.same(None, None)
         self.look()

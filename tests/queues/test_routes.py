@@ -54,7 +54,7 @@ def test_a_read_that_ends_somewhere_ends_there_whatever_stream_takes_it() -> Non
     queues.stream("other")
     queues.consumer("w", "other")
     handle, writer = queues.at(".consumers/w", os.O_RDWR), queues.at("s", os.O_WRONLY)
-    handle.write(b"until %d\n" % (queues.group.log.bucket.next + 1))
+    handle.write(b"until %d\n" % (queues.group.log.end.next + 1))
     wait = handle.read(100)
     writer.write(b"one")
     assert not wait.settled

@@ -91,7 +91,7 @@ def test_until_ends_a_read_that_waits() -> None:
     """Whatever stream takes the sequence."""
     q = Queues(ONE)
     q.stream("t")
-    claims = q.worker(".s", f"until {q.group.log.bucket.next}")
+    claims = q.worker(".s", f"until {q.group.log.end.next}")
     step = claims.read(BIG)
     assert isinstance(step, Wait)
     q.write("t", b"other")

@@ -176,7 +176,7 @@ class Rig:
     def log(self) -> list[tuple[int, str, bytes]]:
         """(sequence, stream, body) of all that the log has, of streams that are there."""
         rows, bucket, at = [], self.group.log.bucket, 0
-        while (record := bucket.scan(at)) is not None:
+        while (record := bucket.reader.scan(at)) is not None:
             at = record.sequence + 1
             stream = self.group.numbers.get(record.stream)
             if stream is not None and record.kind == 1:

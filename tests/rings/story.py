@@ -255,7 +255,7 @@ class Story:
         own = self.rig.own
         if own is not None and not own.journal.why:
             assert own.journal.ring.seats()[0][2] == own.journal.ring.tail, "its room is not given back"
-        assert self.rig.group.log.bucket.damaged == 0
+        assert self.rig.group.log.upkeep.damaged == 0
         assert self.rig.rings._cooldown == {}, "nobody wrote nonsense"
         bodies = [body for _, _, body in rows]
         assert len(set(bodies)) == len(bodies), f"twice: {[b for b in set(bodies) if bodies.count(b) > 1][:5]}"

@@ -29,5 +29,5 @@ def test_what_a_stream_counts_is_what_its_log_keeps(depth: str, change: str, end
     rig.pump()
     assert stream.state.floor >= floor
     stream.kept.update_low_watermark()
-    assert (stream.kept.count, stream.kept.size) == rig.group.log.bucket.count(stream.number, stream.state.floor)[:2]
+    assert (stream.kept.count, stream.kept.size) == rig.group.log.metrics.count(stream.number, stream.state.floor)[:2]
     rig.stop()

@@ -97,7 +97,7 @@ def tell(number: int, how: int, told: Told) -> None:
                 story.start(disk)
         story.check()
         assert story.rig is not None
-        assert story.rig.group.log.bucket.failed is None
+        assert story.rig.group.log.end.failed is None
     stop(story)
     story.clients.clear()
     story.start(disk.after_kill())

@@ -170,8 +170,8 @@ class Story:
         self.timed(self.rig.tick)
         bodies = [body for _, _, body in self.rig.log()]
         assert [body for body in bodies if body.startswith(b"file")] == self.acknowledged
-        assert self.rig.group.log.bucket.next < 1 << 32, "the group's sequences are used up"
-        assert self.rig.group.log.bucket.damaged == 0
+        assert self.rig.group.log.end.next < 1 << 32, "the group's sequences are used up"
+        assert self.rig.group.log.upkeep.damaged == 0
 
     def run(self) -> None:
         for _ in range(3):
@@ -487,7 +487,7 @@ def test_a_whole_ring_of_it_holds_up_the_server_for_a_moment(kind: str) -> None:
     tail, of = client.ring.tail, client.ring.size
     record = bytes(memory[ring.HEAD_BYTES : ring.HEAD_BYTES + tail // 100])
     rig.pump()
-    filled = _filled(kind, record, rig.group.log.bucket.next, (of - tail) // len(record))
+    filled = _filled(kind, record, rig.group.log.end.next, (of - tail) // len(record))
     memory[ring.HEAD_BYTES + tail : ring.HEAD_BYTES + tail + len(filled)] = filled
     for name in ("reserved", "tail"):
         struct.pack_into("<Q", memory, KNOWN[name], of)

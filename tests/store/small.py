@@ -35,7 +35,7 @@ def lowered(**values: int) -> Iterator[None]:
 
 def abandon(store: DiskStore) -> None:
     """What a kill does: descriptors and the lock go, nothing is written."""
-    for segment in store.files._open:
+    for segment in store.descriptors._open:
         if segment.fd >= 0:
             os.close(segment.fd)
             segment.fd = -1

@@ -33,13 +33,13 @@ def fill(path: str, *, clean: bool = True) -> None:
     store = DiskStore(path)
     for group in (1, 2):
         bucket = store.make(store.number(), b'{"group":%d}' % group)
-        bucket.state = lambda group=group: b'{"group":%d}' % group  # type: ignore[misc]
+        bucket.writer.state = lambda group=group: b'{"group":%d}' % group  # type: ignore[misc]
         for number in range(60):
-            bucket.append(Kind.MESSAGE, 16 + number % 3, number, b"body %d" % number * (number % 9))
-            bucket.append(Kind.ACK, 1, number, bytes(24))
+            bucket.writer.append(Kind.MESSAGE, 16 + number % 3, number, b"body %d" % number * (number % 9))
+            bucket.writer.append(Kind.ACK, 1, number, bytes(24))
             if number % 10 == 0:
-                bucket.append(Kind.CHANGE, 0, number, b'{"do":"nothing"}')
-        bucket.sync()
+                bucket.writer.append(Kind.CHANGE, 0, number, b'{"do":"nothing"}')
+        bucket.upkeep.sync()
     if clean:
         store.close()
     else:
@@ -51,7 +51,7 @@ def bodies(bucket: Bucket) -> dict[int, bytes]:
     sequence = 0
     while True:
         try:
-            record = bucket.scan(sequence)
+            record = bucket.reader.scan(sequence)
         except Damaged as error:
             sequence = error.sequence + 1
             continue
@@ -135,8 +135,8 @@ def test_numbers_are_not_given_again_after_a_repair(tmp_path: Path) -> None:
     assert run(path, fix=True)[0] > 0
     store = DiskStore(path)
     bucket = store.open(1)
-    bucket.state = lambda: b"{}"
-    assert bucket.append(Kind.MESSAGE, 16, 0, b"new") > 60
+    bucket.writer.state = lambda: b"{}"
+    assert bucket.writer.append(Kind.MESSAGE, 16, 0, b"new") > 60
     store.close()
 
 
@@ -152,7 +152,7 @@ def test_messages_without_any_state_are_saved(tmp_path: Path) -> None:
     assert any("no state is whole" in line for line in lines)
     assert run(path)[0] == 0
     store = DiskStore(path)
-    state, _ = store.open(2).history()
+    state, _ = store.open(2).upkeep.history()
     assert b"recovered-16" in state
     assert len(bodies(store.open(2))) == 60
     store.close()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +48,7 @@ def made(path: Path, disk: Disk) -> tuple[DiskStore, Bucket, Calls]:
     calls: Calls = queue.SimpleQueue()
     store = DiskStore(f"{path}/store", calls.put, disk)
     bucket = store.make(store.number(), b"{}")
-    bucket.state = lambda: b"{}"
+    bucket.writer.state = lambda: b"{}"
     return store, bucket, calls
 
 
@@ -57,8 +59,8 @@ def test_one_sync_serves_all_who_wait(tmp_path: Path) -> None:
     disk.gate.clear()
     before = disk.syncs
     for number in range(50):
-        bucket.append(Kind.MESSAGE, 16, 0, b"x")
-        bucket.sync(lambda error, number=number: told.append(number))  # type: ignore[misc]
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+        bucket.upkeep.sync(lambda error, number=number: told.append(number))  # type: ignore[misc]
         if number == 0:
             while disk.syncs == before:
                 assert disk.begun.acquire(timeout=20)
@@ -75,16 +77,16 @@ def test_a_deadline_is_kept_and_not_hurried(tmp_path: Path) -> None:
     store, bucket, calls = made(tmp_path, disk)
     begin, told = time.monotonic(), list[float]()
     for _ in range(3):
-        bucket.append(Kind.MESSAGE, 16, 0, b"x")
-        bucket.sync(lambda error: told.append(time.monotonic() - begin), 0.3)
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+        bucket.upkeep.sync(lambda error: told.append(time.monotonic() - begin), 0.3)
     before = disk.syncs
     while len(told) < 3:
         calls.get(timeout=20)()
     assert 0.25 < told[0] <= told[2] < 10
     assert disk.syncs == before + 1
-    bucket.append(Kind.MESSAGE, 16, 0, b"x")
-    bucket.sync(lambda error: told.append(0), 3_600)
-    bucket.sync(lambda error: told.append(1))  # takes the other with it
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+    bucket.upkeep.sync(lambda error: told.append(0), 3_600)
+    bucket.upkeep.sync(lambda error: told.append(1))  # takes the other with it
     while len(told) < 5:
         calls.get(timeout=20)()
     assert told[3:] == [0, 1]
@@ -95,40 +97,40 @@ def test_an_error_reaches_all_who_wait(tmp_path: Path, caplog: pytest.LogCapture
     disk = SlowDisk()
     store, bucket, calls = made(tmp_path, disk)
     told: list[OSError | None] = []
-    bucket.append(Kind.MESSAGE, 16, 0, b"x")
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
     disk.broken = True
     with caplog.at_level(logging.CRITICAL, "mqfs.store"):
-        bucket.sync(told.append)
-        bucket.sync(told.append, 100.0)
+        bucket.upkeep.sync(told.append)
+        bucket.upkeep.sync(told.append, 100.0)
         while len(told) < 2:
             calls.get(timeout=20)()
     assert [error and error.errno for error in told] == [errno.EIO, errno.EIO]
     disk.broken = False
-    bucket.sync(told.append)
-    assert told[2] is bucket.failed is not None
+    bucket.upkeep.sync(told.append)
+    assert told[2] is bucket.end.failed is not None
     with pytest.raises(ReadOnly):
-        bucket.append(Kind.MESSAGE, 16, 0, b"x")
-    assert bucket.scan(1) is not None
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+    assert bucket.reader.scan(1) is not None
     store.close()
 
 
 def test_closing_answers_those_who_wait(tmp_path: Path) -> None:
     store, bucket, _ = made(tmp_path, Disk())
     told: list[OSError | None] = []
-    bucket.append(Kind.MESSAGE, 16, 0, b"x")
-    bucket.sync(told.append, 3_600)
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+    bucket.upkeep.sync(told.append, 3_600)
     store.close()
     assert told == [None]
     again = DiskStore(f"{tmp_path}/store")
-    assert (again.open(1).next, again.open(1).damaged) == (2, 0)
+    assert (again.open(1).end.next, again.open(1).upkeep.damaged) == (2, 0)
     again.close()
 
 
 def test_a_removed_bucket_answers_those_who_wait(tmp_path: Path) -> None:
     store, bucket, _ = made(tmp_path, Disk())
     told: list[OSError | None] = []
-    bucket.append(Kind.MESSAGE, 16, 0, b"x")
-    bucket.sync(told.append, 3_600)
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+    bucket.upkeep.sync(told.append, 3_600)
     store.remove(1)
     assert told == [None]
     assert list(store.groups()) == []
@@ -140,9 +142,9 @@ def test_a_bucket_is_removed_while_its_index_is_to_be_extended(tmp_path: Path) -
     with lowered(**{**SMALL, "SEGMENT_BYTES": 1 << 20, "SEGMENT_RECORDS": 1_000}):
         store, bucket, calls = made(tmp_path, Disk())
         for number in range(12):
-            bucket.append(Kind.MESSAGE, 16, 0, bytes(1_000))
+            bucket.writer.append(Kind.MESSAGE, 16, 0, bytes(1_000))
             if number < 8:  # parts of the index are written; behind them more are asked for
-                bucket.sync(told.append)
+                bucket.upkeep.sync(told.append)
                 while len(told) <= number:
                     calls.get(timeout=20)()
         store.remove(1)
@@ -162,3 +164,39 @@ def test_a_loop_that_ended_is_no_error() -> None:
     assert done.wait(20)
     thread.request("other", lambda: None, lambda error: None, 3_600)
     thread.stop()
+
+
+def test_at_no_moment_of_a_roll_a_sync_leaves_out_the_old_segment(tmp_path: Path) -> None:
+    """The committer's thread may run between any two steps of the engine's."""
+    with lowered(**SMALL):
+        synced: set[int] = set()
+        jobs: list[Callable[[], None]] = []
+        disk: Any = Disk()
+        disk.fdatasync = synced.add
+        store: Any = DiskStore(str(tmp_path / "store"), disk=disk)
+        bucket = store.make(store.number(), b"{}")
+        bucket.writer.state = lambda: b"{}"
+        store.committer.request = lambda key, job, done, within_s: jobs.append(job)
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+        bucket.upkeep.sync()
+        old, steps = bucket.chain.open, 0
+
+        def step(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal steps
+            frame.f_trace_opcodes = True
+            synced.clear()
+            sys.settrace(None)
+            jobs[0]()
+            sys.settrace(step)
+            steps += 1
+            assert old.fd in synced
+            return step
+
+        while bucket.chain.open is old:
+            sys.settrace(step)
+            try:
+                bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 100)
+            finally:
+                sys.settrace(None)
+        assert steps > 1_000
+        store.close()

@@ -36,13 +36,13 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
         most = before = len(os.listdir("/proc/self/fd"))
         for round_ in range(60):
             for bucket in buckets:
-                bucket.state = lambda: b"{}"
-                bucket.append(Kind.MESSAGE, 16, 0, b"x" * 200)
+                bucket.writer.state = lambda: b"{}"
+                bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 200)
                 if round_ % 10 == 0:
-                    bucket.sync()
+                    bucket.upkeep.sync()
             most = max(most, len(os.listdir("/proc/self/fd")))
         for bucket in buckets:
-            assert [bucket.find(16, n) is not None for n in (1, 30, 60)] == [True] * 3
+            assert [bucket.reader.find(16, n) is not None for n in (1, 30, 60)] == [True] * 3
             most = max(most, len(os.listdir("/proc/self/fd")))
         assert most - before <= 18
         store.close()
@@ -52,9 +52,9 @@ def filled(path: str) -> None:
     """10 messages in each of 1,000 streams."""
     store = DiskStore(path)
     bucket = store.make(store.number(), b"{}")
-    bucket.state = lambda: b"{}"
+    bucket.writer.state = lambda: b"{}"
     for number in range(10_000):
-        bucket.append(Kind.MESSAGE, 16 + number % 1_000, number, b"x" * 1_000)
+        bucket.writer.append(Kind.MESSAGE, 16 + number % 1_000, number, b"x" * 1_000)
     store.close()
 
 
@@ -65,12 +65,12 @@ def test_one_stream_costs_its_own_messages(tmp_path: Path) -> None:
         disk = CountingDisk()
         store = DiskStore(f"{tmp_path}/store", disk=disk)
         bucket = store.open(1)
-        bucket.history()
+        bucket.upkeep.history()
         assert disk.read_bytes < 20_000
-        bucket.count(20, 0)  # loads the indexes
+        bucket.metrics.count(20, 0)  # loads the indexes
         disk.reads = disk.read_bytes = 0
         sequence = count = 0
-        while (record := bucket.find(20, sequence)) is not None:
+        while (record := bucket.reader.find(20, sequence)) is not None:
             sequence, count = record.sequence + 1, count + 1
         assert count == 10
         assert disk.reads == 10
@@ -81,11 +81,11 @@ def test_one_stream_costs_its_own_messages(tmp_path: Path) -> None:
 def test_acknowledgements_are_few_bytes_in_memory(tmp_path: Path) -> None:
     store = DiskStore(f"{tmp_path}/store")
     bucket = store.make(store.number(), b"{}")
-    bucket.state = lambda: b"{}"
+    bucket.writer.state = lambda: b"{}"
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for _ in range(20_000):
-        bucket.append(Kind.ACK, 1, 0, bytes(24))
+        bucket.writer.append(Kind.ACK, 1, 0, bytes(24))
     each = (tracemalloc.get_traced_memory()[0] - before) / 20_000
     tracemalloc.stop()
     assert each < 40
@@ -97,12 +97,12 @@ def test_history_is_read_in_large_pieces(tmp_path: Path, clean: bool) -> None:
     """Of 20,000 acknowledgements between as many messages, without memory in proportion."""
     store = DiskStore(f"{tmp_path}/store")
     bucket = store.make(store.number(), b"{}")
-    bucket.state = lambda: b"{}"
+    bucket.writer.state = lambda: b"{}"
     for number in range(20_000):
-        bucket.append(Kind.MESSAGE, 16, number, b"x" * 100)
-        bucket.append(Kind.ACK, 1, number, b"%024d" % number)
+        bucket.writer.append(Kind.MESSAGE, 16, number, b"x" * 100)
+        bucket.writer.append(Kind.ACK, 1, number, b"%024d" % number)
         if number % 1_000 == 0:
-            bucket.sync()
+            bucket.upkeep.sync()
     if clean:
         store.close()
     else:
@@ -112,7 +112,7 @@ def test_history_is_read_in_large_pieces(tmp_path: Path, clean: bool) -> None:
     bucket = store.open(1)
     disk.reads = 0
     tracemalloc.start()
-    _, behind = bucket.history()
+    _, behind = bucket.upkeep.history()
     assert [int(record.body) for record in behind if record.kind == Kind.ACK] == list(range(20_000))
     del behind
     kept, most = tracemalloc.get_traced_memory()
@@ -129,12 +129,12 @@ def test_a_large_state_in_memory_is_not_renewed_for_little() -> None:
     taken = []
 
     def state() -> bytes:
-        taken.append(bucket.size)
+        taken.append(bucket.upkeep.size)
         return b"x" * 1_000_000
 
-    bucket.state = state
+    bucket.writer.state = state
     for _ in range(20_000):
-        bucket.append(Kind.ACK, 1, 0, bytes(24))
+        bucket.writer.append(Kind.ACK, 1, 0, bytes(24))
     assert 1 <= len(taken) <= 20_000 * 56 / 250_000
     assert max(taken) < 260_000
 
@@ -143,31 +143,31 @@ def test_a_full_memory_store_takes_acknowledgements() -> None:
     """They are what makes room in it."""
     with lowered(MEMORY_BYTES=10_000):
         bucket = MemoryStore().make(1, b"{}")
-        bucket.state = lambda: b"{}"
+        bucket.writer.state = lambda: b"{}"
         for _ in range(10_000 // 56):
-            bucket.append(Kind.MESSAGE, 16, 0, bytes(24))
+            bucket.writer.append(Kind.MESSAGE, 16, 0, bytes(24))
         with pytest.raises(DiskFull):
-            bucket.append(Kind.MESSAGE, 16, 0, bytes(24))
+            bucket.writer.append(Kind.MESSAGE, 16, 0, bytes(24))
         for _ in range(5_000):
-            bucket.append(Kind.ACK, 1, 0, bytes(24))
-        assert bucket.size < 10_000 + (64 << 10) + 56
-        bucket.trim({}, frozenset())
-        bucket.append(Kind.STATE, 0, 0, b"{}")
-        assert bucket.append(Kind.MESSAGE, 16, 0, bytes(24)) == 179
+            bucket.writer.append(Kind.ACK, 1, 0, bytes(24))
+        assert bucket.upkeep.size < 10_000 + (64 << 10) + 56
+        bucket.upkeep.trim({}, frozenset())
+        bucket.writer.append(Kind.STATE, 0, 0, b"{}")
+        assert bucket.writer.append(Kind.MESSAGE, 16, 0, bytes(24)) == 179
 
 
 def start_s(path: str, messages: int) -> float:
     """What a start costs behind a unit of so many that no index on disk holds yet."""
     store = DiskStore(path)
     bucket = store.make(store.number(), b"{}")
-    bucket.state = lambda: b"{}"
-    bucket.append_unit([Draft(Kind.MESSAGE, 16, b"x")] * messages, 0)
+    bucket.writer.state = lambda: b"{}"
+    bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, b"x")] * messages, 0)
     abandon(store)
     took = []
     for _ in range(3):
         began = time.process_time()
         again = DiskStore(path)
-        assert again.open(1).count(16, 0) == (messages, messages)
+        assert again.open(1).metrics.count(16, 0) == (messages, messages)
         took.append(time.process_time() - began)
         abandon(again)
     return min(took)

@@ -32,12 +32,14 @@ def fill(path: str) -> None:
     store = DiskStore(path)
     for number in range(1, 4):
         bucket = store.make(store.number(), b'{"group":%d}' % number)
-        bucket.state = lambda number=number: b'{"group":%d}' % number  # type: ignore[misc]
+        bucket.writer.state = lambda number=number: b'{"group":%d}' % number  # type: ignore[misc]
         for step in range(60 + number):
-            bucket.append(Kind.MESSAGE, 16 + step % 3, step + 1, b"%d: body %d " % (number, step) * (1 + step % 9))
+            bucket.writer.append(
+                Kind.MESSAGE, 16 + step % 3, step + 1, b"%d: body %d " % (number, step) * (1 + step % 9)
+            )
             if step % 10 == 0:
-                bucket.append(Kind.CHANGE, 0, step + 1, b'{"do":"nothing"}')
-        bucket.sync()
+                bucket.writer.append(Kind.CHANGE, 0, step + 1, b'{"do":"nothing"}')
+        bucket.upkeep.sync()
     store.close()
 
 
@@ -47,14 +49,14 @@ def read(bucket: Bucket) -> tuple[dict[int, bytes], bool]:
     sequence, told = 0, False
     for _ in range(1_000):
         try:
-            record = bucket.scan(sequence)
+            record = bucket.reader.scan(sequence)
         except Damaged as error:
             sequence, told = error.sequence + 1, True
             continue
         except MqfsError:
             return found, True
         if record is None:
-            return found, told or bool(bucket.damaged)
+            return found, told or bool(bucket.upkeep.damaged)
         assert record.sequence >= sequence
         found[record.sequence] = record.body
         sequence = record.sequence + 1
@@ -71,7 +73,7 @@ def contents(path: str) -> dict[int, tuple[dict[int, bytes], bool]]:
             except MqfsError:
                 found[number] = dict[int, bytes](), True
                 continue
-            bucket.state = lambda number=number: b'{"group":%d}' % number  # type: ignore[misc]
+            bucket.writer.state = lambda number=number: b'{"group":%d}' % number  # type: ignore[misc]
             found[number] = read(bucket)
     finally:
         store.close()

@@ -23,15 +23,15 @@ def test_segments_that_are_on_disk_are_not_opened_to_be_synced(tmp_path: Path, m
     buckets = [store.make(store.number(), b"{}") for _ in range(3)]
     synced: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
     for bucket in buckets:
-        bucket.state = lambda: b"{}"
+        bucket.writer.state = lambda: b"{}"
     for number in range(size(9_000)):
         bucket = buckets[number % 3]
-        bucket.append(Kind.MESSAGE, 16, 0, b"x" * 900)
-        bucket.find(16, max(1, bucket.next - 40))
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 900)
+        bucket.reader.find(16, max(1, bucket.end.next - 40))
         if number % 50 == 7:
-            bucket.sync(synced.put)
+            bucket.upkeep.sync(synced.put)
             while synced.empty():
                 posts.get(timeout=60)()
             assert synced.get() is None
-    assert [bucket.failed for bucket in buckets] == [None] * 3
+    assert [bucket.end.failed for bucket in buckets] == [None] * 3
     store.close()

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mqfs.model import Draft, Kind, Record
 from mqfs.seams import Bucket
-from mqfs.store.memory import MemoryBucket, MemoryStore
+from mqfs.store.memory import MemoryStore
+from mqfs.store.memory_log import MemoryBucket
 from mqfs.store.store import DiskStore
 from tests.campaign import size
 from tests.store.small import SMALL, abandon, lowered
@@ -45,7 +46,7 @@ class Stores(RuleBasedStateMachine):
         self._set_state()
 
     def _set_state(self) -> None:
-        self.memory.state = self.disk.state = lambda: b"%d" % self.changes
+        self.memory.writer.state = self.disk.writer.state = lambda: b"%d" % self.changes
 
     def teardown(self) -> None:
         self.store.close()
@@ -70,7 +71,7 @@ class Stores(RuleBasedStateMachine):
     def append(self, stream: int, body: bytes, headers: bytes, kind: Kind, later: int) -> None:
         self.now = max(0, self.now + later)
         body = body if kind == Kind.MESSAGE else b""
-        ours, theirs = (b.append(kind, stream, self.now, body, headers) for b in (self.memory, self.disk))
+        ours, theirs = (b.writer.append(kind, stream, self.now, body, headers) for b in (self.memory, self.disk))
         self.pairs.append((ours, theirs, stream))
 
     @rule(drafts=st.lists(st.tuples(STREAMS, BODIES, HEADERS), min_size=1, max_size=5), change=st.booleans())
@@ -78,7 +79,7 @@ class Stores(RuleBasedStateMachine):
         unit = [Draft(Kind.MESSAGE, stream, body, headers) for stream, body, headers in drafts]
         if change:
             unit.append(Draft(Kind.CHANGE, 0, b"%d" % self.changes))
-        ours, theirs = (b.append_unit(unit, self.now) for b in (self.memory, self.disk))
+        ours, theirs = (b.writer.append_batch(unit, self.now) for b in (self.memory, self.disk))
         self.changes += change
         self.pairs += [(ours + n, theirs + n, stream) for n, (stream, _, _) in enumerate(drafts)]
 
@@ -86,18 +87,18 @@ class Stores(RuleBasedStateMachine):
     def change(self, count: int, kind: Kind) -> None:
         for _ in range(count):
             for bucket in (self.memory, self.disk):
-                bucket.append(kind, 0 if kind == Kind.CHANGE else 1, self.now, b"%024d" % self.changes)
+                bucket.writer.append(kind, 0 if kind == Kind.CHANGE else 1, self.now, b"%024d" % self.changes)
             self.changes += 1
 
     @rule()
     def skip(self) -> None:
-        self.memory.skip()
-        self.disk.skip()
+        self.memory.writer.skip()
+        self.disk.writer.skip()
 
     @rule()
     def sync(self) -> None:
         told: list[OSError | None] = []
-        self.disk.sync(told.append)
+        self.disk.upkeep.sync(told.append)
         assert told == [None]
 
     @precondition(lambda self: self.pairs)
@@ -106,7 +107,7 @@ class Stores(RuleBasedStateMachine):
         self.trimmed = True
         for stream in streams:
             at = data.draw(st.integers(0, len(self.pairs)))
-            floor = self.pairs[at][0] if at < len(self.pairs) else self.memory.next
+            floor = self.pairs[at][0] if at < len(self.pairs) else self.memory.end.next
             self.floors[stream] = max(self.floors.get(stream, 0), floor)
         self.dropped.add(data.draw(st.sampled_from(self.pairs))[0])
         self._trim()
@@ -118,28 +119,28 @@ class Stores(RuleBasedStateMachine):
 
     def _trim(self) -> None:
         floors = {stream: self.floors.get(stream, 0) for stream in range(16, 20)}
-        self.memory.trim(floors, self.dropped)
-        self.disk.trim(
+        self.memory.upkeep.trim(floors, self.dropped)
+        self.disk.upkeep.trim(
             {s: self._on_disk(f) for s, f in floors.items()}, {d for m, d, _ in self.pairs if m in self.dropped}
         )
 
     @rule()
     def stop(self) -> None:
-        expected = self.disk.next
+        expected = self.disk.end.next
         self.store.close()
         self._start()
-        assert self.disk.next == expected
-        assert self.disk.damaged == 0
+        assert self.disk.end.next == expected
+        assert self.disk.upkeep.damaged == 0
 
     @rule()
     def kill(self) -> None:
         """What is in the page cache stays; the lock goes with the process."""
-        expected, last_ns = self.disk.next, self.disk.last_ns
+        expected, last_ns = self.disk.end.next, self.disk.end.last_ns
         abandon(self.store)
         self._start()
-        assert self.disk.next >= expected
-        assert self.disk.last_ns == last_ns
-        assert self.disk.damaged == 0
+        assert self.disk.end.next >= expected
+        assert self.disk.end.last_ns == last_ns
+        assert self.disk.upkeep.damaged == 0
 
     def _start(self) -> None:
         self.store = DiskStore(f"{self.path}/store")
@@ -152,7 +153,7 @@ class Stores(RuleBasedStateMachine):
 
     def _on_disk(self, sequence: int) -> int:
         """The disk's sequence that stands where that one does in memory."""
-        return next((theirs for ours, theirs, _ in self.pairs if ours >= sequence), self.disk.next)
+        return next((theirs for ours, theirs, _ in self.pairs if ours >= sequence), self.disk.end.next)
 
     def _wanted(self, ours: int, stream: int) -> bool:
         return ours >= self.floors.get(stream, 0) and ours not in self.dropped
@@ -170,8 +171,8 @@ class Stores(RuleBasedStateMachine):
             return None, None
         theirs = self._on_disk(ours)
         if stream is None:
-            return self.memory.scan(ours), self.disk.scan(theirs)
-        return self.memory.find(stream, ours), self.disk.find(stream, theirs)
+            return self.memory.reader.scan(ours), self.disk.reader.scan(theirs)
+        return self.memory.reader.find(stream, ours), self.disk.reader.find(stream, theirs)
 
     @invariant()
     def the_newest_agree(self) -> None:
@@ -200,15 +201,15 @@ class Stores(RuleBasedStateMachine):
             theirs.headers,
         )
         assert mine.time_ns == theirs.time_ns
-        assert self.disk.locate(theirs.stream, theirs.sequence) == (theirs.sequence, len(theirs.body))
-        assert self.disk.first <= theirs.sequence < self.disk.next
+        assert self.disk.reader.locate(theirs.stream, theirs.sequence) == (theirs.sequence, len(theirs.body))
+        assert self.disk.reader.first <= theirs.sequence < self.disk.end.next
 
     @precondition(lambda self: self.pairs)
     @rule(data=st.data(), stream=st.none() | STREAMS)
     def look_back(self, data: st.DataObject, stream: int | None) -> None:
         """Before the first unwanted one only: what is not wanted may be found or not."""
         sequence = data.draw(st.sampled_from(self.pairs))[0]
-        found = self.disk.before(self._on_disk(sequence), stream)
+        found = self.disk.reader.before(self._on_disk(sequence), stream)
         wanted = [d for m, d, s in self.pairs if m < sequence and stream in (None, s) and self._wanted(m, s)]
         if wanted:
             assert found is not None
@@ -221,8 +222,8 @@ class Stores(RuleBasedStateMachine):
         if not self.trimmed and self.pairs:
             at = self.pairs[len(self.pairs) // 2]
             to = self.pairs[len(self.pairs) * 3 // 4]
-            assert self.memory.count(stream, at[0]) == self.disk.count(stream, at[1])
-            assert self.memory.count(stream, at[0], to[0]) == self.disk.count(stream, at[1], to[1])
+            assert self.memory.metrics.count(stream, at[0]) == self.disk.metrics.count(stream, at[1])
+            assert self.memory.metrics.count(stream, at[0], to[0]) == self.disk.metrics.count(stream, at[1], to[1])
 
     @precondition(lambda self: self.pairs)
     @rule(data=st.data(), stream=st.none() | STREAMS)
@@ -231,27 +232,27 @@ class Stores(RuleBasedStateMachine):
         ours, theirs, _ = data.draw(st.sampled_from(self.pairs))
         wanted = {d for m, d, s in self.pairs if self._wanted(m, s)}
         same = {m: d for m, d, _ in self.pairs}
-        mine = [same[sequence] for sequence in self.memory.with_headers(ours, stream)]
-        told = list(self.disk.with_headers(theirs, stream))
+        mine = [same[sequence] for sequence in self.memory.reader.with_headers(ours, stream)]
+        told = list(self.disk.reader.with_headers(theirs, stream))
         assert told == sorted(told)
         assert [d for d in told if d in wanted] == [d for d in mine if d in wanted]
 
     @rule(time_ns=st.integers(0, 60))
     def at(self, time_ns: int) -> None:
         if not self.trimmed:
-            ours, theirs = self.memory.first_at_time(time_ns), self.disk.first_at_time(time_ns)
-            assert (ours, theirs) in [(m, d) for m, d, _ in self.pairs] + [(self.memory.next, self.disk.next)]
+            ours, theirs = self.memory.reader.first_at_time(time_ns), self.disk.reader.first_at_time(time_ns)
+            assert (ours, theirs) in [(m, d) for m, d, _ in self.pairs] + [(self.memory.end.next, self.disk.end.next)]
 
     @rule()
     def history(self) -> None:
         for bucket in (self.memory, self.disk):
-            state, behind = bucket.history()
+            state, behind = bucket.upkeep.history()
             assert [int(r.body) for r in behind] == list(range(int(state), self.changes))
 
     @invariant()
     def room_is_bounded(self) -> None:
-        assert self.disk.size >= 0
-        assert self.disk.failed is None
+        assert self.disk.upkeep.size >= 0
+        assert self.disk.end.failed is None
 
 
 TestStores = Stores.TestCase

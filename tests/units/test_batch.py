@@ -30,7 +30,7 @@ def test_in_order_over_several_streams(made: Any) -> None:
 def test_it_is_one_unit_in_the_log(made: Any) -> None:
     u = made()
     u.batch(frame("s", b"1"), frame("t", b"2"), frame("s", b"3"))
-    flags = [u.group.log.bucket.scan(sequence).flags & (MORE | INNER) for sequence in (1, 2, 3)]
+    flags = [u.group.log.reader.scan(sequence).flags & (MORE | INNER) for sequence in (1, 2, 3)]
     assert flags == [MORE, MORE | INNER, INNER]
 
 

@@ -155,7 +155,7 @@ def test_one_write_to_ctl_holds_whole_or_not_at_all_after_a_crash(power: bool) -
     for call in range(1, 100):
         disk = LyingDisk()
         u = scene(disk)
-        u.group.log.bucket.sync()
+        u.group.log.upkeep.sync()
         before = seen(u, claims=False)
         disk.stop_at = disk.calls + call
         try:

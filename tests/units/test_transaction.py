@@ -35,7 +35,7 @@ def test_parts_are_appended_in_the_order_of_the_commit(made: Any) -> None:
     u.say("commit job.1 two one\n")
     assert u.log() == [("s", "before"), ("t", "3"), ("s", "1"), ("s", "2"), ("t", "4")]
     assert u.parts() == ["left"]
-    flags = [u.group.log.bucket.scan(sequence).flags & (MORE | INNER) for sequence in (2, 3, 4, 5)]
+    flags = [u.group.log.reader.scan(sequence).flags & (MORE | INNER) for sequence in (2, 3, 4, 5)]
     assert flags == [MORE, MORE | INNER, MORE | INNER, MORE | INNER], "the commit is the end of the unit"
 
 

@@ -118,7 +118,7 @@ class ValidatedChange:
         for sequence in action.sequences:
             if group.held.targets(stream, sequence):
                 continue
-            found = group.log.bucket.locate(stream.number, sequence)
+            found = group.log.reader.locate(stream.number, sequence)
             gone = sequence < stream.kept.kept_from() or stream.kept.is_deleted(sequence)
             if gone or found is None or found[0] != sequence:
                 raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")

@@ -186,7 +186,7 @@ class Consumer(Numbered):
     def record(self, sequence: int) -> Record | None:
         """The message, if it is still there to be had."""
         try:
-            record = self.group.log.bucket.scan(sequence)
+            record = self.group.log.reader.scan(sequence)
         except errors.Damaged:
             return None
         if record is None or record.sequence != sequence:
@@ -682,7 +682,7 @@ class Consumer(Numbered):
 
     def count(self) -> int:
         """Messages that are not acknowledged (what a program in a view leaves out counts, too)."""
-        low, last = self.state.progress.ack_floor, self.group.log.bucket.next
+        low, last = self.state.progress.ack_floor, self.group.log.end.next
         if low >= last:
             return 0
         total = 0

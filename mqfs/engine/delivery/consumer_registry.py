@@ -147,7 +147,7 @@ class Consumers(dict[str, Consumer]):
 
     def is_end_reached(self) -> bool:
         """Whether a read that waits ends with the next message, whatever stream takes it."""
-        return self.group.log.bucket.next >= self.next_end
+        return self.group.log.end.next >= self.next_end
 
     def _note_bound(self, consumer: Consumer) -> None:
         if consumer.state.backlog:
@@ -207,12 +207,12 @@ class Consumers(dict[str, Consumer]):
     def _beginning(self, replay: str, streams: Iterable[Stream]) -> int:
         """Where a new consumer starts: as `replay` lets a reader begin."""
         group = self.group
-        end = group.log.bucket.next
+        end = group.log.end.next
         if replay == "off":
             return end
         group.retention.advance_all()
         if replay == "all":
-            return group.log.bucket.first
+            return group.log.reader.first
         return max((stream.kept.newest_kept() for stream in streams), default=0) or end
 
     def remove(self, consumer: Consumer) -> None:
@@ -266,7 +266,7 @@ class Consumers(dict[str, Consumer]):
             if crowd.waiting:
                 for consumer in list(crowd.waiting):
                     consumer.serve()
-        if self.group.log.bucket.next >= self.next_end:
+        if self.group.log.end.next >= self.next_end:
             self._end_reads()
 
     def end_at(self, consumer: Consumer, sequence: int) -> None:
@@ -276,7 +276,7 @@ class Consumers(dict[str, Consumer]):
 
     def _end_reads(self) -> None:
         """Those that end here, whatever stream took the message."""
-        while (number := self._ends.name) is not None and self._ends.value <= self.group.log.bucket.next:
+        while (number := self._ends.name) is not None and self._ends.value <= self.group.log.end.next:
             self._ends.remove(number)
             stream, own = self.group.numbers.get(number), self.group.state.consumers.get(number)
             consumer = (
@@ -288,7 +288,7 @@ class Consumers(dict[str, Consumer]):
 
     def _end_reads_of(self, consumer: Consumer) -> None:
         consumer.serve()
-        ends = [taker.until for taker in consumer.parked.values() if taker.until > self.group.log.bucket.next]
+        ends = [taker.until for taker in consumer.parked.values() if taker.until > self.group.log.end.next]
         if ends and min(ends) != NEVER:
             self._ends.set(consumer.number, min(ends))
 

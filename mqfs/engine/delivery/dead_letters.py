@@ -166,7 +166,7 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
 def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
     while True:
         try:
-            record = group.log.bucket.find(dead.number, position)
+            record = group.log.reader.find(dead.number, position)
         except errors.Damaged as error:
             position = error.sequence + 1
             continue

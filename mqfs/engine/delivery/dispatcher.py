@@ -93,7 +93,7 @@ class Dispatcher:
         """There is surely nothing, whoever asks: all that is known was handed out, and the log was read to its end."""
         if self._ready is None or self._ready:
             return False
-        return self._scan_position >= self.group.log.bucket.next or self.consumer.singles_only
+        return self._scan_position >= self.group.log.end.next or self.consumer.singles_only
 
     def next_message(self, taker: ClaimingHandle) -> tuple[Record, Unacked] | None:
         """What this handle is to have next, not claimed yet. Raises Damaged, once for each record that is."""
@@ -181,7 +181,7 @@ class Dispatcher:
                 raise
             if record is None:
                 if not aside:
-                    self._scan_position = max(position, self.group.log.bucket.next)
+                    self._scan_position = max(position, self.group.log.end.next)
                 return None
             if record.sequence >= taker.until:
                 return None

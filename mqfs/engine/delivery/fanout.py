@@ -64,7 +64,7 @@ class Fanout:
         for several in self.log_readers:
             if not several.idle and several.covers(stream):
                 low = min(low, several.position)
-        slack = self._log.bucket.next - limits.CURSOR_SLACK_MESSAGES
+        slack = self._log.bucket.end.next - limits.CURSOR_SLACK_MESSAGES
         for cursor in self.cursors:
             low = min(low, max(cursor.position, slack))
         return low
@@ -75,7 +75,7 @@ class Fanout:
         if not self.cursors:
             return
         floor = stream.state.floor
-        gone = self._log.bucket.before(floor, stream.number)
+        gone = self._log.bucket.reader.before(floor, stream.number)
         if gone is None or gone < self._expiry.expired_before():
             return
         for cursor in self.cursors:

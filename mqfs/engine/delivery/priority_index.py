@@ -57,9 +57,9 @@ class PriorityIndex:
         if self._messages is None:
             self._messages = {}
             bucket = self.group.log.bucket
-            for sequence in list(bucket.with_headers(bucket.first)):
+            for sequence in list(bucket.reader.with_headers(bucket.reader.first)):
                 try:
-                    record = bucket.scan(sequence)
+                    record = bucket.reader.scan(sequence)
                 except errors.Damaged:
                     continue
                 if record is not None and record.sequence == sequence and record.stream in self.group.numbers:

@@ -71,7 +71,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
-        if self.refusal or self.pending or self.end_due or self.group.log.bucket.next >= self.until:
+        if self.refusal or self.pending or self.end_due or self.group.log.end.next >= self.until:
             return True
         return super().readable
 
@@ -85,7 +85,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             pieces.append(self._shape(record))
             room = count - sum(map(len, pieces)) - RECORD_OVERHEAD if self.format == "record" else 0
         if not pieces:
-            return b"" if self.group.log.bucket.next >= self.until else None
+            return b"" if self.group.log.end.next >= self.until else None
         self.current = current
         self.end_due = self.format == "each"
         if (long := self._long()) is not None:
@@ -234,7 +234,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         bound = None if word == "end" else parse_number(word) + 1
 
         def do() -> None:
-            self.until = self.group.log.bucket.next if bound is None else bound
+            self.until = self.group.log.end.next if bound is None else bound
             self.consumer.polling_receivers.add(self)
             if self.waits:
                 self.consumer.note_end(self)

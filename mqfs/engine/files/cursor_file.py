@@ -48,7 +48,7 @@ class Cursor(CommandFile):
         self.lost = 0  # messages beyond the slack of a `replay off` group, of which it is yet to be told
         self.last = PartialRead()
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
-        self.position = self.group.log.bucket.next
+        self.position = self.group.log.end.next
         replay = self.group.settings.replay
         if replay != "off":
             self._seek("first" if replay == "all" else "last")
@@ -135,7 +135,7 @@ class Cursor(CommandFile):
         self._drop_rest()
 
     def _until(self, bound: int | None) -> None:
-        self.until = self.group.log.bucket.next if bound is None else bound
+        self.until = self.group.log.end.next if bound is None else bound
 
     def _info(self) -> None:
         record = self.shown
@@ -150,10 +150,10 @@ class Cursor(CommandFile):
     def _measure(self, messages: int, size: int) -> None:
         """Where what it shows would be cut, from its position on; told by the next read."""
         group = self.group
-        end = group.log.bucket.next if self.until is None else self.until
+        end = group.log.end.next if self.until is None else self.until
         streams = self.streams()
         chosen = None if len(streams) == len(group.numbers) else streams.keys()
-        found = group.log.bucket.split_points(self.position, end, chosen, messages, size)
+        found = group.log.metrics.split_points(self.position, end, chosen, messages, size)
         self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
@@ -220,7 +220,7 @@ class Cursor(CommandFile):
                 raise
             if record is None or (self.until is not None and record.sequence >= self.until):
                 # Nothing of what it shows stands before the end (or `until`): that far it has been.
-                end = self.group.log.bucket.next
+                end = self.group.log.end.next
                 self.position = max(self.position, end if self.until is None else min(end, self.until))
                 return None
             shown = self._shows(record)  # which may count it as lost, as long as it is not behind the position
@@ -318,9 +318,9 @@ class Cursor(CommandFile):
         if any(stream.shared or stream.state.floor > first for stream in streams.values()):
             return None
         names = {number: stream.name for number, stream in streams.items()}
-        head = self.names.table(first, group.log.bucket.last_ns, names)
-        end = group.log.bucket.next if self.until is None else self.until
-        found = group.log.bucket.read_run(first, end, count - len(head), streams.keys(), not group.ranks)
+        head = self.names.table(first, group.log.end.last_ns, names)
+        end = group.log.end.next if self.until is None else self.until
+        found = group.log.reader.read_run(first, end, count - len(head), streams.keys(), not group.ranks)
         if found is None or not self.names.knows({number: names[number] for number in found.streams}):
             return None
         if head:
@@ -362,7 +362,7 @@ class Cursor(CommandFile):
             return True
         if self.over or self.has_ended or self.lost:
             return True
-        return self.position < self.group.log.bucket.next and self.selection.find(self.position) is not None
+        return self.position < self.group.log.end.next and self.selection.find(self.position) is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.group.fanout.pollers.watch(self, then)

@@ -44,7 +44,7 @@ class MergedReader(Reader):
 
     def look(self) -> Record | None:
         """The next message in the log that may be for it. Raises Damaged."""
-        return self.group.log.bucket.scan(self.position)
+        return self.group.log.reader.scan(self.position)
 
     def at_end(self) -> bytes | None:
         """Under `deliver one` it only shows: what is there, then end-of-file."""
@@ -56,7 +56,7 @@ class MergedReader(Reader):
             return
         self.group.retention.advance_all()
         if replay == "all":
-            self.position = self.group.log.bucket.first
+            self.position = self.group.log.reader.first
         else:
             mine = (s.kept.newest_kept() for s in self.group.numbers.values() if self.covers(s))
             self.position = max(mine, default=0) or self.position
@@ -94,7 +94,7 @@ class MergedReader(Reader):
             raise errors.FellBehind(f"messages of {behind} were lost")
 
     def ahead(self) -> bool:
-        return self.position < self.group.log.bucket.next and self.look() is not None
+        return self.position < self.group.log.end.next and self.look() is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.group.fanout.pollers.watch(self, then)

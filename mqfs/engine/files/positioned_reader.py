@@ -20,7 +20,7 @@ class Reader(OpenFile):
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.sequential = reads and writes
-        self.position = self.group.log.bucket.next
+        self.position = self.group.log.end.next
         self.last = PartialRead()
 
     @property
@@ -127,7 +127,7 @@ class Reader(OpenFile):
         if not self.wait_list().cancel(self, wait):
             return False
         # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
-        self.position = max(self.position, self.group.log.bucket.next)
+        self.position = max(self.position, self.group.log.end.next)
         return True
 
     def deliver(self, record: Record, count: int, offset: int) -> bytes | None:

@@ -87,7 +87,7 @@ class PutHandle(CommandFile):
         put_id = self._id(put)
         known = group.ids.find_duplicate(put_id) if put_id else 0
         if not known:
-            changes = [group.ids.note(put_id, group.log.bucket.next)] if put_id else []
+            changes = [group.ids.note(put_id, group.log.end.next)] if put_id else []
             known = group.held.put(stream, body, self._texts(put), due_ns, changes)
         self._tell(known)
         return group.log.after_metadata_sync(total)

@@ -73,7 +73,7 @@ class SnapshotHandle(OpenFile):
         return b"".join(pieces)
 
     def _body(self, sequence: int) -> bytes:
-        record = self.group.log.bucket.find(self.node.stream.number, sequence)
+        record = self.group.log.reader.find(self.node.stream.number, sequence)
         if record is None or record.sequence != sequence:
             raise errors.Stale(f"message {sequence} of {self.node.name} went while the file was open; open it again")
         return record.body

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 def stats(group: Group, user: User) -> str:
     """One JSON object: the group, and each stream by name. Counts run since the server started."""
     bucket = group.log.bucket
-    failed = bucket.failed
+    failed = bucket.end.failed
     counts: dict[object, int] = {}
     streams = {name: _stream(stream, counts) for name, stream in sorted(_streams(group, user))}
     body = {
         **_log(group),
         "read_only": failed is not None,
         "failure": str(failed) if failed is not None else None,
-        "damaged": bucket.damaged,
+        "damaged": bucket.upkeep.damaged,
         **attrs.asdict(group.counts),
         "order_readers": len(group.fanout.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.fanout.cursors),
@@ -97,8 +97,8 @@ def _log(group: Group) -> dict[str, Any]:
         "store": group.tree.store.uuid,
         "group": group.number,
         "groups": sorted(group.groups),
-        "next": bucket.next,
-        "log_bytes": bucket.size,
+        "next": bucket.end.next,
+        "log_bytes": bucket.upkeep.size,
         "plain": _plain(group),
     }
 

@@ -140,7 +140,7 @@ class StreamHandle(Reader, Writer):
             self.position = newest or self.position
         if stream.kept.count < 0:
             stream.kept.update_low_watermark()
-        ahead = 0 if replay == "off" else self.group.log.bucket.count(stream.number, self.position)[0]
+        ahead = 0 if replay == "off" else self.group.log.metrics.count(stream.number, self.position)[0]
         self.had = stream.kept.trimmed_count + stream.kept.count - ahead
 
     def wait_list(self) -> WaitList:
@@ -164,7 +164,7 @@ class StreamHandle(Reader, Writer):
         """A message for one taker, written before this handle came and not taken since."""
         stream = self.node
         while (sequence := stream.next_unclaimed_exclusive()) and sequence < self.position:
-            record = self.group.log.bucket.find(stream.number, sequence)
+            record = self.group.log.reader.find(stream.number, sequence)
             stream.claim_exclusive(sequence)
             if record is not None and record.sequence == sequence and stream.kept.visible(record):
                 return record
@@ -178,7 +178,7 @@ class StreamHandle(Reader, Writer):
             return single
         while True:
             try:
-                record = self.group.log.bucket.find(stream.number, self.position)
+                record = self.group.log.reader.find(stream.number, self.position)
             except errors.Damaged as error:
                 self.position = error.sequence + 1
                 raise
@@ -214,7 +214,7 @@ class StreamHandle(Reader, Writer):
         stream = self.node
         return (
             self.position < stream.kept.evicted_before
-            or self.group.log.bucket.locate(stream.number, self.position) is not None
+            or self.group.log.reader.locate(stream.number, self.position) is not None
         )
 
     def _end(self) -> None:

@@ -47,12 +47,12 @@ class Faults:
     def _fail(self, group: Group, text: str) -> None:
         """Log the bug being handled with its traceback, once a group."""
         line = f"{text}; the group is read-only until the next start"
-        if group.log.bucket.failed is None:
+        if group.log.end.failed is None:
             self._silent_until[group.number] = self._clock.engine_ns() + limits.LOG_AGAIN_S * 10**9
             log.exception("group %d: %s", group.number, line)
         else:
             self.report(group.number, line)
-        group.log.bucket.fail(OSError(errno.EIO, text))
+        group.log.upkeep.fail(OSError(errno.EIO, text))
 
     def report(self, number: int, text: str) -> None:
         """Log a line about a group, unless there was one a moment ago."""

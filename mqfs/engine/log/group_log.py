@@ -23,28 +23,34 @@ AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as ack_state.step mak
 
 
 class GroupLog:
-    """Of one group. `bucket` is what stores it now: a ring stands before the store's own log.
+    """Of one group. `bucket` is what stores it now; `end`, `reader`, `metrics` and `upkeep` are its parts.
 
     Calls that append raise DiskFailed, DiskFull and ReadOnly; then nothing was appended, nor applied.
     """
 
     def __init__(self, bucket: Bucket, state: State, settings: Settings, clock: Clock) -> None:
-        self.bucket, self.state, self.settings = bucket, state, settings
+        self.use(bucket)
+        self.state, self.settings = state, settings
         self.times = LogClock(self, clock)
         self.must_retain = False  # whether what is written now is promised to someone who is not there yet
         self.on_changed: Callable[[Sequence[Change]], None] = _ignore
         self.on_acknowledged: Callable[[ConsumerState], None] = _ignore
 
+    def use(self, bucket: Bucket) -> None:
+        """From now on that stores it: the store's own log, one in memory, or a ring."""
+        self.bucket, self.end, self.reader, self.metrics = bucket, bucket.end, bucket.reader, bucket.metrics
+        self.writer, self.upkeep = bucket.writer, bucket.upkeep
+
     def require_writable(self) -> None:
-        if self.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {self.bucket.failed}")
+        if self.end.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {self.end.failed}")
 
     # ------------------------------------------------------------ appending
 
     def append(self, kind: int, stream: int, body: bytes, time_ns: int) -> int:
         """One message without headers; its sequence. `time_ns`: of `times.next_ns()`."""
         try:
-            return self.bucket.append(kind, stream, time_ns, body)
+            return self.writer.append(kind, stream, time_ns, body)
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
 
@@ -61,7 +67,7 @@ class GroupLog:
             batch = [*messages, *tail]
         time_ns = self.times.next_ns()
         try:
-            first = self.bucket.append_unit(batch, time_ns)
+            first = self.writer.append_batch(batch, time_ns)
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
         for change in changes:
@@ -73,7 +79,7 @@ class GroupLog:
 
     def skip(self) -> int:
         """Use up a sequence for a message that all who are to have it get now; nothing is stored."""
-        return self.bucket.skip()
+        return self.writer.skip()
 
     def change(self, *changes: Change, acks: Sequence[AckSteps] = ()) -> None:
         """Change what the group is: its names, permissions, settings, views, consumers."""
@@ -83,10 +89,10 @@ class GroupLog:
 
     def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
         """Record what became of a consumer's messages."""
-        if self.bucket.failed is not None:
+        if self.end.failed is not None:
             self.require_writable()
         try:
-            self.bucket.append(Kind.ACK, own.number, self.times.next_ns(), steps)
+            self.writer.append(Kind.ACK, own.number, self.times.next_ns(), steps)
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
         own.progress.apply(steps)
@@ -99,7 +105,7 @@ class GroupLog:
 
     def append_clock(self, change: Change, wall_ns: int) -> None:
         """Record how the wall clock stands against the engine's."""
-        self.bucket.append(Kind.CLOCK, 0, wall_ns, encode_change(change))
+        self.writer.append(Kind.CLOCK, 0, wall_ns, encode_change(change))
         self.state.apply(change)
 
     def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
@@ -107,7 +113,7 @@ class GroupLog:
         must not come back after a kill. The caller raises them in the state."""
         change: Change = {"do": "floor", "floors": [[number, floor] for number, floor in floors.items()]}
         try:
-            self.bucket.append_unit([Draft(Kind.CHANGE, 0, encode_change(change))], self.times.next_ns())
+            self.writer.append_batch([Draft(Kind.CHANGE, 0, encode_change(change))], self.times.next_ns())
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
 
@@ -119,7 +125,7 @@ class GroupLog:
         if sync == SYNC_OFF or not self.must_retain:
             return value
         if sync:
-            self.bucket.sync(None, sync / 1e9)
+            self.upkeep.sync(None, sync / 1e9)
             return value
         return self.after_sync(value)
 
@@ -127,7 +133,7 @@ class GroupLog:
         """`value`, when a change of names, modes or settings is as safe as `sync` says."""
         sync = self.settings.sync
         if sync > 0:
-            self.bucket.sync(None, sync / 1e9)
+            self.upkeep.sync(None, sync / 1e9)
         return self.after_sync(value) if sync == SYNC_ALWAYS else value
 
     def after_sync(self, value: T) -> Step[T]:
@@ -140,7 +146,7 @@ class GroupLog:
             else:
                 wait.fail(errors.DiskFailed(f"the disk failed: {error}"))
 
-        self.bucket.sync(then)
+        self.upkeep.sync(then)
         return wait.result() if wait.settled else wait
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mqfs.group_state import Change, State
 from mqfs.model import Record
-from mqfs.seams import Bucket, Clock
+from mqfs.seams import Clock, LogEnd, LogUpkeep
 
 _SECOND_NS = 10**9
 _COMPARE_NS = _SECOND_NS // 10  # how often the two clocks are compared while messages are written
@@ -18,7 +18,8 @@ _COMPARE_NS = _SECOND_NS // 10  # how often the two clocks are compared while me
 class ClockedLog(Protocol):
     """The log whose clocks these are."""
 
-    bucket: Bucket
+    end: LogEnd
+    upkeep: LogUpkeep
     state: State
 
     def append_clock(self, change: Change, wall_ns: int) -> None: ...
@@ -35,7 +36,7 @@ class LogClock:
     def next_ns(self) -> int:
         """The wall time of the next record: never before the last one's. Notes a step of the wall clock."""
         wall = self._clock.wall_ns()
-        last_ns = self._log.bucket.last_ns
+        last_ns = self._log.end.last_ns
         if wall < last_ns:
             wall = last_ns
         elif 0 <= wall - self._checked_ns < _COMPARE_NS:
@@ -56,15 +57,15 @@ class LogClock:
         """Note how the clocks stand."""
         now = self._clock.anchor()
         anchor = now._replace(wall_ns=wall, engine_ns=engine, shown_ns=now.wall_ns)
-        change: Change = {"do": "clock", "sequence": self._log.bucket.next, "anchor": list(anchor)}
+        change: Change = {"do": "clock", "sequence": self._log.end.next, "anchor": list(anchor)}
         self._log.append_clock(change, wall)
 
     def note_step(self) -> None:
         """The wall clock was set: let the log say so even if nothing is written, for the next boot to know."""
-        bucket = self._log.bucket
-        if bucket.failed is None:
-            self._anchor(max(self._clock.wall_ns(), bucket.last_ns), self._clock.engine_ns())
-            bucket.sync(None, 1.0)
+        log = self._log
+        if log.end.failed is None:
+            self._anchor(max(self._clock.wall_ns(), log.end.last_ns), self._clock.engine_ns())
+            log.upkeep.sync(None, 1.0)
 
     def written_ns(self, record: Record) -> int:
         """When a message was written, on the engine clock."""

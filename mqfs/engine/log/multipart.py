@@ -61,7 +61,7 @@ def last_of(log: GroupLog, record: Record) -> Record | None:
 
 def _together(log: GroupLog, stream: int, first: int, last: int) -> bool:
     """Whether all messages from here to there are of that stream, and kept."""
-    if log.bucket.count(stream, first, last + 1)[0] != last - first + 1:
+    if log.metrics.count(stream, first, last + 1)[0] != last - first + 1:
         return False
     dropped = log.state.dropped
     return not dropped or not any(sequence in dropped for sequence in range(first, last + 1))
@@ -69,7 +69,7 @@ def _together(log: GroupLog, stream: int, first: int, last: int) -> bool:
 
 def _find(log: GroupLog, stream: int, sequence: int) -> Record | None:
     try:
-        record = log.bucket.find(stream, sequence)
+        record = log.reader.find(stream, sequence)
     except errors.Damaged:
         return None
     return record if record is not None and record.sequence == sequence and record.kind == Kind.MESSAGE else None
@@ -78,7 +78,7 @@ def _find(log: GroupLog, stream: int, sequence: int) -> Record | None:
 def parts(log: GroupLog, stream: int, first: int, last: int) -> Iterator[Record]:
     """The messages from here to there. Raises Damaged, DiskFailed."""
     for sequence in range(first, last + 1):
-        record = log.bucket.find(stream, sequence)
+        record = log.reader.find(stream, sequence)
         if record is None or record.sequence != sequence:
             raise errors.DiskFailed(f"message {sequence}, a part of a body, is gone")
         yield record
@@ -93,7 +93,7 @@ class LongBody:
         self._begins = [0]
         self._first = first
         for sequence in range(first, record.sequence + 1):
-            found = log.bucket.locate(record.stream, sequence)
+            found = log.reader.locate(record.stream, sequence)
             self._begins.append(self._begins[-1] + (found[1] if found is not None else 0))
 
     def __len__(self) -> int:

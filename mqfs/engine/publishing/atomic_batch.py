@@ -170,7 +170,7 @@ class AtomicBatch:
         group = self.group
         group.retention.reserve_room(self.size)
         for _ in range(_ROUNDS):
-            if group.settings.full != "drop-old" or group.log.bucket.size + self.size <= group.retention.bound_bytes():
+            if group.settings.full != "drop-old" or group.log.upkeep.size + self.size <= group.retention.bound_bytes():
                 return
             group.retention.find_room(self.size)
 
@@ -218,7 +218,7 @@ class AtomicBatch:
         """As `announce` for each message, where only what is counted changes."""
         group = self.group
         for stream, tally in rest.items():
-            stream.kept.mtime_ns = group.log.bucket.last_ns
+            stream.kept.mtime_ns = group.log.end.last_ns
             stream.written += tally.messages
             group.counts.written += tally.messages
             group.counts.written_bytes += tally.size

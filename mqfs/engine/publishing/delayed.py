@@ -46,7 +46,7 @@ class DelayedMessages:
         bucket = self.group.log.bucket
         while True:
             try:
-                record = bucket.find(PUT, position)
+                record = bucket.reader.find(PUT, position)
             except errors.Damaged as error:
                 position = error.sequence + 1
                 continue
@@ -127,13 +127,13 @@ class DelayedMessages:
 
     def _record(self, sequence: int) -> Record | None:
         try:
-            record = self.group.log.bucket.find(PUT, sequence)
+            record = self.group.log.reader.find(PUT, sequence)
         except errors.Damaged:
             return None
         return record if record is not None and record.sequence == sequence else None
 
     def _step(self, sequence: int) -> bytes:
-        before = self.group.log.bucket.before(sequence, PUT) or 0
+        before = self.group.log.reader.before(sequence, PUT) or 0
         return step(ACK, before + 1, sequence)
 
     def drop(self, sequences: list[int]) -> None:

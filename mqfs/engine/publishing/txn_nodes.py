@@ -39,7 +39,7 @@ class TxnFolder(StagingFolder):
 
     def times(self) -> tuple[int, int, int, int]:
         made = self.group.state.made_ns
-        return max(self.group.log.bucket.last_ns, made), made, 0, 2 + len(self._transactions.parts)
+        return max(self.group.log.end.last_ns, made), made, 0, 2 + len(self._transactions.parts)
 
     def mkdir(self, user: User, name: str, mode: int) -> StagedBatch:
         require(user, self.group.state, X, self.group.name)

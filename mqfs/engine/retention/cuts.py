@@ -63,18 +63,18 @@ def plan_cut(kept: Range, depth: Depth, messages: int = 0, size: int = 0) -> Cut
 def plan_cut_below(kept: Range, target: int) -> Cut | None:
     """All below that sequence; None where nothing is."""
     bucket, floor = kept.log.bucket, kept.state.floor
-    found = bucket.locate(kept.number, floor)
+    found = bucket.reader.locate(kept.number, floor)
     if found is None or found[0] >= target:
         return None
     count, size = kept.counted(floor, target)
-    lost = max(count - bucket.count_eof_markers(kept.number, floor, target), 0)
-    newest = bucket.before(target, kept.number) or 0
+    lost = max(count - bucket.metrics.count_eof_markers(kept.number, floor, target), 0)
+    newest = bucket.reader.before(target, kept.number) or 0
     while (
         lost
         and newest >= floor
-        and (kept.is_deleted(newest) or bucket.count_eof_markers(kept.number, newest, newest + 1))
+        and (kept.is_deleted(newest) or bucket.metrics.count_eof_markers(kept.number, newest, newest + 1))
     ):
-        newest = bucket.before(newest, kept.number) or 0
+        newest = bucket.reader.before(newest, kept.number) or 0
     return Cut(target, kept.count - count, kept.size - size, count, size, lost, newest, kept.trimmed_count)
 
 
@@ -85,7 +85,7 @@ def begin_cut(kept: Range) -> Cut:
 
 def extend_cut(kept: Range, cut: Cut) -> None:
     """By the oldest message that would be left."""
-    found = kept.log.bucket.locate(kept.number, cut.floor)
+    found = kept.log.reader.locate(kept.number, cut.floor)
     if found is None:
         cut.gone_size += cut.size
         cut.gone += cut.count

@@ -152,11 +152,11 @@ class KeptRange:
         self.update_low_watermark()
         first, steps = self.state.floor, 0
         while True:
-            found = bucket.locate(self.number, first)
+            found = bucket.reader.locate(self.number, first)
             away = found is not None and (found[0] in lapsed or found[0] in dropped)
             steps += 1
             if not away or steps % _STEPS == 0:
-                first = found[0] if found is not None else bucket.next
+                first = found[0] if found is not None else bucket.end.next
                 if first > self.state.floor:
                     self._raise(first)
                 yield
@@ -186,7 +186,7 @@ class KeptRange:
 
     def counted(self, first: int, end: int | None = None) -> tuple[int, int]:
         """(messages, bytes) in [first, end) of what is still to be counted."""
-        tally = self.log.bucket.count
+        tally = self.log.metrics.count
         count, size = tally(self.number, first, end)
         for run_first, run_last in self._acknowledged(first, end):
             done, done_size = tally(self.number, run_first, run_last + 1)
@@ -199,16 +199,18 @@ class KeptRange:
     def messages(self, first: int, end: int | None = None) -> int:
         """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
         bucket = self.log.bucket
-        there = bucket.count(self.number, first, end)[0]
+        there = bucket.metrics.count(self.number, first, end)[0]
         return (
-            there - bucket.count_eof_markers(self.number, first, end) - len(self.deleted_in(first, end)) if there else 0
+            there - bucket.metrics.count_eof_markers(self.number, first, end) - len(self.deleted_in(first, end))
+            if there
+            else 0
         )
 
     def _acknowledged(self, first: int, end: int | None) -> list[tuple[int, int]]:
         """Where it is shared: the parts of [first, end) that everyone has had."""
         if not self._owner.shared:
             return []
-        last = self.log.bucket.next if end is None else end - 1
+        last = self.log.end.next if end is None else end - 1
         common = [(first, last)]
         for consumer in self._owner.interested_consumers():
             common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
@@ -224,7 +226,7 @@ class KeptRange:
         floor = max(self.state.floor, retention.expiry.expired_before())
         hidden = self.log.state.dropped.keys() | retention.lapsed.keys() | retention.all_exclusives()
         had = self._acknowledged(floor, None)
-        for portion in reversed(list(bucket.listing({self.number: floor}, bucket.next))):
+        for portion in reversed(list(bucket.metrics.listing({self.number: floor}, bucket.end.next))):
             sequences, sizes = portion.columns(portion.messages)
             if hidden or had:
                 rows = zip(sequences, sizes, strict=True)
@@ -235,12 +237,12 @@ class KeptRange:
     def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
         """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
         found = {}
-        end = self.log.bucket.next if end is None else end
+        end = self.log.end.next if end is None else end
         for away in (self.log.state.dropped, self._retention.lapsed):
             mine = range(first, end) if end - first < len(away) else away  # the fewer
             for sequence in mine:
                 if first <= sequence < end and away.get(sequence) == self.number:
-                    there = self.log.bucket.locate(self.number, sequence)
+                    there = self.log.reader.locate(self.number, sequence)
                     if there is not None and there[0] == sequence:
                         found[sequence] = there[1]
         return found
@@ -268,16 +270,16 @@ class KeptRange:
     def lapse(self, sequence: int) -> None:
         """A message outlived its own ttl. Not yet in the group's list of those."""
         if self.count >= 0 and sequence >= self.state.floor and not self.is_deleted(sequence):
-            found = self.log.bucket.locate(self.number, sequence)
+            found = self.log.reader.locate(self.number, sequence)
             if found is not None and found[0] == sequence:
                 self.count -= 1
                 self.size -= found[1]
 
     def first_kept(self) -> int:
         """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
-        found = self.log.bucket.locate(self.number, self.state.floor)
+        found = self.log.reader.locate(self.number, self.state.floor)
         while found is not None and self.is_deleted(found[0]):
-            found = self.log.bucket.locate(self.number, found[0] + 1)
+            found = self.log.reader.locate(self.number, found[0] + 1)
         return found[0] if found else 0
 
     def newest_kept(self) -> int:
@@ -285,21 +287,21 @@ class KeptRange:
         if self.newest < 0:
             self._look_up_newest()
         while self.newest and self.newest >= self.state.floor and self.is_deleted(self.newest):
-            self.newest = self.log.bucket.before(self.newest, self.number) or 0
+            self.newest = self.log.reader.before(self.newest, self.number) or 0
         return self.newest if self.newest >= self.state.floor else 0
 
     def _look_up_newest(self) -> None:
         bucket = self.log.bucket
-        sequence = bucket.before(bucket.next, self.number)
+        sequence = bucket.reader.before(bucket.end.next, self.number)
         while sequence is not None:
             try:
-                record = bucket.find(self.number, sequence)
+                record = bucket.reader.find(self.number, sequence)
             except errors.Damaged:
                 record = None
             if record is not None and record.kind == Kind.MESSAGE:
                 self.newest, self.mtime_ns = record.sequence, max(self.mtime_ns, record.time_ns)
                 return
-            sequence = bucket.before(sequence, self.number)
+            sequence = bucket.reader.before(sequence, self.number)
         self.newest = 0
 
     def visible(self, record: Record) -> bool:
@@ -369,7 +371,7 @@ class KeptRange:
         """What it takes to take away all that is kept."""
         self.update_low_watermark()
         bucket = self.log.bucket
-        last = bucket.before(bucket.next, self.number)
+        last = bucket.reader.before(bucket.end.next, self.number)
         floor = self.state.floor if last is None else max(self.state.floor, last + 1)
         cut = Cut(floor, 0, 0, self.count, self.size, before=self.trimmed_count)
         return Clearing(self.number, floor, self.newest_kept(), cut)

@@ -109,15 +109,15 @@ class MessageFilter:
         bucket, few = self.group.log.bucket, self.is_sparse()
         if few is not None:
             if len(few) == 1:
-                return bucket.find(few[0], position)
+                return bucket.reader.find(few[0], position)
             first: tuple[int, int] | None = None
             for number in few:
-                found = bucket.locate(number, position)
+                found = bucket.reader.locate(number, position)
                 if found is not None and (first is None or found[0] < first[0]):
                     first = (found[0], number)
-            return bucket.find(first[1], first[0]) if first else None
+            return bucket.reader.find(first[1], first[0]) if first else None
         while True:
-            record = bucket.scan(position)
+            record = bucket.reader.scan(position)
             if record is None:
                 return None
             stream = self.group.numbers.get(record.stream)
@@ -129,8 +129,8 @@ class MessageFilter:
         """The sequence of the last message below that one which may belong to it."""
         bucket, few = self.group.log.bucket, self.is_sparse()
         if few is None:
-            return bucket.before(position)
-        return max((s for number in few if (s := bucket.before(position, number)) is not None), default=None)
+            return bucket.reader.before(position)
+        return max((s for number in few if (s := bucket.reader.before(position, number)) is not None), default=None)
 
     @property
     def over(self) -> bool:

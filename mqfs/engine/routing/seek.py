@@ -25,20 +25,20 @@ def position(selection: MessageFilter, word: str, streams: Collection[Stream], s
     bucket = group.log.bucket
     group.retention.advance_all()
     if kind == "end":
-        return bucket.next
+        return bucket.end.next
     if kind == "first" and len(streams) == len(group.numbers) and group.retention.keeps_all:
         # A little before it, without a look at each stream.
-        return min(max(bucket.first, group.retention.kept_from), bucket.next)
+        return min(max(bucket.reader.first, group.retention.kept_from), bucket.end.next)
     if kind == "first":
-        return min((s.kept.first_kept() or bucket.next for s in streams), default=bucket.next)
+        return min((s.kept.first_kept() or bucket.end.next for s in streams), default=bucket.end.next)
     if kind == "last":
-        return max((s.kept.newest_kept() for s in streams), default=0) or bucket.next
+        return max((s.kept.newest_kept() for s in streams), default=0) or bucket.end.next
     if kind == "sequence":
         return value
     if kind == "time":
-        return bucket.first_at_time(value)
+        return bucket.reader.first_at_time(value)
     if kind == "ago":
-        return bucket.first_at_time(group.tree.clock.wall_ns() - value)
+        return bucket.reader.first_at_time(group.tree.clock.wall_ns() - value)
     if selection.by_stream and not any(stream.kept.is_thinned() for stream in streams):
         return _back(group, value, streams, shows)
     return _walk_back(selection, value, shows)
@@ -49,10 +49,10 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
     expired = group.retention.expiry.expired_before()
     floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
     gone, singles = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_singles()
-    first = group.log.bucket.next
+    first = group.log.end.next
     if not count:
         return first
-    for portion in group.log.bucket.listing(floors, first):
+    for portion in group.log.metrics.listing(floors, first):
         here = portion.messages
         if gone or singles:
             found = (s for s in portion.columns(here)[0] if s not in gone)
@@ -69,7 +69,7 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
 
 def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> bool:
     try:
-        record = group.log.bucket.scan(sequence)
+        record = group.log.reader.scan(sequence)
     except errors.Damaged:
         return False
     return record is not None and record.sequence == sequence and shows(record)
@@ -78,14 +78,14 @@ def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> b
 def _walk_back(selection: MessageFilter, count: int, shows: Callable[[Record], bool]) -> int:
     """The same where each message has to be looked at."""
     bucket = selection.group.log.bucket
-    at = found_at = bucket.next
+    at = found_at = bucket.end.next
     while count > 0:
         found = selection.before(at)
         if found is None:
             break
         at = found
         try:
-            record = bucket.scan(at)
+            record = bucket.reader.scan(at)
         except errors.Damaged:
             continue
         if record is not None and shows(record):

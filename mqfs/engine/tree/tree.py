@@ -93,7 +93,7 @@ class Tree:
     def _load(self, owner: User, umask: int) -> None:
         without: set[int] = set()  # groups that are not served
         states = self._read_states(without)
-        self.clock.resume([(s.anchors[-1][1], bucket.last_ns) for bucket, s in states if s.anchors])
+        self.clock.resume([(s.anchors[-1][1], bucket.end.last_ns) for bucket, s in states if s.anchors])
         for bucket, state in states:
             self._build(bucket, state, without)
         if ROOT not in self.groups:
@@ -248,9 +248,14 @@ class Tree:
         if isinstance(node, StagingFolder | StagedStream):
             return node.times()
         group = node.group
-        made, newest = group.state.made_ns, max(group.log.bucket.last_ns, group.state.made_ns)
+        made, newest = group.state.made_ns, max(group.log.end.last_ns, group.state.made_ns)
         if isinstance(node, Group):
-            return newest, made, group.log.bucket.size, 0 if node.removed else 2 + len(node.folders) + len(node.groups)
+            return (
+                newest,
+                made,
+                group.log.upkeep.size,
+                0 if node.removed else 2 + len(node.folders) + len(node.groups),
+            )
         return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
 
     # ------------------------------------------------------------ opening
@@ -493,7 +498,7 @@ class Tree:
             if not group.settings.ttl and not group.settings.idle:
                 self.dirty_groups.discard(group)
             succeeded = self.faults.contain(group, "maintenance", partial(self._maintain, group))
-            if not succeeded and group.log.bucket.failed is None:  # what has failed for good is not tried again
+            if not succeeded and group.log.end.failed is None:  # what has failed for good is not tried again
                 self.dirty_groups.add(group)
         self.store.tick()
 
@@ -517,7 +522,7 @@ class Tree:
 
     def _remove_idle(self, group: Group) -> None:
         limit = self.clock.engine_ns() - group.settings.idle
-        if group.settings.protect or group.log.bucket.failed is not None:
+        if group.settings.protect or group.log.end.failed is not None:
             return
         for stream in list(group.streams.values()):
             if stream.opens or stream.unused_since_ns > limit:
@@ -543,7 +548,7 @@ class Tree:
 
 def read_state(bucket: Bucket) -> State:
     """A group as its log tells it: the newest state and the changes behind it. Raises BadStore."""
-    body, records = bucket.history()
+    body, records = bucket.upkeep.history()
     try:
         state = State.decode(body)
         for record in records:

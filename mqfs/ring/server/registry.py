@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group
@@ -25,7 +25,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
-from mqfs.seams import Log, Store
+from mqfs.seams import Store
 from mqfs.shares import require_share
 from mqfs.wait import Step, Wait
 
@@ -138,8 +138,8 @@ class Attachment:
         return stream.name
 
     def _require(self) -> None:
-        if self.group.log.bucket.failed is not None:
-            raise errors.DiskFailed(f"the disk failed: {self.group.log.bucket.failed}")
+        if self.group.log.end.failed is not None:
+            raise errors.DiskFailed(f"the disk failed: {self.group.log.end.failed}")
 
     def close(self) -> None:
         self._rings.left(self)
@@ -195,7 +195,7 @@ class RingRegistry:
     def _attach_held(self, number: int, generation: int, fd: int) -> Ring:
         held = ring.attach(fd, generation)
         try:
-            cast(Log, self._store.open(number)).continue_at(_first_untaken(held))
+            self._store.open(number).ranges.continue_at(_first_untaken(held))
         except BaseException:
             held.close()
             raise
@@ -206,7 +206,7 @@ class RingRegistry:
         log.error("ring of group %d given up: %s: %s", number, type(error).__name__, error)
         try:
             kept = os.pread(fd, limits.RING_RANGE_BYTES, ring.HEAD_BYTES)
-            cast(Log, self._store.open(number)).quarantine(kept, "a ring that could not be resumed")
+            self._store.open(number).ranges.quarantine(kept, "a ring that could not be resumed")
         except (errors.MqfsError, OSError) as failed:
             log.error("ring of group %d not copied: %s", number, failed)
         self._drop(number, generation)
@@ -216,17 +216,17 @@ class RingRegistry:
         log or the machine fails with: the ring stays with the keeper for the next start, and the group is read-only
         until then, as the ring holds the numbers that its next messages would take."""
         self._tree = group.tree
-        generations, last = self._held.pop(group.number, []), group.log.bucket.next - 1
+        generations, last = self._held.pop(group.number, []), group.log.end.next - 1
         try:
             journal = self._begin_held(group, generations)
         except _NOT_ITS_FAULT as error:
             for kept in generations:
                 kept.close()
-            group.log.bucket.fail(OSError(errno.EIO, f"ring not resumed: {error}"))
+            group.log.upkeep.fail(OSError(errno.EIO, f"ring not resumed: {error}"))
             raise
         self._unresumed.discard(group.number)
         for ended in generations[:-1]:
-            group.log.bucket.sync(functools.partial(self._tell, group.number, ended, last))
+            group.log.upkeep.sync(functools.partial(self._tell, group.number, ended, last))
         if journal is None:
             return
         log.info("the ring of group %d goes on", group.number)
@@ -281,8 +281,8 @@ class RingRegistry:
             raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
         for stream in group.numbers.values():
             require(user, stream.state, R | W, stream.name)
-        if group.log.bucket.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {group.log.bucket.failed}")
+        if group.log.end.failed is not None:
+            raise errors.ReadOnly(f"the disk failed: {group.log.end.failed}")
         if why := why_not(group.settings, bool(group.consumers.bounded)):
             raise errors.Unsupported(why)
         spoilt = self._cooldown.get(_whose(group))
@@ -324,7 +324,9 @@ class RingRegistry:
         number = group.number
         generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
         bucket = group.log.bucket
-        made = ring.create(limits.RING_BYTES, generation=generation, sequence=bucket.next, time_ns=bucket.last_ns)
+        made = ring.create(
+            limits.RING_BYTES, generation=generation, sequence=bucket.end.next, time_ns=bucket.end.last_ns
+        )
         self._generations[number] = generation
         try:
             own = self._begin(group, made)

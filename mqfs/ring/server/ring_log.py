@@ -16,7 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import le
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group
@@ -25,7 +25,6 @@ from mqfs.engine.publishing.ring_ingest import count_unstored, has_live_readers,
 from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.model import MORE, NEVER, Columns, Draft, Kind, LazyBatch, Record
-from mqfs.seams import Log
 
 if TYPE_CHECKING:
     from mqfs.ring import Consumer, Ring
@@ -81,7 +80,7 @@ class RingLog:
         judge: Callable[[Mapping[str, Any]], str],
         over: Callable[[RingLog], None],
     ) -> None:
-        self.group, self.ring, self.inner = group, made, cast(Log, group.log.bucket)
+        self.group, self.ring, self.inner = group, made, group.log.bucket
         self._floor = NEVER
         self.why = ""  # it is being retired
         self.ended = False
@@ -91,7 +90,7 @@ class RingLog:
         self._taker: Consumer = made.consumer(kept=True, hold=True)
         self._most = made.size // HEAD_BYTES  # messages that it can hold
         # Below that another server may have taken or written messages.
-        self._resumed = min(made.next, self.inner.next + self._most) if made.tail else 0
+        self._resumed = min(made.next, self.inner.end.next + self._most) if made.tail else 0
         self._range: _Range | None = None
         self._raw: bytes | memoryview = b""  # copied, and not looked at yet
         self._salvaged: int | None = None  # the end of what is taken, where the ring could not be read on
@@ -103,22 +102,18 @@ class RingLog:
         self._patience = _PATIENCE_BYTES  # that are looked at for what is whole again, and may be refused one by one
         self._taking = False
         # (position, the sequence behind it); of one that is further back the floor stays where it is
-        begin = self._taker.position, self.inner.next
+        begin = self._taker.position, self.inner.end.next
         self._marks: deque[tuple[int, int]] = deque([begin], 2 + 2 * made.size // _MARK_BYTES)
         self._followed = (0.0, False)  # (when it was looked, whether somebody does)
         self.held_up = False  # a client had its lock for so long that the server waited in vain
         self._senseless: int | None = None  # the end at the last tick, where its state did not fit it
         inner = self.inner
-        self.find, self.locate, self.scan, self.before, self.first_at_time = (
-            inner.find, inner.locate, inner.scan, inner.before, inner.first_at_time
-        )  # fmt: skip
-        self.count, self.count_eof_markers, self.with_headers = inner.count, inner.count_eof_markers, inner.with_headers
-        self.listing, self.stretch_end = inner.listing, inner.stretch_end
-        self.trim, self.history, self.read_run = inner.trim, inner.history, inner.read_run
-        self.split_points = inner.split_points
-        self.sync: Callable[..., None] = inner.sync
-        inner.on_sequences_reserved(self._grant)
-        group.log.bucket, group.ring = self, self
+        self.id, self.end, self.upkeep, self.ranges = inner.id, inner.end, inner.upkeep, inner.ranges
+        self.reader, self.metrics = inner.reader, inner.metrics
+        self.writer = self
+        inner.ranges.on_sequences_reserved(self._grant)
+        group.log.use(self)
+        group.ring = self
 
     @property
     def position(self) -> int:
@@ -131,67 +126,36 @@ class RingLog:
     # ------------------------------------------------------------ as a bucket
 
     @property
-    def id(self) -> int:
-        return self.inner.id
-
-    @property
-    def next(self) -> int:
-        return self.inner.next
-
-    @property
-    def last_ns(self) -> int:
-        return self.inner.last_ns
-
-    @property
-    def failed(self) -> OSError | None:
-        return self.inner.failed
-
-    def fail(self, error: OSError) -> None:
-        self.inner.fail(error)
-
-    @property
-    def damaged(self) -> int:
-        return self.inner.damaged
-
-    @property
-    def first(self) -> int:
-        return self.inner.first
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
-
-    @property
     def state(self) -> Callable[[], bytes]:
-        return self.inner.state
+        return self.inner.writer.state
 
     @state.setter
     def state(self, state: Callable[[], bytes]) -> None:
-        self.inner.state = state
+        self.inner.writer.state = state
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
         if kind > _END:
-            return self.inner.append(kind, stream, self._before_pending(time_ns), body, headers)
+            return self.inner.writer.append(kind, stream, self._before_pending(time_ns), body, headers)
         published = self._publish([Draft(kind, stream, body, headers)], OWN if headers or kind == _END else 0)
         try:
-            sequence = self.inner.append(kind, stream, published or time_ns, body, headers)
+            sequence = self.inner.writer.append(kind, stream, published or time_ns, body, headers)
         except BaseException:
             self._give_up()
             raise
         self._passed()
         return sequence
 
-    def append_unit(self, drafts: Sequence[Draft], time_ns: int) -> int:
+    def append_batch(self, drafts: Sequence[Draft], time_ns: int) -> int:
         if isinstance(drafts, LazyBatch) and drafts.room > self.ring.size // 2:
             self.retire("a unit of more than half of it is written")
             self._without_ring()
-            return self.inner.append_unit(drafts, time_ns)
+            return self.inner.writer.append_batch(drafts, time_ns)
         messages = [draft for draft in drafts if draft.kind <= _END]
         if not messages:
-            return self.inner.append_unit(drafts, self._before_pending(time_ns))
+            return self.inner.writer.append_batch(drafts, self._before_pending(time_ns))
         published = self._publish(messages, OWN)
         try:
-            sequence = self.inner.append_unit(drafts, published or time_ns)
+            sequence = self.inner.writer.append_batch(drafts, published or time_ns)
         except BaseException:
             self._give_up()
             raise
@@ -201,12 +165,9 @@ class RingLog:
     def skip(self) -> int:
         raise AssertionError("a group with a ring keeps what is written")
 
-    def close(self) -> None:
-        raise AssertionError("a ring is retired before its log is closed")
-
     def _before_pending(self, time_ns: int) -> int:
         """The time of a record that goes straight to the log: never behind that of a message not yet taken."""
-        return time_ns if self._is_empty else self.last_ns
+        return time_ns if self._is_empty else self.end.last_ns
 
     @property
     def _is_empty(self) -> bool:
@@ -224,7 +185,7 @@ class RingLog:
         self._take()
         if self.blocked:
             raise errors.DiskFull(self.blocked)
-        self.inner.reserve_space(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in drafts), 0)
+        self.inner.ranges.reserve_space(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in drafts), 0)
         try:
             last = self.ring.publish_unit(drafts, limits.RING_PATIENCE_S, flags)
         except _NO_WAY as error:
@@ -232,7 +193,7 @@ class RingLog:
             self.retire(f"the server could not write to it ({error})")
             return self._without_ring()
         first = last - len(drafts) + 1
-        if not 0 <= first - self.inner.next <= self._most:
+        if not 0 <= first - self.inner.end.next <= self._most:
             self.corrupt = "a state that nobody may write"
             self.retire(f"nonsense was found in it: {self.corrupt}")
             return self._without_ring()
@@ -288,25 +249,25 @@ class RingLog:
         """Take what is there, or about so much of it, and have it committed as `sync` says."""
         if self.ended:
             return
-        before = self.inner.next
+        before = self.inner.end.next
         self._take(None, most_bytes)
-        if self.inner.next != before:
+        if self.inner.end.next != before:
             self.commit()
         if self.corrupt:
             self.retire(f"nonsense was found in it: {self.corrupt}")
-        if self.inner.failed is not None and not self.why:
-            self.retire(f"the disk failed: {self.inner.failed}")
+        if self.inner.end.failed is not None and not self.why:
+            self.retire(f"the disk failed: {self.inner.end.failed}")
 
     def commit(self) -> None:
         """Have what was taken committed as `sync` says, and tell who waits for that."""
         if self.ended:
             return
-        sync, last = self.group.settings.sync, self.inner.next - 1
+        sync, last = self.group.settings.sync, self.inner.end.next - 1
         if sync == SYNC_ALWAYS and self.group.log.must_retain:
-            self.inner.sync(lambda error: self._committed(last, error))
+            self.inner.upkeep.sync(lambda error: self._committed(last, error))
             return
         if sync > 0:
-            self.inner.sync(None, sync / 1e9)
+            self.inner.upkeep.sync(None, sync / 1e9)
         self.ring.commit(last)
 
     def _committed(self, last: int, error: OSError | None) -> None:
@@ -399,12 +360,12 @@ class RingLog:
         data, part = there.between(begin, end), there.rows.part(begin, end)
         if self._is_wanted(part):
             self.group.retention.reserve_room(len(data))
-            if part.times[0] < self.last_ns:
-                data = _lifted(data, part, self.last_ns)
+            if part.times[0] < self.end.last_ns:
+                data = _lifted(data, part, self.end.last_ns)
             self._pass_to(part.sequences[0])
-            base = self.inner.reserve_space(len(data), end - begin)
+            base = self.inner.ranges.reserve_space(len(data), end - begin)
             part = ring.scan(data, base)
-            self.inner.append_range(data, part)
+            self.inner.ranges.append_range(data, part)
             there.at = end
             try:
                 ingest(self.group, data, base, part)
@@ -418,16 +379,16 @@ class RingLog:
 
     def _pass(self, rows: Columns) -> None:
         """Nobody is there for whom they are to be kept."""
-        self.inner.reserve_space(0, len(rows.sequences))
-        self.inner.skip_to(rows.sequences[-1] + 1)
+        self.inner.ranges.reserve_space(0, len(rows.sequences))
+        self.inner.ranges.skip_to(rows.sequences[-1] + 1)
         count_unstored(self.group, rows)
 
     def _pass_to(self, sequence: int) -> None:
         """What is below it and was not taken is nowhere."""
-        missing = sequence - self.inner.next
+        missing = sequence - self.inner.end.next
         if missing > 0:
-            self.inner.reserve_space(0, missing)
-            self.inner.skip_to(sequence)
+            self.inner.ranges.reserve_space(0, missing)
+            self.inner.ranges.skip_to(sequence)
 
     def _leave_out(self, there: _Range) -> int:
         """Messages of the server's that it answered with an error. They are in a range that nobody else's precede."""
@@ -435,7 +396,7 @@ class RingLog:
         if first < self._void.start:
             return self._take_rows_before(there, self._void.start)
         there.at += min(self._void.stop - first, len(there) - there.at)
-        self.inner.skip_to(self._void.stop)
+        self.inner.ranges.skip_to(self._void.stop)
         self._void = range(0)
         self._done_with_range()
         return 0
@@ -463,7 +424,7 @@ class RingLog:
         self._taker.release()
         position = self._taker.position
         if not self._marks or position - self._marks[-1][0] >= _MARK_BYTES:
-            self._marks.append((position, self.inner.next))
+            self._marks.append((position, self.inner.end.next))
 
     # ------------------------------------------------------------ what others may write there
 
@@ -471,7 +432,7 @@ class RingLog:
         sequences, times = rows.sequences, rows.times
         first, count = sequences[0], len(sequences)
         holes = self._most if first < self._resumed or self.corrupt else 0
-        if not 0 <= first - self.inner.next <= holes:
+        if not 0 <= first - self.inner.end.next <= holes:
             return False
         if sequences.tobytes() != array("Q", range(first, first + count)).tobytes():
             return False
@@ -530,7 +491,7 @@ class RingLog:
 
     def _is_acked(self, record: Record) -> bool:
         """Take a record, or pass it over; whether it may be there."""
-        ahead = record.sequence - self.inner.next
+        ahead = record.sequence - self.inner.end.next
         is_old = record.sequence < self._resumed and ahead <= self._most
         if is_old and (ahead < 0 or record.flags & OWN):
             # The server before took it, or never came to it: then nobody was told that it was written.
@@ -555,13 +516,13 @@ class RingLog:
 
     def _whole_again(self, data: memoryview, bad: int) -> int:
         """Where a record may begin again behind what is none. It looks only where a sequence and a time may be ours."""
-        whole, low = data.obj, self.inner.next
+        whole, low = data.obj, self.inner.end.next
         assert isinstance(whole, bytes)
         if self._patience < 0:
             return len(data)
         before = len(whole) - len(data)
         sequences = {number.to_bytes(8, "little")[3:] for number in (low, low + self._most)}
-        times = {moment.to_bytes(8, "little")[6:] for moment in (max(self.last_ns, 0), time.time_ns())}
+        times = {moment.to_bytes(8, "little")[6:] for moment in (max(self.end.last_ns, 0), time.time_ns())}
         for at in _found(whole, times, before + bad):
             self._patience -= _HIT_COST
             if self._patience < 0:
@@ -598,8 +559,8 @@ class RingLog:
             return
         self.group.retention.reserve_room(HEAD_BYTES + len(record.body))
         self._pass_to(record.sequence)
-        self.inner.reserve_space(padded(HEAD_BYTES + len(record.body)), 1)
-        self.inner.append(record.kind, record.stream, record.time_ns, record.body)
+        self.inner.ranges.reserve_space(padded(HEAD_BYTES + len(record.body)), 1)
+        self.inner.writer.append(record.kind, record.stream, record.time_ns, record.body)
         stream.kept.appended(record.sequence, record.kind, len(record.body))
         self.group.publisher.deliver(stream, record.sequence, record.body, b"")
         self.group.retention.bound_depth(stream)
@@ -612,7 +573,7 @@ class RingLog:
         kept = data[:room]
         self._kept_aside += max(len(kept), _LEAST_ASIDE)
         if kept:
-            self.inner.quarantine(kept, "bytes that no client may write in a ring")
+            self.inner.ranges.quarantine(kept, "bytes that no client may write in a ring")
 
     # ------------------------------------------------------------ who follows
 
@@ -653,7 +614,7 @@ class RingLog:
         if marks and marks[0][0] <= hindmost:
             self._floor = marks[0][1]
         elif self._floor == NEVER:
-            self._floor = self.inner.next
+            self._floor = self.inner.end.next
 
     # ------------------------------------------------------------ its end
 
@@ -686,12 +647,13 @@ class RingLog:
         if self._look_who_follows():
             self.group.past_rings.add(self)
         self._restore_bucket()
-        last = self.inner.next - 1
-        self.inner.sync(lambda error: self._is_over(last, error))
+        last = self.inner.end.next - 1
+        self.inner.upkeep.sync(lambda error: self._is_over(last, error))
 
     def _restore_bucket(self) -> None:
-        self.group.log.bucket, self.group.ring = self.inner, None
-        self.inner.on_sequences_reserved(None)
+        self.group.log.use(self.inner)
+        self.group.ring = None
+        self.inner.ranges.on_sequences_reserved(None)
 
     def detach(self) -> None:
         """Leave the ring as it is and the group without it, before anything was taken."""
@@ -722,7 +684,7 @@ class RingLog:
     def _grant_more(self) -> None:
         """Where there was no room to reserve sequences publishers wait for some, and nothing comes that would ask."""
         try:
-            self.inner.reserve_space(0, 1)
+            self.inner.ranges.reserve_space(0, 1)
         except _UNWRITABLE as error:
             self.blocked = error.detail
 

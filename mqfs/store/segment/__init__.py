@@ -1,1 +1,1 @@
-"""One segment of a log: its file, its index, what is found in a torn tail."""
+"""One segment of a log: its file, its index, the recovery of its tail."""

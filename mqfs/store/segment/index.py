@@ -1,4 +1,4 @@
-"""Where each record of a segment lies: in memory while the segment is open, in its .idx when sealed.
+"""Where each record of a segment lies, in columns, and the search in them.
 
 Owns the layout of .idx (docs/reference/format.md, "Index") and searching in it. Never reads or writes a file.
 """
@@ -12,25 +12,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-import attrs
-from google_crc32c import value
-
 from mqfs.log.batch import postings
 from mqfs.log.record import HEAD_BYTES, Row
 from mqfs.model import Columns
-from mqfs.store.disk import Buffer
 
-MAGIC = b"mqfsidx1"
-SEALED, CLEAN = 1, 2
-
-_HEAD = struct.Struct("<8sIIIIQQIIIIQQqQ40x")
-HEAD_SIZE = _HEAD.size
-_OTHER = struct.Struct("<QIIIHBB")
-OTHER_SIZE = _OTHER.size
+OTHER = struct.Struct("<QIIIHBB")
+OTHER_SIZE = OTHER.size
 _KIND_AT = 22  # of the kind in it
 _PORTION = 4_096  # of them decoded at once
-pack_other = _OTHER.pack
-_COLUMNS = (
+pack_other = OTHER.pack
+COLUMNS = (
     ("sequences", "Q"),
     ("times", "q"),
     ("positions", "I"),
@@ -58,7 +49,7 @@ class NonMessageRecords:
         return len(self.packed) // OTHER_SIZE
 
     def __getitem__(self, number: int) -> Row:
-        sequence, position, body, stream, headers, kind, flags = _OTHER.unpack_from(self.packed, number * OTHER_SIZE)
+        sequence, position, body, stream, headers, kind, flags = OTHER.unpack_from(self.packed, number * OTHER_SIZE)
         return Row(sequence, 0, position, body, stream, headers, kind, flags)
 
     def __iter__(self) -> Iterator[Row]:
@@ -69,7 +60,7 @@ class NonMessageRecords:
     def portions(self, begin: int = 0) -> Iterator[list[Plain]]:
         """From that number on, some at a time."""
         for at in range(begin * OTHER_SIZE, len(self.packed), _PORTION * OTHER_SIZE):
-            yield list(_OTHER.iter_unpack(self.packed[at : at + _PORTION * OTHER_SIZE]))
+            yield list(OTHER.iter_unpack(self.packed[at : at + _PORTION * OTHER_SIZE]))
 
     def add(
         self, sequence: int, position: int, body: int, stream: int, headers: int, kind: int, flags: int, time_ns: int
@@ -171,7 +162,7 @@ def with_headers(index: Index, stream: int | None, sequence: int, end: int) -> l
     if stream is None:
         heads = memoryview(headers)[begin:to].tobytes()  # type: ignore[arg-type]
         if heads.count(0) == len(heads):
-            return []  # mostly; a search for what is not there takes longer
+            return []  # mostly; a search without a hit takes longer
         ordinals = dict.fromkeys(begin + found.start() // 2 for found in _HEADED.finditer(heads))
         return [sequences[ordinal] for ordinal in ordinals]
     posting = index.posting(stream)
@@ -181,7 +172,7 @@ def with_headers(index: Index, stream: int | None, sequence: int, end: int) -> l
 
 
 _HEADED = re.compile(rb"[^\0]")  # in the column of header bytes
-_NONE: Sequence[int] = array("I")
+NO_ORDINALS: Sequence[int] = array("I")
 
 
 class OpenIndex:
@@ -219,7 +210,7 @@ class OpenIndex:
             column.frombytes(more)
 
     def extend(self, other: OpenIndex) -> None:
-        for name, _ in _COLUMNS:
+        for name, _ in COLUMNS:
             getattr(self, name).extend(getattr(other, name))
 
     def extend_by(self, rows: Columns) -> None:
@@ -240,13 +231,13 @@ class OpenIndex:
     def behind(self, count: int) -> OpenIndex:
         """A copy without the first `count` messages, and without postings."""
         rest = OpenIndex()
-        for name, _ in _COLUMNS:
+        for name, _ in COLUMNS:
             getattr(rest, name).extend(getattr(self, name)[count:])
         return rest
 
     def cut(self, count: int) -> None:
         """Keep the first `count` messages."""
-        for name, _ in _COLUMNS:
+        for name, _ in COLUMNS:
             del getattr(self, name)[count:]
 
     def collect(self) -> None:
@@ -256,182 +247,22 @@ class OpenIndex:
             self._posting_of(stream).frombytes(ordinals)
 
     def posting(self, stream: int) -> Sequence[int]:
-        return self.postings.get(stream, _NONE)
+        return self.postings.get(stream, NO_ORDINALS)
 
     def present(self) -> Sequence[int]:
         return list(self.postings)
 
 
-class SealedIndex:
-    """One part with postings, read where it lies. Keeps the file mapped as long as it lives."""
-
-    __slots__ = (
-        "_begin",
-        "_map",
-        "_messages",
-        "_present",
-        "bodies",
-        "headers",
-        "kinds",
-        "others",
-        "positions",
-        "sequences",
-        "streams",
-        "times",
-    )
-
-    def __init__(self, data: Buffer, part: IndexPart) -> None:
-        self._map = data
-        view = memoryview(data)
-        at = part.at + HEAD_SIZE + _OTHER.size * part.others
-        self.others = view[part.at + HEAD_SIZE : at]  # packed
-        columns = []
-        for _, code in _COLUMNS:
-            columns.append(_column(view, at, code, part.messages))
-            at += _padded(part.messages * struct.calcsize(code))
-        self.sequences, self.times, self.positions, self.bodies, self.streams, self.headers, self.kinds = columns
-        self._present = _column(view, at, "I", part.streams)
-        at += 4 * part.streams
-        self._begin = _column(view, at, "I", part.streams + 1)
-        at += 4 * (part.streams + 1)
-        self._messages = _column(view, at, "I", part.messages)
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def posting(self, stream: int) -> Sequence[int]:
-        at = bisect_left(self._present, stream)
-        if at == len(self._present) or self._present[at] != stream:
-            return _NONE
-        return self._messages[self._begin[at] : self._begin[at + 1]]
-
-    def present(self) -> Sequence[int]:
-        return self._present
-
-
-def _column(view: memoryview, at: int, code: str, count: int) -> memoryview:
-    return view[at : at + count * struct.calcsize(code)].cast(code)  # type: ignore[call-overload, no-any-return]
-
-
-def _padded(size: int) -> int:
-    return (size + 7) & ~7
-
-
-# ---------------------------------------------------------------- parts of an .idx
-
-
-@attrs.frozen
-class IndexPart:
-    """The head of one part, checked; `rows` are its records that are no messages, packed."""
-
-    at: int  # where it lies in the .idx
-    identity: int
-    flags: int
-    start: int
-    to: int
-    messages: int
-    others: int
-    streams: int
-    first: int
-    last: int
-    last_ns: int
-    size: int
-    columns_crc: int
-    rows: bytes
-
-
-def encode_part(
-    index: OpenIndex,
-    rows: bytes | bytearray,
-    first: int,
-    count: int,
-    start: int,
-    to: int,
-    identity: int,
-    flags: int,
-    last_ns: int,
-) -> bytes:
-    """A part for the messages [first, first + count) and the other records `rows`, which lie in bytes [start, to)."""
-    columns: list[bytes | memoryview] = []  # views: the index of a segment may be large, and is copied only once
-    for name, _ in _COLUMNS:
-        column = memoryview(getattr(index, name))[first : first + count].cast("B")
-        columns += [column, bytes(-len(column) & 7)]
-    streams = 0
-    if flags & SEALED:
-        postings = _postings(index)
-        streams = len(postings[0])
-        columns += [memoryview(some).cast("B") for some in postings]
-        columns.append(bytes(-sum(map(len, columns)) & 7))
-    body = b"".join(columns)
-    size = HEAD_SIZE + len(rows) + len(body)
-    ends = (index.sequences[first], index.sequences[first + count - 1]) if count else (0, 0)
-    others = len(rows) // OTHER_SIZE
-    fields = (value(body), identity, flags, start, to, count, others, streams, 0, *ends, last_ns, size)
-    crc = value(_HEAD.pack(MAGIC, 0, *fields)[12:] + bytes(rows))
-    return b"".join((_HEAD.pack(MAGIC, crc, *fields), rows, body))
-
-
-def _postings(index: OpenIndex) -> tuple[array[int], array[int], array[int]]:
-    present, begin, messages = array("I", sorted(index.postings)), array("I", [0]), array("I")
-    for stream in present:
-        messages.extend(index.postings[stream])
-        begin.append(len(messages))
-    return present, begin, messages
-
-
-def decode_part(data: bytes, at: int = 0, place: int = 0) -> IndexPart | None:
-    """The head of the part at `data[at:]`, which lies at `place` in its file; None if it does not pass. `data` must
-    reach to the end of its rows: `rows_end` says how far that is."""
-    if at + HEAD_SIZE > len(data):
-        return None
-    fields = _HEAD.unpack_from(data, at)
-    others = fields[8]
-    end = at + HEAD_SIZE + _OTHER.size * others
-    if fields[0] != MAGIC or end > len(data) or value(data[at + 12 : end]) != fields[1]:
-        return None
-    columns_crc, identity, flags, start, to, messages, others, streams, _, first, last, last_ns, size = fields[2:]
-    rows = bytes(data[at + HEAD_SIZE : end])
-    return IndexPart(
-        place, identity, flags, start, to, messages, others, streams, first, last, last_ns, size, columns_crc, rows
-    )
-
-
-def rows_end(data: bytes) -> int:
-    """How many bytes of a part its head and rows take, from its first bytes; 0 if it is none."""
-    if len(data) < HEAD_SIZE or data[:8] != MAGIC:
-        return 0
-    return HEAD_SIZE + _OTHER.size * int(_HEAD.unpack_from(data)[8])
-
-
-def columns_pass(data: Buffer, part: IndexPart) -> bool:
-    """Whether the columns of the part, whose file is `data`, are as they were written."""
-    body = data[part.at + HEAD_SIZE + _OTHER.size * part.others : part.at + part.size]
-    return part.at + part.size <= len(data) and value(body) == part.columns_crc
-
-
-def load_part(index: OpenIndex, data: bytes, part: IndexPart) -> None:
-    """Add the messages of a part to an index, without postings."""
-    at = part.at + HEAD_SIZE + _OTHER.size * part.others
-    for name, code in _COLUMNS:
-        size = part.messages * struct.calcsize(code)
-        getattr(index, name).frombytes(data[at : at + size])
-        at += _padded(size)
-
-
 __all__ = [
-    "CLEAN",
-    "SEALED",
+    "COLUMNS",
+    "NO_ORDINALS",
+    "OTHER",
+    "OTHER_SIZE",
     "Index",
-    "IndexPart",
     "NonMessageRecords",
     "OpenIndex",
-    "SealedIndex",
-    "columns_pass",
-    "decode_part",
-    "encode_part",
-    "load_part",
+    "Plain",
     "pack_other",
-    "rows_end",
     "seek",
     "seek_before",
     "size_of",

@@ -1,0 +1,82 @@
+/* The postings of a segment: of each stream, the ordinals of its rows. Nothing is kept between two calls. */
+#include "native.h"
+
+typedef struct { uint32_t stream, count; uint8_t *to; } Owner;
+
+typedef struct {
+    Owner *owners;
+    uint32_t *slots; /* owner + 1 */
+    size_t count, size;
+} Owners;
+
+static uint32_t *slot_of(const Owners *o, uint32_t stream)
+{
+    size_t at = (size_t)((stream * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (o->size - 1);
+    while (o->slots[at] && o->owners[o->slots[at] - 1].stream != stream) at = (at + 1) & (o->size - 1);
+    return o->slots + at;
+}
+
+static int grow(Owners *o)
+{
+    size_t size = o->size ? 2 * o->size : 64;
+    uint32_t *slots = PyMem_Calloc(size, sizeof *slots);
+    Owner *owners = slots ? PyMem_Realloc(o->owners, size / 2 * sizeof *owners) : NULL;
+    if (!owners) return PyMem_Free(slots), PyErr_NoMemory(), 0;
+    PyMem_Free(o->slots);
+    *o = (Owners){owners, slots, o->count, size};
+    for (size_t i = 0; i < o->count; i++) *slot_of(o, owners[i].stream) = (uint32_t)i + 1;
+    return 1;
+}
+
+/* Of each row which owner; 0 with an error set. */
+static int count_owners(const uint8_t *streams, size_t rows, Owners *o, uint32_t *whose)
+{
+    for (size_t row = 0; row < rows; row++) {
+        uint32_t stream, *slot;
+        memcpy(&stream, streams + 4 * row, 4);
+        if (row && o->owners[whose[row - 1]].stream == stream) {
+            o->owners[whose[row] = whose[row - 1]].count++;
+            continue;
+        }
+        if (2 * o->count >= o->size && !grow(o)) return 0;
+        if (!*(slot = slot_of(o, stream))) {
+            o->owners[o->count] = (Owner){stream, 0, NULL};
+            *slot = (uint32_t)++o->count;
+        }
+        whose[row] = *slot - 1;
+        o->owners[whose[row]].count++;
+    }
+    return 1;
+}
+
+/* postings(streams, begin) */
+PyObject *native_postings(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    unsigned long long begin;
+    Py_buffer view;
+    if (!arguments("postings", count, 2) || !integers(args + 1, 1, &begin)) return NULL;
+    if (PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE)) return NULL;
+    size_t rows = (size_t)view.len / 4;
+    Owners o = {NULL, NULL, 0, 0};
+    PyObject *result = NULL;
+    uint32_t *whose = PyMem_Malloc((rows + 1) * sizeof *whose);
+    if (!whose) PyErr_NoMemory();
+    else if (count_owners(view.buf, rows, &o, whose)) result = PyList_New((Py_ssize_t)o.count);
+    for (size_t i = 0; result && i < o.count; i++) {
+        PyObject *made = PyBytes_FromStringAndSize(NULL, 4 * (Py_ssize_t)o.owners[i].count);
+        PyObject *item = made ? Py_BuildValue("(IN)", o.owners[i].stream, made) : NULL;
+        if (!item || PyList_SetItem(result, (Py_ssize_t)i, item)) Py_CLEAR(result);
+        else o.owners[i].to = (uint8_t *)PyBytes_AsString(made);
+    }
+    for (size_t row = 0; result && row < rows; row++) {
+        uint32_t ordinal = (uint32_t)(begin + row);
+        memcpy(o.owners[whose[row]].to, &ordinal, 4);
+        o.owners[whose[row]].to += 4;
+    }
+    PyMem_Free(whose);
+    PyMem_Free(o.owners);
+    PyMem_Free(o.slots);
+    PyBuffer_Release(&view);
+    return result;
+}

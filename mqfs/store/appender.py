@@ -1,0 +1,278 @@
+"""Appending to a log.
+
+Owns encoding, the roll to a new segment, and reserving sequences. Never waits for a sync, except where a block of
+sequences must be on disk before its first number is given.
+"""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, NoReturn
+
+from mqfs import errors, limits
+from mqfs.log.record import SETTLED, encode, padded
+from mqfs.model import Draft, Kind
+from mqfs.store.batch_encoder import BatchEncoder, measure
+from mqfs.store.chain import Chain
+from mqfs.store.disk import write_all
+from mqfs.store.group_commit import GroupCommit
+from mqfs.store.segment.file import Segment
+from mqfs.store.segment.index import NonMessageRecords, OpenIndex, pack_other
+from mqfs.store.segment_head import write_head
+from mqfs.store.sequences import SequenceBlocks, reserve_body
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the system lacks something, for a while; the disk is sound
+
+
+def _no_state() -> bytes:
+    raise AssertionError("the state of a log was not set")
+
+
+class Appender:
+    """See `LogWriter` in mqfs/seams.py."""
+
+    __slots__ = ("_chain", "_commit", "_disk", "_end", "_pwrite", "_sequences", "state")
+
+    def __init__(self, chain: Chain, commit: GroupCommit, sequences: SequenceBlocks) -> None:
+        self._chain, self._commit, self._sequences = chain, commit, sequences
+        self._end, self._disk, self._pwrite = chain.end, chain.disk, chain.disk.pwrite
+        self.state: Callable[[], bytes] = _no_state
+
+    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
+        end, commit = self._end, self._commit
+        if end.failed is not None:
+            raise errors.ReadOnly(str(end.failed))
+        if time_ns < end.last_ns:
+            time_ns = end.last_ns
+        segment = self._chain.open
+        need = 32 + len(headers) + len(body)
+        if segment is None or segment.used + need > segment.room:
+            segment = self.make_room(need)
+        if kind <= 2:
+            if end.next >= self._sequences.refill:
+                segment = self.reserve(need)
+            sequence = end.next
+        else:
+            sequence = end.next - 1
+        flags = SETTLED if commit.synced == commit.written else 0
+        data = encode(sequence, time_ns, stream, kind, flags, headers, body)
+        position = segment.used
+        if kind > 2:
+            others: Any = segment.others
+            if others is None:
+                others = segment.rows()
+        else:
+            index: Any = segment.index
+            if index is None:
+                index = segment.load()
+        fd = segment.fd if segment.fd >= 0 else segment.open()
+        try:
+            done = self._pwrite(fd, data, position)
+            if done != len(data):
+                write_all(self._disk, fd, data[done:], position + done)
+        except OSError as error:
+            self.roll_back(segment, len(data), error)
+        segment.used = position + len(data)
+        commit.written += len(data)
+        end.last_ns = time_ns
+        segment.recent = True
+        if kind > 2:
+            others.packed += pack_other(sequence, position, len(body), stream, len(headers), kind, flags)
+            others.last_ns = time_ns
+            return sequence
+        end.next = sequence + 1
+        posting = index.postings.get(stream)
+        if posting is None:
+            posting = index.postings[stream] = array("I")
+        posting.append(len(index.sequences))
+        index.sequences.append(sequence)
+        index.times.append(time_ns)
+        index.positions.append(position)
+        index.bodies.append(len(body))
+        index.streams.append(stream)
+        index.headers.append(len(headers))
+        index.kinds.append(kind)
+        return sequence
+
+    def append_batch(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        end, commit, sequences = self._end, self._commit, self._sequences
+        if end.failed is not None:
+            raise errors.ReadOnly(str(end.failed))
+        time_ns = max(time_ns, end.last_ns)
+        need, taking = measure(drafts)
+        segment = self._chain.open
+        if segment is None or segment.used + need > segment.room:
+            segment = self.make_room(need)
+        while taking and end.next + taking > sequences.refill:
+            segment = self.reserve(need, end.next + taking)
+        marks = SETTLED if commit.synced == commit.written else 0
+        batch = BatchEncoder(drafts, end.next - 1, time_ns, segment.used, marks)
+        index, others = segment.load(), segment.rows()
+        assert isinstance(index, OpenIndex)
+        fd, written = segment.open(), segment.used
+        try:
+            for data in batch.encoded():
+                write_all(self._disk, fd, data, written)
+                written += len(data)
+        except OSError as error:
+            self.roll_back(segment, need, error)
+        except errors.MqfsError as error:  # staged records cannot be read
+            self._erase(segment, need)
+            raise error from None
+        segment.used = written
+        commit.written += need
+        end.last_ns = time_ns
+        self._add_to_index(batch, index, others)
+        return batch.first
+
+    def _add_to_index(self, batch: BatchEncoder, index: OpenIndex, others: NonMessageRecords) -> None:
+        """Index the records that were written."""
+        for rows in batch.stamped:
+            index.extend_by(rows)
+            self._end.next += len(rows.sequences)
+        if batch.messages is not None:
+            for ordinal, stream in enumerate(batch.messages.streams, len(index)):
+                index.postings.setdefault(stream, array("I")).append(ordinal)
+            index.extend(batch.messages)
+            self._end.next += len(batch.messages)
+        for row in batch.others:
+            others.append(row)
+
+    def skip(self) -> int:
+        end = self._end
+        if end.failed is not None:
+            raise errors.ReadOnly(str(end.failed))
+        if end.next >= self._sequences.refill:
+            if self._chain.open is None:
+                self.make_room(0)
+            self.reserve(0)
+        end.next += 1
+        return end.next - 1
+
+    # ------------------------------------------------------------ room
+
+    def roll_back(self, segment: Segment, length: int, error: OSError) -> NoReturn:
+        """An append failed: leave nothing of it, and raise."""
+        try:
+            self._erase(segment, length)
+        except OSError as again:
+            error = again if error.errno in _FULL and again.errno not in _FULL else error
+            if error.errno in _FULL:
+                error = OSError(errno.EIO, "a record could not be taken back")
+        if error.errno in _FULL:
+            raise errors.DiskFull(f"group {self._chain.group}") from error
+        self._commit.fail(error)
+        raise errors.DiskFailed(str(error)) from error
+
+    def _erase(self, segment: Segment, length: int) -> None:
+        """Zeros where something was perhaps written behind the end."""
+        end = segment.used + max(0, min(length, segment.allocated - segment.used))
+        step = limits.UNIT_PIECE_BYTES
+        for at in range(segment.used, end, step):
+            write_all(self._disk, segment.open(), bytes(min(step, end - at)), at)
+
+    def make_room(self, need: int) -> Segment:
+        """The segment that takes the next record of `need` bytes, preallocated. Raises DiskFull, DiskFailed."""
+        need = padded(need)
+        segment = self._chain.open
+        if segment is None or self._is_full(segment, need):
+            segment = self.roll()
+        if segment.used - segment.idx.covered >= limits.INDEX_STRIDE_BYTES:
+            self._commit.extend_index(segment)
+        try:
+            segment.grow(need)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise errors.DiskFull(f"group {self._chain.group}") from error
+            self._commit.fail(error)
+            raise errors.DiskFailed(str(error)) from error
+        stride = segment.used + need + limits.INDEX_STRIDE_BYTES
+        segment.room = min(segment.allocated, max(stride, segment.used + need))
+        return segment
+
+    def _is_full(self, segment: Segment, need: int) -> bool:
+        if segment.used <= segment.head or self.would_use_up_a_number(segment):
+            return False
+        most = max(limits.SEGMENT_BYTES, 4 * segment.head)
+        if segment.used + need > most:
+            return True
+        # Small records behind a large state: the state is not repeated for less than its own bytes.
+        records = segment.counts()[0] + segment.count_others()
+        return records >= limits.SEGMENT_RECORDS and segment.used - segment.head >= segment.head
+
+    def reserve(self, need: int, least: int = 0) -> Segment:
+        """Have the next block of sequences on disk: while half a block is left, without waiting. Returns the segment
+        that takes the next `need` bytes."""
+        sequences = self._sequences
+        least = max(least, self._end.next + 1)
+        bound = self.announce(least - 1)
+        if least <= sequences.reserved:
+            sequences.refill = sequences.reserved
+            self._commit.sync(lambda error: None if error else sequences.confirm(bound))
+        else:
+            self._commit.sync_now()
+            sequences.confirm(bound)
+        segment = self._chain.open
+        assert segment is not None
+        if segment.used + padded(need) > segment.room:
+            segment = self.make_room(need)
+        return segment
+
+    def announce(self, least: int) -> int:
+        """Append a reserve record and return its bound, which counts once it is on disk."""
+        bound = self._sequences.announce(least)
+        self._append_reserve(bound)
+        return bound
+
+    def reserve_at_stop(self) -> None:
+        """Append a record that reserves nothing behind `next`: a clean stop uses up no number."""
+        segment = self._chain.open
+        if segment is not None and self._sequences.reserved != self._end.next:
+            segment.grow(64)  # without a roll, which might use up a number
+            segment.room = segment.allocated
+            self._append_reserve(self._end.next)
+
+    def _append_reserve(self, bound: int) -> None:
+        self.append(Kind.CHANGE, 0, self._end.last_ns, reserve_body(bound))
+
+    def would_use_up_a_number(self, segment: Segment) -> bool:
+        """Whether a new segment would use up a sequence while a ring gives them: the ring would not know."""
+        return self._sequences.are_given_by_others and self._end.next <= segment.first
+
+    def roll(self) -> Segment:
+        """Begin a new segment. The old one is sealed when it is synced."""
+        chain, commit, end = self._chain, self._commit, self._end
+        old = chain.segments[-1]
+        # Where only changes came since the old one began its name is taken, so that number is used up.
+        first = max(end.next, old.first + 1)
+        self._sequences.announced = max(self._sequences.announced, first)
+        try:
+            others, head, fd = write_head(
+                chain.context, chain.folder, chain.group, first, self.state(), self._sequences.announced, end.last_ns
+            )
+        except OSError as error:
+            if error.errno in _FULL:
+                raise errors.DiskFull(f"group {chain.group}") from error
+            if error.errno not in _SHORT:
+                commit.fail(error)
+            raise errors.DiskFailed(str(error)) from error
+        segment = chain.segment(first)
+        segment.may_close_fd = commit.may_close
+        segment.begin(fd, head, others)
+        end.next = first
+        self._sequences.jump(first)
+        if chain.open is not None:
+            commit.watch(old, commit.written)
+        chain.append(segment)
+        commit.watch(segment, inf)
+        commit.written += head
+        commit.note_folder_change()
+        commit.sync()
+        return segment
+
+
+__all__ = ["Appender"]

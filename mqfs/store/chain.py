@@ -1,0 +1,112 @@
+"""The segments of one log, in order.
+
+Owns which segments there are, which of them is open, and what is done with bytes that fail a check. Never decides what
+is retained.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+
+from mqfs.log.record import Row, decode
+from mqfs.model import Record
+from mqfs.store.context import StoreContext
+from mqfs.store.log_end import StoredEnd
+from mqfs.store.segment.file import Segment
+
+log = logging.getLogger("mqfs.store")
+
+
+class Chain:
+    """Each segment is responsible for the sequences from its own first to that of the next."""
+
+    __slots__ = (
+        "context", "damaged", "disk", "end", "firsts", "folder", "group", "lowest", "open", "sealed_bytes", "segments"
+    )  # fmt: skip
+
+    def __init__(self, context: StoreContext, group: int, folder: str) -> None:
+        self.context, self.disk, self.group, self.folder = context, context.disk, group, folder
+        self.end = StoredEnd()
+        self.damaged = 0  # records met that failed their check
+        self.segments: list[Segment] = []
+        self.firsts: list[int] = []  # of the segments
+        self.open: Segment | None = None  # the newest, while it is appended to
+        self.sealed_bytes = 0
+        self.lowest: int | None = None  # sequence, once it was looked for
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole log."""
+        return self.sealed_bytes + (self.open.used if self.open is not None else 0)
+
+    def segment(self, first: int) -> Segment:
+        """The segment of that name, not in the chain yet."""
+        context = self.context
+        return Segment(
+            self.disk, context.descriptors, self.folder, context.staging, self.group, first, self._quarantine
+        )
+
+    def _quarantine(self, segment: Segment, position: int, data: bytes, why: str) -> None:
+        if why != "a torn tail":
+            self.damaged += 1
+        if not data:
+            log.error("group %d: segment %d: %s at %d", self.group, segment.first, why, position)
+            return
+        self.context.quarantine.copy(self.group, segment.first, position, data, why)
+
+    def record(self, segment: Segment, row: Row) -> Record | None:
+        """The record of that row; None, and reported, if it does not pass its check. Raises DiskFailed."""
+        data = segment.read(row.position, row.size)
+        record = decode(data)
+        if record is None:
+            segment.report_corruption(row.position, data)
+        return record
+
+    # ------------------------------------------------------------ which is where
+
+    def number_of(self, sequence: int) -> int:
+        """The number of the segment that is responsible for a sequence."""
+        return max(0, bisect_right(self.firsts, sequence) - 1)
+
+    def end_of(self, number: int) -> int:
+        """Where the responsibility of a segment ends."""
+        return self.firsts[number + 1] if number + 1 < len(self.firsts) else self.end.next
+
+    def sealed(self) -> list[tuple[Segment, int]]:
+        """The sealed ones, each with the sequence where its responsibility ends."""
+        ends = [*self.firsts[1:], self.end.next]
+        return [(s, end) for s, end in zip(self.segments, ends, strict=True) if s.sealed and s is not self.open]
+
+    # ------------------------------------------------------------ changes
+
+    def append(self, segment: Segment) -> None:
+        """Add the segment that is appended to from now on."""
+        if self.open is not None:
+            self.sealed_bytes += self.open.used
+        self.segments.append(segment)
+        self.firsts.append(segment.first)
+        self.open = segment
+
+    def remove(self, segment: Segment) -> None:
+        at = self.segments.index(segment)
+        del self.segments[at], self.firsts[at]
+        self.sealed_bytes -= segment.used
+        self.lowest = None
+
+    def replace(self, run: list[Segment], made: Segment) -> None:
+        """Put one segment in the place of a run of sealed ones."""
+        at = self.segments.index(run[0])
+        self.sealed_bytes += made.used - sum(segment.used for segment in run)
+        self.segments[at : at + len(run)] = [made]
+        self.firsts[at : at + len(run)] = [made.first]
+        self.lowest = None
+
+    def close(self) -> None:
+        """Give up all descriptors and caches."""
+        for segment in self.segments:
+            segment.index = None
+            segment.close_idle()
+
+
+__all__ = ["Chain"]

@@ -1,0 +1,25 @@
+"""What a bucket needs of its store."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mqfs.store.commit_thread import SyncScheduler
+from mqfs.store.disk import Disk
+from mqfs.store.quarantine import Quarantine
+from mqfs.store.segment.descriptors import Descriptors
+
+
+class StoreContext(Protocol):
+    disk: Disk
+    descriptors: Descriptors
+    committer: SyncScheduler
+    quarantine: Quarantine
+    staging: str
+
+    def close_later(self, fd: int) -> None:
+        """Close a descriptor on the committer's thread."""
+        ...
+
+
+__all__ = ["StoreContext"]

@@ -1,0 +1,79 @@
+"""Which messages of a group are live: at or above their stream's low watermark, and not dropped one by one.
+
+Owns what `trim` was given last, and a cache a segment, so that no message is counted twice. Never removes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from mqfs.store.segment.index import Index
+
+
+class LivenessCache:
+    """The cache of one segment."""
+
+    __slots__ = ("cursor", "dense_until", "hint", "live_bytes", "metadata_bytes")
+
+    def __init__(self) -> None:
+        self.hint = (0, -1)  # a stream, and the last of its messages here that was live at the last look
+        self.cursor = 0  # streams before it have no live message here
+        self.live_bytes: int | None = None  # at the last count
+        self.dense_until: dict[int, int] | None = None  # stream -> sequence: dense while all from there on are live
+        self.metadata_bytes = 0  # of its records that are no messages; 0: not added up yet
+
+
+class Liveness:
+    """The low watermarks of the streams, and the messages dropped one by one."""
+
+    __slots__ = ("dropped", "floors", "is_known")
+
+    def __init__(self) -> None:
+        self.floors: Mapping[int, int] = {}
+        self.dropped: Set[int] = frozenset()
+        self.is_known = False  # nothing is removed before the first `update`
+
+    def update(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
+        self.floors, self.dropped, self.is_known = floors, dropped, True
+
+    def version(self) -> tuple[int, int, int]:
+        """Changes when a watermark rises or a message is dropped."""
+        return len(self.floors), sum(self.floors.values()), len(self.dropped)
+
+    def is_live(self, stream: int, sequence: int) -> bool:
+        floor = self.floors.get(stream)
+        return floor is not None and sequence >= floor and sequence not in self.dropped
+
+    def are_all_above(self, lowest: Mapping[int, int], end: int) -> bool:
+        """Whether no low watermark has passed those sequences of the streams; `end`: that of a stream without one.
+        Messages dropped one by one are not looked at."""
+        return all(self.floors.get(stream, end) <= sequence for stream, sequence in lowest.items())
+
+    def confirms(self, cache: LivenessCache) -> bool:
+        """Whether the message that was live at the last look still is."""
+        stream, last = cache.hint
+        return self.floors.get(stream, last + 1) <= last and last not in self.dropped
+
+    def has_live(self, cache: LivenessCache, index: Index) -> bool:
+        """Whether a message of a segment is live. A stream found without one is never looked at again."""
+        present = index.present()
+        while cache.cursor < len(present):
+            stream = present[cache.cursor]
+            floor = self.floors.get(stream)
+            if floor is not None and (last := self._last_live(index, stream, floor)) >= 0:
+                cache.hint = (stream, last)
+                return True
+            cache.cursor += 1
+        return False
+
+    def _last_live(self, index: Index, stream: int, floor: int) -> int:
+        for ordinal in reversed(index.posting(stream)):
+            sequence = index.sequences[ordinal]
+            if sequence < floor:
+                return -1
+            if sequence not in self.dropped:
+                return sequence
+        return -1
+
+
+__all__ = ["Liveness", "LivenessCache"]

@@ -1,0 +1,74 @@
+"""Sequences reserved in blocks: a bound is on disk before the first number below it is given.
+
+Owns the arithmetic and the body of a reserve record; who writes that record is appender.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from mqfs import limits
+
+RESERVE = b'{"reserve":'  # how the body of such a CHANGE record begins
+
+
+def reserve_body(bound: int) -> bytes:
+    return b'{"reserve":%d}' % bound
+
+
+def reserved_by(body: bytes) -> int:
+    """The bound that a CHANGE record's body reserves; 0 if it is another change."""
+    return int(json.loads(body)["reserve"]) if body.startswith(RESERVE) else 0
+
+
+class SequenceBlocks:
+    """The newest block."""
+
+    __slots__ = ("_granted", "announced", "refill", "reserved", "size")
+
+    def __init__(self, bound: int) -> None:
+        self.reserved = bound  # below it sequences may be given
+        self.refill = bound  # from it on a new block is due
+        self.announced = bound  # by the newest reserve record, on disk or not
+        self.size = limits.SEQUENCE_BLOCK
+        self._granted: Callable[[int], None] | None = None
+
+    @property
+    def are_given_by_others(self) -> bool:
+        """Whether a ring gives the sequences."""
+        return self._granted is not None
+
+    def announce(self, least: int) -> int:
+        """The bound to reserve next, a block behind `least`. Never lower than the one before: the newest counts."""
+        self.announced = max(self.announced, max(self.reserved, least) + self.size)
+        return self.announced
+
+    def confirm(self, bound: int) -> None:
+        """The record that reserves it is on disk."""
+        self.reserved = max(self.reserved, bound)
+        self.refill = self.reserved - self.size // 2
+        if self._granted is not None:
+            self._granted(self.reserved)
+
+    def jump(self, first: int) -> None:
+        """A new segment begins there, and reserves at least that."""
+        if first > self.reserved:
+            self.reserved = self.refill = first
+
+    def continue_at(self, sequence: int) -> None:
+        self.refill = max(self.reserved - self.size // 2, sequence)
+
+    def is_low(self, sequence: int) -> bool:
+        """Whether less than half a block is left at that sequence."""
+        return self.reserved - sequence < self.size // 2
+
+    def give_to(self, granted: Callable[[int], None] | None) -> None:
+        """Pass each bound to `granted`, and the present one now; None: the sequences are given by the log again."""
+        self._granted = granted
+        self.size = limits.SEQUENCE_BLOCK if granted is None else limits.RING_SEQUENCE_BLOCK
+        if granted is not None:
+            granted(self.reserved)
+
+
+__all__ = ["RESERVE", "SequenceBlocks", "reserve_body", "reserved_by"]

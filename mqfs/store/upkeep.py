@@ -1,0 +1,143 @@
+"""Upkeep of a bucket: trimming, compaction, idle caches, and its end.
+
+Owns the order of a clean stop. Each portion of a tick is bounded; a failed one is repeated by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Set
+
+from mqfs import errors, limits
+from mqfs.model import Record
+from mqfs.store.appender import Appender
+from mqfs.store.chain import Chain
+from mqfs.store.compaction import Compaction
+from mqfs.store.group_commit import GroupCommit
+from mqfs.store.history import read_history
+from mqfs.store.removal import SegmentRemoval
+from mqfs.store.segment.file import Segment
+from mqfs.store.segment.index_file import CLEAN
+from mqfs.store.segment.liveness import Liveness
+from mqfs.store.trimming import trim
+
+log = logging.getLogger("mqfs.store")
+
+
+class DiskUpkeep:
+    """See `LogUpkeep` in mqfs/seams.py."""
+
+    def __init__(self, chain: Chain, commit: GroupCommit, appender: Appender) -> None:
+        self._chain, self._commit, self._appender = chain, commit, appender
+        self._liveness = Liveness()
+        self._removal = SegmentRemoval(chain, commit)
+        self.compaction = Compaction(chain, commit, self._liveness, self._removal)
+        self.sync, self.fail = commit.sync, commit.fail
+        self._seen = 0  # bytes appended at the last tick
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        return self._chain.size
+
+    @property
+    def damaged(self) -> int:
+        return self._chain.damaged
+
+    def history(self) -> tuple[bytes, Iterable[Record]]:
+        return read_history(self._chain)
+
+    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
+        self._liveness.update(floors, dropped)
+        try:
+            trim(self._chain, self._liveness, self._removal, self._appender)
+        except (OSError, errors.MqfsError) as error:
+            log.warning("group %d was not trimmed: %s", self._chain.group, error)
+
+    # ------------------------------------------------------------ for the store
+
+    def tick(self, until: float) -> None:
+        """A portion of compaction, until that moment of the monotonic clock."""
+        if self._chain.end.failed is not None or self._closed:
+            return
+        try:
+            self._commit.ask_again()
+            self._removal.resume()
+            self._rest_when_idle()
+            if self._liveness.is_known:
+                self.compaction.tick(until)
+        except (OSError, errors.MqfsError) as error:
+            self.compaction.cancel()
+            log.warning("group %d: maintenance failed: %s", self._chain.group, error)
+
+    def _rest_when_idle(self) -> None:
+        """A bucket that is not written: its index goes to the disk, and out of memory when it is not read either."""
+        segment, seen, commit = self._chain.open, self._seen, self._commit
+        self._seen = commit.written
+        if segment is None or commit.written != commit.synced or seen != commit.written:
+            return
+        if segment.used - segment.idx.covered > limits.SEGMENT_FIRST_BYTES:
+            self._extend_index(segment)
+        elif not segment.recent:
+            segment.drop_index_cache()
+        segment.recent = False
+
+    def _extend_index(self, segment: Segment, flags: int = 0) -> None:
+        messages, others = segment.counts()[0], segment.count_others()
+        segment.extend(segment.used, messages, others, self._chain.end.last_ns, flags)
+
+    def rebuild(self) -> None:
+        """Read every segment, so that each has its index."""
+        for segment in self._chain.segments:
+            segment.load()
+
+    def pause(self) -> None:
+        """Sync nothing until `resume` or `abandon`: the folder is being moved."""
+        self._commit.pause()
+
+    def resume(self) -> None:
+        self._commit.ask_again()
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._commit.pause()
+        self.compaction.cancel()
+        if self._chain.end.failed is None:
+            self._stop_cleanly()
+        self._stop()
+
+    def abandon(self) -> None:
+        """The group was removed: nothing of it matters any more."""
+        self.compaction.cancel()
+        self._stop()
+        self._commit.answer_all(None)
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._commit.close()
+        self._removal.close()
+        self._chain.close()
+
+    def _stop_cleanly(self) -> None:
+        """Everything on disk, the exact next sequence too, and the index to the end."""
+        try:
+            self._appender.reserve_at_stop()
+            self._commit.sync_now()
+        except (OSError, errors.MqfsError) as error:
+            log.warning("group %d was not stopped cleanly: %s", self._chain.group, error)
+            return
+        self._commit.settle_all()
+        segment = self._chain.open
+        if segment is None:
+            return
+        try:
+            segment.shrink()
+            self._extend_index(segment, CLEAN)
+        except (OSError, errors.MqfsError) as error:
+            log.warning("group %d: its index was not written: %s", self._chain.group, error)
+
+
+__all__ = ["DiskUpkeep"]
