@@ -46,7 +46,7 @@ def test_a_call_after_the_restart_connects_again(server: Away) -> None:
         server.process.kill()
         with pytest.raises(errors.Disconnected):
             group.publish("s", b"3")
-        with pytest.raises(errors.Disconnected, match="is served by nobody"):
+        with pytest.raises(errors.Disconnected, match="connection refused"):
             group.publish("s", b"3")
         server.start()
         group.publish("s", b"3")
@@ -228,7 +228,7 @@ def test_transports(server: Away) -> None:
         server.connect(transport="udp")
     with pytest.raises(errors.BadAddress):
         mqfs.connect("http://nowhere")
-    with pytest.raises(errors.BadAddress, match="is not there"):
+    with pytest.raises(errors.BadAddress, match="no such socket"):
         mqfs.connect(server.address + ".none")
     with server.connect(transport="9p") as client:
         client.group("deep/er", create=True)
