@@ -15,8 +15,8 @@ import attrs
 
 from mqfs.client.client import Client, connect, open
 from mqfs.client.group import Kept
-from mqfs.client.words import commands
 from mqfs.errors import BadRequest
+from mqfs.syntax.quoting import command_lines
 
 STREAM, PING, PONG, CONSUMER = "bench", "ping", "pong", "bench"
 Took: TypeAlias = tuple[bytes, Callable[[], object] | None]  # a body and its acknowledgement
@@ -121,7 +121,7 @@ class Files:
             os.close(os.open(self._path(group, stream), os.O_WRONLY | os.O_CREAT))
         file = os.open(self._path(group, "ctl"), os.O_WRONLY)
         try:
-            os.write(file, commands(*lines))
+            os.write(file, command_lines(*lines))
         finally:
             os.close(file)
 

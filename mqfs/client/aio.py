@@ -21,8 +21,7 @@ from mqfs.client import client as sync
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
 from mqfs.client.large import BodyWriter
-from mqfs.client.subscription import Subscription
-from mqfs.client.types import Body
+from mqfs.client.types import Body, Subscription
 from mqfs.errors import Interrupted, MqfsError
 from mqfs.model import Message
 

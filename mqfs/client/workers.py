@@ -1,4 +1,4 @@
-"""Workers: threads that call a function for each message they claim."""
+"""Workers: threads that call a handler with each claim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("mqfs.client")
 
 
 class Worker:
-    """A thread for each handle on a consumer. `Group.work` begins it, `stop` ends it."""
+    """Threads, one for each handle on a consumer. `Group.work` starts them, `stop` ends them."""
 
     def __init__(self, handles: Sequence[Claims], handler: Callable[[Claim], object]) -> None:
         self._handles, self._handler = handles, handler
@@ -25,11 +25,11 @@ class Worker:
         with claims:
             try:
                 for claim in claims:
-                    self._one(claim)
+                    self._handle(claim)
             except MqfsError as error:
-                log.error("a worker ends: %s", error)
+                log.error("worker stopped: %s", error)
 
-    def _one(self, claim: Claim) -> None:
+    def _handle(self, claim: Claim) -> None:
         try:
             with claim:
                 self._handler(claim)
@@ -37,7 +37,7 @@ class Worker:
             log.error("message %d of %s: %s", claim.sequence, claim.stream, error, exc_info=error)
 
     def stop(self) -> None:
-        """Claim nothing more, and wait for the calls under way."""
+        """Claim no more, and wait for the handlers under way."""
         for claims in self._handles:
             claims.finish()
         self.join()
