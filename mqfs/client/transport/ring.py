@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import threading
 
-from mqfs.client.transport.ninep import Connection, NinepTransport
+from mqfs.client.transport.ninep import NinepTransport
 from mqfs.client.transport.ring_attachment import RingAttachment
 from mqfs.client.transport.ring_group import RingGroup
 from mqfs.client.types import Direct
 from mqfs.net import identity
 from mqfs.net.address import UnixAddress, parse_address
+from mqfs.ninep.client.shared_connection import SharedConnection
 from mqfs.ring import MISSING, protocol
 
 
@@ -50,7 +51,7 @@ class RingLink(NinepTransport):
         self._socket_path = where.path + protocol.SUFFIX
         super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
 
-    def connection(self) -> Connection:
+    def connection(self) -> SharedConnection:
         """See `NinepTransport`. A connection that ended unnoticed, while only rings were used, is replaced at once."""
         now = super().connection()
         if now.gone and self._reconnect:
