@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import TypeAlias
 
 from mqfs.client.types import Subscription
@@ -19,6 +20,8 @@ log = logging.getLogger("mqfs.client")
 
 Handler: TypeAlias = Callable[[Message], object]
 DEDUPLICATION_WINDOW = 16_384  # messages by which a pattern of a handler may lag behind another
+# Registrations and workers whose handler is running: it may end its own, which then does not wait for it.
+inside: ContextVar[frozenset[object]] = ContextVar("inside", default=frozenset())
 OnError: TypeAlias = Callable[[Exception, Message | None], object]
 
 
@@ -66,7 +69,6 @@ class Registration:
         self.patterns, self.handler, self.deduplication = patterns, handler, deduplication
         self._subscription, self._once, self._on_error = subscription, once, on_error or log_error
         self._ended, self._over = ended, threading.Event()
-        self._calling: set[int] = set()  # threads inside the handler
         self._free = threading.Semaphore(concurrency)
         self._pool = ThreadPoolExecutor(concurrency, "mqfs-handler") if concurrency > 1 else None
         self._thread = threading.Thread(target=self._run, name="mqfs-listener", daemon=True)
@@ -79,7 +81,7 @@ class Registration:
     def unsubscribe(self, wait: bool = True) -> None:
         """Start no more calls; `wait`: until those under way return, unless this is called by one of them."""
         self._subscription.close()
-        if wait and threading.get_ident() not in self._calling:
+        if wait and self not in inside.get():
             self._thread.join()
 
     def join(self, timeout: float | None = None) -> None:
@@ -122,13 +124,13 @@ class Registration:
             self._free.release()
 
     def _call(self, message: Message) -> None:
-        self._calling.add(threading.get_ident())
+        token = inside.set(inside.get() | {self})
         try:
             self.handler(message)
         except Exception as error:
             self._report(error, message)
         finally:
-            self._calling.discard(threading.get_ident())
+            inside.reset(token)
 
     def _report(self, error: Exception, message: Message | None) -> None:
         try:

@@ -95,13 +95,13 @@ class Claim:
 
     def touch(self) -> None:
         """Renew the lease."""
-        self._claims.command(self._file, f"touch {self.sequence}")
+        self._claims._command(self._file, f"touch {self.sequence}")
 
     def _settle(self, verb: str, more: str = "") -> None:
         if self.settled:
             raise Stale(f"message {self.sequence} is already settled")
-        self._claims.command(self._file, f"{verb} {self.sequence} {more}".rstrip())
-        self._claims.settled(self)
+        self._claims._command(self._file, f"{verb} {self.sequence} {more}".rstrip())
+        self._claims._settled(self)
 
     def __enter__(self) -> Claim:
         if self._claims.renew_s and self._renewing is None:
@@ -176,7 +176,7 @@ class Claims(Waiting[Claim]):
 
     # ------------------------------------------------------------ commands
 
-    def command(self, file: File, line: str) -> None:
+    def _command(self, file: File, line: str) -> None:
         """Write a command about a claim made through `file`. Raises Stale where that handle is lost, and its claims."""
         if file is not self._file:
             raise Stale("claim is void: connection lost since (the message is redelivered)")
@@ -189,7 +189,7 @@ class Claims(Waiting[Claim]):
                 self._refusals = [*self._refusals[-15:], f"{error}\n".encode()]  # the next read repeats it
             raise
 
-    def settled(self, claim: Claim) -> None:
+    def _settled(self, claim: Claim) -> None:
         claim.settled = True
         with self._lock:
             self._open_claims.discard(claim)
@@ -219,7 +219,7 @@ class Claims(Waiting[Claim]):
             if not data:
                 self._ended()
             elif self._is_refusal(data) if self._begun else data[:1] != b"{":
-                pass  # the error text of a refused command, raised by `command`
+                pass  # the error text of a refused command, raised by `_command`
             elif data.endswith(b"\n"):
                 line, self._begun = self._begun + data, b""
                 return line
@@ -277,7 +277,7 @@ class Claims(Waiting[Claim]):
                 left = [str(claim.sequence) for claim in self._open_claims if claim._file is self._file]
             try:
                 if release and left:
-                    self.command(self._file, f"release {' '.join(left)}")
+                    self._command(self._file, f"release {' '.join(left)}")
             except MqfsError:
                 pass  # some are requeued already; the others are with the handle
             self._file.close()

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from mqfs.client.callbacks import inside
 from mqfs.client.delivery import Claim, Claims
 from mqfs.errors import MqfsError
 
@@ -22,6 +23,7 @@ class Worker:
             thread.start()
 
     def _run(self, claims: Claims) -> None:
+        inside.set(frozenset((self,)))
         with claims:
             try:
                 for claim in claims:
@@ -37,10 +39,11 @@ class Worker:
             log.error("message %d of %s: %s", claim.sequence, claim.stream, error, exc_info=error)
 
     def stop(self) -> None:
-        """Claim no more, and wait for the handlers under way."""
+        """Claim no more, and wait for the handlers under way, unless this is called by one of them."""
         for claims in self._handles:
             claims.finish()
-        self.join()
+        if self not in inside.get():
+            self.join()
 
     def join(self, timeout: float | None = None) -> None:
         for thread in self._threads:
