@@ -28,7 +28,7 @@ class Backoff:
 
     def wait(self, error: MqfsError) -> None:
         """Pause before the next attempt. Raises the error where there is none."""
-        if self._limit_s is False or self._closed.is_set():
+        if self._limit_s is False or self._closed.is_set() or (isinstance(error, Disconnected) and error.final):
             raise error
         if not self._began:
             self._began = time.monotonic()

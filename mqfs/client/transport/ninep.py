@@ -124,7 +124,7 @@ class NinepTransport:
         """The present connection, or a new one. Raises Disconnected."""
         with self._dialling:
             if self._closed:
-                raise Disconnected("the client was closed")
+                raise Disconnected("the client was closed", final=True)
             if self._now.lost and self._reconnect:
                 self._now.close()
                 try:
@@ -182,9 +182,9 @@ class NinepTransport:
                 requests.append(error)
         assert connection is not None
         slots = iter(connection.send([request for request in requests if isinstance(request, Twrite)]))
-        return [self._became(connection, next(slots)) if isinstance(r, Twrite) else r for r in requests]
+        return [self._error_of(connection, next(slots)) if isinstance(r, Twrite) else r for r in requests]
 
-    def _became(self, connection: SharedConnection, slot: Slot) -> MqfsError | None:
+    def _error_of(self, connection: SharedConnection, slot: Slot) -> MqfsError | None:
         try:
             reply = connection.wait(slot)
             assert reply is not None

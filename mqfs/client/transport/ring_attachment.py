@@ -174,9 +174,9 @@ class RingAttachment:
 
     def require(self) -> None:
         if os.getpid() != self._pid:
-            raise Disconnected("connection of the parent process (expected a new one in the child)")
+            raise Disconnected("connection of the parent process (expected a new one in the child)", final=True)
         if self.closed.is_set():
-            raise Disconnected("the client was closed")
+            raise Disconnected("the client was closed", final=True)
 
     def again(self) -> Attached:
         """The current generation, once the server is back. Raises Refused, Disconnected."""

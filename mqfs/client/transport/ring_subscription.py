@@ -156,8 +156,6 @@ class RingSubscription(CursorSubscription):
                 if self._closed.is_set():
                     return
             except Disconnected as error:
-                if self._attachment.closed.is_set():
-                    raise
                 away.wait(error)
 
     def _change_once(self) -> None:

@@ -65,7 +65,7 @@ class SharedConnection:
 
     def _require(self) -> None:
         if os.getpid() != self._pid:
-            raise Disconnected("connection of the parent process (expected a new one in the child)")
+            raise Disconnected("connection of the parent process (expected a new one in the child)", final=True)
         if self.lost:
             raise Disconnected(f"{self.where}: {self.lost}")
 
