@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from mqfs.client.client import Client, connect, open
-from mqfs.client.group import Kept
+from mqfs.client.group import Durability
 from mqfs.errors import BadRequest
 from mqfs.syntax.quoting import command_lines
 
@@ -30,7 +30,7 @@ class Place:
     address: str = ""
     mount: str = ""
     store: str = ""  # of an embedded engine
-    wait: Kept = "committed"
+    wait: Durability = "committed"
 
 
 class Driver(Protocol):
@@ -68,7 +68,7 @@ def open_driver(place: Place) -> Driver:
 class Library:
     """mqfs.client."""
 
-    def __init__(self, client: Client, wait: Kept) -> None:
+    def __init__(self, client: Client, wait: Durability) -> None:
         self._client, self._wait = client, wait
 
     def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ import attrs
 
 from mqfs.bench.drivers import Place, open_driver
 from mqfs.bench.plan import Plan
-from mqfs.client.group import Kept
+from mqfs.client.group import Durability
 from mqfs.errors import BadAddress, Disconnected, MqfsError
 
 START_S = STOP_S = 30.0
@@ -56,7 +56,7 @@ def place(plan: Plan, path: str) -> Iterator[Place]:
             yield attrs.evolve(found, wait=_wait_of(plan))
 
 
-def _wait_of(plan: Plan) -> Kept:
+def _wait_of(plan: Plan) -> Durability:
     return "published" if plan.wait == "published" else "committed"
 
 

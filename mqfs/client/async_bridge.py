@@ -1,6 +1,6 @@
 """Threads and the event loop: sync calls in threads, waits that can be cancelled, handlers in the loop.
 
-Owns the meeting of threads and cancellation, for trio and asyncio. Knows no call of the library.
+Owns the meeting of threads and cancellation, for trio and asyncio. Imports no call of the library.
 """
 
 from __future__ import annotations

@@ -21,14 +21,14 @@ from mqfs.syntax.duration import format_moment
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.quoting import command_lines, quote_word, split
 
-Kept: TypeAlias = Literal["committed", "published"]
+Durability: TypeAlias = Literal["committed", "published"]
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _NOT_SETTINGS = ("bind", "consumer")
 RENEWALS = 3  # of a lease, in its time
 
 
-def _committed(wait: Kept) -> bool:
+def _committed(wait: Durability) -> bool:
     if wait not in ("committed", "published"):
         raise BadRequest(f"invalid wait {wait!r} (expected committed or published)")
     return wait == "committed"
@@ -62,7 +62,7 @@ class Group:
         single: bool = False,
         create: bool = True,
         sequence: bool = False,
-        wait: Kept = "committed",
+        wait: Durability = "committed",
     ) -> int | None:
         """Publish a message. Returns when it is as durable as the group's `sync` demands; with `wait="published"`, in
         shared memory, when only the end of the machine can lose it.
@@ -85,7 +85,7 @@ class Group:
         """
         return self._publisher.writer(stream, headers, create)
 
-    def publish_many(self, messages: Iterable[Item], *, create: bool = True, wait: Kept = "committed") -> int:
+    def publish_many(self, messages: Iterable[Item], *, create: bool = True, wait: Durability = "committed") -> int:
         """Publish many messages in order, without waiting for each; how many. `wait`: see `publish`.
 
         The error of one is raised; later ones already under way (at most 1,024) are published.

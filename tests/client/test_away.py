@@ -186,7 +186,7 @@ def test_a_store_that_a_server_has(server: Away, tmp_path: Path) -> None:
     with pytest.raises(errors.BadStore) as raised:
         mqfs.open(server.folder / "store")
     assert f"in use by process {server.process.pid}; mqfs.connect('{server.address}') reaches it" in str(raised.value)
-    with mqfs.open(tmp_path / "store"), pytest.raises(errors.BadStore, match="this very process"):
+    with mqfs.open(tmp_path / "store"), pytest.raises(errors.BadStore, match="that is this process"):
         mqfs.open(tmp_path / "store")
 
 
