@@ -164,6 +164,11 @@ class Disconnected(MqfsError):
 
     errno, text, http = _errno.ENOTCONN, "not connected", 503
 
+    def __init__(self, detail: str = "", *, final: bool = False) -> None:
+        """`final`: no later attempt can succeed, as the client was closed or is the parent process's."""
+        super().__init__(detail)
+        self.final = final
+
 
 class BadStore(MqfsError):
     """A store that cannot be opened: not one, of another version, locked, or beyond repair without `mqfs check`."""

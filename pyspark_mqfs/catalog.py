@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import attrs
 
-from mqfs.client.words import quote
 from mqfs.errors import MqfsError, NotDirectory, NotFound
 from mqfs.limits import CTL_BYTES, CURSOR_NAMES, MESSAGE_BYTES
 from mqfs.ninep.blocking import Client, File
-from mqfs.ninep.client.machine import Procedure
+from mqfs.ninep.client.channel import Procedure
+from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.options import OptionError, Options, bad
 
 ANY = 1 << 62  # messages or bytes
@@ -201,7 +201,7 @@ def select(file: File, names: Iterable[str]) -> None:
             words = ["select"]
             lines = ["select"]
             break
-        word = quote(name)
+        word = quote_word(name)
         if len(words) > CURSOR_NAMES or size + len(word.encode()) > CTL_BYTES // 2:
             lines.append(" ".join(words))
             words, size = ["select"], 0

@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from mqfs.client.words import quote
 from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted
 from mqfs.limits import MESSAGE_BYTES
 from mqfs.ninep.blocking import Client, File
+from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.catalog import Group, ServerCatalog, path_of
 from pyspark_mqfs.options import OptionError
 
@@ -53,7 +53,7 @@ class Consumers:
                 client.remove(path_of(path, f".consumers/{name}"))
             if self._there(client, path_of(path, name)):
                 with suppress(MqfsError):
-                    self._command(client, group, f"unbind {quote(name)}\n")
+                    self._command(client, group, f"unbind {quote_word(name)}\n")
 
     def _is_at(self, client: Client, group: Group, position: int) -> bool:
         """Whether nothing has changed of the group since it was moved last, over this connection."""
@@ -108,7 +108,7 @@ class Consumers:
         there = self._there(client, path_of(group.path, f".consumers/{name}"))
         if there and self._over.get(group.path) == streams:
             return
-        views = "".join(f"bind {quote(name)} {quote(stream)}\n" for stream in sorted(streams))
+        views = "".join(f"bind {quote_word(name)} {quote_word(stream)}\n" for stream in sorted(streams))
         if there:
             if self._there(client, path_of(group.path, name)):
                 self._command(client, group, views)
@@ -117,9 +117,9 @@ class Consumers:
         elif group.whole:
             self._make_of_all(client, name, group)
         elif len(streams) == 1:
-            self._command(client, group, f"consumer {quote(name)} {quote(next(iter(streams)))} private\n")
+            self._command(client, group, f"consumer {quote_word(name)} {quote_word(next(iter(streams)))} private\n")
         else:
-            self._command(client, group, f"{views}consumer {quote(name)} {quote(name)} private\n")
+            self._command(client, group, f"{views}consumer {quote_word(name)} {quote_word(name)} private\n")
         self._over[group.path] = streams
 
     def _is_over_less(self, client: Client, name: str, group: Group) -> bool:
@@ -137,7 +137,11 @@ class Consumers:
         self._let_go()
         self._make_of_all(client, other, group)
         self._seek(client, other, group, position)
-        self._command(client, group, f"remove {quote(name)}\n{views}consumer {quote(name)} {quote(name)} private\n")
+        self._command(
+            client,
+            group,
+            f"remove {quote_word(name)}\n{views}consumer {quote_word(name)} {quote_word(name)} private\n",
+        )
 
     def _seek(self, client: Client, name: str, group: Group, position: int) -> None:
         path, command = path_of(group.path, f".consumers/{name}"), f"seek {position}\n".encode()
@@ -156,7 +160,7 @@ class Consumers:
     def _make_of_all(self, client: Client, name: str, group: Group) -> None:
         """Who may not write `ctl` can have one that is not private: then Spark alone tells two queries apart."""
         try:
-            self._command(client, group, f"consumer {quote(name)} private\n")
+            self._command(client, group, f"consumer {quote_word(name)} private\n")
         except (Denied, NotPermitted):
             client.create(path_of(group.path, f".consumers/{name}"), "w").close()
 

@@ -1,6 +1,6 @@
-"""Who takes part: producers, consumers, workers, and the two of a round trip. Each runs on a thread of its own.
+"""Actors: producers, consumers, workers, and the two sides of a round trip. Each runs on its own thread.
 
-Owns the loops that are measured and what each saw; never talks to the process that started it: that is child.py's.
+Owns the measured loops and their counts; never talks to the parent process: that is child.py's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECOND_NS = 10**9
 
 @attrs.frozen
 class Load:
-    """What all of one run are told."""
+    """The parameters of one run, the same for all its actors."""
 
     group: str
     producers: int
@@ -32,11 +32,11 @@ class Load:
     seconds: float | None = None
     rate: float | None = None  # messages a second, of all producers
     round_trips: int = 0
-    marks: bool = True  # producers tell consumers that they have ended; workers are told otherwise, one mark each
+    marks: bool = True  # each producer publishes an end mark, for consumers; workers get one each from elsewhere
 
 
 class Actor:
-    """A loop and what it saw. `count` is what progress shows."""
+    """A measured loop. `count` is what progress shows."""
 
     def __init__(self, load: Load, number: int) -> None:
         self.load, self.number = load, number
@@ -45,8 +45,8 @@ class Actor:
         self.took = Histogram()
         self.stop = threading.Event()
 
-    def prepare(self, way: Driver) -> None:
-        """Open what it needs: when all have, all begin."""
+    def prepare(self, driver: Driver) -> None:
+        """Open what the loop needs. All actors begin when all are prepared."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -56,20 +56,20 @@ class Actor:
     def act(self) -> None:
         raise NotImplementedError
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         return {
             "count": self.count,
             "begun_ns": self.begun_ns,
             "ended_ns": self.ended_ns,
-            "took": self.took.told(),
+            "took": self.took.to_list(),
         }
 
 
 class Producer(Actor):
     """Publishes its share, at its share of the rate, then an end mark."""
 
-    def prepare(self, way: Driver) -> None:
-        self._one, self._many = way.publisher(self.load.group, STREAM)
+    def prepare(self, driver: Driver) -> None:
+        self._one, self._many = driver.publisher(self.load.group, STREAM)
         self._tail = payload.tail(self.load.size)
 
     def act(self) -> None:
@@ -89,8 +89,7 @@ class Producer(Actor):
         self._one(payload.make(self.number, self.count, 0, self._tail, payload.END))
 
     def _turns(self, rate: float) -> Iterator[int]:
-        """When each batch is due. One that could not leave in time counts as sent when it was due, so that a wait for
-        the one before it is not left out of what is measured."""
+        """When each batch is due. A late batch counts as sent then: the wait for the one before it is measured, too."""
         load = self.load
         apart_ns = _SECOND_NS * load.producers * load.batch / rate
         due_ns = self.begun_ns + apart_ns * self.number / load.producers
@@ -113,27 +112,27 @@ class Producer(Actor):
 
 
 def limit(messages: int | None, producers: int, number: int) -> int:
-    """How many one of the producers publishes at most."""
+    """The most messages that one producer publishes."""
     if messages is None:
         return 2**32 - 1
     return messages // producers + (number < messages % producers)
 
 
 def endless() -> Iterator[int]:
-    """As fast as it goes."""
+    """Due times without a rate: always now."""
     while True:
         yield _clock()
 
 
-class Taker(Actor):
-    """What consumers and workers share."""
+class Receiver(Actor):
+    """The common part of consumers and workers."""
 
     look: payload.Order | payload.QueueCheck
 
-    def told(self) -> dict[str, Any]:
-        return {**super().told(), "sight": attrs.asdict(self.look.sight)}
+    def report(self) -> dict[str, Any]:
+        return {**super().report(), "sight": attrs.asdict(self.look.sight)}
 
-    def _note(self, data: bytes) -> None:
+    def _count(self, data: bytes) -> None:
         sent_ns = self.look.look(data)
         if sent_ns:
             self.ended_ns = _clock()
@@ -141,40 +140,40 @@ class Taker(Actor):
             self.count += 1
 
 
-class Consumer(Taker):
-    """Gets every message, until all producers have ended."""
+class Consumer(Receiver):
+    """Receives every message, until all producers have ended."""
 
     look: payload.Order
 
-    def prepare(self, way: Driver) -> None:
+    def prepare(self, driver: Driver) -> None:
         self.look = payload.Order(self.load.producers, self.load.size)
-        self._bodies = way.subscribed(self.load.group, STREAM, self.load.size)
+        self._bodies = driver.subscribed(self.load.group, STREAM, self.load.size)
 
     def act(self) -> None:
-        look, note = self.look, self._note
+        look, count = self.look, self._count
         for data in self._bodies:
-            note(data)
+            count(data)
             if data[2] == payload.END and look.over:
                 return
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         ended = {"next": self.look.next, "missing": [len(missing) for missing in self.look.missing]}
-        return {**super().told(), **ended}
+        return {**super().report(), **ended}
 
 
-class Worker(Taker):
-    """Gets a share, and acknowledges each; until an end mark that is for one worker."""
+class Worker(Receiver):
+    """Receives a share and acknowledges each, until it receives an end mark."""
 
     look: payload.QueueCheck
 
-    def prepare(self, way: Driver) -> None:
+    def prepare(self, driver: Driver) -> None:
         self.look = payload.QueueCheck(self.load.producers, self.load.size)
-        self._claims = way.claimed(self.load.group, self.load.size)
+        self._claims = driver.claimed(self.load.group, self.load.size)
 
     def act(self) -> None:
-        look, note = self.look, self._note
+        look, count = self.look, self._count
         for data, ack in self._claims:
-            note(data)
+            count(data)
             if ack is not None:
                 ack()
             if look.over:
@@ -182,11 +181,11 @@ class Worker(Taker):
 
 
 class Pinger(Actor):
-    """Says something and waits for it to come back, one after another."""
+    """Publishes a message and waits for its echo, one after another."""
 
-    def prepare(self, way: Driver) -> None:
-        self._publish, _ = way.publisher(self.load.group, PING)
-        self._answers = way.subscribed(self.load.group, PONG, self.load.size)
+    def prepare(self, driver: Driver) -> None:
+        self._publish, _ = driver.publisher(self.load.group, PING)
+        self._answers = driver.subscribed(self.load.group, PONG, self.load.size)
         self._tail = payload.tail(self.load.size)
 
     def act(self) -> None:
@@ -195,10 +194,10 @@ class Pinger(Actor):
             sent_ns = _clock()
             if self.stop.is_set() or sent_ns > until_ns:
                 break
-            said = payload.make(0, number, sent_ns, self._tail)
-            self._publish(said)
-            if next(self._answers) != said:
-                raise AssertionError("another answer came than was due")
+            ping = payload.make(0, number, sent_ns, self._tail)
+            self._publish(ping)
+            if next(self._answers) != ping:
+                raise AssertionError("round trip failed: the echo differs from the message")
             self.took.add(_clock() - sent_ns)
             self.count += 1
         self._publish(payload.make(0, self.count, 0, self._tail, payload.END))
@@ -206,14 +205,14 @@ class Pinger(Actor):
 
 
 class Echo(Actor):
-    """Says again what it hears."""
+    """Publishes again each message that it receives."""
 
-    def prepare(self, way: Driver) -> None:
-        self._publish, _ = way.publisher(self.load.group, PONG)
-        self._heard = way.subscribed(self.load.group, PING, self.load.size)
+    def prepare(self, driver: Driver) -> None:
+        self._publish, _ = driver.publisher(self.load.group, PONG)
+        self._pings = driver.subscribed(self.load.group, PING, self.load.size)
 
     def act(self) -> None:
-        for data in self._heard:
+        for data in self._pings:
             if data[2] == payload.END:
                 return
             self._publish(data)

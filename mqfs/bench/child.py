@@ -1,8 +1,8 @@
-"""One process of the bench: `python -m mqfs.bench.child SPEC`.
+"""A child process of the bench: `python -m mqfs.bench.child SPEC`.
 
-Owns the talk with the process that started it. That one is told, a line of JSON each: that all is open; some times a
-second how far it is; what came of it, or what went wrong. It says `go`, `stop` (publish no more) and `cut` (tell what
-there is by now); when it is gone, so is this.
+Owns the dialogue with the parent. The child writes a line of JSON each: when all is open; its counts, several times a
+second; its reports, or its error. The parent writes `go`, `stop` (publish no more) and `cut` (report now). The child
+exits when the parent is gone.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from mqfs.bench.actors import ROLES, Actor, Load, Producer, Worker
 from mqfs.bench.drivers import Place, open_driver
 from mqfs.errors import MqfsError
 
-TOLD_EVERY_S = 0.2
+COUNTS_EVERY_S = 0.2
 
 
-class Part:
+class Child:
     """The actors of this process."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         load = Load(**spec["load"])
         self.folder, self._group = spec["folder"], load.group
         self.actors: list[tuple[str, Actor]] = [(role, ROLES[role](load, number)) for role, number in spec["actors"]]
-        self.way = open_driver(Place(**spec["place"]))
+        self.driver = open_driver(Place(**spec["place"]))
         self._inside = spec["place"]["transport"] == "embedded"
-        self._marks = spec["marks"]  # so many end marks when its producers have ended: for workers in this process
+        self._marks = spec["marks"]  # to publish after the producers of this process have ended: one a worker
         self._producing = sum(role == "producer" for role, _ in self.actors)
         self.failed: list[Exception] = []
         self._left = len(self.actors)
@@ -40,7 +40,7 @@ class Part:
 
     def run(self) -> None:
         for _, actor in self.actors:
-            actor.prepare(self.way)
+            actor.prepare(self.driver)
         say(ready=True)
         if self.hear() != "go":
             return
@@ -49,16 +49,16 @@ class Part:
         self._watch()
         if self.failed:
             raise self.failed[0]
-        told = [self._told(role, actor) for role, actor in self.actors]
+        reports = [self._report(role, actor) for role, actor in self.actors]
         if self._marks:
-            told[0]["acknowledged"] = self.way.acknowledged(self._group)  # a count that ends with the engine
-        self.let_go()
-        say(done=told)
+            reports[0]["acknowledged"] = self.driver.acknowledged(self._group)  # the count is lost with the engine
+        self.close()
+        say(done=reports)
 
-    def let_go(self) -> None:
-        """The engine inside leaves its store in order, for who has it next."""
+    def close(self) -> None:
+        """Close an embedded engine, so that its store can be opened again."""
         if self._inside:
-            self.way.close()
+            self.driver.close()
 
     def _act(self, actor: Actor) -> None:
         try:
@@ -80,12 +80,12 @@ class Part:
                     producer.mark()
 
     def _watch(self) -> None:
-        """Until all are done, or it is told to be."""
+        """Until all are done, or the parent sends `cut`."""
         while True:
-            said, _, _ = select.select([0, self._over_reads], [], [], TOLD_EVERY_S)
-            if self._over_reads in said:
+            ready, _, _ = select.select([0, self._over_reads], [], [], COUNTS_EVERY_S)
+            if self._over_reads in ready:
                 return
-            if 0 in said:
+            if 0 in ready:
                 word = self.hear()
                 for _, actor in self.actors:
                     actor.stop.set()
@@ -94,7 +94,7 @@ class Part:
             say(counts=[[role, actor.number, actor.count] for role, actor in self.actors])
 
     def hear(self) -> str:
-        """A line; the process ends where nobody is left to say one."""
+        """A line from the parent. Ends the process where the parent is gone."""
         line = bytearray()
         while not line.endswith(b"\n"):
             byte = os.read(0, 1)
@@ -103,14 +103,14 @@ class Part:
             line += byte
         return line.decode().strip()
 
-    def _told(self, role: str, actor: Actor) -> dict[str, Any]:
-        told = {"role": role, "number": actor.number, **actor.told()}
+    def _report(self, role: str, actor: Actor) -> dict[str, Any]:
+        report = {"role": role, "number": actor.number, **actor.report()}
         if isinstance(actor, Worker):
-            told["seen"] = [self._kept(actor.number, i, seen) for i, seen in enumerate(actor.look.seen)]
-        return told
+            report["seen"] = [self._save_seen(actor.number, i, seen) for i, seen in enumerate(actor.look.seen)]
+        return report
 
-    def _kept(self, number: int, producer: int, seen: bytearray) -> str:
-        """What a worker saw of a producer, in a file: it may be long."""
+    def _save_seen(self, number: int, producer: int, seen: bytearray) -> str:
+        """Write a worker's counts of a producer's messages to a file, as they may be long; its path."""
         path = os.path.join(self.folder, f"{number}.{producer}.seen")
         with open(path, "wb") as file:
             file.write(bytes(seen))
@@ -123,17 +123,17 @@ def say(**words: object) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it says when to stop
-    spec, part = json.loads(sys.argv[1]), None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    spec, child = json.loads(sys.argv[1]), None
     try:
-        part = Part(spec)
-        part.run()
+        child = Child(spec)
+        child.run()
     except MqfsError as error:
         say(error=[type(error).__name__, error.detail])
     except Exception as error:
         say(error=["", f"{type(error).__name__}: {error}"])
-    if part is not None:
-        part.let_go()
+    if child is not None:
+        child.close()
     sys.stdout.flush()
     os._exit(0)  # threads may still wait for a message
 

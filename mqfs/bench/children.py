@@ -1,6 +1,6 @@
-"""The processes of the bench, as seen by the one that starts them.
+"""The child processes of the bench, seen by the parent.
 
-Owns their start, what they say, and their end: none outlives a `with`.
+Owns their start, their messages and their end: none outlives a `with` block.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ Counts = dict[tuple[str, int], int]
 
 
 class Crew:
-    """Some processes that begin together. `done` holds what those that ended have told."""
+    """Processes that begin together. `done` holds the reports of those that have ended."""
 
     def __init__(self, place: Place, load: Load, folder: str, roles: Sequence[tuple[str, int]]) -> None:
         self.counts: Counts = {}
         self.done: list[dict[str, Any]] = []
         self._ready = 0
-        self._said: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self._processes: list[subprocess.Popen[bytes]] = []
-        # The engine inside a process has the store alone: there all are threads of one.
+        # An embedded engine has the store alone: then all actors are threads of one process.
         parts = [list(roles)] if place.transport == "embedded" else [[role] for role in roles]
         self._left: dict[int, list[tuple[str, int]]] = {}
         for part in parts:
             workers = sum(role == "worker" for role, _ in part) if len(part) > 1 else 0
-            told = {"place": attrs.asdict(place), "load": attrs.asdict(load), "folder": folder}
-            self._start({**told, "actors": part, "marks": workers})
+            spec = {"place": attrs.asdict(place), "load": attrs.asdict(load), "folder": folder}
+            self._start({**spec, "actors": part, "marks": workers})
             self._left[len(self._processes) - 1] = part
 
     def _start(self, spec: dict[str, Any]) -> None:
-        command = [sys.executable, "-P", "-m", "mqfs.bench.child", json.dumps(spec)]  # nothing of the current folder
-        # In a session of its own: Ctrl-C is for the one process that knows what to do then.
+        # -P: nothing is imported from the current folder.
+        command = [sys.executable, "-P", "-m", "mqfs.bench.child", json.dumps(spec)]
+        # In a session of its own: only the parent handles Ctrl-C.
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -59,17 +60,17 @@ class Crew:
     def _listen(self, number: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self._said.put((number, json.loads(line)))
-        self._said.put((number, None))
+            self._messages.put((number, json.loads(line)))
+        self._messages.put((number, None))
 
-    # ------------------------------------------------------------ what they say
+    # ------------------------------------------------------------ messages
 
     def begin(self) -> None:
-        """When all are ready, all begin."""
-        self._until(lambda: self._ready == len(self._processes), START_S, "a process of the bench did not get ready")
-        self.tell("go")
+        """Start all actors, once all processes are ready."""
+        self._until(lambda: self._ready == len(self._processes), START_S, "bench failed: a child process is not ready")
+        self.send("go")
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         for number, process in enumerate(self._processes):
             if number in self._left:
                 assert process.stdin is not None
@@ -78,52 +79,52 @@ class Crew:
                     process.stdin.flush()
 
     def look(self, seconds: float = LOOK_S) -> None:
-        """Take in what they say, for so long or until one has said something. Raises what one of them failed with."""
+        """Handle the children's messages; waits at most that long for the first. Raises the error of a child."""
         with contextlib.suppress(queue.Empty):
-            number, said = self._said.get(timeout=seconds)
-            self._hear(number, said)
+            number, message = self._messages.get(timeout=seconds)
+            self._handle(number, message)
             while True:
-                self._hear(*self._said.get_nowait())
+                self._handle(*self._messages.get_nowait())
 
-    def _hear(self, number: int, said: dict[str, Any] | None) -> None:
-        if said is None:
+    def _handle(self, number: int, message: dict[str, Any] | None) -> None:
+        if message is None:
             if number in self._left:
-                raise Disconnected("a process of the bench ended before its time")
-        elif "ready" in said:
+                raise Disconnected("bench failed: a child process ended early")
+        elif "ready" in message:
             self._ready += 1
-        elif "counts" in said:
-            self.counts.update({(role, actor): count for role, actor, count in said["counts"]})
-        elif "error" in said:
-            raise failure(*said["error"])
+        elif "counts" in message:
+            self.counts.update({(role, actor): count for role, actor, count in message["counts"]})
+        elif "error" in message:
+            raise error_of(*message["error"])
         else:
             del self._left[number]
-            self.done += said["done"]
-            self.counts.update({(told["role"], told["number"]): told["count"] for told in said["done"]})
+            self.done += message["done"]
+            self.counts.update({(done["role"], done["number"]): done["count"] for done in message["done"]})
 
     def left(self, role: str) -> bool:
-        """Whether one of that role has not ended."""
+        """Whether an actor of that role has not ended."""
         return any(role == name for part in self._left.values() for name, _ in part)
 
     def count(self, role: str) -> int:
         return sum(count for (name, _), count in self.counts.items() if name == role)
 
-    def told(self, role: str) -> list[dict[str, Any]]:
-        """What those of a role have told, in the order of their numbers."""
-        return sorted((told for told in self.done if told["role"] == role), key=lambda told: int(told["number"]))
+    def reports(self, role: str) -> list[dict[str, Any]]:
+        """The reports of a role's actors, by number."""
+        return sorted((done for done in self.done if done["role"] == role), key=lambda done: int(done["number"]))
 
-    def _until(self, true: Callable[[], bool], seconds: float, else_: str) -> None:
+    def _until(self, condition: Callable[[], bool], seconds: float, failure: str) -> None:
         deadline = time.monotonic() + seconds
-        while not true():
+        while not condition():
             if time.monotonic() > deadline:
-                raise Disconnected(else_)
+                raise Disconnected(failure)
             self.look()
 
     # ------------------------------------------------------------ the end
 
     def cut(self) -> None:
-        """What there is by now, of all that have not ended."""
-        self.tell("cut")
-        self._until(lambda: not self._left, limits.BENCH_DRAIN_S, "a process of the bench does not answer")
+        """Have all that have not ended report now."""
+        self.send("cut")
+        self._until(lambda: not self._left, limits.BENCH_DRAIN_S, "bench failed: a child process does not answer")
 
     def __enter__(self) -> Crew:
         return self
@@ -142,9 +143,9 @@ class Crew:
             process.wait()
 
 
-def failure(name: str, detail: str) -> MqfsError:
-    """An error of another process, as it was there."""
-    found = getattr(errors, name, None)
-    if isinstance(found, type) and issubclass(found, MqfsError):
-        return found(detail)
+def error_of(name: str, detail: str) -> MqfsError:
+    """An error of another process, in its own class."""
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, MqfsError):
+        return kind(detail)
     return MqfsError(detail)

@@ -1,6 +1,6 @@
-"""What a person sees of the bench: how far it is, a table at the end, JSON, a picture.
+"""The output of the bench: progress, tables, JSON, a plot.
 
-Owns the output and the exit code; measures nothing.
+Owns the exit code, too; measures nothing.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from rich.table import Table
 from rich.text import Text
 
 import mqfs
-from mqfs.bench.measure import Found, Progress, latencies, measure
-from mqfs.bench.plan import Plan
+from mqfs.bench.measure import Progress, Results, latencies, measure
+from mqfs.bench.plan import Plan, described
 
 FAILED = 1
-_TITLES = {"publish": "publish, until kept", "delivery": "publish → receive", "round trip": "round trip, no other load"}
+_TITLES = {"publish": "publish", "delivery": "publish → receive", "round trip": "round trip, no other load"}
 
 
 def run(plan: Plan) -> int:
-    """Measure and show; the exit code."""
+    """Measure, write the output; the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # as Ctrl-C, so that nothing is left behind
+        signal.signal(number, signal.default_int_handler)  # as Ctrl-C: the store and the server are removed
     with _progress() as progress:
-        found = measure(plan, progress)
+        results = measure(plan, progress)
     if plan.json is not None:
-        _write_json(plan.json, found)
+        _write_json(plan.json, results)
     if plan.json != "-":
-        show(found, Console(highlight=False))
+        show(results, Console(highlight=False))
     if plan.plot is not None:
         from mqfs.bench import plot
 
-        plot.draw(found, plan.plot)
-    if not found.sound:
-        print(f"mqfs: {wrong(found)}", file=sys.stderr)
+        plot.draw(results, plan.plot)
+    if not results.sound:
+        print(f"mqfs: {wrong(results)}", file=sys.stderr)
         return FAILED
     return 0
 
 
-def wrong(found: Found) -> str:
-    """One line."""
-    said = (
-        (found.lost, "lost"),
-        (found.twice, "more than once"),
-        (found.disordered, "out of order"),
-        (found.damaged, "damaged"),
-        (found.unacknowledged, "not acknowledged"),
+def wrong(results: Results) -> str:
+    """The failed checks, in one line."""
+    checks = (
+        (results.lost, "lost"),
+        (results.twice, "more than once"),
+        (results.disordered, "out of order"),
+        (results.damaged, "damaged"),
+        (results.unacknowledged, "not acknowledged"),
     )
-    return "not every message came as it should: " + ", ".join(f"{count:,} {what}" for count, what in said if count)
+    return "not every message came as it should: " + ", ".join(f"{count:,} {what}" for count, what in checks if count)
 
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A line that changes, where somebody looks."""
+    """A line that is updated, where standard error is a terminal."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda published, received: None
@@ -69,14 +69,14 @@ def _progress() -> Iterator[Progress]:
 
         def progress(published: int, received: int) -> None:
             seconds = time.monotonic() - begun
-            text = f"{seconds:5.1f} s   published {published:,}   received {received:,}   Ctrl-C: that is enough"
+            text = f"{seconds:5.1f} s   published {published:,}   received {received:,}   Ctrl-C ends it"
             live.update(Text(text))
 
         yield progress
 
 
-def _write_json(path: str, found: Found) -> None:
-    text = json.dumps({"mqfs": mqfs.__version__, **found.told()}, indent=1) + "\n"
+def _write_json(path: str, results: Results) -> None:
+    text = json.dumps({"mqfs": mqfs.__version__, **results.as_dict()}, indent=1) + "\n"
     if path == "-":
         sys.stdout.write(text)
     else:
@@ -87,25 +87,25 @@ def _write_json(path: str, found: Found) -> None:
 # ---------------------------------------------------------------- the table
 
 
-def show(found: Found, console: Console) -> None:
+def show(results: Results, console: Console) -> None:
     console.print(
-        described(found.plan) + ("; ended by Ctrl-C" if found.interrupted else ""), markup=False, soft_wrap=True
+        described(results.plan) + ("; ended by Ctrl-C" if results.interrupted else ""), markup=False, soft_wrap=True
     )
-    told = found.told()
+    figures = results.as_dict()
     rates = Table("", "messages", "a second", "MB/s", "seconds", box=None)
     for name in ("published", "received"):
-        row = told[name]
-        figures = (f"{row['messages']:,}", f"{row['rate']:,.0f}", f"{row['mb_per_s']:,.1f}", f"{row['seconds']:.2f}")
-        rates.add_row(name, *figures)
+        row = figures[name]
+        cells = (f"{row['messages']:,}", f"{row['rate']:,.0f}", f"{row['mb_per_s']:,.1f}", f"{row['seconds']:.2f}")
+        rates.add_row(name, *cells)
     times = Table("", "p50", "p90", "p99", "p99.9", "max", box=None)
-    for name, took in found.took.items():
+    for name, took in results.took.items():
         times.add_row(_TITLES[name], *(brief(us) for key, us in latencies(took).items() if key != "count"))
     for table in (rates, times):
         for column in table.columns:
             column.no_wrap, column.justify = True, "right"
         table.columns[0].justify = "left"
         console.print(table)
-    if found.sound and found.received:
+    if results.sound and results.received:
         console.print("checked: none lost, doubled, out of order or damaged")
 
 
@@ -115,12 +115,3 @@ def brief(us: float) -> str:
         if us >= size:
             return f"{us / size:.3g} {unit}" if us < 1_000 * size else f"{us / size:,.0f} {unit}"
     return f"{us:.3g} µs"
-
-
-def described(plan: Plan) -> str:
-    takers = f"{plan.workers} sharing them" if plan.workers else f"{plan.consumers} receiving all"
-    batch = f" in batches of {plan.batch}" if plan.batch > 1 else ""
-    rate = f", {plan.rate:,g} a second" if plan.rate else ""
-    who = f"{plan.producers} publishing{batch}{rate}, {takers}"
-    wait = ", waiting for shared memory only" if plan.wait == "published" else ""
-    return f"{plan.size:,} bytes, {who}; {plan.transport}, sync {plan.sync}{wait}"

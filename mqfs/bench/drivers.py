@@ -1,6 +1,6 @@
-"""How a process of the bench reaches its group: the library over a transport, or plain files of a mount.
+"""Drivers: how a process of the bench reaches its group, by the library or by the files of a mount.
 
-Owns the few calls that producers, consumers, workers and whoever prepares the group make.
+Owns the calls that actors make and those that prepare the group.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from mqfs.client.client import Client, connect, open
-from mqfs.client.group import Kept
-from mqfs.client.words import commands
+from mqfs.client.group import Durability
 from mqfs.errors import BadRequest
+from mqfs.syntax.quoting import command_lines
 
 STREAM, PING, PONG, CONSUMER = "bench", "ping", "pong", "bench"
-Took: TypeAlias = tuple[bytes, Callable[[], object] | None]  # a body, and what acknowledges it
+Took: TypeAlias = tuple[bytes, Callable[[], object] | None]  # a body and its acknowledgement
 
 
 @attrs.frozen
 class Place:
-    """Where the tree is."""
+    """The location of the tree."""
 
     transport: str
     address: str = ""
     mount: str = ""
-    store: str = ""  # of the engine inside the process
-    wait: Kept = "committed"
+    store: str = ""  # of an embedded engine
+    wait: Durability = "committed"
 
 
 class Driver(Protocol):
-    """Any number of threads may use one."""
+    """The calls of actors. Thread-safe."""
 
     def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None: ...
 
     def remove(self, group: str, streams: Sequence[str]) -> None: ...
 
     def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
-        """What publishes one, and what publishes many; both return when they are kept, or where `wait` says so."""
+        """Functions that publish one message and many; they return once these are kept, as `wait` demands."""
         ...
 
     def subscribed(self, group: str, stream: str, size: int) -> Iterator[bytes]:
-        """Every message of the stream from its beginning; all are of that size."""
+        """Every message of the stream from its beginning; `size`: of each."""
         ...
 
     def claimed(self, group: str, size: int) -> Iterator[Took]: ...
 
     def acknowledged(self, group: str) -> int:
-        """How many messages the consumer has had acknowledged, as the tree counts them."""
+        """The number of acknowledged messages, by the tree's own count."""
         ...
 
     def close(self) -> None: ...
@@ -68,7 +68,7 @@ def open_driver(place: Place) -> Driver:
 class Library:
     """mqfs.client."""
 
-    def __init__(self, client: Client, wait: Kept) -> None:
+    def __init__(self, client: Client, wait: Durability) -> None:
         self._client, self._wait = client, wait
 
     def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None:
@@ -121,7 +121,7 @@ class Files:
             os.close(os.open(self._path(group, stream), os.O_WRONLY | os.O_CREAT))
         file = os.open(self._path(group, "ctl"), os.O_WRONLY)
         try:
-            os.write(file, commands(*lines))
+            os.write(file, command_lines(*lines))
         finally:
             os.close(file)
 
@@ -137,7 +137,7 @@ class Files:
         write = os.write
 
         def many(bodies: list[bytes]) -> None:
-            raise BadRequest("a write to a file is one message")
+            raise BadRequest("batch failed: a write to a file is one message (expected another transport)")
 
         return (lambda body: write(file, body)), many
 
@@ -146,7 +146,7 @@ class Files:
         return self._read(file, size)
 
     def _read(self, file: int, size: int) -> Iterator[bytes]:
-        """A read gives one message; one longer than was asked for would show as damaged."""
+        """One message a read; a longer one than expected is cut and shows as damaged."""
         read = os.read
         while body := read(file, size):
             yield body
@@ -165,4 +165,4 @@ class Files:
             return int(json.load(file)["consumers"][CONSUMER]["acknowledged"])
 
     def close(self) -> None:
-        """Files end with their process."""
+        """Nothing to do: the files are closed with the process."""

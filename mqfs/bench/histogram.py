@@ -1,6 +1,6 @@
-"""How long things took: a count for each length of time, lengths that differ by less than 3 % counted as one.
+"""A histogram of durations: a count for each, those that differ by less than 3 % counted as one.
 
-Owns the percentiles. Takes the same room however many it counts.
+Owns the percentiles. Of constant size.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 _STEPS = 32  # to a doubling
-_BITS = 6  # lengths below 2 × _STEPS ns are exact
+_BITS = 6  # durations below 2 × _STEPS ns are exact
 _SIZE = (64 - _BITS) * _STEPS + 2 * _STEPS
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 
 class Histogram:
-    """Lengths of time, in nanoseconds."""
+    """Durations, in nanoseconds."""
 
     __slots__ = ("counts", "most")
 
@@ -39,13 +39,13 @@ class Histogram:
         return sum(self.counts)
 
     def bars(self) -> Iterator[tuple[int, int]]:
-        """The middle of each length that was met, and how often it was."""
+        """The middle of each counted duration, and its count."""
         for at, count in enumerate(self.counts):
             if count:
                 yield min(_middle(at), self.most), count
 
     def percentile(self, percent: float) -> int:
-        """Nanoseconds that so many in a hundred did not take longer than; 0 where nothing was counted."""
+        """Nanoseconds; 0 where nothing was counted."""
         wanted = len(self) * percent / 100
         passed = 0
         for ns, count in self.bars():
@@ -54,16 +54,16 @@ class Histogram:
                 return ns
         return self.most
 
-    def told(self) -> list[int]:
-        """For another process: `most`, then the counts as far as they are not 0."""
+    def to_list(self) -> list[int]:
+        """For another process: `most`, then the counts up to the last that is not 0."""
         counts = list(self.counts)
         while counts and not counts[-1]:
             counts.pop()
         return [self.most, *counts]
 
     @classmethod
-    def heard(cls, told: Sequence[int]) -> Histogram:
-        return cls(told[1:], told[0])
+    def from_list(cls, row: Sequence[int]) -> Histogram:
+        return cls(row[1:], row[0])
 
 
 def _middle(at: int) -> int:

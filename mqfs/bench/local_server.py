@@ -1,4 +1,4 @@
-"""Where the bench finds its tree: a server that runs, or one of its own on a store that is gone afterwards.
+"""The tree that the bench measures: a running server's, or that of a server of its own on a temporary store.
 
 Owns that server, its folder, and the groups of the bench in either.
 """
@@ -21,7 +21,7 @@ import attrs
 
 from mqfs.bench.drivers import Place, open_driver
 from mqfs.bench.plan import Plan
-from mqfs.client.group import Kept
+from mqfs.client.group import Durability
 from mqfs.errors import BadAddress, Disconnected, MqfsError
 
 START_S = STOP_S = 30.0
@@ -32,7 +32,7 @@ _DISK = "/var/tmp"  # /tmp may be memory
 
 @contextlib.contextmanager
 def folder(plan: Plan) -> Iterator[str]:
-    """A folder for all the bench writes, on the disk that is to be measured."""
+    """A temporary folder on the disk to be measured."""
     above = plan.store or (_DISK if os.access(_DISK, os.W_OK) else None)
     path = tempfile.mkdtemp(prefix="mqfs-bench-", dir=above)
     try:
@@ -43,7 +43,7 @@ def folder(plan: Plan) -> Iterator[str]:
 
 @contextlib.contextmanager
 def place(plan: Plan, path: str) -> Iterator[Place]:
-    """Where the tree is, with a server there if need be."""
+    """The location of the tree; starts a server where the plan names none."""
     assert plan.transport is not None
     if plan.at is not None:
         yield Place(plan.transport, plan.at, wait=_wait_of(plan))
@@ -56,7 +56,7 @@ def place(plan: Plan, path: str) -> Iterator[Place]:
             yield attrs.evolve(found, wait=_wait_of(plan))
 
 
-def _wait_of(plan: Plan) -> Kept:
+def _wait_of(plan: Plan) -> Durability:
     return "published" if plan.wait == "published" else "committed"
 
 
@@ -86,7 +86,7 @@ def _served(transport: str, path: str) -> Iterator[Place]:
 
 
 def _end_with_us() -> None:
-    """In the server, before it is one: if the bench is killed the kernel ends it too."""
+    """In the child, before exec: have the kernel end the server if the bench is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -98,8 +98,8 @@ def _wait(server: subprocess.Popen[bytes], log: str) -> None:
         if "mqfs: ready" in lines:
             return
         if server.poll() is not None or time.monotonic() > deadline:
-            last = lines[-1].removeprefix("mqfs: ") if lines else f"nothing was said in {START_S:g} s"
-            raise BadAddress(f"the bench's own server did not start: {last}")
+            last = lines[-1].removeprefix("mqfs: ") if lines else f"no output in {START_S:g} s"
+            raise BadAddress(f"bench failed: its server did not start: {last}")
         time.sleep(_LOOK_S)
 
 
@@ -114,29 +114,27 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def group(where: Place, lines: Sequence[str], streams: Sequence[str]) -> Iterator[str]:
-    """A group of the bench's own. Nothing of it is left, in a server that goes on."""
+    """A temporary group. Removed at the end, unless its server is the bench's own."""
     name = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-    way = open_driver(where)
+    driver = open_driver(where)
     try:
-        way.prepare(name, lines, streams)
+        driver.prepare(name, lines, streams)
         if where.transport == "embedded":
-            way.close()  # the store is for the process that measures
+            driver.close()  # the child process opens the store
         yield name
     finally:
         if where.transport != "embedded":
-            with contextlib.suppress(
-                Disconnected, BadAddress, OSError
-            ):  # the server is gone, and its groups are its own
+            with contextlib.suppress(Disconnected, BadAddress, OSError):  # the server is gone
                 _remove(where, name, streams)
-            way.close()
+            driver.close()
 
 
 def _remove(where: Place, name: str, streams: Sequence[str]) -> None:
-    """On a connection of its own: the one it was made by may be used no more after Ctrl-C."""
-    way = open_driver(where)
+    """On a new connection: Ctrl-C may have left the other unusable."""
+    driver = open_driver(where)
     try:
-        way.remove(name, streams)
+        driver.remove(name, streams)
     except MqfsError as error:
-        print(f"mqfs: the group {name} is left behind: {error}", file=sys.stderr)
+        print(f"mqfs: cannot remove group {name!r}: {error}", file=sys.stderr)
     finally:
-        way.close()
+        driver.close()

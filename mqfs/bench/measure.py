@@ -1,6 +1,6 @@
-"""One run of the bench: the group, the processes, the end, and what it comes to.
+"""One run of the bench: the group, the processes, the end, the figures.
 
-Owns the order of these and the figures; how they are shown is display.py's.
+Owns the order of these and the results; display.py shows them.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from mqfs.bench.drivers import CONSUMER, PING, PONG, STREAM, Place, open_driver
 from mqfs.bench.histogram import PERCENTILES, Histogram
 from mqfs.bench.plan import Plan
 
-ROUND_TRIPS_S = 5.0  # no longer than that
+ROUND_TRIPS_S = 5.0  # at most
 _SECOND_NS = 10**9
 
 
 @attrs.define
-class Found:
-    """What was measured."""
+class Results:
+    """The figures and the checks of a run."""
 
     plan: Plan
     published: int = 0
     received: int = 0
     publishing_s: float = 0.0  # from the first publish to the end of the last
-    receiving_s: float = 0.0  # from the first publish to the last that came
+    receiving_s: float = 0.0  # from the first publish to the last receipt
     lost: int = 0
     twice: int = 0
     disordered: int = 0
     damaged: int = 0
-    unacknowledged: int = 0  # of what workers took, by the tree's own count
+    unacknowledged: int = 0  # received by workers, by the tree's own count
     interrupted: bool = False
     took: dict[str, Histogram] = attrs.Factory(dict)  # publish, delivery, round trip
 
@@ -46,10 +46,10 @@ class Found:
     def sound(self) -> bool:
         return not (self.lost or self.twice or self.disordered or self.damaged or self.unacknowledged)
 
-    def told(self) -> dict[str, Any]:
-        """The JSON object."""
+    def as_dict(self) -> dict[str, Any]:
+        """For the JSON output."""
         return {
-            "options": self.plan.told(),
+            "options": self.plan.as_dict(),
             "interrupted": self.interrupted,
             "published": {**_rates(self.published, self.publishing_s, self.plan.size)},
             "received": {**_rates(self.received, self.receiving_s, self.plan.size)},
@@ -71,44 +71,44 @@ def _rates(count: int, seconds: float, size: int) -> dict[str, float]:
 
 
 def latencies(took: Histogram) -> dict[str, float]:
-    """Microseconds."""
-    found = {f"p{percent:g}": took.percentile(percent) / 1000 for percent in PERCENTILES}
-    return {"count": len(took), **found, "max": took.most / 1000}
+    """In microseconds."""
+    results = {f"p{percent:g}": took.percentile(percent) / 1000 for percent in PERCENTILES}
+    return {"count": len(took), **results, "max": took.most / 1000}
 
 
 Progress = Callable[[int, int], None]  # published, received
 
 
-def measure(plan: Plan, progress: Progress) -> Found:
-    """Carry it out. Raises what went wrong; Ctrl-C ends it with what was measured by then."""
+def measure(plan: Plan, progress: Progress) -> Results:
+    """Run the plan. Ctrl-C ends it with the figures so far. Raises MqfsError."""
     with local_server.folder(plan) as folder, local_server.place(plan, folder) as place:
-        found = _load(plan, place, folder, progress)
-        if plan.round_trips and not found.interrupted:
-            _round_trips(plan, place, folder, found)
-        return found
+        results = _load(plan, place, folder, progress)
+        if plan.round_trips and not results.interrupted:
+            _round_trips(plan, place, folder, results)
+        return results
 
 
-def _load(plan: Plan, place: Place, folder: str, progress: Progress) -> Found:
+def _load(plan: Plan, place: Place, folder: str, progress: Progress) -> Results:
     kept = "replay off" if plan.workers else "replay all"
     consumer = [f"consumer {CONSUMER} {STREAM}"] if plan.workers else []
     with local_server.group(place, [kept, f"sync {plan.sync}", *consumer, *plan.ctl], [STREAM]) as group:
         load = Load(group, plan.producers, plan.size, plan.batch, plan.messages, plan.seconds, plan.rate)
         load = attrs.evolve(load, marks=not plan.workers)
-        taker = "worker" if plan.workers else "consumer"
-        roles = [(taker, i) for i in range(plan.takers)] + [("producer", i) for i in range(plan.producers)]
+        receiver = "worker" if plan.workers else "consumer"
+        roles = [(receiver, i) for i in range(plan.receivers)] + [("producer", i) for i in range(plan.producers)]
         with Crew(place, load, folder, roles) as crew:
             return Run(plan, place, load, crew, progress).carry_out()
 
 
 class Run:
-    """Producers against those who take, until all has come."""
+    """Producers and receivers, until all messages are received."""
 
     def __init__(self, plan: Plan, place: Place, load: Load, crew: Crew, progress: Progress) -> None:
         self.plan, self.place, self.load, self.crew, self.progress = plan, place, load, crew, progress
-        self.taker = "worker" if plan.workers else "consumer"
+        self.receiver = "worker" if plan.workers else "consumer"
         self.cut = self.interrupted = False
 
-    def carry_out(self) -> Found:
+    def carry_out(self) -> Results:
         crew = self.crew
         crew.begin()
         try:
@@ -118,51 +118,51 @@ class Run:
         except KeyboardInterrupt:
             self.interrupted = True
             self._end_early()
-        if crew.left(self.taker) or crew.left("producer"):
+        if crew.left(self.receiver) or crew.left("producer"):
             self.cut = True
             crew.cut()
-        return self._found()
+        return self._results()
 
     def _wait_for(self, role: str) -> None:
-        while self.crew.left(role) and not self._inside_over(role):
+        while self.crew.left(role) and not self._ends_with_all(role):
             self.crew.look()
             self._show()
 
-    def _inside_over(self, role: str) -> bool:
-        """In one process with all, the producers have not ended on their own."""
+    def _ends_with_all(self, role: str) -> bool:
+        """Whether not to wait for producers: in one process all actors end together."""
         return role == "producer" and self.place.transport == "embedded"
 
     def _show(self) -> None:
-        self.progress(self.crew.count("producer"), self.crew.count(self.taker))
+        self.progress(self.crew.count("producer"), self.crew.count(self.receiver))
 
     def _mark_ends(self) -> None:
-        """Workers end at a mark each, behind all there is."""
+        """Publish an end mark for each worker, after all messages."""
         if self.place.transport == "embedded" or not self.plan.workers:
             return
-        way = open_driver(self.place)
+        driver = open_driver(self.place)
         try:
-            publish, _ = way.publisher(self.load.group, STREAM)
+            publish, _ = driver.publisher(self.load.group, STREAM)
             for _ in range(self.plan.workers):
                 publish(payload.make(0, 0, 0, payload.tail(self.plan.size), payload.END))
         finally:
-            way.close()
+            driver.close()
 
     def _drain(self, seconds: float = float("inf")) -> None:
-        """Until all has come; or nothing does any more."""
+        """Until all messages are received, or none is for BENCH_STALL_S."""
         deadline = time.monotonic() + seconds
         moved_at, last = time.monotonic(), (-1, -1)
-        while self.crew.left(self.taker) and time.monotonic() < deadline:
+        while self.crew.left(self.receiver) and time.monotonic() < deadline:
             self.crew.look()
             self._show()
-            now = self.crew.count("producer"), self.crew.count(self.taker)
+            now = self.crew.count("producer"), self.crew.count(self.receiver)
             if now != last:
                 moved_at, last = time.monotonic(), now
             elif time.monotonic() - moved_at > limits.BENCH_STALL_S and not self.crew.left("producer"):
-                return  # what is missing is lost
+                return  # the missing ones are lost
 
     def _end_early(self) -> None:
-        """Publish no more; what was published may still come for a while."""
-        self.crew.tell("stop")
+        """Publish no more; wait for the rest, at most BENCH_DRAIN_S."""
+        self.crew.send("stop")
         deadline = time.monotonic() + limits.BENCH_DRAIN_S
         while self.crew.left("producer") and time.monotonic() < deadline:
             self.crew.look()
@@ -172,62 +172,63 @@ class Run:
 
     # ------------------------------------------------------------ figures
 
-    def _found(self) -> Found:
-        producers, takers = self.crew.told("producer"), self.crew.told(self.taker)
-        begun_ns = min(told["begun_ns"] for told in producers)
-        found = Found(self.plan, interrupted=self.interrupted)
-        found.published = sum(told["count"] for told in producers)
-        found.received = sum(told["count"] for told in takers)
-        found.publishing_s = (max(told["ended_ns"] for told in producers) - begun_ns) / _SECOND_NS
-        ended_ns = max((told["ended_ns"] for told in takers if told["count"]), default=begun_ns)
-        found.receiving_s = (ended_ns - begun_ns) / _SECOND_NS
-        found.took = {"publish": _joined(producers)}
-        if takers:
-            found.took["delivery"] = _joined(takers)
-            self._check(found, [told["count"] for told in producers], takers)
-        return found
+    def _results(self) -> Results:
+        producers, receivers = self.crew.reports("producer"), self.crew.reports(self.receiver)
+        begun_ns = min(report["begun_ns"] for report in producers)
+        results = Results(self.plan, interrupted=self.interrupted)
+        results.published = sum(report["count"] for report in producers)
+        results.received = sum(report["count"] for report in receivers)
+        results.publishing_s = (max(report["ended_ns"] for report in producers) - begun_ns) / _SECOND_NS
+        ended_ns = max((report["ended_ns"] for report in receivers if report["count"]), default=begun_ns)
+        results.receiving_s = (ended_ns - begun_ns) / _SECOND_NS
+        results.took = {"publish": _joined(producers)}
+        if receivers:
+            results.took["delivery"] = _joined(receivers)
+            self._check(results, [report["count"] for report in producers], receivers)
+        return results
 
-    def _acknowledged(self, takers: list[dict[str, Any]]) -> int:
+    def _acknowledged(self, receivers: list[dict[str, Any]]) -> int:
         if self.place.transport == "embedded":
-            return sum(told.get("acknowledged", 0) for told in takers)
-        way = open_driver(self.place)
+            return sum(report.get("acknowledged", 0) for report in receivers)
+        driver = open_driver(self.place)
         try:
-            return way.acknowledged(self.load.group)
+            return driver.acknowledged(self.load.group)
         finally:
-            way.close()
+            driver.close()
 
-    def _check(self, found: Found, sent: list[int], takers: list[dict[str, Any]]) -> None:
-        for told in takers:
-            found.twice += told["sight"]["twice"]
-            found.disordered += told["sight"]["disordered"]
-            found.damaged += told["sight"]["damaged"]
+    def _check(self, results: Results, sent: list[int], receivers: list[dict[str, Any]]) -> None:
+        for report in receivers:
+            results.twice += report["sight"]["twice"]
+            results.disordered += report["sight"]["disordered"]
+            results.damaged += report["sight"]["damaged"]
         if self.plan.workers:
-            parts = [[Path(path).read_bytes() for path in told["seen"]] for told in takers]
-            found.lost, twice = payload.shared_out(parts, sent)
-            found.twice += twice
+            parts = [[Path(path).read_bytes() for path in report["seen"]] for report in receivers]
+            results.lost, twice = payload.shared_out(parts, sent)
+            results.twice += twice
             if not self.cut:
-                found.unacknowledged = found.received + self.plan.workers - self._acknowledged(takers)  # end marks too
+                marks = self.plan.workers
+                results.unacknowledged = results.received + marks - self._acknowledged(receivers)
         else:
-            found.lost = sum(lost(told, sent) for told in takers)
+            results.lost = sum(lost(report, sent) for report in receivers)
         if self.interrupted and self.cut:
-            found.lost = 0  # what has not come by then is no loss
+            results.lost = 0  # the rest was not waited for
 
 
-def lost(told: dict[str, Any], sent: list[int]) -> int:
-    """Of what was sent by each, how much never came to one consumer."""
-    behind = sum(max(0, count - came) for count, came in zip(sent, told["next"], strict=True))
-    return int(behind + sum(told["missing"]))
+def lost(report: dict[str, Any], sent: list[int]) -> int:
+    """The number of messages that one consumer never received, of those sent by each producer."""
+    behind = sum(max(0, count - received) for count, received in zip(sent, report["next"], strict=True))
+    return int(behind + sum(report["missing"]))
 
 
-def _joined(told: list[dict[str, Any]]) -> Histogram:
+def _joined(reports: list[dict[str, Any]]) -> Histogram:
     all_ = Histogram()
-    for one in told:
-        all_.merge(Histogram.heard(one["took"]))
+    for report in reports:
+        all_.merge(Histogram.from_list(report["took"]))
     return all_
 
 
-def _round_trips(plan: Plan, place: Place, folder: str, found: Found) -> None:
-    """With nothing else going on."""
+def _round_trips(plan: Plan, place: Place, folder: str, results: Results) -> None:
+    """Round trips, with no other load."""
     with local_server.group(place, ["replay all", f"sync {plan.sync}", *plan.ctl], [PING, PONG]) as group:
         load = Load(group, 1, plan.size, round_trips=plan.round_trips, seconds=ROUND_TRIPS_S)
         with Crew(place, load, folder, [("echo", 0), ("pinger", 0)]) as crew:
@@ -235,8 +236,8 @@ def _round_trips(plan: Plan, place: Place, folder: str, found: Found) -> None:
             with contextlib.suppress(KeyboardInterrupt):
                 while crew.left("pinger"):
                     crew.look()
-                found.took["round trip"] = _joined(crew.told("pinger"))
+                results.took["round trip"] = _joined(crew.reports("pinger"))
                 return
-            found.interrupted = True
+            results.interrupted = True
             crew.cut()
-            found.took["round trip"] = _joined(crew.told("pinger"))
+            results.took["round trip"] = _joined(crew.reports("pinger"))

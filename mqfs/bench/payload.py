@@ -1,7 +1,6 @@
-"""What a message of the bench looks like, and whether all came that were sent.
+"""The messages of the bench, and the checks that all are received, in order, once and undamaged.
 
-Owns the layout: who sent it, of which kind, its number, when it was sent, then bytes that are known. Every message that
-comes is looked at whole.
+Owns the layout: producer, kind, number, time of sending, then known bytes. Every received message is checked whole.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ import struct
 
 import attrs
 
-DATA, END = 0, 1  # END: its number is how many came before
+DATA, END = 0, 1  # END: its number is the count of messages before it
 _HEAD = struct.Struct("<HBxIq")
 LEAST_BYTES = _HEAD.size
-MISSED_MOST = 1 << 20  # numbers remembered as missing: bounds what a bench that loses everything holds
-TIMES_MOST = 3  # so often a worker counts that a message came: the sum over limits.BENCH_WORKERS fits a byte
+MISSED_MOST = 1 << 20  # missing numbers held: bounds the memory of a run that loses everything
+TIMES_MOST = 3  # receipts of a message that a worker counts: their sum over limits.BENCH_WORKERS fits a byte
 _FILL = b"The quick brown fox jumps over the lazy dog. "
 
 _pack, _unpack = _HEAD.pack, _HEAD.unpack_from
 
 
 def tail(size: int) -> bytes:
-    """The known bytes of a message of that size."""
+    """The known bytes of a message of a size."""
     return (_FILL * (size // len(_FILL) + 1))[: size - LEAST_BYTES]
 
 
@@ -31,7 +30,7 @@ def make(producer: int, number: int, sent_ns: int, rest: bytes, kind: int = DATA
 
 @attrs.define
 class ReceiveCheck:
-    """What was looked at, of all producers."""
+    """The counts of a receiver, of all producers."""
 
     received: int = 0
     twice: int = 0
@@ -40,17 +39,17 @@ class ReceiveCheck:
 
 
 class Order:
-    """For who gets every message: of each producer all must come, in their order."""
+    """The check of a consumer: it receives all messages of each producer, in order."""
 
     def __init__(self, producers: int, size: int) -> None:
         self.sight = ReceiveCheck()
-        self.ended = [-1] * producers  # how many a producer says it sent
+        self.ended = [-1] * producers  # the count in a producer's end mark
         self.next = [0] * producers
         self.missing: list[set[int]] = [set() for _ in range(producers)]
         self._tail = tail(size)
 
     def look(self, body: bytes) -> int:
-        """When it was sent; 0 where that means nothing (an end mark, damage)."""
+        """Count a message; its time of sending, 0 for an end mark or a damaged one."""
         if body[LEAST_BYTES:] != self._tail:
             self.sight.damaged += 1
             return 0
@@ -85,18 +84,18 @@ class Order:
         return -1 not in self.ended
 
     def lost(self, sent: list[int]) -> int:
-        """How many never came, of those sent by each."""
-        behind = sum(max(0, count - came) for count, came in zip(sent, self.next, strict=True))
+        """The number of messages never received, of those sent by each producer."""
+        behind = sum(max(0, count - received) for count, received in zip(sent, self.next, strict=True))
         return behind + sum(map(len, self.missing))
 
 
 class QueueCheck:
-    """For who gets some of the messages: those of a producer must come in order, once."""
+    """The check of a worker: it receives its share of each producer's messages in order, once."""
 
     def __init__(self, producers: int, size: int) -> None:
         self.sight = ReceiveCheck()
         self.over = False
-        self.seen = [bytearray() for _ in range(producers)]  # how often each number came
+        self.seen = [bytearray() for _ in range(producers)]  # receipts of each number
         self._last = [-1] * producers
         self._tail = tail(size)
 
@@ -127,7 +126,7 @@ class QueueCheck:
 
 
 def shared_out(parts: list[list[bytes]], sent: list[int]) -> tuple[int, int]:
-    """Of what each worker saw of each producer: how many were lost, how many came more than once."""
+    """The numbers of messages lost and received again, by the receipts of each worker and producer."""
     lost = twice = 0
     for producer, count in enumerate(sent):
         total = _sum([part[producer][:count] for part in parts], count)

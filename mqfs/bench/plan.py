@@ -1,6 +1,6 @@
-"""What is to be measured: the options of `mqfs bench`, checked before anything is started.
+"""The options of `mqfs bench`, checked before anything is started.
 
-Owns what goes with what, and its one line where it does not.
+Owns their bounds, their combinations and the errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRANSPORTS = ("auto", "ring", "9p", "file", "embedded")
 
 @attrs.frozen
 class Plan:
-    """As on the command line; None is "not said"."""
+    """As on the command line; None: not given."""
 
     at: str | None = None
     mount: str | None = None
@@ -30,7 +30,7 @@ class Plan:
     transport: str | None = None
     producers: int = 1
     consumers: int = 1
-    workers: int = 0  # a work queue with so many takers; then there are no consumers
+    workers: int = 0  # competing consumers of a work queue, instead of `consumers`
     size: int = 64
     batch: int = 1
     messages: int | None = None
@@ -44,23 +44,23 @@ class Plan:
     plot: str | None = None
 
     @property
-    def takers(self) -> int:
+    def receivers(self) -> int:
         return self.workers or self.consumers
 
-    def told(self) -> dict[str, Any]:
-        """For the JSON object."""
+    def as_dict(self) -> dict[str, Any]:
+        """For the JSON output."""
         return {key: value for key, value in attrs.asdict(self).items() if key not in ("json", "plot")}
 
 
-def make(said: dict[str, Any]) -> Plan:
-    """A plan of what the command line said (None: not said). Raises BadConfig."""
-    given = {key: value for key, value in said.items() if value is not None}
+def make(options: dict[str, Any]) -> Plan:
+    """The plan of the command line's options (None: not given). Raises BadConfig."""
+    given = {key: value for key, value in options.items() if value is not None}
     if given.get("workers") and "consumers" in given:
         raise BadConfig(
-            "--workers and --consumers: workers share the messages, consumers each get all; give one of both"
+            "--workers and --consumers: workers share the messages, consumers receive all (expected one of both)"
         )
     if "messages" in given and "seconds" in given:
-        raise BadConfig("--messages and --seconds: give one of both")
+        raise BadConfig("--messages and --seconds: both given (expected one)")
     if given.get("workers"):
         given["consumers"] = 0
     plan = Plan(**{"seconds": 5.0 if "messages" not in given else None, **given})
@@ -81,43 +81,41 @@ def _numbers(plan: Plan) -> None:
     ):
         value = getattr(plan, name)
         if value is not None and not least <= value <= most:
-            raise BadConfig(f"--{name.replace('_', '-')} {value}; {least:,} to {most:,} is right")
+            raise BadConfig(f"--{name.replace('_', '-')} {value}: out of range (expected {least:,} to {most:,})")
     if plan.seconds is not None and not 0 < plan.seconds <= limits.BENCH_SECONDS:
-        raise BadConfig(f"--seconds {plan.seconds:g}; more than 0, at most {limits.BENCH_SECONDS:,} is right")
+        raise BadConfig(f"--seconds {plan.seconds:g}: out of range (expected 0 to {limits.BENCH_SECONDS:,})")
     if plan.rate is not None and not 0 < plan.rate < float("inf"):
-        raise BadConfig(f"--rate {plan.rate:g}; a number of messages a second, more than 0, is right")
+        raise BadConfig(f"--rate {plan.rate:g}: out of range (expected messages a second, more than 0)")
 
 
 def _place(plan: Plan) -> None:
     if plan.transport not in (None, *TRANSPORTS):
-        raise BadConfig(f"--transport {plan.transport!r}; one of {', '.join(TRANSPORTS)} is right")
+        raise BadConfig(f"--transport {plan.transport!r}: unknown (expected {', '.join(TRANSPORTS)})")
     if len([place for place in (plan.at, plan.mount, plan.store) if place is not None]) > 1:
-        raise BadConfig(
-            "--at, --mount and --store: a server that runs, its mount, or a server of the bench's own; give one"
-        )
+        raise BadConfig("--at, --mount and --store: more than one given (expected one, or none for a temporary store)")
     if plan.at is not None:
         if plan.transport in ("file", "embedded"):
-            raise BadConfig(f"--at goes with --transport auto, ring or 9p; for {plan.transport} leave it out")
+            raise BadConfig(f"--at: not with --transport {plan.transport} (expected auto, ring or 9p)")
         try:
             parse_address(plan.at)
         except BadAddress as error:
-            raise BadConfig(f"--at {error.detail}") from None
+            raise BadConfig(f"--at: {error.detail}") from None
     if plan.mount is not None:
         if plan.transport not in (None, "file"):
-            raise BadConfig(f"--mount goes with --transport file; for {plan.transport} give --at")
+            raise BadConfig(f"--mount: not with --transport {plan.transport} (expected file)")
         if not os.path.exists(os.path.join(plan.mount, "ctl")):
-            raise BadConfig(f"--mount {plan.mount}: no tree is mounted there (it has no file ctl)")
+            raise BadConfig(f"--mount {plan.mount!r}: no tree mounted there (expected a file ctl in it)")
     if plan.store is not None and not os.access(plan.store, os.W_OK | os.X_OK):
-        raise BadConfig(f"--store {plan.store}: not a directory that can be written to")
+        raise BadConfig(f"--store {plan.store!r}: not a writable directory")
 
 
 def _batch(plan: Plan) -> None:
     if plan.wait not in WAITS:
-        raise BadConfig(f"--wait {plan.wait!r}; {' or '.join(WAITS)} is right")
+        raise BadConfig(f"--wait {plan.wait!r}: unknown (expected {' or '.join(WAITS)})")
     if plan.wait == "published" and (plan.transport == "file" or plan.mount):
-        raise BadConfig("--wait: a write to a file waits as the group's sync says; leave it out, or take the ring")
+        raise BadConfig("--wait published: not with files, whose writes wait as `sync` says (expected the ring)")
     if plan.batch > 1 and (plan.transport == "file" or plan.mount):
-        raise BadConfig("--batch: a write to a file is one message; leave it out, or take another transport")
+        raise BadConfig("--batch: not with files, where a write is one message (expected another transport)")
 
 
 def _settings(plan: Plan) -> None:
@@ -134,11 +132,21 @@ def _files(plan: Plan) -> None:
             continue
         folder = os.path.dirname(path) or "."
         if not path or os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
-            raise BadConfig(f"{option} {path or repr(path)}: no file can be written there")
+            raise BadConfig(f"{option} {path!r}: cannot write a file there")
     if plan.plot is not None:
         if not plan.plot.lower().endswith(".png"):
-            raise BadConfig(f"--plot {plan.plot}: a picture is PNG; a name that ends in .png is right")
+            raise BadConfig(f"--plot {plan.plot!r}: not a PNG file (expected a name ending in .png)")
         try:
             import matplotlib  # noqa: F401
         except ImportError:
-            raise BadConfig("--plot needs matplotlib (in a clone: script/setup spark)") from None
+            raise BadConfig("--plot: matplotlib is missing (see script/setup spark)") from None
+
+
+def described(plan: Plan) -> str:
+    """A line for people."""
+    receivers = f"{plan.workers} sharing them" if plan.workers else f"{plan.consumers} receiving all"
+    batch = f" in batches of {plan.batch}" if plan.batch > 1 else ""
+    rate = f", {plan.rate:,g} a second" if plan.rate else ""
+    who = f"{plan.producers} publishing{batch}{rate}, {receivers}"
+    wait = ", waiting for shared memory only" if plan.wait == "published" else ""
+    return f"{plan.size:,} bytes, {who}; {plan.transport}, sync {plan.sync}{wait}"

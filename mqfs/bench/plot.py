@@ -1,6 +1,6 @@
-"""The picture of `mqfs bench --plot`: how long things took, and how many took longer.
+"""The plot of `mqfs bench --plot`: histograms of the latencies and their tails.
 
-Owns the drawing, with matplotlib, which is loaded for it alone.
+Owns the drawing; the only module that imports matplotlib.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 
 import matplotlib
 
-from mqfs.bench.measure import Found
+from mqfs.bench.measure import Results
+from mqfs.bench.plan import described
 
 matplotlib.use("Agg")  # no window, no display
 
@@ -19,10 +20,10 @@ from matplotlib import pyplot
 _LEAST_SHARE = 1e-6
 
 
-def draw(found: Found, path: str) -> None:
-    """Two panels: a histogram, and the share that took longer. Both over microseconds."""
+def draw(results: Results, path: str) -> None:
+    """Draw two panels over microseconds: a histogram, and the share that took longer."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for name, took in found.took.items():
+    for name, took in results.took.items():
         bars = list(took.bars())
         if bars:
             _bars(left, right, name, [ns / 1000 for ns, _ in bars], [count for _, count in bars])
@@ -33,9 +34,7 @@ def draw(found: Found, path: str) -> None:
         axes.grid(visible=True, alpha=0.3)
     right.set_yscale("log")
     right.legend()
-    from mqfs.bench.display import described
-
-    figure.suptitle(f"mqfs bench: {described(found.plan)}", fontsize=10)
+    figure.suptitle(f"mqfs bench: {described(results.plan)}", fontsize=10)
     figure.savefig(path, format="png", dpi=120)
     pyplot.close(figure)
 

@@ -1,11 +1,11 @@
-"""The library: publish, subscribe, consume, over 9P or with the engine in this process (docs/reference/python.md)."""
+"""The library: publish, subscribe and consume, by 9P, a ring or an embedded engine (docs/reference/python.md)."""
 
 from mqfs.client.callbacks import Registration
 from mqfs.client.client import Client, connect, open
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
-from mqfs.client.publisher import Outgoing
-from mqfs.client.subscription import Subscription
+from mqfs.client.outgoing import Outgoing
+from mqfs.client.types import Subscription
 from mqfs.client.workers import Worker
 from mqfs.model import Message
 

@@ -1,229 +1,60 @@
-"""The library for async programs, trio's and asyncio's: the same calls, awaited.
+"""The library for async programs of trio and asyncio: name for name the same calls, awaited.
 
-Owns the meeting of threads and cancellation, and nothing of what the calls do: each runs the call of the same name in a
-thread, a waiting one for as long as it waits. Cancelling a wait for a message interrupts it and loses none; other calls
-are short and are carried out to their end.
+Owns the async groups and clients. Each call runs its sync twin in a thread, a waiting one for as long as it waits.
+Cancelling a wait interrupts it and loses no message; other calls are short and run to their end. Handlers run in the
+event loop.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
-from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from functools import partial, wraps
+from typing import Concatenate, ParamSpec
+from weakref import WeakSet
 
 import anyio
 
 from mqfs.client import client as sync
+from mqfs.client.async_bridge import InLoop, Loop, in_thread, lifted
+from mqfs.client.async_handles import (
+    AsyncClaim,
+    AsyncClaims,
+    AsyncHandler,
+    AsyncRegistration,
+    AsyncSubscription,
+    AsyncWorker,
+    AsyncWriter,
+    release,
+)
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
-from mqfs.client.large import BodyWriter
-from mqfs.client.subscription import Subscription
-from mqfs.client.types import Body
-from mqfs.errors import Interrupted, MqfsError
+from mqfs.client.types import Filters, Patterns, Subscription
+from mqfs.client.workers import Worker
 from mqfs.model import Message
 
 P = ParamSpec("P")
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-async def in_thread(call: Callable[[], T]) -> T:
-    """Carry a call out to its end."""
-    limiter = anyio.CapacityLimiter(1)  # of its own: there may be any number
-    with anyio.CancelScope(shield=True):
-        value = await anyio.to_thread.run_sync(call, limiter=limiter)
-    return value
-
-
-class _Source(Protocol[T_co]):
-    """What both readings and claims have."""
-
-    def get(self, timeout: float | None = None) -> T_co: ...
-
-    def interrupt(self) -> None: ...
-
-
-class _Waiting(Generic[T]):
-    """Waits for what a source gives, one task at a time."""
-
-    def __init__(self, source: _Source[T]) -> None:
-        self._source = source
-        self._came: deque[T] = deque()  # when its wait had been cancelled: the next one's
-
-    async def get(self) -> T:
-        """Cancelled, the wait is interrupted; what came all the same is kept."""
-        while not self._came:
-            await self._wait()
-        return self._came.popleft()
-
-    async def next(self) -> T:
-        try:
-            return await self.get()
-        except EOFError:
-            raise StopAsyncIteration from None
-
-    async def _wait(self) -> None:
-        ended = anyio.Event()
-        failed: list[BaseException] = []
-
-        async def work() -> None:
-            try:
-                self._came.append(await in_thread(self._source.get))
-            except Interrupted:
-                pass  # the wait is cancelled; or it was meant for one that ended by itself
-            except BaseException as error:
-                failed.append(error)
-            ended.set()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(work)
-            try:
-                await ended.wait()
-            except BaseException:
-                # It may wait for a lock.
-                threading.Thread(target=self._source.interrupt, name="mqfs-interrupt", daemon=True).start()
-                with anyio.CancelScope(shield=True):
-                    await ended.wait()
-                raise
-        for error in failed:
-            raise error
-
-
-class AsyncReading:
-    """Messages, one by one; one task at a time."""
-
-    def __init__(self, reading: Subscription) -> None:
-        self.sync = reading
-        self._waiting: _Waiting[Message] = _Waiting(reading)
-
-    async def get(self) -> Message:
-        """The next message. Raises EOFError at the end."""
-        return await self._waiting.get()
-
-    def __aiter__(self) -> AsyncReading:
-        return self
-
-    async def __anext__(self) -> Message:
-        return await self._waiting.next()
-
-    async def aclose(self) -> None:
-        await in_thread(self.sync.close)
-
-    async def __aenter__(self) -> AsyncReading:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-class AsyncClaim:
-    """A claim. Its block's clean exit acknowledges, an exception is a nack, being cancelled a release."""
-
-    def __init__(self, claim: Claim) -> None:
-        self.sync = claim
-        self.message, self.deliveries = claim.message, claim.deliveries
-
-    @property
-    def body(self) -> bytes:
-        return self.message.body
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self.message.headers
-
-    async def ack(self) -> None:
-        await in_thread(self.sync.ack)
-
-    async def nack(self, delay: float | str | None = None) -> None:
-        await in_thread(partial(self.sync.nack, delay))
-
-    async def release(self) -> None:
-        await in_thread(self.sync.release)
-
-    async def dead(self, reason: str = "") -> None:
-        await in_thread(partial(self.sync.dead, reason))
-
-    async def touch(self) -> None:
-        await in_thread(self.sync.touch)
-
-    async def __aenter__(self) -> AsyncClaim:
-        self.sync.__enter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, anyio.get_cancelled_exc_class()) and not self.sync.settled:
-            await in_thread(partial(_release, self.sync))
-        await in_thread(partial(self.sync.__exit__, kind, error, trace))
-
-
-def _release(claim: Claim) -> None:
-    try:
-        claim.release()
-    except MqfsError:
-        pass  # it was given back already
-
-
-class AsyncClaims:
-    """A handle on a consumer; one task at a time claims, any may settle."""
-
-    def __init__(self, claims: Claims) -> None:
-        self.sync = claims
-        self._waiting: _Waiting[Claim] = _Waiting(claims)
-
-    async def get(self) -> AsyncClaim:
-        """The next message, claimed. Raises EOFError at the end."""
-        return AsyncClaim(await self._waiting.get())
-
-    def __aiter__(self) -> AsyncClaims:
-        return self
-
-    async def __anext__(self) -> AsyncClaim:
-        return AsyncClaim(await self._waiting.next())
-
-
-class AsyncWriter:
-    """A body being written, of any size; see `BodyWriter`. Given by an `async with`, whose clean exit publishes it."""
-
-    def __init__(self, body: BodyWriter) -> None:
-        self.sync = body
-
-    async def write(self, data: Body) -> int:
-        return await in_thread(partial(self.sync.write, data))
-
-
-def lifted(method: Callable[Concatenate[Group, P], T]) -> Callable[Concatenate[AsyncGroup, P], Awaitable[T]]:
-    """The method of a group, awaited."""
-
-    async def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await in_thread(partial(method, self.sync, *args, **kwargs))
-
-    call.__doc__ = method.__doc__
-    return call
 
 
 def opened(
     method: Callable[Concatenate[Group, P], Subscription],
-) -> Callable[Concatenate[AsyncGroup, P], Awaitable[AsyncReading]]:
-    """The method of a group that begins a reading, awaited."""
+) -> Callable[Concatenate[AsyncGroup, P], Awaitable[AsyncSubscription]]:
+    """The async twin of a method of a group that subscribes."""
 
-    async def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> AsyncReading:
-        return AsyncReading(await in_thread(partial(method, self.sync, *args, **kwargs)))
+    @wraps(method)
+    async def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> AsyncSubscription:
+        return AsyncSubscription(await in_thread(partial(method, self.sync, *args, **kwargs)))
 
-    call.__doc__ = method.__doc__
     return call
 
 
 class AsyncGroup:
-    """A group; see `Group` for what each call does."""
+    """See `Group`."""
 
-    def __init__(self, group: Group) -> None:
-        self.sync = group
+    def __init__(self, group: Group, loop: Loop, workers: WeakSet[Worker]) -> None:
+        """`workers`: that are stopped with the client."""
+        self.sync, self.path = group, group.path
+        self._loop, self._workers = loop, workers
 
     publish = lifted(Group.publish)
     publish_many = lifted(Group.publish_many)
@@ -240,6 +71,7 @@ class AsyncGroup:
     create = lifted(Group.create)
     remove = lifted(Group.remove)
     remove_consumer = lifted(Group.remove_consumer)
+    close = lifted(Group.close)
     subscribe = opened(Group.subscribe)
     history = opened(Group.history)
 
@@ -247,7 +79,7 @@ class AsyncGroup:
     async def writer(
         self, stream: str, *, headers: Mapping[str, str] | None = None, create: bool = True
     ) -> AsyncIterator[AsyncWriter]:
-        """As `Group.writer`; an exception, and being cancelled, drops it."""
+        """See `Group.writer`; an exception, and being cancelled, drops the body."""
         body = await in_thread(partial(self.sync.writer, stream, headers=headers, create=create))
         try:
             yield AsyncWriter(body)
@@ -256,19 +88,82 @@ class AsyncGroup:
             raise
         await in_thread(body.close)
 
+    async def on(
+        self,
+        pattern: Patterns,
+        handler: AsyncHandler,
+        *,
+        existing: bool = False,
+        filters: Filters = (),
+        concurrency: int = 1,
+        once: bool = False,
+        on_error: Callable[[Exception, Message | None], object] | None = None,
+    ) -> AsyncRegistration:
+        """See `Group.on`."""
+        report = None if on_error is None else InLoop(self._loop, on_error)
+        call = partial(
+            self.sync.on, pattern, InLoop(self._loop, handler),
+            existing=existing, filters=filters, concurrency=concurrency, once=once, on_error=report,
+        )  # fmt: skip
+        return AsyncRegistration(await in_thread(call), handler)
+
+    async def once(
+        self, pattern: Patterns, handler: AsyncHandler, *, existing: bool = False, filters: Filters = ()
+    ) -> AsyncRegistration:
+        """See `Group.once`."""
+        return await self.on(pattern, handler, existing=existing, filters=filters, once=True)
+
+    async def unsubscribe(self, pattern: Patterns | None = None, handler: AsyncHandler | None = None) -> int:
+        """See `Group.unsubscribe`."""
+        of = None if handler is None else InLoop(self._loop, handler)
+        return await in_thread(partial(self.sync.unsubscribe, pattern, of))
+
     def consume(
-        self, consumer: str, *, over: str = "", private: bool = False, transient: bool = False, renew: bool = False
+        self,
+        consumer: str,
+        *,
+        over: str = "",
+        pattern: Patterns = (),
+        private: bool = False,
+        transient: bool = False,
+        create: bool = True,
+        renew: bool = False,
+        reconnect: bool | float | None = None,
     ) -> AbstractAsyncContextManager[AsyncClaims]:
-        """As `Group.consume`; always in an `async with`."""
+        """See `Group.consume`; always in an `async with`."""
         return _claiming(
-            partial(self.sync.consume, consumer, over=over, private=private, transient=transient, renew=renew)
-        )
+            partial(
+                self.sync.consume, consumer, over=over, pattern=pattern, private=private, transient=transient,
+                create=create, renew=renew, reconnect=reconnect,
+            )
+        )  # fmt: skip
 
     def take(
-        self, stream: str, *, create: bool = False, renew: bool = False
+        self, stream: str, *, create: bool = False, renew: bool = False, reconnect: bool | float | None = None
     ) -> AbstractAsyncContextManager[AsyncClaims]:
-        """As `Group.take`; always in an `async with`."""
-        return _claiming(partial(self.sync.take, stream, create=create, renew=renew))
+        """See `Group.take`; always in an `async with`."""
+        return _claiming(partial(self.sync.take, stream, create=create, renew=renew, reconnect=reconnect))
+
+    async def work(
+        self,
+        consumer: str,
+        handler: Callable[[AsyncClaim], object],
+        *,
+        concurrency: int = 1,
+        over: str = "",
+        renew: bool = False,
+    ) -> AsyncWorker:
+        """See `Group.work`. The end of the client stops the worker; a cancelled handler releases its
+        claim."""
+
+        def run(claim: Claim) -> None:
+            if not self._loop.call(handler, AsyncClaim(claim)):
+                release(claim)
+
+        call = partial(self.sync.work, consumer, run, concurrency=concurrency, over=over, renew=renew)
+        worker = await in_thread(call)
+        self._workers.add(worker)
+        return AsyncWorker(worker)
 
 
 @asynccontextmanager
@@ -286,34 +181,48 @@ async def _claiming(make: Callable[[], Claims]) -> AsyncIterator[AsyncClaims]:
 
 
 class AsyncClient:
-    """A tree; `connect` and `open` give it."""
+    """See `Client`."""
 
     def __init__(self, client: sync.Client) -> None:
-        self.sync = client
+        self.sync, self._loop = client, Loop()
+        self._workers: WeakSet[Worker] = WeakSet()
 
     async def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = ()) -> AsyncGroup:
         """See `Client.group`."""
-        return AsyncGroup(await in_thread(partial(self.sync.group, path, create=create, ctl=ctl)))
+        group = await in_thread(partial(self.sync.group, path, create=create, ctl=ctl))
+        return AsyncGroup(group, self._loop, self._workers)
 
-    async def remove_group(self, path: str) -> None:
-        await in_thread(partial(self.sync.remove_group, path))
+    remove_group = lifted(sync.Client.remove_group)
+
+    async def close(self) -> None:
+        """See `Client.close`. Stops the workers."""
+        for worker in list(self._workers):
+            await in_thread(worker.stop)
+        await in_thread(self.sync.close)
+
+    def cancel_handlers(self) -> None:
+        """Cancel the handlers under way, and those to come."""
+        self._loop.cancel()
 
 
-class _Maker(Generic[P]):
-    """`mqfs.connect` or `mqfs.open`, as an async context manager of the same parameters."""
-
-    def __init__(self, make: Callable[P, sync.Client]) -> None:
-        self._make = make
-        self.__doc__ = make.__doc__
+def opening(make: Callable[P, sync.Client]) -> Callable[P, AbstractAsyncContextManager[AsyncClient]]:
+    """The async twin of `mqfs.connect` or `mqfs.open`, for an `async with`. An exception cancels the handlers."""
 
     @asynccontextmanager
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncClient]:
-        client = await in_thread(partial(self._make, *args, **kwargs))
+    @wraps(make)
+    async def client(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncClient]:
+        made = AsyncClient(await in_thread(partial(make, *args, **kwargs)))
         try:
-            yield AsyncClient(client)
+            yield made
+        except BaseException:
+            made.cancel_handlers()
+            raise
         finally:
-            await in_thread(client.close)
+            await made.close()
+
+    return client
 
 
-connect = _Maker(sync.connect)
-open = _Maker(sync.open)
+connect = opening(sync.connect)
+open = opening(sync.open)
+AsyncReading = AsyncSubscription  # its name in version 0.1

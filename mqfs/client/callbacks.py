@@ -1,6 +1,6 @@
-"""Callbacks: functions that are called with each message of their patterns.
+"""Registrations: handlers that are called with each message of their patterns.
 
-Owns the threads that call them, and the joining of what is registered twice.
+Owns the threads that call them, and the deduplication between registrations of one handler.
 """
 
 from __future__ import annotations
@@ -9,64 +9,66 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import TypeAlias
 
-from mqfs.client.subscription import Subscription
+from mqfs.client.types import Subscription
 from mqfs.errors import MqfsError
 from mqfs.model import Message
 
 log = logging.getLogger("mqfs.client")
 
 Handler: TypeAlias = Callable[[Message], object]
-TOGETHER = 16_384  # messages by which one pattern of a handler may be behind another and still be known to repeat it
+DEDUPLICATION_WINDOW = 16_384  # messages by which a pattern of a handler may lag behind another
+# Registrations and workers whose handler is running: it may end its own, which then does not wait for it.
+inside: ContextVar[frozenset[object]] = ContextVar("inside", default=frozenset())
 OnError: TypeAlias = Callable[[Exception, Message | None], object]
 
 
-def say(error: Exception, message: Message | None) -> None:
-    """What is done with errors where nobody said otherwise."""
+def log_error(error: Exception, message: Message | None) -> None:
+    """The `on_error` of registrations without one."""
     at = f"message {message.sequence} of {message.stream}" if message is not None else "a subscription"
     log.error("%s: %s", at, error, exc_info=error if message is not None else None)
 
 
-class Joined:
-    """What the registrations of one handler share: each message is for the first of them that meets it."""
+class Deduplication:
+    """The state that the registrations of one handler share: each message is for the first that receives it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[int, None] = {}
         self.sharers = 1
 
-    def first(self, message: Message) -> bool:
+    def is_first(self, message: Message) -> bool:
         if self.sharers == 1:
             return True
         with self._lock:
             if message.sequence in self._seen:
                 return False
             self._seen[message.sequence] = None
-            if len(self._seen) > TOGETHER:
+            if len(self._seen) > DEDUPLICATION_WINDOW:
                 del self._seen[next(iter(self._seen))]
             return True
 
 
 class Registration:
-    """A handler and its pattern. `unsubscribe` ends it; with `once` so does the first message."""
+    """A handler and its patterns. `unsubscribe` ends it; with `once` the first message does."""
 
     def __init__(
         self,
-        reading: Subscription,
+        subscription: Subscription,
         patterns: tuple[str, ...],
         handler: Handler,
         *,
         once: bool,
         concurrency: int,
         on_error: OnError | None,
-        joined: Joined,
+        deduplication: Deduplication,
         ended: Callable[[Registration], None],
     ) -> None:
-        self.patterns, self.handler, self.joined = patterns, handler, joined
-        self._reading, self._once, self._on_error = reading, once, on_error or say
+        self.patterns, self.handler, self.deduplication = patterns, handler, deduplication
+        self._subscription, self._once, self._on_error = subscription, once, on_error or log_error
         self._ended, self._over = ended, threading.Event()
-        self._calling: set[int] = set()  # threads inside the handler
         self._free = threading.Semaphore(concurrency)
         self._pool = ThreadPoolExecutor(concurrency, "mqfs-handler") if concurrency > 1 else None
         self._thread = threading.Thread(target=self._run, name="mqfs-listener", daemon=True)
@@ -77,13 +79,13 @@ class Registration:
         return not self._over.is_set()
 
     def unsubscribe(self, wait: bool = True) -> None:
-        """No call begins after this; it waits for those under way, unless it is one of them that asks."""
-        self._reading.close()
-        if wait and threading.get_ident() not in self._calling:
+        """Start no more calls; `wait`: until those under way return, unless this is called by one of them."""
+        self._subscription.close()
+        if wait and self not in inside.get():
             self._thread.join()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it ended by itself: `once`, or its group was removed."""
+        """Wait for its end: by `once`, `unsubscribe`, or the removal of its group."""
         self._thread.join(timeout)
 
     def _run(self) -> None:
@@ -93,20 +95,20 @@ class Registration:
         finally:
             if self._pool is not None:
                 self._pool.shutdown()
-            self._reading.close()
+            self._subscription.close()
             self._over.set()
             self._ended(self)
 
     def _step(self) -> bool:
-        """One message. False: it is over."""
+        """Handle one message. False at the end."""
         try:
-            message = next(self._reading, None)
+            message = next(self._subscription, None)
         except MqfsError as error:
             self._report(error, None)
-            return not self._reading.lost(error)
+            return not self._subscription.lost(error)
         if message is None:
             return False
-        if not self.joined.first(message):
+        if not self.deduplication.is_first(message):
             return True
         if self._pool is None:
             self._call(message)
@@ -122,19 +124,19 @@ class Registration:
             self._free.release()
 
     def _call(self, message: Message) -> None:
-        self._calling.add(threading.get_ident())
+        token = inside.set(inside.get() | {self})
         try:
             self.handler(message)
         except Exception as error:
             self._report(error, message)
         finally:
-            self._calling.discard(threading.get_ident())
+            inside.reset(token)
 
     def _report(self, error: Exception, message: Message | None) -> None:
         try:
             self._on_error(error, message)
         except Exception:
-            log.exception("on_error failed")
+            log.exception("on_error raised")
 
 
 class Registry:
@@ -145,34 +147,36 @@ class Registry:
         self._adding = threading.Lock()
         self._all: list[Registration] = []
 
-    def add(self, patterns: tuple[str, ...], handler: Handler, make: Callable[[Joined], Registration]) -> Registration:
-        """The registration of that handler for those patterns: the one there is, or a new one."""
+    def add(
+        self, patterns: tuple[str, ...], handler: Handler, make: Callable[[Deduplication], Registration]
+    ) -> Registration:
+        """The registration of a handler for patterns: the existing one, or a new one."""
         with self._adding:
             with self._lock:
                 same = [r for r in self._all if r.handler == handler]
-                found = next((r for r in same if r.patterns == patterns), None)
-                if found is not None:
-                    return found
-                joined = same[0].joined if same else Joined()
-                joined.sharers = len(same) + 1  # before the new one begins: from now on it is noted what was met
-            made = make(joined)
+                present = next((r for r in same if r.patterns == patterns), None)
+                if present is not None:
+                    return present
+                deduplication = same[0].deduplication if same else Deduplication()
+                deduplication.sharers = len(same) + 1  # before the new one starts: the others note messages from now on
+            made = make(deduplication)
             with self._lock:
                 if made.active:
                     self._all.append(made)
             return made
 
-    def forget(self, registration: Registration) -> None:
+    def remove(self, registration: Registration) -> None:
         with self._lock:
             if registration in self._all:
                 self._all.remove(registration)
 
     def end(self, patterns: tuple[str, ...] | None = None, handler: Handler | None = None) -> int:
-        """End those of that pattern and that handler (None: any); how many."""
+        """End the registrations of patterns and handler (None: any); how many."""
         with self._lock:
             ending = [
                 r for r in self._all if patterns in (None, r.patterns) and (handler is None or r.handler == handler)
             ]
         for registration in ending:
             registration.unsubscribe()
-            self.forget(registration)
+            self.remove(registration)
         return len(ending)

@@ -1,6 +1,6 @@
-"""A client: a tree that is reached somehow, and its groups.
+"""Clients: a tree and its groups.
 
-Owns the choice of the transport by address.
+Owns the choice of the transport.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from types import TracebackType
 
 from mqfs.client.group import Group, make_groups, require_group
 from mqfs.client.types import Link
-from mqfs.client.words import file_name
 from mqfs.errors import BadRequest, Unsupported
+from mqfs.syntax.names import check_file_name
 
 TRANSPORTS = ("auto", "ring", "9p")
 
@@ -28,16 +28,15 @@ def connect(
     reconnect: bool | float = True,
     token: str = "",
 ) -> Client:
-    """A client of the server at an address, `unix!PATH` or `tcp!HOST!PORT`.
+    """Connect to the server at an address, `unix!PATH` or `tcp!HOST!PORT`.
 
-    `transport`: "9p"; "ring": messages go through shared memory with a server on this machine, and where a group's
-    cannot the error says why; "auto": they do where they can. `aname`: the group that is to be the root. `timeout`:
-    seconds, of connecting. `reconnect`: whether a connection that was lost is made anew by the next call, and
-    subscriptions and consumers wait for the server and go on (a number: so many seconds at most). `token`: over TCP,
-    the secret that says who this is. Raises BadAddress where nobody answers.
+    `transport`: "9p"; "ring": through shared memory of a server on this machine, or raise the reason why not; "auto":
+    through shared memory where possible. `aname`: the group to be the root. `timeout`: of connecting, in seconds.
+    `reconnect`: whether calls reconnect after a loss, and subscriptions and consumers wait for the server (a number: at
+    most that many seconds). `token`: the secret that identifies a TCP client. Raises BadAddress.
     """
     if transport not in TRANSPORTS:
-        raise BadRequest(f"transport {transport!r}; one of {', '.join(TRANSPORTS)} is right")
+        raise BadRequest(f"invalid transport {transport!r} (expected {', '.join(TRANSPORTS)})")
     if transport != "9p":
         from mqfs.client.transport.ring import RingLink, why_not
 
@@ -46,7 +45,7 @@ def connect(
             ringed = RingLink(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect, required=required)
             return Client(ringed, reconnect)
         if required:
-            raise Unsupported(f"transport 'ring': {reason}; 'auto' and '9p' are right")
+            raise Unsupported(f"transport 'ring': {reason} (expected 'auto' or '9p')")
     from mqfs.client.transport.ninep import NinepTransport
 
     link = NinepTransport(
@@ -56,10 +55,10 @@ def connect(
 
 
 def open(store: str | os.PathLike[str] | None, *, defaults: Sequence[str] = ()) -> Client:
-    """A client of a store that no server has: the engine runs in this process, which has the store until `close`.
+    """Open a store with the engine in this process, which locks it until `close`.
 
-    The store is made if there is none; None: in memory. Raises BadStore where another process has it; that says how to
-    reach it. `defaults`: ctl lines of new groups.
+    `store`: made if it is missing; None: in memory. `defaults`: ctl lines of new groups. Raises BadStore where another
+    process has it, with the way to reach that.
     """
     from mqfs.client.transport.embedded import EmbeddedTransport
 
@@ -67,7 +66,7 @@ def open(store: str | os.PathLike[str] | None, *, defaults: Sequence[str] = ()) 
 
 
 class Client:
-    """A tree; `mqfs.connect` and `mqfs.open` give it. Any number of threads may use it."""
+    """A tree, from `mqfs.connect` or `mqfs.open`. Thread-safe."""
 
     def __init__(self, link: Link, reconnect: bool | float) -> None:
         self._link, self._reconnect = link, reconnect
@@ -78,9 +77,9 @@ class Client:
         return f"<mqfs client of {self._link.where}>"
 
     def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = ()) -> Group:
-        """A group by its path from the root. `create`: it, and those above it, are made if they are missing. `ctl`:
-        settings it is then to have. NotFound where there is none."""
-        path = "/".join(file_name(name) for name in path.split("/") if name)
+        """The group at a path from the root. `create`: make it, and those above it, where missing. `ctl`: lines to
+        write to its ctl. Raises NotFound."""
+        path = "/".join(check_file_name(name) for name in path.split("/") if name)
         if create and path:
             make_groups(self._link, path)
         else:
@@ -92,8 +91,8 @@ class Client:
         return group
 
     def remove_group(self, path: str) -> None:
-        """Remove a group that holds no streams and groups."""
-        path = "/".join(file_name(name) for name in path.split("/") if name)
+        """Remove a group without streams and groups."""
+        path = "/".join(check_file_name(name) for name in path.split("/") if name)
         with self._lock:
             group = self._groups.pop(path, None)
         if group is not None:
@@ -101,7 +100,7 @@ class Client:
         self._link.remove(path)
 
     def close(self) -> None:
-        """End everything that was begun here; messages that were published stay."""
+        """End the handlers, close the connection or the store."""
         with self._lock:
             groups, self._groups = list(self._groups.values()), {}
         for group in groups:

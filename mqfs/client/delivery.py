@@ -1,6 +1,6 @@
-"""Taking messages: the claims of a handle on a consumer, and what becomes of them.
+"""Claims: the messages in flight to a handle on a consumer, and their acknowledgement.
 
-Owns the open `.consumers/NAME` of each `Claims`; which message is next, and when one comes again, the tree decides.
+Owns the open `.consumers/NAME` of each `Claims`. The tree chooses the next message and decides redelivery.
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from mqfs.client.backoff import Backoff
 from mqfs.client.large import place_of
-from mqfs.client.subscription import Backoff, Patterns, Subscription, names_of
-from mqfs.client.types import File, Link
+from mqfs.client.subscription import CursorSubscription, names_of
+from mqfs.client.types import Duration, File, Link, Patterns
 from mqfs.client.waiting import Waiting
-from mqfs.client.words import Duration, commands, duration, quote
 from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
 from mqfs.model import Message
+from mqfs.syntax.duration import format_duration
+from mqfs.syntax.quoting import command_lines, quote_word
 
 REASON_CHARACTERS = 500
 _SECOND_NS = 10**9
 
 
 def _nanoseconds(text: str) -> int:
-    """The only numbers with a point in a message's JSON are times."""
+    """A number with a point in a message's JSON: a time in seconds."""
     whole, _, part = text.partition(".")
     return int(whole) * _SECOND_NS + int(part.ljust(9, "0")[:9])
 
 
 def parse(line: bytes) -> tuple[Message, int]:
-    """A line of `format json`: the message and how often it was handed out."""
-    said: dict[str, Any] = json.loads(line, parse_float=_nanoseconds)
-    body = said["body"].encode() if "body" in said else base64.b64decode(said["body_base64"])
-    message = Message(said["sequence"], said["stream"], said["time"], body, said.get("headers", {}))
-    return message, said.get("deliveries", 1)
+    """A line of `format json`: the message and its number of deliveries."""
+    fields: dict[str, Any] = json.loads(line, parse_float=_nanoseconds)
+    body = fields["body"].encode() if "body" in fields else base64.b64decode(fields["body_base64"])
+    message = Message(fields["sequence"], fields["stream"], fields["time"], body, fields.get("headers", {}))
+    return message, fields.get("deliveries", 1)
 
 
 class Claim:
-    """A message that is this program's for now, to be acknowledged or given back.
+    """A message in flight to this program, to be acknowledged or requeued.
 
-    As a context manager: a clean exit acknowledges, an exception is a nack (counted, and raised on). What was said
-    already, inside the block, stands.
+    As a context manager: a clean exit acknowledges, an exception is a nack and propagates. A claim settled inside the
+    block stays so. All commands raise Stale where the claim is void, by its lease or a lost connection.
     """
 
     def __init__(self, claims: Claims, file: File, message: Message, deliveries: int) -> None:
@@ -56,7 +58,7 @@ class Claim:
 
     @property
     def sequence(self) -> int:
-        """The one by which it is claimed: of a body in parts, the last one's."""
+        """The sequence of the claim: of a multipart body, the last part's."""
         return self._sequence
 
     @property
@@ -76,31 +78,30 @@ class Claim:
         return self.message.headers
 
     def ack(self) -> None:
-        """It is done, and comes no more. Stale: it had been given back already (its lease ran out, the connection was
-        lost), and comes again."""
+        """Acknowledge the message: it is not redelivered."""
         self._settle("ack")
 
     def nack(self, delay: Duration | None = None) -> None:
-        """It failed: back, counted, after the group's backoff or that delay."""
-        self._settle("nack", "" if delay is None else duration(delay))
+        """Requeue the message as failed, after the group's backoff or that delay."""
+        self._settle("nack", "" if delay is None else format_duration(delay))
 
     def release(self) -> None:
-        """Back at once, not counted."""
+        """Requeue the message at once, not counted as failed."""
         self._settle("release")
 
     def dead(self, reason: str = "") -> None:
-        """To the dead-letter stream, at once."""
-        self._settle("dead", quote(" ".join(reason.split())[:REASON_CHARACTERS]) if reason.strip() else "")
+        """Move the message to the dead-letter stream."""
+        self._settle("dead", quote_word(" ".join(reason.split())[:REASON_CHARACTERS]) if reason.strip() else "")
 
     def touch(self) -> None:
-        """The lease begins anew."""
-        self._claims.command(self._file, f"touch {self.sequence}")
+        """Renew the lease."""
+        self._claims._command(self._file, f"touch {self.sequence}")
 
     def _settle(self, verb: str, more: str = "") -> None:
         if self.settled:
-            raise Stale(f"message {self.sequence} was settled already")
-        self._claims.command(self._file, f"{verb} {self.sequence} {more}".rstrip())
-        self._claims.settled(self)
+            raise Stale(f"message {self.sequence} is already settled")
+        self._claims._command(self._file, f"{verb} {self.sequence} {more}".rstrip())
+        self._claims._settled(self)
 
     def __enter__(self) -> Claim:
         if self._claims.renew_s and self._renewing is None:
@@ -113,7 +114,7 @@ class Claim:
             try:
                 self.touch()
             except MqfsError:
-                return  # the acknowledgement will tell
+                return  # the acknowledgement raises it
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -128,15 +129,13 @@ class Claim:
         try:
             self.nack()
         except MqfsError as other:
-            error.add_note(f"message {self.sequence} could not be given back: {other}; it comes again all the same")
+            error.add_note(f"nack of message {self.sequence} failed: {other} (it is redelivered all the same)")
 
 
 class Claims(Waiting[Claim]):
-    """One handle on a consumer, or one that takes from a stream: an iterator of claims. Any number of threads may share
-    it; each claim is one's.
+    """A handle on a consumer, or on a stream's default one: an iterator of claims. Any number of threads may share it.
 
-    At the end of the `with` block claims that nobody spoke about are released, not counted; if it ends by an exception
-    they are counted as failed.
+    A clean exit of the `with` block releases its open claims; an exception counts them as failed.
     """
 
     def __init__(
@@ -157,39 +156,32 @@ class Claims(Waiting[Claim]):
         self._shut = False
         self._open_claims: set[Claim] = set()
         self._refusals: list[bytes] = []
-        self._begun = b""  # of a line whose end was not read yet
+        self._begun = b""  # of a line, of which the end was not read yet
         self._file = self._open()
 
     def _open(self) -> File:
         file = self._link.open(self._path, "r+") if self._make is None else self._make()
         try:
-            select = ("select " + " ".join(map(quote, self._names)),) if self._names else ()
-            file.write(commands("format json", *select))
+            select = ("select " + " ".join(map(quote_word, self._names)),) if self._names else ()
+            file.write(command_lines("format json", *select))
         except BaseException:
             file.close()
             raise
         return file
 
     def _reopen(self) -> None:
-        patience = Backoff(self._reconnect, self._closed, self._link.where)
-        while True:
-            try:
-                file = self._open()
-            except Disconnected as error:
-                patience.wait(error)
-            else:
-                with self._lock:
-                    self._file, self._refusals, self._begun = file, [], b""
-                return
+        file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected)
+        with self._lock:
+            self._file, self._refusals, self._begun = file, [], b""
 
     # ------------------------------------------------------------ commands
 
-    def command(self, file: File, line: str) -> None:
-        """Say something about a claim made through `file`. Raises Stale where that handle is gone, and its claims."""
+    def _command(self, file: File, line: str) -> None:
+        """Write a command about a claim made through `file`. Raises Stale where that handle is lost, and its claims."""
         if file is not self._file:
-            raise Stale("the connection was lost since it was claimed: it comes again")
+            raise Stale("claim is void: connection lost since (the message is redelivered)")
         try:
-            file.write(commands(line))
+            file.write(command_lines(line))
         except Disconnected:
             raise
         except MqfsError as error:
@@ -197,7 +189,7 @@ class Claims(Waiting[Claim]):
                 self._refusals = [*self._refusals[-15:], f"{error}\n".encode()]  # the next read repeats it
             raise
 
-    def settled(self, claim: Claim) -> None:
+    def _settled(self, claim: Claim) -> None:
         claim.settled = True
         with self._lock:
             self._open_claims.discard(claim)
@@ -218,7 +210,7 @@ class Claims(Waiting[Claim]):
                     return claim
 
     def _line(self, deadline: float | None) -> bytes | None:
-        """A whole line of JSON; None: ask again."""
+        """A whole line of JSON; None: read again."""
         if self._over or self._closed.is_set():
             raise EOFError
         try:
@@ -227,7 +219,7 @@ class Claims(Waiting[Claim]):
             if not data:
                 self._ended()
             elif self._is_refusal(data) if self._begun else data[:1] != b"{":
-                pass  # why a command was refused: it was raised already
+                pass  # the error text of a refused command, raised by `_command`
             elif data.endswith(b"\n"):
                 line, self._begun = self._begun + data, b""
                 return line
@@ -236,28 +228,28 @@ class Claims(Waiting[Claim]):
         except Interrupted as error:
             self._interrupted(error)
         except Disconnected as error:
-            self._away(error)
+            self._require_reconnect(error)
             self._reopen()
         return None
 
     def _whole(self, message: Message) -> Message:
-        """A body in parts is claimed as its last one: read those before it."""
+        """The message of a claim: a multipart body is claimed by its last part; read those before it."""
         number, total = place_of(message)
         if total < 2 or number != total:
             return message
         first = message.sequence - total + 1
         group = self._path.rpartition("/.consumers/")[0]
         until = str(message.sequence)
-        with Subscription(self._link, group, message.stream, start=str(first), until=until) as reading:
-            found = next(reading, message)
-        return found if found.sequence == first else message
+        with CursorSubscription(self._link, group, message.stream, start=str(first), until=until) as parts:
+            whole = next(parts, message)
+        return whole if whole.sequence == first else message
 
     def _is_refusal(self, data: bytes) -> bool:
         with self._lock:
             return data in self._refusals
 
     def _ended(self) -> None:
-        """An end of file: the consumer was removed, or the server stops."""
+        """End of file: the consumer was removed, or the server stops."""
         make, self._make = self._make, None
         try:
             if self._reconnect is False:
@@ -270,12 +262,12 @@ class Claims(Waiting[Claim]):
     # ------------------------------------------------------------ ends
 
     def finish(self) -> None:
-        """Claim nothing more: whoever waits gets the end; claims can still be settled."""
+        """Claim no more: threads that wait get the end. Open claims can still be settled."""
         self._closed.set()
         self._file.interrupt()
 
     def close(self, release: bool = True) -> None:
-        """End it, whoever waits in it. Claims nobody spoke about are released, or left to be counted as failed."""
+        """Close the handle; threads that wait get the end. Open claims are released, or else count as failed."""
         self.finish()
         with self._turn:
             if self._shut:
@@ -285,9 +277,9 @@ class Claims(Waiting[Claim]):
                 left = [str(claim.sequence) for claim in self._open_claims if claim._file is self._file]
             try:
                 if release and left:
-                    self.command(self._file, f"release {' '.join(left)}")
+                    self._command(self._file, f"release {' '.join(left)}")
             except MqfsError:
-                pass  # some were given back already; the others go back with the handle
+                pass  # some are requeued already; the others are with the handle
             self._file.close()
 
     def __enter__(self) -> Claims:
@@ -300,17 +292,17 @@ class Claims(Waiting[Claim]):
 
 
 def consumer_opener(link: Link, group: str, name: str, over: str, private: bool, transient: bool) -> Callable[[], File]:
-    """What opens a consumer and makes it if there is none. With options that is for the group's owner: they stand in
-    its ctl; others are content with the one there is."""
+    """A function that opens a consumer, made if it is missing. With options it is made through ctl, if this user may
+    write that."""
     path = f"{group}/.consumers/{name}"
 
     def by_ctl() -> File:
-        words = [quote(name), *([quote(over)] if over else [])]
-        words += ["private"] * private + ["transient"] * transient
+        arguments = [quote_word(name), *([quote_word(over)] if over else [])]
+        arguments += ["private"] * private + ["transient"] * transient
         with suppress(Denied):
             file = link.open(f"{group}/ctl", "w")
             try:
-                file.write(commands(f"consumer {' '.join(words)}"))
+                file.write(command_lines(f"consumer {' '.join(arguments)}"))
             finally:
                 file.close()
         return link.open(path, "r+")
@@ -319,7 +311,7 @@ def consumer_opener(link: Link, group: str, name: str, over: str, private: bool,
 
 
 def opener(link: Link, path: str, missing: str) -> Callable[[], File]:
-    """What opens a file, and makes `missing`, by which it is there, if it is not."""
+    """A function that opens a file, and creates `missing`, which brings it about, where it is not found."""
 
     def plainly() -> File:
         try:

@@ -1,7 +1,4 @@
-"""A group, as programs use it.
-
-Owns the public calls; each is some opens, reads and writes of the group's files, mqfs(4), and nothing else.
-"""
+"""A group: the public calls. Each is a few operations on the group's files (mqfs(4)), or one line over a part."""
 
 from __future__ import annotations
 
@@ -11,32 +8,34 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-from mqfs.client.callbacks import Handler, Joined, OnError, Registration, Registry
+from mqfs.client.callbacks import Deduplication, Handler, OnError, Registration, Registry
 from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
 from mqfs.client.large import BodyWriter
-from mqfs.client.publisher import Outgoing, Publisher
-from mqfs.client.subscription import Filters, Patterns, Subscription, names_of
-from mqfs.client.types import Body, File, Link, read_whole
-from mqfs.client.words import Duration, Moment, commands, file_name, moment, quote
+from mqfs.client.outgoing import Item, Outgoing
+from mqfs.client.publisher import Publisher
+from mqfs.client.subscription import CursorSubscription, names_of
+from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
 from mqfs.client.workers import Worker
 from mqfs.errors import BadRequest, Denied, Exists, NotFound
-from mqfs.syntax.quoting import split
+from mqfs.syntax.duration import format_moment
+from mqfs.syntax.names import check_file_name
+from mqfs.syntax.quoting import command_lines, quote_word, split
 
-Kept: TypeAlias = Literal["committed", "published"]
+Durability: TypeAlias = Literal["committed", "published"]
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _NOT_SETTINGS = ("bind", "consumer")
 RENEWALS = 3  # of a lease, in its time
 
 
-def _committed(wait: Kept) -> bool:
+def _committed(wait: Durability) -> bool:
     if wait not in ("committed", "published"):
-        raise BadRequest(f"wait {wait!r}; committed or published is right")
+        raise BadRequest(f"invalid wait {wait!r} (expected committed or published)")
     return wait == "committed"
 
 
 class Group:
-    """One group; `Client.group` gives it. Any number of threads may use it."""
+    """A group, from `Client.group`. Thread-safe."""
 
     def __init__(self, link: Link, path: str, reconnect: bool | float) -> None:
         self.path = path
@@ -63,13 +62,13 @@ class Group:
         single: bool = False,
         create: bool = True,
         sequence: bool = False,
-        wait: Kept = "committed",
+        wait: Durability = "committed",
     ) -> int | None:
-        """Write one message; when this returns it is kept as the group's `sync` promises (`wait="published"`: in shared
-        memory it may yet be on its way there, and only the end of the machine can lose it).
+        """Publish a message. Returns when it is as durable as the group's `sync` demands; with `wait="published"`, in
+        shared memory, when only the end of the machine can lose it.
 
-        `create`: make the stream if it is missing. `sequence`: return the message's (of one with `delay` or `at`: that
-        under which it is held). Disconnected leaves open whether it was written; with an `id` it may be repeated.
+        `create`: make the stream if it is missing. `sequence`: return the message's sequence (with `delay` or `at`:
+        that of the delayed message). After Disconnected the outcome is unknown; with an `id` the call may be repeated.
         """
         committed = _committed(wait)
         if ttl is delay is at is priority is None and not headers and not id and not single:
@@ -78,21 +77,18 @@ class Group:
         return self._publisher.publish(message, create, sequence)
 
     def writer(self, stream: str, *, headers: Mapping[str, str] | None = None, create: bool = True) -> BodyWriter:
-        """A body of any size, written as a file: one message, there when the file is closed, whole or not at all. In a
-        `with` block an exception drops it. Readers get a message whose `open` reads it without holding it in memory.
+        """A file to write a body of any size to: one message, published when the file is closed, whole or not at all.
+        In a `with` block an exception drops it. `Message.open` reads such a body without holding it in memory.
 
-        More than 1,000,000 bytes are several messages in the log, one unit, with the header `part`; mqfs(4), "Bodies in
-        parts".
+        More than 1,000,000 bytes are several messages in the log, one atomic batch, with the header `part`; mqfs(4),
+        "Bodies in parts".
         """
         return self._publisher.writer(stream, headers, create)
 
-    def publish_many(
-        self, messages: Iterable[Outgoing | tuple[str, Body]], *, create: bool = True, wait: Kept = "committed"
-    ) -> int:
-        """Write many, in their order, without waiting for each; how many. All are kept when this returns (`wait`: as
-        `publish` has it).
+    def publish_many(self, messages: Iterable[Item], *, create: bool = True, wait: Durability = "committed") -> int:
+        """Publish many messages in order, without waiting for each; how many. `wait`: see `publish`.
 
-        If one is refused its error is raised, but others behind it that were under way (at most 1,024) are written.
+        The error of one is raised; later ones already under way (at most 1,024) are published.
         """
         return self._publisher.publish_many(messages, create, _committed(wait))
 
@@ -106,19 +102,20 @@ class Group:
         filters: Filters = (),
         reconnect: bool | float | None = None,
     ) -> Subscription:
-        """Every message of the matching streams and views from now on (`existing`: from the oldest kept on), in the
-        order in which they were written, as an iterator that waits. It takes nothing from anybody.
+        """Every message of the matching streams and views from now on, in order: an iterator that waits. Other readers
+        get them, too.
 
-        `filters`: functions of a message; it is passed over unless all are true. `reconnect`: see `mqfs.connect`.
+        `existing`: from the oldest retained message on. `filters`: functions of a message that must all be true.
+        `reconnect`: see `mqfs.connect`.
         """
         start = "first" if existing else "end"
         again = self._reconnect if reconnect is None else reconnect
         direct = self._link.direct(self.path)
         if direct is not None:
-            reading = direct.subscribe(pattern, existing=existing, filters=filters, reconnect=again)
-            if reading is not None:
-                return reading
-        return Subscription(self._link, self.path, pattern, start=start, filters=filters, reconnect=again)
+            subscription = direct.subscribe(pattern, existing=existing, filters=filters, reconnect=again)
+            if subscription is not None:
+                return subscription
+        return CursorSubscription(self._link, self.path, pattern, start=start, filters=filters, reconnect=again)
 
     def history(
         self,
@@ -129,18 +126,18 @@ class Group:
         pattern: Patterns = "#",
         filters: Filters = (),
     ) -> Subscription:
-        """What is kept, oldest first, to the present end: an iterator that ends.
+        """The retained messages, oldest first, to the present end: an iterator that ends.
 
-        `first` and `last` are sequences, both included; a negative `first` is so many messages before the end.
-        `since` is UNIX seconds or a datetime, or how long ago: "10m" or a timedelta.
+        `first`, `last`: sequences, included; a negative `first` counts messages from the end. `since`: UNIX seconds or
+        a datetime, or how long ago: "10m" or a timedelta.
         """
         if first is not None and since is not None:
-            raise BadRequest("either first or since")
+            raise BadRequest("history failed: first and since given (expected one)")
         start = "first" if first is None else str(first)
         if since is not None:
-            start = moment(since)
+            start = format_moment(since)
         until = "end" if last is None else str(last)
-        return Subscription(self._link, self.path, pattern, start=start, until=until, filters=filters)
+        return CursorSubscription(self._link, self.path, pattern, start=start, until=until, filters=filters)
 
     def on(
         self,
@@ -153,18 +150,18 @@ class Group:
         once: bool = False,
         on_error: OnError | None = None,
     ) -> Registration:
-        """Call `handler(message)` for each, on a thread of the library's; one after the other in their order, or up
-        to `concurrency` at once. The same handler for the same pattern is registered only once, and called only once
-        for a message that several of its patterns match.
+        """Call `handler(message)` for each message, on a thread of the library: in order, or up to `concurrency` at
+        once. A handler is registered once for a pattern, and called once for a message that several of its patterns
+        match.
 
-        `on_error(error, message or None)` is told what the handler raises, and that messages were lost; without it
-        that is logged. Either way it goes on.
+        `on_error(error, message or None)` gets the handler's exceptions and reports of lost messages, which are else
+        logged. The registration stays in either case.
         """
         names = names_of(pattern)
         if concurrency < 1:
-            raise BadRequest(f"concurrency {concurrency}; 1 or more is right")
+            raise BadRequest(f"on failed: concurrency {concurrency} (expected 1 or more)")
 
-        def make(joined: Joined) -> Registration:
+        def make(deduplication: Deduplication) -> Registration:
             return Registration(
                 self.subscribe(pattern, existing=existing, filters=filters),
                 names,
@@ -172,8 +169,8 @@ class Group:
                 once=once,
                 concurrency=concurrency,
                 on_error=on_error,
-                joined=joined,
-                ended=self._registry.forget,
+                deduplication=deduplication,
+                ended=self._registry.remove,
             )
 
         return self._registry.add(names, handler, make)
@@ -181,11 +178,11 @@ class Group:
     def once(
         self, pattern: Patterns, handler: Handler, *, existing: bool = False, filters: Filters = ()
     ) -> Registration:
-        """As `on`, for the first message only."""
+        """As `on`, for one message."""
         return self.on(pattern, handler, existing=existing, filters=filters, once=True)
 
     def unsubscribe(self, pattern: Patterns | None = None, handler: Handler | None = None) -> int:
-        """End what `on` began: of that pattern and handler, of that pattern, or all; how many it were."""
+        """End registrations of `on`, by pattern and handler (None: any); how many."""
         return self._registry.end(None if pattern is None else names_of(pattern), handler)
 
     # ------------------------------------------------------------ consuming
@@ -202,26 +199,30 @@ class Group:
         renew: bool = False,
         reconnect: bool | float | None = None,
     ) -> Claims:
-        """A handle on a consumer: an iterator of claims, each message for one handle only.
+        """A handle on a consumer: an iterator of claims. Each message goes to one handle.
 
-        `over`: the stream or view the consumer is over (made so if it is made now); `pattern`: of that, what this
-        handle takes. `private`, `transient`: as in ctl. `renew`: while a `with claim:` block runs its lease is
-        renewed, so that only a death or a lost connection ends it. For concurrency open several, a thread each.
+        `over`: the stream or view of a new consumer; `pattern`: selects among its messages, for this handle. `private`,
+        `transient`: as in ctl. `renew`: renew the lease while a `with claim:` block runs, so that only the end of the
+        process or of the connection ends it. For concurrency open several handles, a thread each.
         """
-        make = consumer_opener(self._link, self.path, file_name(consumer), over, private, transient) if create else None
+        make = (
+            consumer_opener(self._link, self.path, check_file_name(consumer), over, private, transient)
+            if create
+            else None
+        )
         return self._claims(consumer, make, pattern, renew, reconnect)
 
     def take(
         self, stream: str, *, create: bool = False, renew: bool = False, reconnect: bool | float | None = None
     ) -> Claims:
-        """A handle that takes from a stream: an iterator of claims, each message for one taker only, whether that is
-        a program with this call or one that reads the stream's file.
+        """A handle on a stream itself: an iterator of claims. Each message goes to one receiver, be it this call's or a
+        reader of the stream's file.
 
-        With `deliver one` that is every message, under `ack read` and `ack next` alike until it is acknowledged; with
-        `deliver all`, those that were published with `single`. Needs r and w on the stream. NotFound where it is
-        missing (`create`: make it). `renew`, `reconnect`: as `consume` has them. For concurrency open several.
+        With `deliver one` these are all messages, until acknowledged under `ack read` and `ack next` alike; with
+        `deliver all`, those published with `single`. Needs r and w on the stream. `create`: make it, or else raise
+        NotFound. `renew`, `reconnect`: see `consume`.
         """
-        name = f".{file_name(stream)}"
+        name = f".{check_file_name(stream)}"
         make = opener(self._link, f"{self.path}/.consumers/{name}", f"{self.path}/{stream}") if create else None
         return self._claims(name, make, (), renew, reconnect)
 
@@ -233,7 +234,7 @@ class Group:
         renew: bool,
         reconnect: bool | float | None,
     ) -> Claims:
-        """A handle on that file of `.consumers`."""
+        """A handle on a file of `.consumers`."""
         renew_s = self._lease_s() / RENEWALS if renew else 0.0
         again = self._reconnect if reconnect is None else reconnect
         path = f"{self.path}/.consumers/{name}"
@@ -248,8 +249,8 @@ class Group:
         over: str = "",
         renew: bool = False,
     ) -> Worker:
-        """Call `handler(claim)` for each message, on `concurrency` threads with a handle each: its return acknowledges,
-        an exception is a nack and is logged. `Worker.stop` ends it."""
+        """Call `handler(claim)` for each message, on `concurrency` threads with a handle each. A return acknowledges;
+        an exception is logged, and a nack. `Worker.stop` ends it."""
         if concurrency < 1:
             raise BadRequest(f"work failed: concurrency {concurrency} (expected 1 or more)")
         return Worker([self.consume(consumer, over=over, renew=renew) for _ in range(concurrency)], handler)
@@ -259,92 +260,94 @@ class Group:
         digits = text.rstrip("dhms")
         return int(digits) * _UNITS_S.get(text[len(digits) :], 0.0)
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ queries
 
     def streams(self) -> list[str]:
-        """The names of the group's streams."""
+        """The names of the streams."""
         return self._link.names(f"{self.path}/.kept")
 
     def groups(self) -> list[str]:
         """The names of the groups inside."""
         views = {split(row)[1] for row in self._ctl_lines() if row.startswith("bind ")}
-        mine = {*self.streams(), *views, "ctl", "order"}
-        return [n for n in self._link.names(self.path) if n not in mine and not n.startswith(".")]
+        others = {*self.streams(), *views, "ctl", "order"}
+        return [n for n in self._link.names(self.path) if n not in others and not n.startswith(".")]
 
     def consumers(self) -> list[str]:
         return self._link.names(f"{self.path}/.consumers")
 
     def stats(self) -> dict[str, Any]:
         """The group's counters, `.stats`."""
-        found: dict[str, Any] = json.loads(read_whole(self._link, f"{self.path}/.stats"))
-        return found
+        counters: dict[str, Any] = json.loads(read_whole(self._link, f"{self.path}/.stats"))
+        return counters
 
     def settings(self) -> dict[str, str]:
-        """Every setting of ctl and its value, defaults too."""
+        """The settings of ctl, defaults included."""
         rows = (row.partition(" ") for row in self._ctl_lines())
         return {key: value for key, _, value in rows if key not in _NOT_SETTINGS}
 
     def _ctl_lines(self) -> list[str]:
         return read_whole(self._link, f"{self.path}/ctl").decode().splitlines()
 
-    # ------------------------------------------------------------ configuring
+    # ------------------------------------------------------------ configuration
 
     def ctl(self, *lines: str) -> None:
-        """Write lines to the group's ctl: all are carried out or none."""
-        self._publisher.let_go()
+        """Write lines to the group's ctl: all take effect, or none."""
+        self._publisher.close_idle()
         file = self._link.open(f"{self.path}/ctl", "w")
         try:
-            file.write(commands(*lines))
+            file.write(command_lines(*lines))
         finally:
             file.close()
 
     def bind(self, view: str, *patterns: str) -> None:
-        """A view over the streams that match."""
-        self.ctl(*(f"bind {quote(view)} {quote(pattern)}" for pattern in patterns))
+        """Bind a view to patterns."""
+        self.ctl(*(f"bind {quote_word(view)} {quote_word(pattern)}" for pattern in patterns))
 
     def unbind(self, view: str, pattern: str = "") -> None:
         """Remove a view, or one of its patterns."""
-        self.ctl(f"unbind {quote(view)} {quote(pattern)}" if pattern else f"unbind {quote(view)}")
+        self.ctl(f"unbind {quote_word(view)} {quote_word(pattern)}" if pattern else f"unbind {quote_word(view)}")
 
     def redrive(self, stream: str = "", count: int | None = None) -> None:
-        """Dead letters back to where they came from: of that stream, at most so many, oldest first."""
+        """Republish dead letters to their streams, oldest first (`stream`: of that one, `count`: at most that many)."""
         if count is not None and not stream:
-            raise BadRequest("redrive: a count needs a stream")
+            raise BadRequest("redrive failed: count without stream (expected both)")
         self.ctl(
-            " ".join(["redrive", *([quote(stream)] if stream else []), *([str(count)] if count is not None else [])])
+            " ".join(
+                ["redrive", *([quote_word(stream)] if stream else []), *([str(count)] if count is not None else [])]
+            )
         )
 
     def purge(self, stream: str = "") -> None:
-        """Drop what is kept: of that stream, or of all."""
-        self.ctl(f"clear {quote(stream)}" if stream else "clear")
+        """Drop the retained messages of a stream, or of all."""
+        self.ctl(f"clear {quote_word(stream)}" if stream else "clear")
 
     def create(self, *streams: str) -> None:
-        """Make streams; those that are there already stay as they are."""
+        """Make streams, unless they exist."""
         for stream in streams:
             self._publisher.make(stream)
 
     def remove(self, stream: str) -> None:
-        """Remove a stream (or a view) and all it keeps."""
-        self._publisher.let_go()
-        self._link.remove(f"{self.path}/{file_name(stream)}")
+        """Remove a stream with its messages, or a view."""
+        self._publisher.close_idle()
+        self._link.remove(f"{self.path}/{check_file_name(stream)}")
 
     def remove_consumer(self, consumer: str) -> None:
-        self._link.remove(f"{self.path}/.consumers/{file_name(consumer)}")
+        self._link.remove(f"{self.path}/.consumers/{check_file_name(consumer)}")
 
     def close(self) -> None:
-        """End what `on` began; the client calls it."""
+        """End the handlers; `Client.close` calls it."""
         self._registry.end()
         self._publisher.close()
 
 
 def require_group(link: Link, path: str) -> None:
-    """Raises NotFound where there is no group of that path."""
-    with suppress(Denied):  # it is there, and what may be done with it will be seen
+    """Raises NotFound where there is no group at a path."""
+    with suppress(Denied):  # it exists; each call checks its permission
         link.open(f"{path}/.stats", "r").close()
 
 
 def make_groups(link: Link, path: str) -> None:
-    """A group and those above it, where they are missing: for what is there no permission is needed."""
+    """Make a group and those above it, where they are missing: existing ones need no permission."""
     try:
         require_group(link, path)
     except NotFound:

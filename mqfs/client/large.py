@@ -1,7 +1,7 @@
-"""Bodies of any size: one that is larger than a message is a unit of several, its parts, in one stream.
+"""Bodies of any size: one larger than a message is an atomic batch of several, its parts, in one stream.
 
-Owns how a body is cut and put together again: the header `part` is `1/17` of the first, `2` to `16`, and `17/17` of the
-last. Neither side holds more than one part in memory; what was read lies in a temporary file where it is large.
+Owns how a body is split and assembled: the header `part` is `1/17` in the first, `2` to `16`, and `17/17` in the last.
+Neither side holds more than one part in memory; a large body that was read is in a temporary file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from mqfs import limits
-from mqfs.client.types import File, Link
-from mqfs.client.words import view
+from mqfs.client.types import File, Link, view_of
 from mqfs.errors import BadRequest, Disconnected, MqfsError, NotFound
 from mqfs.log import headers
 from mqfs.model import Message
@@ -31,12 +30,12 @@ _FRAME = struct.Struct("<IHH")  # bytes of the frame, of the name, of the header
 
 
 def place_of(message: Message) -> tuple[int, int]:
-    """Which part of a body it is, and how many there are where it says so (else 0); (0, 0) if it is a whole one."""
+    """The number of a part and, if it carries it, the total (else 0); (0, 0): a whole body."""
     return headers.parse_part(message.headers.get(headers.PART, "")) if message.headers else (0, 0)
 
 
 class LargeMessage(Message):
-    """A message whose body came in parts. `sequence` is the first part's. `open` reads the body without holding it."""
+    """A message with a multipart body. `sequence` is the first part's. `open` reads the body without holding it."""
 
     _spool: IO[bytes]
     _lock: threading.Lock
@@ -52,7 +51,7 @@ class LargeMessage(Message):
         return made
 
     total: int
-    parts: int  # that there are of it
+    parts: int  # so far
     size: int  # bytes of the body
 
     def add(self, part: Message) -> None:
@@ -92,7 +91,7 @@ class LargeMessage(Message):
 
 
 class _BodyReader(io.RawIOBase):
-    """A file over the body; each has a position of its own."""
+    """A file over the body, with a position of its own."""
 
     def __init__(self, message: LargeMessage) -> None:
         self._message, self._at = message, 0
@@ -116,13 +115,13 @@ class _BodyReader(io.RawIOBase):
 
 
 class MultipartAssembler:
-    """Puts parts together as they come, in order. One thread at a time."""
+    """Assembles the parts of bodies, which arrive in order. One thread at a time."""
 
     def __init__(self) -> None:
         self._open: LargeMessage | None = None
 
     def take(self, message: Message) -> Message | None:
-        """The message that is whole now; None: more of it comes. A part whose first one was not read is itself one."""
+        """The message that is complete now; None: parts are missing. A part without its first one is a message."""
         number, total = place_of(message)
         open_, self._open = self._open, None
         if open_ is not None and self._continues(open_, message, number):
@@ -146,7 +145,7 @@ class MultipartAssembler:
 
 
 class StagedUploads:
-    """What one group's writer commits through `.txn`, under one producer's name. Any thread may use it."""
+    """Atomic batches of one group, committed through `.txn` under one producer id. Thread-safe."""
 
     def __init__(self, link: Link, path: str) -> None:
         self._link, self._path = link, path
@@ -160,33 +159,33 @@ class StagedUploads:
         return self._link.open(f"{self._path}/.txn/{part}/.batch", "w")
 
     def commit(self, *parts: str) -> None:
-        """Have them appended as one unit. Where the connection is lost meanwhile it is asked once more."""
+        """Append the parts as one atomic batch. Asks again, once, if the connection is lost meanwhile."""
         with self._turn:
             self._number += 1
             command = f"commit {self._producer}.{self._number} {' '.join(parts)}"
             try:
-                self._say(command)
+                self._command(command)
             except Disconnected as error:
                 try:
-                    self._say(command)
+                    self._command(command)
                 except NotFound:
-                    raise error from None  # nothing of it was appended: the parts went with the server
+                    raise error from None  # not committed: the parts went with the server
 
     def abort(self, *parts: str) -> None:
-        """As far as they are there."""
+        """Drop parts, where they exist."""
         for part in parts:
             with suppress(MqfsError):
-                self._say(f"abort {part}")
+                self._command(f"abort {part}")
 
-    def let_go(self) -> None:
-        """Nothing of ours is repeated from now on."""
+    def close(self) -> None:
+        """Have the server forget this producer: no commit is repeated from now on."""
         with self._turn:
             if self._number:
                 with suppress(MqfsError):
-                    self._say(f"forget {self._producer}")
+                    self._command(f"forget {self._producer}")
                 self._producer, self._number = f"library-{secrets.token_hex(8)}", 0
 
-    def _say(self, command: str) -> None:
+    def _command(self, command: str) -> None:
         file = self._link.open(f"{self._path}/.txn/ctl", "w")
         try:
             file.write(command.encode())
@@ -199,7 +198,7 @@ Make = Callable[[], object]
 
 
 class BodyWriter(io.RawIOBase):
-    """A body being written, of any size: one message, which is there when this is closed, whole or not at all.
+    """A body of any size being written: one message, published when this is closed, whole or not at all.
 
     As a context manager: a clean exit publishes it, an exception drops it.
     """
@@ -211,9 +210,9 @@ class BodyWriter(io.RawIOBase):
         self._units, self._stream, self._publish, self._make = units, stream, publish, make
         self._headers = dict(more or {})
         if headers.PART in self._headers:
-            raise BadRequest(f"the header {headers.PART!r} says which part of a body a message is: the writer sets it")
+            raise BadRequest(f"invalid header {headers.PART!r}: set by the writer (expected other headers)")
         self._first, self._buffer = b"", bytearray()
-        self._count = 0  # parts before what is in the buffer
+        self._count = 0  # parts before the buffer
         token = secrets.token_hex(8)
         self._head, self._rest = f"{token}-1", f"{token}-2"
         self._file: File | None = None
@@ -235,10 +234,10 @@ class BodyWriter(io.RawIOBase):
 
     def _require_open(self) -> None:
         if self.closed:
-            raise ValueError("the body was closed")
+            raise ValueError("write failed: the body is closed")
 
     def _stage(self, *, last: bool) -> None:
-        """Put a part aside. The first stays here: it is to say how many there are."""
+        """Stage a part. The first one stays in memory, as it carries the total."""
         piece = bytes(self._buffer)
         self._buffer.clear()
         self._count += 1
@@ -266,7 +265,7 @@ class BodyWriter(io.RawIOBase):
         return b"".join((_FRAME.pack(size, len(name), len(head)), name, head, piece))
 
     def close(self) -> None:
-        """Publish it. Raises what refuses it; then nothing of it is there."""
+        """Publish the body. After an error nothing of it is published."""
         if self.closed:
             return
         try:
@@ -293,7 +292,7 @@ class BodyWriter(io.RawIOBase):
         self._units.commit(self._head, self._rest)
 
     def abort(self) -> None:
-        """Drop it: nothing of it is there."""
+        """Drop the body: nothing of it is published."""
         if not self.closed:
             self._drop()
             super().close()
@@ -312,19 +311,19 @@ class BodyWriter(io.RawIOBase):
             self.abort()
 
     def __del__(self) -> None:
-        """Forgotten: not published."""
+        """Drop a body that was not closed."""
         with suppress(Exception):
             self.abort()
 
 
 def is_long(body: Any) -> bool:
-    """Whether it is more than one message holds."""
+    """Whether a body is larger than a message."""
     most = limits.MESSAGE_BYTES
     if isinstance(body, bytes):
         return len(body) > most
     if isinstance(body, str):
         return 4 * len(body) > most and len(body.encode()) > most
-    return view(body).nbytes > most
+    return view_of(body).nbytes > most
 
 
 __all__ = ["BodyWriter", "LargeMessage", "MultipartAssembler", "StagedUploads", "is_long", "place_of"]

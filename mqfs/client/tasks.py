@@ -1,14 +1,13 @@
-"""The async library by its public name; see aio.py."""
+"""The public name of the async library: aio.py."""
 
-from mqfs.client.aio import (
+from mqfs.client.aio import AsyncClient, AsyncGroup, AsyncReading, connect, open
+from mqfs.client.async_handles import (
     AsyncClaim,
     AsyncClaims,
-    AsyncClient,
-    AsyncGroup,
-    AsyncReading,
+    AsyncRegistration,
+    AsyncSubscription,
+    AsyncWorker,
     AsyncWriter,
-    connect,
-    open,
 )
 
 __all__ = [
@@ -17,6 +16,9 @@ __all__ = [
     "AsyncClient",
     "AsyncGroup",
     "AsyncReading",
+    "AsyncRegistration",
+    "AsyncSubscription",
+    "AsyncWorker",
     "AsyncWriter",
     "connect",
     "open",

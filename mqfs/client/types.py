@@ -1,34 +1,39 @@
-"""The seam under the library: what it needs of the files of a tree, however they are reached.
+"""The seam under the library: the Protocols of its transports, and the values its calls take.
 
-Owns the Protocols and nothing else. ninep.py reaches a server by 9P, embedded.py the engine of this very process, and
-ring.py the messages of some groups by shared memory besides; all above sees no difference. Any number of threads
-may use a link; of one file one reads, others write and interrupt.
+Owns no behaviour but the conversion of bodies. A transport reaches a server by 9P (transport/ninep.py), an engine in
+this process (embedded.py), or a server's rings besides 9P (ring.py); the library above sees no difference. Links and
+files are thread-safe: of one file one thread reads while others write and interrupt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Protocol, TypeAlias, runtime_checkable
 
-from mqfs.errors import MqfsError
+from mqfs.errors import BadRequest, MqfsError
+from mqfs.model import Message
 
-if TYPE_CHECKING:
-    from mqfs.client.subscription import Filters, Patterns, Subscription
-
-READ_BYTES = 262_144  # asked for at once
+READ_BYTES = 262_144  # of one read
 Body: TypeAlias = bytes | bytearray | memoryview | str
+Duration: TypeAlias = float | str | timedelta  # seconds, or as in ctl: "30s"
+Moment: TypeAlias = float | str | timedelta | datetime  # UNIX seconds; or how long ago: "10m", a timedelta
+Filter: TypeAlias = Callable[[Message], bool]
+Filters: TypeAlias = Filter | Sequence[Filter]
+Patterns: TypeAlias = str | Sequence[str]
 
 
 class File(Protocol):
-    """An open file of the tree. Errors of the tree arrive as the classes of mqfs.errors."""
+    """An open file of the tree. Raises the tree's errors as the classes of mqfs.errors."""
 
     def read(self, count: int = READ_BYTES, timeout: float | None = None) -> bytes:
-        """One read, waiting if it must. TimeoutError and Interrupted have taken nothing; a message that came all the
-        same is returned. Disconnected: the server is gone."""
+        """One read, which may wait. TimeoutError and Interrupted have read nothing: a message that arrived all the same
+        is returned. Raises Disconnected."""
         ...
 
     def write(self, data: bytes) -> None:
-        """One write: one message or lines of commands, kept as the group's `sync` promises."""
+        """One write: a message, or lines of commands. Returns when it is as durable as the group's `sync` demands."""
         ...
 
     def interrupt(self) -> None:
@@ -38,57 +43,89 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Subscription(Protocol):
+    """Messages of a group, one by one: an iterator and a context manager, shared by any number of threads.
+
+    After FellBehind or DiskFailed, raised once each, the next call continues behind the loss.
+    """
+
+    def get(self, timeout: float | None = None) -> Message:
+        """The next message. Raises EOFError at the end, TimeoutError, Interrupted, and the tree's errors."""
+        ...
+
+    def interrupt(self) -> None:
+        """End the `get` that waits in another thread, or else the next one, with Interrupted. Loses no message."""
+        ...
+
+    def lost(self, error: Exception) -> bool:
+        """Whether no message follows that error."""
+        ...
+
+    def close(self) -> None:
+        """End it; threads that wait in it get the end."""
+        ...
+
+    def __iter__(self) -> Iterator[Message]: ...
+
+    def __next__(self) -> Message: ...
+
+    def __enter__(self) -> Subscription: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
 class Direct(Protocol):
-    """A group's plain messages without its files. What it does not do it leaves to the files, and says so."""
+    """A group's plain messages without its files. A result of None leaves the call to the files."""
 
     def publish(self, stream: str, body: bytes, committed: bool) -> int | None:
-        """Publish a message (`committed`: and wait until it is); its sequence. None: use the files. Raises NotFound."""
+        """Publish a message (`committed`: and wait for its commit); its sequence. Raises NotFound."""
         ...
 
     def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> tuple[int, Callable[[], None] | None]:
-        """Publish them in order; how many were: the others are for the files. The function waits until all are
-        committed. NotFound has published nothing; of other errors `published` tells how many were."""
+        """Publish messages in order: how many, the rest being left to the files, and a function that waits for their
+        commit. NotFound has published none; other errors carry the number as `published`."""
         ...
 
     def subscribe(
         self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
-    ) -> Subscription | None:
-        """Follow it. None: use the files."""
-        ...
+    ) -> Subscription | None: ...
 
 
 class Link(Protocol):
     """A tree."""
 
-    where: str  # for messages to people
-    can_be_lost: bool  # there is a connection, and it may end before its user wants it
+    where: str  # for texts
+    can_be_lost: bool  # the connection may end before its user closes it
 
     def open(self, path: str, mode: str) -> File:
-        """`mode` as in connection.py: "r", "w", "r+"."""
+        """`mode`: "r", "w" or "r+"."""
         ...
 
     def create(self, path: str) -> None:
-        """A stream, or a consumer; Exists where there is one."""
+        """Make a stream or a consumer. Raises Exists."""
         ...
 
     def mkdir(self, path: str) -> None: ...
 
     def remove(self, path: str) -> None:
-        """A stream, a consumer, an empty group."""
+        """Remove a stream, a consumer or an empty group."""
         ...
 
     def names(self, path: str) -> list[str]: ...
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
-        """Many writes, in this order, without waiting for one before the next; what became of each."""
+        """Many writes in order, several under way at once; the error of each, or None."""
         ...
 
     def direct(self, path: str) -> Direct | None:
-        """A quicker way to the messages of that group, where there may be one. It costs nothing until it is used."""
+        """A faster way to the messages of a group, where there may be one. Sends nothing yet."""
         ...
 
     def close(self) -> None:
-        """Waiting reads end; files must not be used any more."""
+        """End reads that wait; files must not be used after this."""
         ...
 
 
@@ -102,3 +139,19 @@ def read_whole(link: Link, path: str) -> bytes:
         return b"".join(pieces)
     finally:
         file.close()
+
+
+def view_of(body: object) -> memoryview:
+    """The buffer of a body that is not text. Raises TypeError."""
+    try:
+        return memoryview(body)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"invalid body: {type(body).__name__} (expected bytes or str)") from None
+
+
+def bytes_of(body: Body) -> bytes:
+    """A message's bytes; text as UTF-8. Raises BadRequest where it is empty, TypeError."""
+    data = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else bytes(view_of(body))
+    if not data:
+        raise BadRequest("invalid body: empty (expected a byte or more; ctl('eof STREAM') writes an EOF marker)")
+    return data

@@ -1,7 +1,4 @@
-"""What all iterators of the library have that wait for the next thing: interrupts, and what a lost connection means.
-
-Owns whose an interrupt is. What is waited for, and how, is theirs.
-"""
+"""The common part of the library's iterators that wait: interrupts, ends, lost connections."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class Waiting(Generic[T_co]):
 
     def __init__(self) -> None:
         self._closed = threading.Event()
-        self._wanted = False  # an interrupt that somebody asked for
+        self._wanted = False  # `interrupt` was called, and no `get` has raised it yet
         self._over = False
 
     def get(self, timeout: float | None = None) -> T_co:
@@ -43,18 +40,18 @@ class Waiting(Generic[T_co]):
             raise
 
     def interrupt(self) -> None:
-        """The thread that waits in `get` gets Interrupted, or the next one that would; nothing is lost."""
+        """End the `get` that waits in another thread, or else the next one, with Interrupted. Loses no message."""
         self._wanted = True
         self._file.interrupt()
 
     def _interrupted(self, error: Interrupted) -> None:
-        """A wait was interrupted: raises it where somebody asked for that, and it was not the end."""
+        """Raise the error of an interrupted wait, unless it was interrupted by `close`."""
         wanted, self._wanted = self._wanted, False
         if wanted and not self._closed.is_set():
             raise error
 
-    def _away(self, error: Disconnected) -> None:
-        """The server is away: returns where it is to be reached again."""
+    def _require_reconnect(self, error: Disconnected) -> None:
+        """Raises EOFError where it is closed, and the error where it is not to reconnect."""
         if self._closed.is_set():
             raise EOFError from None
         if self._reconnect is False:

@@ -1,4 +1,4 @@
-"""Workers: threads that call a function for each message they claim."""
+"""Workers: threads that call a handler with each claim."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from mqfs.client.callbacks import inside
 from mqfs.client.delivery import Claim, Claims
 from mqfs.errors import MqfsError
 
@@ -13,7 +14,7 @@ log = logging.getLogger("mqfs.client")
 
 
 class Worker:
-    """A thread for each handle on a consumer. `Group.work` begins it, `stop` ends it."""
+    """Threads, one for each handle on a consumer. `Group.work` starts them, `stop` ends them."""
 
     def __init__(self, handles: Sequence[Claims], handler: Callable[[Claim], object]) -> None:
         self._handles, self._handler = handles, handler
@@ -22,14 +23,15 @@ class Worker:
             thread.start()
 
     def _run(self, claims: Claims) -> None:
+        inside.set(frozenset((self,)))
         with claims:
             try:
                 for claim in claims:
-                    self._one(claim)
+                    self._handle(claim)
             except MqfsError as error:
-                log.error("a worker ends: %s", error)
+                log.error("worker stopped: %s", error)
 
-    def _one(self, claim: Claim) -> None:
+    def _handle(self, claim: Claim) -> None:
         try:
             with claim:
                 self._handler(claim)
@@ -37,10 +39,11 @@ class Worker:
             log.error("message %d of %s: %s", claim.sequence, claim.stream, error, exc_info=error)
 
     def stop(self) -> None:
-        """Claim nothing more, and wait for the calls under way."""
+        """Claim no more, and wait for the handlers under way, unless this is called by one of them."""
         for claims in self._handles:
             claims.finish()
-        self.join()
+        if self not in inside.get():
+            self.join()
 
     def join(self, timeout: float | None = None) -> None:
         for thread in self._threads:

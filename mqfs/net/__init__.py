@@ -1,1 +1,1 @@
-"""Who is where: addresses, users and tokens, sockets in the file system. Knows no protocol."""
+"""Addresses, users, tokens and sockets in the file system. Imports no protocol."""

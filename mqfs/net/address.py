@@ -1,7 +1,6 @@
-"""Addresses, the dial strings of 9P: `unix!PATH` and `tcp!HOST!PORT`.
+"""Addresses: `unix!PATH` and `tcp!HOST!PORT`.
 
-Owns their parsing and printing, and nothing else that is said about an address: dialling and listening raise what is
-explained here.
+Owns their parsing, their printing and the texts of failures to connect or listen. Opens no socket.
 """
 
 from __future__ import annotations
@@ -45,36 +44,36 @@ Address = UnixAddress | TcpAddress
 
 
 def parse_address(text: str) -> Address:
-    """The address of a address string; BadAddress says what would be right."""
+    """Parse an address. Raises BadAddress."""
     network, _, rest = text.partition("!")
     if network == "unix":
         return _unix(text, rest)
     if network == "tcp":
         return _tcp(text, rest)
-    raise BadAddress(f"{text!r}; {ADDRESS_FORMS} is right")
+    raise BadAddress(f"invalid address {text!r}: unknown network (expected {ADDRESS_FORMS})")
 
 
 def _unix(text: str, path: str) -> UnixAddress:
     if not path or "\0" in path:
-        raise BadAddress(f"{text!r} has no path; {ADDRESS_FORMS} is right")
+        raise BadAddress(f"invalid address {text!r}: no path (expected {ADDRESS_FORMS})")
     if len(os.fsencode(path)) > _UNIX_PATH_BYTES:
-        raise BadAddress(f"{text!r}: a socket's path has at most {_UNIX_PATH_BYTES} bytes")
+        raise BadAddress(f"invalid address {text!r}: path too long (expected at most {_UNIX_PATH_BYTES} bytes)")
     return UnixAddress(path)
 
 
 def _tcp(text: str, rest: str) -> TcpAddress:
     host, sign, port = rest.partition("!")
     if not host:
-        raise BadAddress(f"{text!r} has no host; {ADDRESS_FORMS} is right")
+        raise BadAddress(f"invalid address {text!r}: no host (expected {ADDRESS_FORMS})")
     if not sign:
         return TcpAddress(host, DEFAULT_PORT)
     if not (port.isascii() and port.isdigit() and int(port) < 65_536):
-        raise BadAddress(f"{text!r}: {port!r} is not a port; a number from 0 to 65535 is right")
+        raise BadAddress(f"invalid address {text!r}: {port!r} is not a port (expected 0 to 65535)")
     return TcpAddress(host, int(port))
 
 
 def is_loopback(host: str) -> bool:
-    """Is this host only this machine?"""
+    """Whether a host is this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -84,19 +83,19 @@ def is_loopback(host: str) -> bool:
 
 
 def explain_failure(address: Address, error: OSError) -> BadAddress:
-    """Why an address could not be listened on or dialled, in a clause."""
+    """The error of a failed connect or listen."""
     reasons = {
-        errno.EADDRINUSE: "is in use by another server",
-        errno.EACCES: "is not permitted to this user",
-        errno.ENOTDIR: "is not in a directory",
-        errno.ECONNREFUSED: "is served by nobody",
+        errno.EADDRINUSE: "in use by another server",
+        errno.EACCES: "permission denied",
+        errno.ENOTDIR: "not in a directory",
+        errno.ECONNREFUSED: "connection refused",
     }
     if isinstance(error, socket.gaierror):
-        reason = "has a host that is not known"
+        reason = "unknown host"
     elif error.errno == errno.ENOENT:
-        reason = "is not there"
+        reason = "no such socket"
         if isinstance(address, UnixAddress) and not os.path.isdir(os.path.dirname(address.path) or "."):
-            reason = "is in a directory that does not exist"
+            reason = "in a directory that does not exist"
     else:
-        reason = reasons.get(error.errno or 0) or f"cannot be used ({error.strerror or error})"
-    return BadAddress(f"{address} {reason}")
+        reason = reasons.get(error.errno or 0) or str(error.strerror or error)
+    return BadAddress(f"{address}: {reason}")

@@ -1,7 +1,6 @@
-"""Who acts: the names and numbers of users and groups, and on whose behalf a connection may attach.
+"""Names and numbers of users and groups.
 
-Owns a small cache of the system's names for numbers, and the rule of Identity in mqfs(4): over a unix socket a client
-is who the socket says; over TCP everybody without a token is one configured user.
+Owns a small cache of the system's database. Decides no permission.
 """
 
 from __future__ import annotations
@@ -11,19 +10,16 @@ import grp
 import os
 import pwd
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqfs import limits
-from mqfs.errors import BadRequest, Denied
+from mqfs.errors import BadRequest
 from mqfs.model import User
 
-if TYPE_CHECKING:
-    from mqfs.net.tokens import Tokens
-
 NOBODY = 65_534
-NONUNAME = 0xFFFF_FFFF  # instead of a number: who is meant has a name only
+NONUNAME = 0xFFFF_FFFF  # no number: the user is named only
 
 
 @lru_cache(maxsize=1_024)
@@ -52,13 +48,13 @@ def _number(name: str, find: Callable[[str], int]) -> int | None:
 
 def user_number(name: str) -> int | None:
     """The number of a user by name (or by number in digits); None where there is none."""
-    found: int | None = _recent(_user_number, name, _period())
+    found: int | None = _recent(_user_number, name, period())
     return found
 
 
 def group_number(name: str) -> int | None:
     """The number of a group by name (or by number in digits); None where there is none."""
-    found: int | None = _recent(_group_number, name, _period())
+    found: int | None = _recent(_group_number, name, period())
     return found
 
 
@@ -70,30 +66,29 @@ def _group_number(name: str) -> int | None:
     return _number(name, lambda text: grp.getgrnam(text).gr_gid)
 
 
-def _period() -> int:
+def period() -> int:
     return int(time.monotonic() / limits.NAMES_S)
 
 
 @lru_cache(maxsize=1_024)
 def _recent(look_up: Callable[[Any], Any], of: Any, period: int) -> Any:
-    """What the system says, asked once in a period: it may have to ask a directory service, and everybody waits."""
+    """An answer of the system's database, cached for a period: a directory service may be slow."""
     return look_up(of)
 
 
 def group_wanted(name: str, user: User) -> int:
-    """The number of a group that a client named: one that it is in, or for root any."""
+    """The number of a group that a client named: one of the user's own, or any for root. Raises BadRequest."""
     for own in (user.gid, *user.groups):
         if name in (group_name(own), str(own)):
             return own
     gid = group_number(name) if user.uid == 0 or name.isdigit() else None
     if gid is None:
-        raise BadRequest(f"no group is called {name!r}")
+        raise BadRequest(f"unknown group {name!r}")
     return gid
 
 
 def _membership(of: tuple[int, int | None]) -> tuple[int, frozenset[int]]:
-    """Primary and supplementary groups; the second of `of` is what the socket says of a user the system does not
-    know."""
+    """Primary and supplementary groups of (user, its group by the socket); the latter stands in for an unknown user."""
     uid, gid = of
     try:
         known = pwd.getpwuid(uid)
@@ -103,68 +98,6 @@ def _membership(of: tuple[int, int | None]) -> tuple[int, frozenset[int]]:
 
 
 def user(uid: int, where: str, *, gid: int | None = None, pid: int = 0) -> User:
-    """A user with the groups the system's database gives."""
-    primary, groups = _recent(_membership, (uid, gid), _period())
+    """A user with its groups in the system's database."""
+    primary, groups = _recent(_membership, (uid, gid), period())
     return User(uid, primary, groups, pid, where)
-
-
-_looked_up: dict[int, int] = {}  # each user, and in which period
-
-
-class Peer:
-    """Who is at the other end of one connection."""
-
-    def __init__(
-        self,
-        where: str,
-        uid: int,
-        gid: int | None = None,
-        pid: int = 0,
-        *,
-        groups: frozenset[int] | None = None,
-        fixed: bool = False,
-        host: str = "",
-        tokens: Tokens | None = None,
-    ) -> None:
-        """`fixed`: whatever a client says, it acts as `uid` (TCP), but for one with a token. `host`: where it is.
-        `groups`: those that the peer's process has, with `gid`; None: those the system's database gives."""
-        self.where, self.uid, self.gid, self.pid, self.fixed, self.tokens = where, uid, gid, pid, fixed, tokens
-        self.groups = groups
-        self.account: Hashable = host or uid  # whose share its connection, and what that holds, comes from
-
-    def attach(self, uname: str, n_uname: int) -> User:
-        """The user of an attach; Denied if this peer may not act as that one."""
-        if self.fixed or self._is_itself(uname, n_uname):
-            return self.itself()
-        if self.uid not in (0, os.geteuid()):
-            wanted = uname if n_uname == NONUNAME else n_uname  # not its name: nobody asks the system for that here
-            raise Denied(f"user {user_name(self.uid)} cannot attach as {wanted}")
-        uid = user_number(uname) if n_uname == NONUNAME else n_uname
-        if uid is None:
-            raise Denied(f"no user is called {uname!r}")
-        return self.itself() if uid == self.uid else user(uid, self.where, pid=self.pid)
-
-    def _is_itself(self, uname: str, n_uname: int) -> bool:
-        """Whether an attach names the peer, or nobody. Asks nobody about a name that a client chose."""
-        if n_uname != NONUNAME:
-            return n_uname == self.uid
-        return uname in ("", user_name(self.uid), str(self.uid))
-
-    @property
-    def is_known(self) -> bool:
-        """Whether what the system says of it was looked up lately."""
-        return _looked_up.get(self.uid) == _period()
-
-    def look_up(self) -> None:
-        """Ask the system for all that an attach needs. On any thread: it may take long."""
-        user_name(self.uid)
-        group_name(self.itself().gid)
-        if len(_looked_up) >= 1_024:
-            _looked_up.clear()
-        _looked_up[self.uid] = _period()
-
-    def itself(self) -> User:
-        """Who the other end is."""
-        if self.groups is None or self.gid is None:
-            return user(self.uid, self.where, gid=self.gid, pid=self.pid)
-        return User(self.uid, self.gid, self.groups, self.pid, self.where)

@@ -1,6 +1,6 @@
-"""Sockets in the file system: listening, what a killed server left there, and who is at the other end.
+"""Sockets in the file system: listening, stale files of killed servers, credentials of peers.
 
-Owns no protocol and no waiting; whoever listens accepts.
+Never waits and speaks no protocol; its user accepts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GROUPS_BYTES = 1_024  # the most that Python's getsockopt takes: 256 groups
 
 @contextlib.contextmanager
 def reachable(path: str) -> Iterator[str]:
-    """A name of that path that fits an address: a longer one goes through a descriptor of its folder."""
+    """A name of a path that fits an address: a longer path goes through a descriptor of its folder."""
     if len(os.fsencode(path)) <= PATH_BYTES:
         yield path
         return
@@ -38,7 +38,7 @@ def reachable(path: str) -> Iterator[str]:
 
 
 class SocketFile:
-    """A socket that is listened at, and its file. Raises OSError, or BadAddress where something else stands there."""
+    """A listening socket and its file. Raises OSError, or BadAddress where the path is another kind of file."""
 
     def __init__(self, path: str, kind: int, mode: int) -> None:
         self.path = path
@@ -56,7 +56,7 @@ class SocketFile:
         self.socket.setblocking(False)
 
     def close(self) -> None:
-        """Stop, and remove the file if it still is ours."""
+        """Stop listening. Removes the file unless another process has replaced it."""
         self.socket.close()
         with contextlib.suppress(OSError):
             if _inode(self.path) == self._made:
@@ -69,13 +69,13 @@ def _inode(path: str) -> tuple[int, int]:
 
 
 def _remove_stale(where: str, path: str, kind: int) -> None:
-    """Remove a socket's file that nobody answers at; anything else that stands there stays."""
+    """Remove a socket's file that no process listens at. Raises BadAddress for any other file."""
     try:
         found = os.lstat(where)
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise BadAddress(f"unix!{path} is a file and not a socket; it is left alone")
+        raise BadAddress(f"unix!{path}: not a socket (the file is left unchanged)")
     with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.settimeout(PROBE_S)
         try:
@@ -89,14 +89,14 @@ def _remove_stale(where: str, path: str, kind: int) -> None:
 
 
 def peer(sock: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of the other end, as the system tells."""
+    """Process, user and group of the peer, by the kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
 
 
 def peer_groups(sock: Any) -> frozenset[int] | None:
-    """The supplementary groups of the other end when it connected; None where the system does not tell."""
+    """The supplementary groups of the peer when it connected; None where the kernel has no record of them."""
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_BYTES)
     except OSError:

@@ -1,4 +1,4 @@
-"""The 9P client for programs without an event loop, by its public name; see client/connection.py."""
+"""The public name of the blocking 9P client: client/connection.py."""
 
 from mqfs.ninep.client.connection import Client, File, connect
 

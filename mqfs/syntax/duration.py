@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+from datetime import datetime, timedelta
 
-from mqfs.errors import BadCommand
+from mqfs.errors import BadCommand, BadRequest
 from mqfs.syntax.size import MOST
 
 _DURATION = re.compile(r"([0-9]{1,19})(ms|s|m|h|d)\Z")
@@ -27,3 +29,22 @@ def print_duration(ns: int) -> str:
         if ns and ns % _UNITS_NS[unit] == 0:
             return f"{ns // _UNITS_NS[unit]}{unit}"
     return "0"
+
+
+def format_duration(value: float | str | timedelta) -> str:
+    """Seconds or a timedelta in whole milliseconds, rounded up: what is not 0 stays so; text as it is. Raises
+    BadRequest."""
+    if isinstance(value, str):
+        return value
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not 0 <= seconds < 1e9:
+        raise BadRequest(f"invalid duration: {seconds} s (expected 0 or more)")
+    return f"{math.ceil(round(seconds * 1_000, 3))}ms" if seconds else "0"
+
+
+def format_moment(value: float | str | timedelta | datetime) -> str:
+    """An argument of `seek`: UNIX seconds or a datetime; or a duration, which is how long ago. Raises BadRequest."""
+    if isinstance(value, str | timedelta):
+        return f"-{format_duration(value)}"
+    seconds = value.timestamp() if isinstance(value, datetime) else value
+    return f"@{seconds:.6f}"

@@ -28,6 +28,16 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_file_name(name: str) -> str:
+    """The name, if it can be one file of a group, and no other than a stream's, group's or consumer's. Raises BadName.
+
+    Weaker than `check_name`: stores hold names that are older than its rules.
+    """
+    if name in RESERVED or name.startswith(".") or "/" in name or "\0" in name:
+        raise BadName(f"reserved name {name!r} (expected no '/', no leading dot, not ctl or order)")
+    return name
+
+
 def check_control(name: str) -> None:
     """Raises BadName where a terminal, a log or a line of commands would take the name for something else."""
     if _CONTROL.search(name):

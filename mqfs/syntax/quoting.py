@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mqfs.errors import BadCommand
+from mqfs.errors import BadCommand, BadRequest
 
 _WORD = re.compile(r"[^\s'#]+|'(?:[^']|'')*'")
 _PLAIN = re.compile(r"[^\s'#]+\Z")
@@ -42,3 +42,15 @@ def split(line: str) -> list[str]:
 def quote(word: str) -> str:
     """The word so that `split` gives it back."""
     return word if _PLAIN.match(word) else "'" + word.replace("'", "''") + "'"
+
+
+def quote_word(word: str) -> str:
+    """The word for a command line. Raises BadRequest where it would end the line."""
+    if "\n" in word:
+        raise BadRequest(f"invalid argument {word!r}: newline (expected one line)")
+    return quote(word)
+
+
+def command_lines(*lines: str) -> bytes:
+    """Commands for one write."""
+    return "".join(f"{line}\n" for line in lines).encode()

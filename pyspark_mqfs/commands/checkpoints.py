@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 
 import attrs
 
-from mqfs.client.words import quote
 from mqfs.errors import MqfsError, NotFound
 from mqfs.ninep.blocking import Client
+from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.catalog import path_of
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.connection import Server
@@ -64,7 +64,7 @@ def _remove(client: Client, group: str, prefix: str) -> None:
             client.remove(path_of(group, f".consumers/{name}"))
             with suppress(NotFound):
                 client.stat(path_of(group, name))
-                _say(client, path_of(group, "ctl"), f"unbind {quote(name)}\n")
+                _say(client, path_of(group, "ctl"), f"unbind {quote_word(name)}\n")
 
 
 def _say(client: Client, path: str, line: str) -> None:

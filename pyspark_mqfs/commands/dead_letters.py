@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from pyspark.sql import functions as F
 
-from mqfs.client.words import quote
 from mqfs.errors import MqfsError, NotFound
 from mqfs.log import headers
 from mqfs.ninep.blocking import Client
+from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.catalog import path_of, split
 from pyspark_mqfs.commands.checkpoints import forget, noted
 from pyspark_mqfs.commands.copy import Copy, as_map, bounds, carry_over, selected
@@ -146,11 +146,11 @@ def _drop(client: Client, path: str, sequences: Iterable[int]) -> None:
     for at in range(0, len(left), DROPPED_AT_ONCE):
         some = left[at : at + DROPPED_AT_ONCE]
         try:
-            _say(client, group, f"drop {quote(stream)} {' '.join(map(str, some))}\n")
+            _say(client, group, f"drop {quote_word(stream)} {' '.join(map(str, some))}\n")
         except NotFound:
             for one in some:
                 with suppress(MqfsError):
-                    _say(client, group, f"drop {quote(stream)} {one}\n")
+                    _say(client, group, f"drop {quote_word(stream)} {one}\n")
 
 
 def _say(client: Client, group: str, line: str) -> None:

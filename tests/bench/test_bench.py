@@ -196,32 +196,35 @@ def test_without_matplotlib(tmp_path: Path) -> None:
     path = f"{hidden.parent}:{environment()['PYTHONPATH']}"
     done = mqfs("bench", "--plot", "a.png", cwd=tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "mqfs: bad configuration: --plot needs matplotlib (in a clone: script/setup spark)\n"
+    assert done.stderr == "mqfs: bad configuration: --plot: matplotlib is missing (see script/setup spark)\n"
 
 
 WRONG = [
-    (("--size", "15"), "--size 15; 16 to 1,044,480 is right"),
-    (("--producers", "0"), "--producers 0; 1 to 256 is right"),
-    (("--workers", "65"), "--workers 65; 0 to 64 is right"),
-    (("--batch", "0"), "--batch 0; 1 to 4,096 is right"),
-    (("--seconds", "0"), "--seconds 0; more than 0, at most 86,400 is right"),
-    (("--seconds", "nan"), "--seconds nan; more than 0, at most 86,400 is right"),
-    (("--rate", "-1"), "--rate -1; a number of messages a second, more than 0, is right"),
-    (("--messages", "1", "--seconds", "1"), "--messages and --seconds: give one of both"),
-    (("--workers", "1", "--consumers", "1"), "workers share the messages, consumers each get all; give one of both"),
-    (("--transport", "pigeon"), "--transport 'pigeon'; one of auto, ring, 9p, file, embedded is right"),
-    (("--at", "nowhere"), "--at 'nowhere'; unix!PATH or tcp!HOST!PORT is right"),
-    (("--at", "unix!x", "--transport", "file"), "--at goes with --transport auto, ring or 9p; for file leave it out"),
-    (("--at", "unix!x", "--store", "."), "a server of the bench's own; give one"),
-    (("--mount", "."), "--mount .: no tree is mounted there (it has no file ctl)"),
-    (("--store", "missing"), "--store missing: not a directory that can be written to"),
-    (("--transport", "file", "--batch", "2"), "--batch: a write to a file is one message"),
-    (("--wait", "never"), "--wait 'never'; committed or published is right"),
-    (("--transport", "file", "--wait", "published"), "--wait: a write to a file waits as the group's sync says"),
+    (("--size", "15"), "--size 15: out of range (expected 16 to 1,044,480)"),
+    (("--producers", "0"), "--producers 0: out of range (expected 1 to 256)"),
+    (("--workers", "65"), "--workers 65: out of range (expected 0 to 64)"),
+    (("--batch", "0"), "--batch 0: out of range (expected 1 to 4,096)"),
+    (("--seconds", "0"), "--seconds 0: out of range (expected 0 to 86,400)"),
+    (("--seconds", "nan"), "--seconds nan: out of range (expected 0 to 86,400)"),
+    (("--rate", "-1"), "--rate -1: out of range (expected messages a second, more than 0)"),
+    (("--messages", "1", "--seconds", "1"), "--messages and --seconds: both given (expected one)"),
+    (
+        ("--workers", "1", "--consumers", "1"),
+        "consumers receive all (expected one of both)",
+    ),
+    (("--transport", "pigeon"), "--transport 'pigeon': unknown (expected auto, ring, 9p, file, embedded)"),
+    (("--at", "nowhere"), "--at: invalid address 'nowhere': unknown network (expected unix!PATH or tcp!HOST!PORT)"),
+    (("--at", "unix!x", "--transport", "file"), "--at: not with --transport file (expected auto, ring or 9p)"),
+    (("--at", "unix!x", "--store", "."), "--at, --mount and --store: more than one given"),
+    (("--mount", "."), "--mount '.': no tree mounted there (expected a file ctl in it)"),
+    (("--store", "missing"), "--store 'missing': not a writable directory"),
+    (("--transport", "file", "--batch", "2"), "--batch: not with files, where a write is one message"),
+    (("--wait", "never"), "--wait 'never': unknown (expected committed or published)"),
+    (("--transport", "file", "--wait", "published"), "--wait published: not with files"),
     (("--sync", "sometimes"), "--sync: sync 'sometimes': write always, off, or a duration"),
     (("--ctl", "replay everything"), "--ctl: replay 'everything': write off or last or all"),
-    (("--json", "missing/x"), "--json missing/x: no file can be written there"),
-    (("--plot", "x.jpg"), "--plot x.jpg: a picture is PNG; a name that ends in .png is right"),
+    (("--json", "missing/x"), "--json 'missing/x': cannot write a file there"),
+    (("--plot", "x.jpg"), "--plot 'x.jpg': not a PNG file (expected a name ending in .png)"),
 ]
 
 
@@ -238,7 +241,7 @@ def test_mistakes(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None
 
 def test_nobody_answers(tmp_path: Path) -> None:
     done = mqfs("bench", "--at", f"unix!{tmp_path}/socket", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, f"mqfs: bad address: unix!{tmp_path}/socket is not there\n")
+    assert (done.returncode, done.stderr) == (1, f"mqfs: bad address: unix!{tmp_path}/socket: no such socket\n")
 
 
 def test_the_server_dies(tmp_path: Path) -> None:

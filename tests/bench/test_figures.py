@@ -28,8 +28,8 @@ def test_two_make_one() -> None:
     for ns in range(0, 10_000, 7):
         (one if ns % 2 else other).add(ns)
         both.add(ns)
-    one.merge(Histogram.heard(other.told()))
-    assert one.told() == both.told()
+    one.merge(Histogram.from_list(other.to_list()))
+    assert one.to_list() == both.to_list()
 
 
 def message(number: int, producer: int = 0, kind: int = payload.DATA) -> bytes:

@@ -46,7 +46,7 @@ def test_a_call_after_the_restart_connects_again(server: Away) -> None:
         server.process.kill()
         with pytest.raises(errors.Disconnected):
             group.publish("s", b"3")
-        with pytest.raises(errors.Disconnected, match="is served by nobody"):
+        with pytest.raises(errors.Disconnected, match="connection refused"):
             group.publish("s", b"3")
         server.start()
         group.publish("s", b"3")
@@ -119,7 +119,7 @@ def test_a_consumer_goes_on(server: Away, number: int) -> None:
             assert isinstance(raised.value, errors.Disconnected | errors.Stale)
             again = claims.get(20)
             assert (again.sequence, again.deliveries) == (lost.sequence, 2 if number == signal.SIGKILL else 1)
-            with pytest.raises(errors.Stale, match="connection was lost"):
+            with pytest.raises(errors.Stale, match="connection lost"):
                 lost.ack()
             again.ack()
             claims.get(20).ack()
@@ -186,7 +186,7 @@ def test_a_store_that_a_server_has(server: Away, tmp_path: Path) -> None:
     with pytest.raises(errors.BadStore) as raised:
         mqfs.open(server.folder / "store")
     assert f"in use by process {server.process.pid}; mqfs.connect('{server.address}') reaches it" in str(raised.value)
-    with mqfs.open(tmp_path / "store"), pytest.raises(errors.BadStore, match="this very process"):
+    with mqfs.open(tmp_path / "store"), pytest.raises(errors.BadStore, match="that is this process"):
         mqfs.open(tmp_path / "store")
 
 
@@ -222,13 +222,13 @@ def test_in_memory() -> None:
 def test_transports(server: Away) -> None:
     with pytest.raises(errors.Unsupported, match=r"ring.*on this machine"):
         mqfs.connect("tcp!127.0.0.1!564", transport="ring")
-    with pytest.raises(errors.Unsupported, match=r"ring.*the user that this process is"):
+    with pytest.raises(errors.Unsupported, match=r"ring.*is not the user of this process"):
         server.connect(transport="ring", user="12345")
     with pytest.raises(errors.BadRequest, match="transport 'udp'"):
         server.connect(transport="udp")
     with pytest.raises(errors.BadAddress):
         mqfs.connect("http://nowhere")
-    with pytest.raises(errors.BadAddress, match="is not there"):
+    with pytest.raises(errors.BadAddress, match="no such socket"):
         mqfs.connect(server.address + ".none")
     with server.connect(transport="9p") as client:
         client.group("deep/er", create=True)

@@ -139,7 +139,7 @@ def test_what_is_refused(tree: Client, name: str) -> None:
     group = kept(tree, name)
     big = bytes(LARGEST + 1)
     for options in ({"ttl": 5}, {"delay": 5}, {"at": 5.0}, {"priority": 7}, {"id": "x"}, {"single": True}):
-        with pytest.raises(errors.TooLong, match=f"with {next(iter(options))} a body has at most {LARGEST}"):
+        with pytest.raises(errors.TooLong, match=rf"with {next(iter(options))} \(expected at most {LARGEST}"):
             group.publish("s", big, **options)  # type: ignore[arg-type]
     with pytest.raises(errors.TooLong, match="with sequence"):
         group.publish("s", big, sequence=True)

@@ -208,3 +208,20 @@ def test_a_message_for_one_only(tree: Client, name: str) -> None:
             with suppress(TimeoutError):
                 got.append(claims.get(0.05).body)
     assert sorted(got) == [b"for both", b"for both", b"for one"]
+
+
+def test_a_worker_stopped_by_its_handler_ends(tree: Client, name: str) -> None:
+    group = tree.group(name, create=True, ctl=["replay all"])
+    group.publish("s", b"1")
+    started, stopped = threading.Event(), threading.Event()
+
+    def handler(claim: Claim) -> None:
+        started.wait(30)
+        worker.stop()
+        stopped.set()
+
+    worker = group.work("w", handler)
+    started.set()
+    assert stopped.wait(30)
+    worker.join(30)
+    assert group.stats()["consumers"]["w"]["waiting"] == 0

@@ -14,6 +14,7 @@ import pytest
 
 from mqfs import ring
 from mqfs.client import Client, Group, Subscription
+from mqfs.client.subscription import CursorSubscription
 from mqfs.client.transport import ring_subscription
 from mqfs.client.types import read_whole
 from mqfs.errors import Disconnected, FellBehind
@@ -60,7 +61,7 @@ def test_a_reader_that_pauses_gets_all_or_is_told_how_many_it_lost(tree: Client,
     if not lost:
         assert told == []
     for error in told:
-        assert "messages of s were lost (a larger 'depth'" in str(error)
+        assert "messages of s were lost (expected a larger 'depth'" in str(error)
 
 
 def test_a_small_depth_is_no_flood_of_errors(tree: Client, name: str) -> None:
@@ -110,7 +111,7 @@ def test_a_loss_is_told_where_nothing_comes_behind_it(tree: Client, name: str) -
         assert list(none) == []
         group.publish("s", b"first")
         reading.get(timeout=10)
-        if type(reading) is not Subscription:
+        if type(reading) is not CursorSubscription:
             return  # what was cleared is in the ring still
         group.publish_many(("s", b"%d" % number) for number in range(10))
         group.purge("s")
@@ -119,14 +120,14 @@ def test_a_loss_is_told_where_nothing_comes_behind_it(tree: Client, name: str) -
         assert caught.value.lost == 10
 
 
-@pytest.mark.parametrize("failing", ["Subscription", "_places"])
+@pytest.mark.parametrize("failing", ["CursorSubscription", "_places"])
 def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cursor(
     shared: Away, name: str, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """Until it succeeds; nothing is lost meanwhile."""
     if ring.MISSING:
         pytest.skip(ring.MISSING)
-    where: Any = ring_subscription if failing == "Subscription" else Subscription
+    where: Any = ring_subscription if failing == "CursorSubscription" else CursorSubscription
     real, failures, seats, cursors = getattr(where, failing), 5, [], []
     with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
         group = client.group(name, create=True, ctl=["replay all"])
@@ -137,7 +138,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
             group.publish_many(("s", b"%d" % number) for number in range(1, 4))
 
             def fail_at_first(*arguments: Any, **options: Any) -> Any:
-                made = group._publisher._direct._now.ring  # type: ignore[union-attr]
+                made = group._publisher._direct._attachment.now.ring  # type: ignore[union-attr]
                 seats.append(sum(bool(seat and lives) for seat, _, _, _, lives in made.seats()))
                 cursors.append(read_whole(other._link, f"{other.group(name).path}/.who").count(b".cursor"))
                 if len(seats) <= failures:
@@ -147,7 +148,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
             monkeypatch.setattr(where, failing, fail_at_first)
             assert [reading.get(timeout=20).body for _ in range(3)] == [b"1", b"2", b"3"]
     assert seats == [1] * (failures + 1)
-    assert set(cursors) == {0 if failing == "Subscription" else 1}
+    assert set(cursors) == {0 if failing == "CursorSubscription" else 1}
 
 
 def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
@@ -166,7 +167,7 @@ def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
             flood(group, 5_000, 4_000)
             group.publish("s", b"last")
             with monkeypatch.context() as patched:
-                patched.setattr(ring_subscription, "Subscription", fail)
+                patched.setattr(ring_subscription, "CursorSubscription", fail)
                 with pytest.raises(Disconnected):
                     reading.get(timeout=10)
             found, told = drain(reading, lambda message: message.body == b"last")
@@ -191,7 +192,7 @@ def test_what_is_lost_between_messages_that_are_kept_is_told(tree: Client, name:
     """Of two streams: one keeps all it has, of the other `depth` cuts what stands between."""
     group = tree.group(name, create=True, ctl=["replay all", "depth 3"])
     with tree.group(name).subscribe("#") as reading:
-        if type(reading) is not Subscription:
+        if type(reading) is not CursorSubscription:
             return  # what was cut is in the ring still
         for number in range(3):
             group.publish("kept", b"%d" % number)

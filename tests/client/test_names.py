@@ -101,7 +101,7 @@ def test_a_body_is_bytes_or_text(tree: Client, name: str, body: Any) -> None:
         lambda: group.publish_many([("s", body)]),
     ]
     for call in calls:
-        with pytest.raises(TypeError, match=rf"body is {type(body).__name__} \(expected bytes or str\)"):
+        with pytest.raises(TypeError, match=rf"invalid body: {type(body).__name__} \(expected bytes or str\)"):
             call()
 
 

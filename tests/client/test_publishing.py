@@ -125,11 +125,11 @@ def test_one_bad_of_many_is_told(tree: Client, name: str) -> None:
     made = [{"colour": "blue"}, {"sender": "me"}, {"colour": "red"}]
     with pytest.raises(errors.BadCommand) as raised:
         group.publish_many(Outgoing("s", str(n), headers=more) for n, more in enumerate(made))
-    assert "message 1 of publish_many" in raised.value.__notes__[0]
+    assert "publish_many failed at message 1" in raised.value.__notes__[0]
     assert bodies(group) == [b"0", b"2"]
     with pytest.raises(errors.TooLong) as raised:
         group.publish_many([("s", b"3"), Outgoing("s", bytes(LARGEST + 1), ttl=5), ("s", b"4")])
-    assert "message 1 of publish_many" in raised.value.__notes__[0]
+    assert "publish_many failed at message 1" in raised.value.__notes__[0]
     assert bodies(group) == [b"0", b"2", b"3"]
 
 

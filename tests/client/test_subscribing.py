@@ -104,6 +104,17 @@ def test_the_end_of_the_client_ends_who_waits(tree: Client, name: str) -> None:
         group.publish("s", b"x")
 
 
+def test_the_end_of_the_client_ends_waits_that_would_reconnect(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    messages, claims = group.subscribe(), group.consume("c")
+    waits = [in_thread(lambda source=source: source.get()) for source in (messages, claims)]
+    parked(group)
+    tree.close()
+    for thread, out in waits:
+        assert isinstance(out.get(timeout=20), EOFError | errors.Disconnected)
+        thread.join()
+
+
 @pytest.mark.parametrize("timeout", [0, 0.001])
 def test_a_timeout_and_an_interrupt_lose_nothing(tree: Client, name: str, timeout: float) -> None:
     group = kept(tree, name, "sync off")

@@ -258,7 +258,7 @@ class Story:
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     if request.param == "auto" and ring.MISSING:
         pytest.skip(ring.MISSING)
-    monkeypatch.setattr(subscription, "TELL_S", 0.01)
+    monkeypatch.setattr(subscription, "LOSS_REPORT_S", 0.01)
     with short_folder() as folder, lowered(**SMALL):
         made = World(request.param, folder)
         try:

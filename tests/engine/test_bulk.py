@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.client.subscription import Records
+from mqfs.client.record_decoder import RecordDecoder
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
@@ -91,7 +91,7 @@ class Scene:
             pass  # it was gone already
 
     def records(self, commands: str, user: User, count: int) -> list[tuple[int, str, str]]:
-        handle, parser, found = self.open(".cursor", os.O_RDWR, user), Records(), []
+        handle, parser, found = self.open(".cursor", os.O_RDWR, user), RecordDecoder(), []
         handle.write(f"{commands}format record\n".encode())
         while data := _told(handle, count):
             parser.feed(data)

@@ -19,7 +19,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, hand: Hand, error: Exception) -> li
         calls.append(1)
         raise error
 
-    monkeypatch.setattr(hand.group.log.bucket, "trim", trim)
+    monkeypatch.setattr(type(hand.group.log.upkeep), "trim", trim)
     return calls
 
 

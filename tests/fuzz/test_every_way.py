@@ -114,7 +114,7 @@ class Ways:
             self.attached = mqfs.connect(self.address, transport="ring", reconnect=False)
             self.attached.group("g").publish("s", b"by ring")
         try:
-            ours = self.attached.group("g")._publisher._direct._now.ring
+            ours = self.attached.group("g")._publisher._direct._attachment.now.ring
             if dice.random() < 0.3:
                 ours.publish_unit([Draft(1, 16, hostile.body(4_097)), Draft(dice.choice([1, 2, 4]), 16, b"")], 0, 8)
             else:

@@ -14,7 +14,7 @@ import pytest
 
 from mqfs.errors import BadFrame
 from mqfs.model import Qid
-from mqfs.net.identity import Peer
+from mqfs.net.peer import Peer
 from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m

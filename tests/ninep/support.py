@@ -19,7 +19,7 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame
 from mqfs.model import Qid, Record, User
-from mqfs.net.identity import Peer
+from mqfs.net.peer import Peer
 from mqfs.ninep import blocking
 from mqfs.ninep.codec.linux_messages import Entry
 from mqfs.ninep.codec.messages import Dir, Fcall

@@ -20,12 +20,12 @@ def test_parts() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "unix!PATH or tcp!HOST!PORT is right"),
-        ("/tmp/9p", "unix!PATH or tcp!HOST!PORT is right"),
-        ("unix!", "has no path"),
+        ("", "expected unix!PATH or tcp!HOST!PORT"),
+        ("/tmp/9p", "expected unix!PATH or tcp!HOST!PORT"),
+        ("unix!", "no path"),
         ("unix!" + "x" * 108, "at most 107 bytes"),
-        ("tcp!", "has no host"),
-        ("tcp!!5640", "has no host"),
+        ("tcp!", "no host"),
+        ("tcp!!5640", "no host"),
         ("tcp!localhost!http", "'http' is not a port"),
         ("tcp!localhost!65536", "'65536' is not a port"),
         ("tcp!localhost!-1", "'-1' is not a port"),

@@ -225,13 +225,13 @@ def test_server_that_goes(tree: Tree, tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
         one.list()
     one.close()
-    with pytest.raises(errors.BadAddress, match="not there"):
+    with pytest.raises(errors.BadAddress, match="no such socket"):
         server.connect()
 
 
 @pytest.mark.parametrize("address", ["unix!/none/9p", "tcp!127.0.0.1!1", "nonsense"])
 def test_address_nobody_serves(address: str) -> None:
-    with pytest.raises(errors.BadAddress, match=r"is right|does not exist|served by nobody"):
+    with pytest.raises(errors.BadAddress, match=r"expected|does not exist|connection refused"):
         blocking.connect(address)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.net import identity
+from mqfs.net import identity, peer
 from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
 from mqfs.ninep.codec.wire import encode
 from tests.ninep.support import DEADLINE_S, Raw, Running, eventually, make_tree, running
@@ -187,7 +187,7 @@ def test_a_slow_directory_service_holds_up_nobody_else(shared: Running, monkeypa
 
     with shared.connect() as client:
         monkeypatch.setattr(pwd, "getpwuid", ask)
-        identity._looked_up.clear()
+        peer._looked_up.clear()
         identity.user_name.cache_clear()
         raw = Raw(shared.socket())
         raw.send("Tversion tag NOTAG msize 8192 version 9P2000")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from mqfs.ninep.client.machine import Procedure
+from mqfs.ninep.client.channel import Procedure
 from mqfs.seams import Store
 from tests.clocks import SECOND
 from tests.engine.nine import NineSubject

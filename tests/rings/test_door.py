@@ -367,7 +367,7 @@ def test_its_file_comes_and_goes_with_the_server() -> None:
         assert "no rings for clients" in away.process.text()
         with away.connect(transport="auto") as client:
             client.group("g", create=True).publish("s", b"by 9P")
-        with away.connect(transport="ring") as client, pytest.raises(errors.Unsupported, match="no rings"):
+        with away.connect(transport="ring") as client, pytest.raises(errors.Unsupported, match="no server with rings"):
             client.group("g").publish("s", b"x")
         away.close()
         assert file.read_text() == "mine"

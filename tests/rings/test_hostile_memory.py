@@ -311,7 +311,7 @@ def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int
             with mqfs.connect(address, transport="ring") as client:
                 group = client.group("g", create=True, ctl=["replay all"])
                 group.publish("s", f"before {number}")
-                made = group._publisher._direct._now.ring  # type: ignore[union-attr]
+                made = group._publisher._direct._attachment.now.ring  # type: ignore[union-attr]
                 memory = mmap.mmap(made.fileno(), ring.HEAD_BYTES)
                 for name, value in stores.items():
                     memory[KNOWN[name] : KNOWN[name] + 8] = value.to_bytes(8, "little")
@@ -427,7 +427,7 @@ def scribble(address: str, server: Running, dice: random.Random, wanted: int) ->
                 group = client.group("mine")
                 try:
                     group.publish("s", b"first", wait="published")
-                    ours = group._publisher._direct._now.ring  # type: ignore[union-attr]
+                    ours = group._publisher._direct._attachment.now.ring  # type: ignore[union-attr]
                 except (*REFUSED, AttributeError):
                     continue  # one that was spoilt is still being ended
                 rings += 1

@@ -20,7 +20,7 @@ import pytest
 import mqfs
 from mqfs import errors, ring
 from mqfs.client import Client, Group
-from mqfs.client.transport import ring_group
+from mqfs.client.transport import ring_attachment
 from mqfs.client.transport.ring_subscription import RingSubscription
 from mqfs.net import identity
 from tests.anyone import NOBODY, python_for_anyone
@@ -52,7 +52,7 @@ def bodies(messages: Any) -> list[bytes]:
 def attached(group: Group) -> bool:
     """Whether it has a ring now."""
     direct: Any = group._link.direct(group.path)
-    return direct._now is not None and not direct._now.over
+    return direct._attachment.now is not None and not direct._attachment.now.over
 
 
 # ---------------------------------------------------------------- beside others
@@ -163,10 +163,10 @@ def test_what_is_published_while_a_reader_takes_its_seat(away: Away, monkeypatch
     with away.connect() as client, away.connect() as other:
         group, there = kept(client), other.group("g")
         group.publish_many(("s", str(number)) for number in range(100))
-        asked = ring_group.Attached.next
+        asked = ring_attachment.Attached.next
         published = 100
 
-        def late(self: ring_group.Attached) -> int:
+        def late(self: ring_attachment.Attached) -> int:
             nonlocal published
             there.publish_many([("s", str(number)) for number in range(published, published + 10)], wait="published")
             published += 10
@@ -174,7 +174,7 @@ def test_what_is_published_while_a_reader_takes_its_seat(away: Away, monkeypatch
             found: int = asked.fget(self)
             return found
 
-        monkeypatch.setattr(ring_group.Attached, "next", property(late))
+        monkeypatch.setattr(ring_attachment.Attached, "next", property(late))
         readers = [group.subscribe(existing=True) for _ in range(3)]
         for reader in readers:
             assert [int(reader.get(20).body) for _ in range(published)] == list(range(published))
@@ -243,7 +243,7 @@ def test_words(away: Away) -> None:
     with away.connect() as client, away.connect(transport="9p") as files:
         group = kept(client)
         for each in (group, files.group("g")):
-            with pytest.raises(errors.BadRequest, match="committed or published is right"):
+            with pytest.raises(errors.BadRequest, match="expected committed or published"):
                 each.publish("s", b"x", wait="soon")  # type: ignore[arg-type]
             each.publish("s", b"x", wait="published")
             assert each.publish_many([("s", b"y"), ("t", b"z")], wait="published") == 2
@@ -509,7 +509,7 @@ def test_kills_under_load(away: Away) -> None:
 
 def test_a_killed_keeper_too(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the ring is gone: what was committed is there, what was not known is said to be so."""
-    monkeypatch.setattr(ring_group, "GRACE_S", 20.0)
+    monkeypatch.setattr(ring_attachment, "GRACE_S", 20.0)
     with away.connect() as client:
         group = kept(client)
         messages = group.subscribe()
@@ -536,7 +536,7 @@ def test_a_killed_keeper_too(away: Away, monkeypatch: pytest.MonkeyPatch) -> Non
         os.kill(keeper, signal.SIGKILL)
         away.process.kill()
         away.start()
-        assert "not known" in str(raised.get(timeout=20))
+        assert "unknown" in str(raised.get(timeout=20))
         thread.join()
         group.publish("s", b"after")
         wanted = [b"0", b"1", b"2", b"3", b"4", b"after"]
@@ -586,7 +586,7 @@ def test_a_stopped_server_and_a_full_ring(away: Away) -> None:
         thread.start()
         until(lambda: len(done) >= 15, "the ring is nearly full")
         direct: Any = client._link.direct("g")
-        until(lambda: direct._now.ring.tail + 1_000_032 > direct._now.ring.size, "it is")
+        until(lambda: direct._attachment.now.ring.tail + 1_000_032 > direct._attachment.now.ring.size, "it is")
         threading.Thread(target=client.close).start()
         assert "the client was closed" in str(ended.get(timeout=20))
         thread.join()
@@ -605,7 +605,7 @@ def test_a_batch_that_waits_for_room(away: Away) -> None:
         thread = threading.Thread(target=lambda: group.publish_many(("s", body) for body in bodies))
         thread.start()
         direct: Any = client._link.direct("g")
-        until(lambda: direct._now.ring.tail + 1_000_064 > direct._now.ring.size, "it is full")
+        until(lambda: direct._attachment.now.ring.tail + 1_000_064 > direct._attachment.now.ring.size, "it is full")
         os.kill(away.process.pid, signal.SIGCONT)
         thread.join()
         assert [int(message.body[:3]) for message in group.history()] == list(range(31))
@@ -650,7 +650,7 @@ def test_a_forked_child_is_told_to_connect_again(away: Away) -> None:
                         call()
                         os._exit(1)
                     except errors.Disconnected as error:
-                        if "connect again in the child" not in str(error):
+                        if "expected a new one in the child" not in str(error):
                             os._exit(2)
                 with mqfs.connect(away.address, transport="ring") as own:
                     own.group("g").publish("s", b"of the child")

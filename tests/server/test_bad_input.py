@@ -41,8 +41,8 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
         (["serve", "--listen", "127.0.0.1:564"], "unix!PATH or tcp!HOST!PORT"),
         (["serve", "--listen", "udp!localhost!564"], "unix!PATH or tcp!HOST!PORT"),
         (["serve", "--listen", "unix!"], "unix!PATH or tcp!HOST!PORT"),
-        (["serve", "--listen", "tcp!localhost!http"], "a number from 0 to 65535"),
-        (["serve", "--listen", "tcp!localhost!65536"], "a number from 0 to 65535"),
+        (["serve", "--listen", "tcp!localhost!http"], "expected 0 to 65535"),
+        (["serve", "--listen", "tcp!localhost!65536"], "expected 0 to 65535"),
         (["serve", "--listen", "unix!" + "x" * 200], "at most 107 bytes"),
         (["serve", "--default", "replay everything"], "off or last or all"),
         (["serve", "--default", "reply all"], "unknown command 'reply'"),
@@ -187,12 +187,12 @@ def test_check_of_what_is_no_store(tmp_path: Path) -> None:
 def test_unix_address_in_use(tmp_path: Path) -> None:
     with serving("--listen", "unix!s", cwd=tmp_path):
         line = refused(tmp_path, FAILED, "serve", "--store", "store", "--listen", "unix!s")
-        assert "unix!s is in use by another server" in line
+        assert "unix!s: in use by another server" in line
 
 
 def test_unix_address_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("precious")
-    assert "is a file and not a socket" in refused(tmp_path, FAILED, "serve", "--listen", "unix!s")
+    assert "unix!s: not a socket" in refused(tmp_path, FAILED, "serve", "--listen", "unix!s")
     assert (tmp_path / "s").read_text() == "precious"
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import pytest
 
 from mqfs.errors import BadFrame
-from mqfs.net.identity import Peer
+from mqfs.net.peer import Peer
 from mqfs.ninep.codec.messages import Rversion
 from mqfs.ninep.codec.notation import parse, show
 from mqfs.ninep.codec.wire import Framer, decode, encode

@@ -1,1 +1,1 @@
-"""The ways to a tree: 9P, the engine in this process, shared memory."""
+"""The transports: 9P, an embedded engine, shared memory."""

@@ -1,6 +1,6 @@
-"""The library's end of a connection to the attach socket (docs/reference/ring-protocol.md).
+"""The client of a server's attach socket (docs/reference/ring-protocol.md).
 
-Owns the socket. What a group's ring is used for is ring_group.py's.
+Owns the connection; the use of the ring is ring_attachment.py's.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from mqfs.net.sockets import reachable
 from mqfs.ring import protocol
 
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
-_NOBODY = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE)
+_NO_SERVER = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE)
 
 
 class NoAttachSocket(Unsupported):
-    """Nobody answers where a door would be."""
+    """No server listens at the attach socket."""
 
 
 class AttachClient:
-    """One connection: one attachment, while it is open. Any thread may ask."""
+    """A connection, which holds one attachment while it is open. Thread-safe."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
         """Raises NoAttachSocket, Disconnected."""
@@ -41,26 +41,26 @@ class AttachClient:
                 self._socket.connect(where)
         except OSError as error:
             self._socket.close()
-            if error.errno in _NOBODY:
-                raise NoAttachSocket(f"{path}: the server has no rings, or does not run ({error.strerror})") from None
+            if error.errno in _NO_SERVER:
+                raise NoAttachSocket(f"{path}: no server with rings ({error.strerror})") from None
             raise Disconnected(f"{path}: {error}") from None
         _open.add(self)
 
     def attach(self, group: str) -> tuple[dict[str, Any], int]:
-        """What the server says of the group's ring, and a descriptor of it. Raises what it refuses with."""
-        said, fds = self._exchange({"attach": group, "version": protocol.VERSION})
+        """Attach to a group's ring: its description and a descriptor. Raises the server's error."""
+        answer, fds = self._exchange({"attach": group, "version": protocol.VERSION})
         if len(fds) != 1:
-            raise Disconnected(f"{self._path}: the door gave no ring")
-        return said, fds[0]
+            raise Disconnected(f"{self._path}: no descriptor in the answer")
+        return answer, fds[0]
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Raises what the server refuses with, Disconnected."""
+        """The server's answer. Raises its error, Disconnected."""
         return self._exchange(question)[0]
 
     def _exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         try:
             with self._lock:
-                with contextlib.suppress(BrokenPipeError):  # turned away; why, is there to be read
+                with contextlib.suppress(BrokenPipeError):  # refused; the reason can still be read
                     self._socket.send(protocol.encode(question))
                 data, fds, _, _ = socket.recv_fds(self._socket, limits.RING_PACKET_BYTES, 1)
         except OSError as error:
@@ -70,24 +70,24 @@ class AttachClient:
             os.set_inheritable(fd, False)
         if not data:
             raise Disconnected(f"{self._path}: the server closed the connection")
-        said = protocol.decode(data)
-        if "error" in said:
-            protocol.raise_refusal(said)
-        return said, fds
+        answer = protocol.decode(data)
+        if "error" in answer:
+            protocol.raise_refusal(answer)
+        return answer, fds
 
     @property
     def lost(self) -> bool:
-        """Whether the server is gone, or it was closed here."""
+        """Whether either end was closed."""
         fd = self._socket.fileno()
         if fd < 0:
             return True
-        poll = select.poll()  # one a call: threads may not share one
+        poll = select.poll()  # threads cannot share one
         poll.register(fd, select.POLLRDHUP)
         return any(what & _GONE for _, what in poll.poll(0))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who asks
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes threads that wait for an answer
         self._socket.close()
 
     def __del__(self) -> None:
@@ -98,7 +98,7 @@ _open: weakref.WeakSet[AttachClient] = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    """A child that kept the connection open would hide the parent's death from the server."""
+    """Close the parent's connections: one open in a child would hide the parent's end from the server."""
     for call in list(_open):
         call._socket.close()
 

@@ -1,6 +1,6 @@
-"""The tree of a store that no server has: the engine in this process.
+"""The tree of a store, with the engine in this process.
 
-Owns the lock that stands for the engine's one thread, the thread that keeps house, and how a thread waits for a `Wait`.
+Owns the lock that stands for the engine's one thread, the maintenance thread, and the waits of threads for a `Wait`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INTERRUPTED, _SETTLED = True, False
 
 
 def file_mask() -> int:
-    """This process's umask, without setting it: other threads may be making files."""
+    """The umask of this process. Read, not set: other threads may create files meanwhile."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         found = re.search(r"^Umask:\s*([0-7]+)", file.read(), re.MULTILINE)
     return int(found[1], 8) if found else 0o022
@@ -50,9 +50,9 @@ class EmbeddedTransport:
     def __init__(self, path: str | None, defaults: Sequence[str] = ()) -> None:
         self.where = path or "memory"
         self._pid = os.getpid()
-        self.lock = threading.Lock()  # whoever holds it is the engine's thread
+        self.lock = threading.Lock()  # its holder is the engine's thread
         self._changed = threading.Condition(self.lock)
-        self.dropped: list[Any] = []  # handles of files that were forgotten
+        self.dropped: list[Any] = []  # handles of files that were collected
         self._busy = 0  # threads that wait for a result
         self._closed = self._ended = False
         self._store: Store = open_store(path, self._post) if path else MemoryStore()
@@ -65,20 +65,20 @@ class EmbeddedTransport:
             self._store.close()
             raise
         self.tree.timers.on_sooner = self._changed.notify_all
-        self._house = threading.Thread(target=self._run_maintenance, name="mqfs-house", daemon=True)
-        self._house.start()
+        self._maintenance = threading.Thread(target=self._run_maintenance, name="mqfs-maintenance", daemon=True)
+        self._maintenance.start()
 
     # ------------------------------------------------------------ threads
 
     def _post(self, call: Callable[[], None]) -> None:
-        """Results of the committer, on its thread."""
+        """Deliver a result of the commit thread, on that."""
         with self.lock:
             if self._ended:
-                raise RuntimeError("the store is closed")
+                raise RuntimeError("post failed: the store is closed")
             call()
 
     def _run_maintenance(self) -> None:
-        """Once a second, and when the tree asked to be woken."""
+        """Tick once a second; serve the tree's alarms."""
         tick_at = time.monotonic()
         with self._changed:
             while not self._ended:
@@ -89,24 +89,23 @@ class EmbeddedTransport:
                     else:
                         self.tree.run_timers()
                 except (OSError, MqfsError) as error:
-                    log.error("house-keeping: %s", error)
+                    log.error("maintenance failed: %s", error)
                 wait_s = tick_at - time.monotonic()
                 if (due := self.tree.timers.next_due_ns) is not None:
                     wait_s = min(wait_s, (due - self.tree.clock.engine_ns()) / 1e9)
                 self._changed.wait(max(wait_s, LEAST_WAIT_S))
 
     def require(self) -> None:
-        """The lock is held."""
+        """Require an open store of this process; close collected files. The lock is held."""
         if os.getpid() != self._pid:
-            raise Disconnected("this store was opened by the parent process; it cannot be used here")
+            raise Disconnected("store of the parent process (expected another one in the child)")
         if self._closed:
             raise Disconnected("the client was closed")
         while self.dropped:
             self.dropped.pop().close()
 
     def do(self, call: Callable[[], Step[T]]) -> T:
-        """A call of the engine, and its result when it is there. Cut short (Ctrl-C) it is taken back, if it still can
-        be."""
+        """The result of a call of the engine. An interrupt (Ctrl-C) cancels the call, if that is still possible."""
         gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with self.lock:
             self.require()
@@ -114,16 +113,16 @@ class EmbeddedTransport:
         return self.ended(step, gate) if isinstance(step, Wait) else step
 
     def begun(self, step: Step[T], gate: queue.SimpleQueue[bool]) -> Step[T]:
-        """A step, and the gate will open when it is settled. The lock is held."""
+        """The step; the gate opens when it is settled. The lock is held."""
         if isinstance(step, Wait):
             step.subscribe(lambda _: gate.put(_SETTLED))
             self._busy += 1
         return step
 
     def ended(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None = None) -> T:
-        """Wait. Raises what the step fails with; TimeoutError or Interrupted have done nothing."""
+        """Wait for a step. Raises its error; after TimeoutError or Interrupted it has no effect."""
         try:
-            if self._cut_short(step, gate, timeout):
+            if self._is_interrupted(step, gate, timeout):
                 raise Interrupted
             return step.result()
         finally:
@@ -131,7 +130,7 @@ class EmbeddedTransport:
                 self._busy -= 1
                 self._changed.notify_all()
 
-    def _cut_short(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None) -> bool:
+    def _is_interrupted(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None) -> bool:
         try:
             return gate.get(timeout=timeout)
         except queue.Empty:
@@ -152,7 +151,7 @@ class EmbeddedTransport:
         with self.lock:
             self.require()
             node = self.tree.find(self.user, path)
-            return InsideFile(self, self.tree.open(self.user, node, flags_of(mode)))
+            return EmbeddedFile(self, self.tree.open(self.user, node, flags_of(mode)))
 
     def create(self, path: str) -> None:
         self._make(path, self.tree.create, 0o666)
@@ -161,7 +160,7 @@ class EmbeddedTransport:
         self._make(path, self.tree.mkdir, 0o777)
 
     def _make(self, path: str, make: Callable[..., Step[Any]], mode: int) -> None:
-        """As 9P makes files: not the umask but the group above says who may do what."""
+        """Make a file with the permissions of its group, as 9P does: the umask does not matter."""
 
         def call() -> Step[Any]:
             above, _, name = path.rstrip("/").rpartition("/")
@@ -189,20 +188,20 @@ class EmbeddedTransport:
         return None
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
-        """All are begun before the first is waited for, so that one commit serves them."""
+        """All writes begin before the first is waited for, so that one commit serves them."""
         begun: list[tuple[Step[int] | MqfsError, queue.SimpleQueue[bool]]] = []
         with self.lock:
             self.require()
             for file, data in writes:
                 gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
-                assert isinstance(file, InsideFile)
+                assert isinstance(file, EmbeddedFile)
                 try:
                     begun.append((self.begun(file.handle.write(data), gate), gate))
                 except MqfsError as error:
                     begun.append((error, gate))
-        return [self._became(step, gate) for step, gate in begun]
+        return [self._error_of(step, gate) for step, gate in begun]
 
-    def _became(self, step: Step[int] | MqfsError, gate: queue.SimpleQueue[bool]) -> MqfsError | None:
+    def _error_of(self, step: Step[int] | MqfsError, gate: queue.SimpleQueue[bool]) -> MqfsError | None:
         if isinstance(step, MqfsError):
             return step
         try:
@@ -213,7 +212,7 @@ class EmbeddedTransport:
         return None
 
     def close(self) -> None:
-        """Who waits is answered, what was written is on disk, the store is free for the next."""
+        """Answer the threads that wait, write everything to disk, unlock the store."""
         with self._changed:
             if self._closed or os.getpid() != self._pid:
                 return
@@ -223,11 +222,11 @@ class EmbeddedTransport:
             self._changed.wait_for(lambda: not self._busy, limits.SHUTDOWN_S)
             self._ended = True
             self._changed.notify_all()
-        self._house.join()
+        self._maintenance.join()
         self._store.close()
 
 
-class InsideFile:
+class EmbeddedFile:
     """An open file of the engine."""
 
     def __init__(self, link: EmbeddedTransport, handle: Any) -> None:
@@ -285,11 +284,11 @@ class InsideFile:
             self._link.dropped.append(self.handle)
 
 
-# ---------------------------------------------------------------- the store, and who has it
+# ---------------------------------------------------------------- the store and its lock
 
 
 def open_store(path: str, post: Callable[[Callable[[], None]], None]) -> DiskStore:
-    """The store; where another process has it, the error says how to reach that one."""
+    """Open a store. Raises BadStore; where another process has it, with the way to reach that."""
     try:
         return DiskStore(path, post)
     except BadStore as error:
@@ -301,16 +300,16 @@ def open_store(path: str, post: Callable[[Callable[[], None]], None]) -> DiskSto
 
 def _advice(pid: int) -> str:
     if pid == os.getpid():
-        return "that is this very process: use the client it has, from any thread"
+        return "that is this process: use its client, from any thread"
     addresses = listening(pid)
     if addresses:
         return f"mqfs.connect({addresses[0]!r}) reaches it"
-    return "mqfs.connect(ADDRESS) reaches a server at the address it was started with"
+    return "mqfs.connect(ADDRESS) reaches a server"
 
 
 def listening(pid: int) -> list[str]:
-    """The unix sockets a process listens on, as the system tells; nothing where it does not tell us."""
-    found = []
+    """The unix sockets that a process listens at; none where the kernel hides them from this user."""
+    addresses = []
     with contextlib.suppress(OSError):
         sockets = set()
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -319,8 +318,8 @@ def listening(pid: int) -> list[str]:
         with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 words = line.split(maxsplit=7)
-                listens = len(words) == 8 and words[3:5] == ["00010000", "0001"]  # a stream's: a door is none
+                listens = len(words) == 8 and words[3:5] == ["00010000", "0001"]  # SOCK_STREAM: no attach socket
                 if listens and f"socket:[{words[6]}]" in sockets:
                     folder = os.readlink(f"/proc/{pid}/cwd")
-                    found.append(f"unix!{os.path.join(folder, words[7].rstrip(chr(10)))}")
-    return found
+                    addresses.append(f"unix!{os.path.join(folder, words[7].rstrip(chr(10)))}")
+    return addresses

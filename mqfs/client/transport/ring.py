@@ -1,7 +1,6 @@
-"""The tree of a server on this machine: by 9P, and its groups' messages by their rings.
+"""The tree of a server on this machine: by 9P, and its groups' messages through their rings.
 
-Owns which of the two a group's messages take, and decides it when the first is published or followed: to connect costs
-no more than by 9P alone.
+Owns the conditions of that. A ring is attached to by the first publish or subscribe, not before.
 """
 
 from __future__ import annotations
@@ -9,22 +8,24 @@ from __future__ import annotations
 import os
 import threading
 
-from mqfs.client.transport.ninep import Connection, NinepTransport
+from mqfs.client.transport.ninep import NinepTransport
+from mqfs.client.transport.ring_attachment import RingAttachment
 from mqfs.client.transport.ring_group import RingGroup
 from mqfs.client.types import Direct
 from mqfs.net import identity
 from mqfs.net.address import UnixAddress, parse_address
+from mqfs.ninep.client.shared_connection import SharedConnection
 from mqfs.ring import MISSING, protocol
 
 
 def why_not(address: str, user: str) -> str:
-    """Why there can be no rings; empty where there may be."""
+    """The reason why there can be no rings; empty where there may be."""
     if MISSING:
-        return f"the ring's part in C was not built ({MISSING})"
+        return f"C extension not built ({MISSING})"
     if not isinstance(parse_address(address), UnixAddress):
-        return "shared memory needs a server on this machine, at unix!PATH"
+        return "server not on this machine (expected unix!PATH)"
     if user and identity.user_number(user) != os.geteuid():
-        return "shared memory is attached to as the user that this process is"
+        return f"user {user!r} is not the user of this process"
     return ""
 
 
@@ -47,11 +48,11 @@ class RingLink(NinepTransport):
         self._making = threading.Lock()
         where = parse_address(address)
         assert isinstance(where, UnixAddress)
-        self._door_path = where.path + protocol.SUFFIX
+        self._socket_path = where.path + protocol.SUFFIX
         super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
 
-    def connection(self) -> Connection:
-        """See `NinepTransport`. Rings go on when the server was away: a connection that ended meanwhile is no news."""
+    def connection(self) -> SharedConnection:
+        """See `NinepTransport`. A connection that ended unnoticed, while only rings were used, is replaced at once."""
         now = super().connection()
         if now.gone and self._reconnect:
             now.close("the server closed the connection")
@@ -66,15 +67,10 @@ class RingLink(NinepTransport):
 
     def _group(self, path: str) -> RingGroup:
         name = "/".join(filter(None, (self._above, path)))
-        return RingGroup(
-            self,
-            path,
-            self._door_path,
-            name,
-            required=self._required,
-            reconnect=self._again,
-            timeout=self._timeout,
+        attachment = RingAttachment(
+            self, self._socket_path, name, required=self._required, reconnect=self._again, timeout=self._timeout
         )
+        return RingGroup(self, path, attachment)
 
     def close(self) -> None:
         with self._making:

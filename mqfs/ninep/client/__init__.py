@@ -1,1 +1,1 @@
-"""The client: a machine without I/O, and a connection that drives it."""
+"""The 9P client: a machine without I/O, and the connections that drive it."""

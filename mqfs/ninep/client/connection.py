@@ -1,6 +1,6 @@
-"""A 9P client on a plain socket, for programs without an event loop.
+"""A blocking 9P client, for one thread at a time.
 
-Owns one socket; what is said over it is machine.py's. One thread at a time.
+Owns the socket; machine.py has the protocol.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
 from mqfs.model import Stat
 from mqfs.net.address import Address, UnixAddress, explain_failure, parse_address
-from mqfs.ninep.client.machine import Channel, ClientMachine, Procedure, expect
+from mqfs.ninep.client.channel import Channel, Procedure
+from mqfs.ninep.client.machine import ClientMachine, expect
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
 
 T = TypeVar("T")
 
 RECEIVE_BYTES = 65_536
-TOGETHER = 64  # procedures under way at once: enough that a server has always something to do
+WINDOW = 64  # procedures under way at once: enough to keep a server busy
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
 
 
@@ -36,7 +37,7 @@ def flags_of(mode: str) -> int:
     """The flags of open(2) for "r", "w" or "r+" ("b" may follow)."""
     plain = mode.replace("b", "")
     if plain not in MODES:
-        raise BadRequest(f"open mode {mode!r}; one of {', '.join(MODES)} is right")
+        raise BadRequest(f"invalid open mode {mode!r} (expected {', '.join(MODES)})")
     return MODES[plain]
 
 
@@ -50,11 +51,11 @@ def connect(
     timeout: float | None = None,
     token: str = "",
 ) -> Client:
-    """A client attached to the tree at an address. `timeout` is for connecting only. `token`: says over TCP who this
-    is; over a unix socket the system does."""
+    """Connect and attach to the tree at an address. `timeout`: of connecting, in seconds. `token`: the secret that
+    identifies a TCP client. Raises BadAddress, and the server's errors."""
     where = parse_address(address) if isinstance(address, str) else address
     try:
-        sock = _dialled(where, timeout)
+        sock = _dial(where, timeout)
     except OSError as error:
         raise explain_failure(where, error) from None
     client = Client(sock, ClientMachine(dialect, msize))
@@ -67,7 +68,7 @@ def connect(
     return client
 
 
-def _dialled(where: Address, timeout: float | None) -> socket.socket:
+def _dial(where: Address, timeout: float | None) -> socket.socket:
     if isinstance(where, UnixAddress):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
@@ -83,14 +84,14 @@ def _dialled(where: Address, timeout: float | None) -> socket.socket:
 
 
 class Client:
-    """One attached connection; `connect` makes it."""
+    """An attached connection, from `connect`."""
 
     def __init__(self, sock: socket.socket, machine: ClientMachine) -> None:
         self.socket, self.caller = sock, machine
-        self._tickets: dict[int, int] = {}  # of each tag in use the request it stands for: tags are given anew at once
-        self._replies: dict[int, Fcall] = {}  # by ticket, until somebody asks for them
+        self._tickets: dict[int, int] = {}  # the request of each tag in use; tags are reused at once
+        self._replies: dict[int, Fcall] = {}  # by ticket, until they are asked for
         self._sent = 0
-        self._dropped: list[int] = []  # fids of files that nobody has any more, to be let go with the next call
+        self._dropped: list[int] = []  # fids of files that were collected, to be clunked with the next call
 
     def __enter__(self) -> Client:
         return self
@@ -106,15 +107,15 @@ class Client:
     # ------------------------------------------------------------ calls
 
     def drop(self, fid: int) -> None:
-        """A file was forgotten and not closed. Perhaps in the middle of another call, so nothing is said now."""
+        """Clunk the fid of a collected file with the next call: this may be in the middle of one."""
         self._dropped.append(fid)
 
     def do(self, procedure: Procedure[T]) -> T:
-        """Drive a procedure of the client machine to its end."""
-        self._let_go()
+        """Run a procedure."""
+        self._clunk_dropped()
         return self._drive(procedure)
 
-    def _let_go(self) -> None:
+    def _clunk_dropped(self) -> None:
         while self._dropped:
             with contextlib.suppress(MqfsError):
                 self._drive(self.caller.clunk(self._dropped.pop()))
@@ -137,24 +138,24 @@ class Client:
         return self._sent_as(self.caller.call(request))
 
     def _sent_as(self, tag: int) -> int:
-        """Send what was queued; a ticket for the reply to that tag."""
+        """Send the queued requests; a ticket for the reply to a tag."""
         self._sent += 1
         self._tickets[tag] = self._sent
         self.socket.sendall(self.caller.take())
         return self._tickets[tag]
 
     def begin(self, request: Fcall) -> int:
-        """Send a request and do not wait; a ticket for `end`. For several in flight."""
-        self._let_go()
+        """Send a request without waiting; a ticket for `end`."""
+        self._clunk_dropped()
         return self._send(request)
 
     def end(self, request: Fcall, ticket: int, timeout: float | None = None) -> Fcall:
-        """The reply to what was begun. Raises what it refuses, or TimeoutError."""
+        """The reply to a request of `begin`. Raises the error it carries, TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
         return expect(request, self._reply(ticket, deadline))
 
     def _reply(self, ticket: int, deadline: float | None = None) -> Fcall:
-        """The reply to a request; TimeoutError at the deadline."""
+        """The reply to a request. Raises TimeoutError, ConnectionError."""
         while ticket not in self._replies:
             if deadline is not None:
                 self.socket.settimeout(max(deadline - time.monotonic(), 0.000_001))
@@ -170,13 +171,12 @@ class Client:
         return self._replies.pop(ticket)
 
     def together(self, procedures: Iterable[Procedure[T]]) -> list[T | MqfsError]:
-        """What each returns, or the error it ends with; many are under way at once, so that they do not each wait for
-        their answers by themselves. They must not depend on one another."""
-        self._let_go()
+        """The result or the error of each procedure. Up to WINDOW of them run at once, in any order."""
+        self._clunk_dropped()
         results: dict[int, T | MqfsError] = {}
         waiting: deque[tuple[int, Procedure[T], Fcall, int]] = deque()
 
-        def go_on(number: int, procedure: Procedure[T], step: Callable[[], Fcall]) -> None:
+        def advance(number: int, procedure: Procedure[T], step: Callable[[], Fcall]) -> None:
             try:
                 request = step()
             except StopIteration as done:
@@ -188,21 +188,21 @@ class Client:
 
         left = enumerate(procedures)
         while True:
-            for number, procedure in islice(left, TOGETHER - len(waiting)):
-                go_on(number, procedure, partial(next, procedure))
+            for number, procedure in islice(left, WINDOW - len(waiting)):
+                advance(number, procedure, partial(next, procedure))
             if not waiting:
                 return [results[number] for number in sorted(results)]
             number, procedure, request, ticket = waiting.popleft()
             try:
                 reply = expect(request, self._reply(ticket))
             except MqfsError as error:
-                go_on(number, procedure, partial(procedure.throw, error))
+                advance(number, procedure, partial(procedure.throw, error))
             else:
-                go_on(number, procedure, partial(procedure.send, reply))
+                advance(number, procedure, partial(procedure.send, reply))
 
     def read(self, channel: Channel, count: int, timeout: float | None = None) -> bytes:
-        """One read. On a time-out (TimeoutError) or an interrupt it is flushed; what came meanwhile is kept."""
-        self._let_go()
+        """One read. On TimeoutError or Ctrl-C it is flushed; a message that arrives meanwhile is returned."""
+        self._clunk_dropped()
         deadline = None if timeout is None else time.monotonic() + timeout
         procedure = channel.read(count)
         try:
@@ -223,7 +223,7 @@ class Client:
 
     def _flush(self, channel: Channel, ticket: int) -> None:
         tag = next((tag for tag, other in self._tickets.items() if other == ticket), None)
-        if tag is not None:  # else the reply is there already
+        if tag is not None:  # else it is answered
             self._reply(self._sent_as(self.caller.flush(tag)))
             self._tickets.pop(tag, None)
         late = self._replies.pop(ticket, None)
@@ -245,7 +245,7 @@ class Client:
         self.do(self.caller.remove(path))
 
     def rename(self, path: str, name: str) -> None:
-        """Another name in the same group."""
+        """Rename in the same group."""
         self.do(self.caller.rename(path, name))
 
     def chmod(self, path: str, permissions: int) -> None:
@@ -259,7 +259,7 @@ class Client:
 
 
 class File(io.RawIOBase):
-    """An open file: each read is one message (or a part), each write is one message."""
+    """An open file: each read is a message or a part of one, each write a message."""
 
     def __init__(self, client: Client, channel: Channel, mode: str) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class File(io.RawIOBase):
         return self._flags != os.O_RDONLY
 
     def receive(self, count: int = limits.MESSAGE_BYTES, timeout: float | None = None) -> bytes:
-        """One message, waiting at most `timeout` seconds (TimeoutError)."""
+        """One message, after at most `timeout` seconds. Raises TimeoutError."""
         return self._client.read(self.channel, count, timeout)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
@@ -281,7 +281,7 @@ class File(io.RawIOBase):
         return len(data)
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """One message; TooLong where it does not fit."""
+        """Write one message. Raises TooLong."""
         return self._client.do(self.channel.write(bytes(data)))
 
     def close(self) -> None:

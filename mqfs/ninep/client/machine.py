@@ -1,24 +1,21 @@
-"""The client's half of a 9P connection, without I/O: requests → bytes, bytes → replies by tag.
+"""The client side of a 9P connection without I/O: requests to bytes, bytes to replies by tag.
 
-Owns tags, fids and what a client does step by step, in all three dialects. A procedure is a generator that yields
-requests and is sent their replies (or thrown the error they carry); the trio client and the blocking client drive the
-same ones. It imports nothing of the engine.
+Owns tags, fids and the procedures of a client, in all three dialects. A procedure is a generator that yields requests
+and is sent their replies, or thrown their errors. Imports nothing of the engine.
 """
 
 from __future__ import annotations
 
 import os
 import stat as modes
-from collections.abc import Generator
-from typing import Any, TypeVar
-
-import attrs
+from typing import Any
 
 from mqfs import limits
-from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, TooLong, Unsupported
+from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, Unsupported
 from mqfs.model import QTDIR, Qid, Stat
 from mqfs.net import identity
 from mqfs.net.identity import NONUNAME
+from mqfs.ninep.client.channel import Channel, Procedure
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.dialect import Dialect, raised
@@ -41,9 +38,6 @@ from mqfs.ninep.codec.wire import (
     encode,
 )
 
-T = TypeVar("T")
-Procedure = Generator[Fcall, Any, T]
-
 O_NONBLOCK = 0o4000
 KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 _SECOND_NS = 10**9
@@ -56,8 +50,8 @@ class ClientMachine:
         self.dialect, self.msize = dialect, msize
         self._framer = Framer(msize)
         self._out: list[bytes] = []
-        self._asked: set[int] = set()  # tags not answered
-        self._about: dict[int, int] = {}  # of each Tflush not answered, the tag it gives up
+        self._unanswered: set[int] = set()  # tags
+        self._about: dict[int, int] = {}  # the tag of each unanswered Tflush: the one it flushes
         self._flushed: set[int] = set()  # those tags
         self._free_tags: list[int] = []
         self._next_tag = 0
@@ -68,9 +62,9 @@ class ClientMachine:
     # ------------------------------------------------------------ requests
 
     def call(self, request: Fcall) -> int:
-        """Queue a request; its own tag is replaced by the one that is returned."""
+        """Queue a request; the tag that replaces its own."""
         tag = NOTAG if type(request) is m.Tversion else self._tag()
-        self._asked.add(tag)
+        self._unanswered.add(tag)
         if type(request) is m.Tread:
             self._out.append(TREAD.pack(TREAD.size, T_READ, tag, request.fid, request.offset, request.count))
         elif type(request) is m.Twrite:
@@ -82,16 +76,16 @@ class ClientMachine:
         return tag
 
     def flush(self, tag: int) -> int:
-        """Give up a request: its reply may still come, but not after that to the tag returned."""
+        """Queue a Tflush of a request: its tag. The request may still be answered, but not after the Rflush."""
         flush = self._tag()
-        self._asked.add(flush)
+        self._unanswered.add(flush)
         self._about[flush] = tag
         self._flushed.add(tag)
         self._out.append(encode(m.Tflush(flush, tag), self.dialect.unix))
         return flush
 
     def take(self) -> bytes:
-        """The requests so far, to be sent."""
+        """Take the queued requests, to be sent."""
         out, self._out = self._out, []
         return b"".join(out)
 
@@ -99,12 +93,12 @@ class ClientMachine:
         if self._free_tags:
             return self._free_tags.pop()
         if self._next_tag >= limits.TAGS:
-            raise OverLimit(f"{limits.TAGS} requests are unanswered")
+            raise OverLimit(f"{limits.TAGS} unanswered requests (expected fewer)")
         self._next_tag += 1
         return self._next_tag - 1
 
     def fid(self) -> int:
-        """A fid that is not in use."""
+        """Allocate a fid."""
         if self._free_fids:
             return self._free_fids.pop()
         self._next_fid += 1
@@ -120,7 +114,7 @@ class ClientMachine:
         return self._framer.missing
 
     def receive(self, data: bytes) -> list[tuple[int, Fcall]]:
-        """The replies that are complete, with their tags. BadFrame: nothing more can be understood."""
+        """The complete replies, with their tags. After BadFrame the connection is unusable."""
         replies = []
         for buffer, start, size in self._framer.frames(data):
             number = buffer[start + 4]
@@ -128,40 +122,40 @@ class ClientMachine:
             if number == R_READ and size >= READ_OVERHEAD:
                 _, _, tag, length = READ_HEADER.unpack_from(buffer, start)
                 if length != size - READ_OVERHEAD:
-                    raise BadFrame(f"an Rread of {length} bytes in a frame of {size}")
+                    raise BadFrame(f"invalid Rread: {length} bytes in a frame of {size}")
                 reply = m.Rread(tag, bytes(memoryview(buffer)[start + READ_OVERHEAD : start + size]))
             elif number == R_WRITE and size == RWRITE.size:
                 reply = m.Rwrite(*RWRITE.unpack_from(buffer, start)[2:])
             else:
                 reply = decode(buffer, start, size, self.dialect.unix)
-            if not number & 1 or reply.tag not in self._asked:
-                raise BadFrame(f"{type(reply).__name__} of tag {reply.tag}, which nobody asked for")
+            if not number & 1 or reply.tag not in self._unanswered:
+                raise BadFrame(f"unexpected {type(reply).__name__} for tag {reply.tag}")
             self._answered(reply.tag)
             replies.append((reply.tag, reply))
         return replies
 
     def _answered(self, tag: int) -> None:
-        """A tag is free again when it was answered, but one that is being flushed only after its Rflush."""
-        self._asked.discard(tag)
+        """Free a tag; one that is being flushed only after the Rflush."""
+        self._unanswered.discard(tag)
         if tag in self._flushed:
             return
         old = self._about.pop(tag, None)
         if old is not None:
-            self._asked.discard(old)
+            self._unanswered.discard(old)
             self._flushed.discard(old)
             self._free_tags.append(old)
         if tag != NOTAG:
             self._free_tags.append(tag)
 
-    # ------------------------------------------------------------ procedures: the beginning
+    # ------------------------------------------------------------ procedures: attach, walk, clunk
 
     def connect(self, user: str, aname: str = "", token: str = "") -> Procedure[None]:
-        """Agree on version and size, and attach: as the user that the token is for, if there is one."""
+        """Agree on version and msize, and attach; with a token, as its user."""
         agreed = yield m.Tversion(NOTAG, self.msize, self.dialect.version)
         if agreed.version != self.dialect.version:
-            raise Unsupported(f"the server speaks {agreed.version}, not {self.dialect.version}")
+            raise Unsupported(f"version of the server: {agreed.version!r} (expected {self.dialect.version!r})")
         if not limits.MSIZE_LEAST <= agreed.msize <= self.msize:
-            raise BadRequest(f"the server offers msize {agreed.msize}")
+            raise BadRequest(f"msize of the server: {agreed.msize} (expected {limits.MSIZE_LEAST} to {self.msize})")
         self.msize = self._framer.msize = agreed.msize
         if token:
             yield from self._attach_by_token(user, aname, token)
@@ -171,30 +165,28 @@ class ClientMachine:
         yield m.Tattach(0, self.root, NOFID, name, aname, NONUNAME if uid is None else uid)
 
     def _attach_by_token(self, user: str, aname: str, token: str) -> Procedure[None]:
-        """Without a user it is the token that says who this is."""
+        """Attach by a token; without a user name, as the token's."""
         uid = identity.user_number(user) if user else None
         number = NONUNAME if uid is None else uid
         afid = self.fid()
         try:
             yield m.Tauth(0, afid, user, aname, number)
         except MqfsError as error:
-            raise Denied(
-                f"the server takes no tokens ({error}); without one, or with --token-file there, is right"
-            ) from None
+            raise Denied(f"server without tokens: {error} (expected --token-file there, or no token)") from None
         yield m.Twrite(0, afid, 0, token.encode())
         yield m.Tattach(0, self.root, afid, user, aname, number)
         yield from self.clunk(afid)
 
     def walk(self, path: str) -> Procedure[int]:
-        """A new fid for what is at a path from the root."""
+        """A new fid of the file at a path from the root."""
         names = [name for name in path.split("/") if name not in ("", ".")]
         fid = self.fid()
         done = False
         try:
             for at in range(0, len(names) or 1, limits.WALK_NAMES):
-                part = tuple(names[at : at + limits.WALK_NAMES])
-                reply = yield m.Twalk(0, fid if at else self.root, fid, part)
-                if len(reply.qids) < len(part):
+                step = tuple(names[at : at + limits.WALK_NAMES])
+                reply = yield m.Twalk(0, fid if at else self.root, fid, step)
+                if len(reply.qids) < len(step):
                     raise NotFound("/".join(names[: at + len(reply.qids) + 1]))
                 done = True
         except MqfsError:
@@ -211,7 +203,7 @@ class ClientMachine:
             self.free_fid(fid)
 
     def _with_fid(self, path: str, procedure: Any) -> Procedure[Any]:
-        """Walk, do something with the fid, clunk it."""
+        """Run a procedure with the fid of a path."""
         fid = yield from self.walk(path)
         try:
             value = yield from procedure(fid)
@@ -224,22 +216,22 @@ class ClientMachine:
     # ------------------------------------------------------------ procedures: files
 
     def open(self, path: str, flags: int, *, nonblocking: bool = False) -> Procedure[Channel]:
-        """Open what is there; `flags` is os.O_RDONLY, O_WRONLY or O_RDWR."""
+        """Open a file; `flags`: os.O_RDONLY, O_WRONLY or O_RDWR."""
         fid = yield from self.walk(path)
         try:
             if self.dialect.linux:
                 reply = yield linux.Tlopen(0, fid, flags | (O_NONBLOCK if nonblocking else 0))
             elif nonblocking:
-                raise Unsupported(f"{self.dialect.version} has no way to say that a read shall not wait")
+                raise Unsupported(f"nonblocking open: not in {self.dialect.version} (expected 9P2000.L)")
             else:
                 reply = yield m.Topen(0, fid, flags)
         except MqfsError:
             yield from self.clunk(fid)
             raise
-        return Channel(self, fid, reply.qid)
+        return Channel(fid, reply.qid, self.msize, self.dialect.unix)
 
     def create(self, path: str, flags: int, mode: int = 0o666) -> Procedure[Channel]:
-        """Make a stream and open it; Exists where there is one."""
+        """Make a stream and open it. Raises Exists."""
         group, _, name = path.rstrip("/").rpartition("/")
         fid = yield from self.walk(group)
         try:
@@ -250,7 +242,7 @@ class ClientMachine:
         except MqfsError:
             yield from self.clunk(fid)
             raise
-        return Channel(self, fid, reply.qid)
+        return Channel(fid, reply.qid, self.msize, self.dialect.unix)
 
     def mkdir(self, path: str, mode: int = 0o777) -> Procedure[None]:
         group, _, name = path.rstrip("/").rpartition("/")
@@ -272,7 +264,7 @@ class ClientMachine:
             self.free_fid(fid)
 
     def rename(self, path: str, name: str) -> Procedure[None]:
-        """Another name in the same group."""
+        """Rename in the same group."""
         group, _, _ = path.rstrip("/").rpartition("/")
 
         def give(fid: int) -> Procedure[None]:
@@ -288,7 +280,7 @@ class ClientMachine:
         yield from self._with_fid(path, give)
 
     def chmod(self, path: str, mode: int) -> Procedure[None]:
-        """Other permissions."""
+        """Change the permissions."""
         kind = (yield from self.stat(path)).qid.type
 
         def give(fid: int) -> Procedure[None]:
@@ -313,7 +305,7 @@ class ClientMachine:
         return it
 
     def names(self, path: str) -> Procedure[list[str]]:
-        """The names in a group, "." and ".." aside."""
+        """The names in a group, without "." and ".."."""
 
         def read(fid: int) -> Procedure[list[str]]:
             if self.dialect.linux:
@@ -348,75 +340,18 @@ class ClientMachine:
             offset += len(data)
 
 
-@attrs.define(eq=False)
-class Channel:
-    """An open file of the client: where its next read and write go, and what a flush left over."""
-
-    caller: ClientMachine
-    fid: int
-    qid: Qid
-    offset: int = 0
-    kept: bytes | None = None  # a message that came although its read was given up
-    short: bool = False  # the last read filled less than was asked for
-
-    @property
-    def most(self) -> int:
-        """The largest message that can be written."""
-        return self.caller.msize - IO_OVERHEAD
-
-    def _ask(self, count: int) -> m.Tread:
-        count = min(count, self.caller.msize - READ_OVERHEAD)
-        if count == self.most:
-            count -= 1  # the server would take it for one that v9fs has cut, and expect another
-        return m.Tread(0, self.fid, self.offset, count)
-
-    def read(self, count: int) -> Procedure[bytes]:
-        """The next message, or what there is of it; b"" at an end."""
-        if self.kept is not None:
-            return self.take_kept(count)
-        request = self._ask(count)
-        data: bytes = (yield request).data
-        if not data and self.short and self.caller.dialect.unix:
-            # The end that a server gives to clients which read until their buffer is full: ask again.
-            data = (yield request).data
-        self.took(len(data), request.count)
-        return data
-
-    def take_kept(self, count: int) -> bytes:
-        kept = self.kept or b""
-        self.kept = kept[count:] or None
-        return kept[:count]
-
-    def took(self, length: int, count: Any) -> None:
-        self.offset += length
-        self.short = 0 < length < count
-
-    def keep(self, reply: Fcall) -> None:
-        """The reply of a read that was given up too late: the next read returns it."""
-        if isinstance(reply, m.Rread):
-            self.kept = reply.data
-            self.took(len(reply.data), self.caller.msize)
-
-    def write(self, data: bytes) -> Procedure[int]:
-        """One message."""
-        if len(data) > self.most:
-            raise TooLong(f"{len(data)} bytes; with this msize {self.most} is right")
-        reply = yield m.Twrite(0, self.fid, self.offset, data)
-        return int(reply.count)
-
-
 def check(reply: Fcall) -> Fcall:
-    """A reply that is not a refusal."""
+    """The reply. Raises the error it carries."""
     if isinstance(reply, (m.Rerror, linux.Rlerror)):
         raise raised(reply)
     return reply
 
 
 def expect(request: Fcall, reply: Fcall) -> Fcall:
-    """The reply to a request, or the error it carries."""
+    """The reply to a request. Raises the error it carries, BadFrame where it answers another request."""
     check(reply)
     if type(reply) is not TYPES[NUMBERS[type(request)] + 1]:
-        raise BadFrame(f"{type(reply).__name__} in answer to {type(request).__name__}")
+        raise BadFrame(f"unexpected {type(reply).__name__} for {type(request).__name__}")
     return reply
 
 
@@ -435,7 +370,7 @@ def _kind(qid: Qid) -> int:
 
 
 def stat_of_dir(it: m.Dir) -> Stat:
-    """The attributes in a stat of 9P2000 or 9P2000.u; a user that is only named is looked up, -1 if not known."""
+    """The attributes of a stat of 9P2000 or 9P2000.u. A user that is only named is looked up; -1: unknown."""
     uid = identity.user_number(it.uid) if it.n_uid == NONUNAME else it.n_uid
     gid = identity.group_number(it.gid) if it.n_gid == NONUNAME else it.n_gid
     uid, gid = -1 if uid is None else uid, -1 if gid is None else gid

@@ -18,7 +18,7 @@ import trio
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame, OverLimit
-from mqfs.net.identity import Peer
+from mqfs.net.peer import Peer
 from mqfs.ninep.server.session import Session
 from mqfs.ninep.server.turns import Turn
 

@@ -23,7 +23,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, OverLimit
 from mqfs.net import identity
 from mqfs.net.address import Address, TcpAddress
-from mqfs.net.identity import Peer
+from mqfs.net.peer import Peer
 from mqfs.net.sockets import peer as peer_of
 from mqfs.net.sockets import peer_groups
 from mqfs.net.tokens import Tokens

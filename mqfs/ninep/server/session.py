@@ -35,7 +35,7 @@ from mqfs.errors import (
     Unsupported,
 )
 from mqfs.file_locks import Key
-from mqfs.net.identity import Peer
+from mqfs.net.peer import Peer
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.dialect import Dialect, negotiate, refusal
 from mqfs.ninep.codec.messages import Fcall, Rflush, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite

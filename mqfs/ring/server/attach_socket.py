@@ -17,8 +17,8 @@ import trio
 
 from mqfs import limits
 from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
-from mqfs.net import identity
 from mqfs.net.address import UnixAddress, explain_failure
+from mqfs.net.peer import Peer
 from mqfs.net.sockets import SocketFile, peer, peer_groups
 from mqfs.ring import protocol
 from mqfs.shares import Shares
@@ -113,7 +113,7 @@ class AttachConnection:
         if self.attachment is not None:
             raise BadRequest("it is attached already: one connection, one group")
         groups = peer_groups(self.socket)
-        user = identity.Peer(self.where, self.uid, self.gid, self.pid, groups=groups).itself()
+        user = Peer(self.where, self.uid, self.gid, self.pid, groups=groups).itself()
         self.attachment = self.door.rings.attach(user, path)
         fds.append(self.attachment.fileno())
         group = self.attachment.group

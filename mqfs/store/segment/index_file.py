@@ -1,6 +1,7 @@
 """The .idx of a segment: parts, each with the rows and columns of a range of the log.
 
-Owns the layout of .idx (doc/format.md, "Index") and its file. Nothing in it is needed: all of it is in the log too.
+Owns the layout of .idx (docs/reference/format.md, "Index") and its file. Nothing in it is needed: the log has all of
+it too.
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""A message to be published, and its form as a `.put` request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeAlias
+
+import attrs
+
+from mqfs.client.large import is_long
+from mqfs.client.types import Body, Duration, bytes_of
+from mqfs.syntax.duration import format_duration
+from mqfs.syntax.names import check_file_name
+
+
+@attrs.frozen
+class Outgoing:
+    """A message to be published with its options: the arguments of `Group.publish`."""
+
+    stream: str
+    body: Body
+    ttl: Duration | None = None
+    delay: Duration | None = None
+    at: float | datetime | None = None
+    priority: int | None = None
+    headers: Mapping[str, str] | None = None
+    id: str = ""
+    single: bool = False
+
+    def metadata(self) -> dict[str, Any]:
+        """The fields of `.put`, without the stream; none where a plain write does."""
+        fields: dict[str, Any] = {}
+        if self.ttl is not None:
+            fields["ttl"] = format_duration(self.ttl)
+        if self.delay is not None:
+            fields["delay"] = format_duration(self.delay)
+        if self.at is not None:
+            fields["at"] = self.at.timestamp() if isinstance(self.at, datetime) else self.at
+        if self.priority is not None:
+            fields["priority"] = self.priority
+        if self.headers:
+            fields["headers"] = dict(self.headers)
+        if self.id:
+            fields["id"] = self.id
+        if self.single:
+            fields["single"] = True
+        return fields
+
+    def put(self) -> bytes:
+        """The request for `.put`."""
+        fields = {"stream": check_file_name(self.stream), **self.metadata()}
+        return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + bytes_of(self.body)
+
+
+Item: TypeAlias = Outgoing | tuple[str, Body]  # of publish_many: a tuple is a plain message
+
+
+def outgoing(item: Item) -> Outgoing:
+    return item if isinstance(item, Outgoing) else Outgoing(*item)
+
+
+def way_of(item: Item) -> str:
+    """How an item is written: "long", "put" or "plain"."""
+    if is_long(item.body if isinstance(item, Outgoing) else item[1]):
+        return "long"
+    return "put" if isinstance(item, Outgoing) and item.metadata() else "plain"
+
+
+def plain_pair(item: Item) -> tuple[str, bytes]:
+    stream, body = (item.stream, item.body) if isinstance(item, Outgoing) else item
+    return stream, (body if type(body) is bytes and body else bytes_of(body))
+
+
+__all__ = ["Item", "Outgoing", "outgoing", "plain_pair", "way_of"]

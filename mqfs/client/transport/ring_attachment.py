@@ -1,0 +1,221 @@
+"""The attachment of this process to a group's ring, over generations of the ring and restarts of the server.
+
+Owns the current generation and the connection that holds it. Publishes and reads no message.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+from mqfs import ring
+from mqfs.client.backoff import Backoff
+from mqfs.client.transport.attach_client import AttachClient, NoAttachSocket
+from mqfs.client.types import Link
+from mqfs.errors import Busy, Disconnected, MqfsError, NotFound, Stale
+
+LOOK_S = 0.5  # between two checks of the server
+GRACE_S = 10.0  # that a publisher waits for the next server, with `reconnect=True`
+REST_S = 5.0  # after a refusal the files are used for that long
+ENDING_S = 5.0  # for a generation to end, all of it in the log
+LONGEST_PAUSE_S = 0.1  # between two attempts
+READS = 1_000  # of a value that others change meanwhile
+
+
+class Refused(Exception):
+    """The group has no ring for this client now; `why` is the server's error."""
+
+    def __init__(self, why: MqfsError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+class Attached:
+    """A generation of a group's ring, and the connection that holds it."""
+
+    def __init__(self, handle: ring.Ring, attach_socket: AttachClient, answer: dict[str, Any]) -> None:
+        self.ring, self.socket = handle, attach_socket
+        self.generation: int = answer["generation"]
+        self.deliver: str = answer["deliver"]
+        self.ttl_ns: int = answer["ttl_ns"]
+        self.over = False  # replaced by another
+        self.publishing = threading.Lock()
+        self.numbers: dict[str, int] = {}  # of streams; constant in one generation
+
+    @property
+    def next(self) -> int:
+        """The sequence of the next message, or an earlier one. Raises Stale where the ring is corrupt."""
+        for _ in range(READS):
+            sequence = self.ring.next
+            if sequence:
+                return sequence
+        raise Stale("ring is corrupt")
+
+    def number(self, stream: str) -> int | None:
+        """The number of a stream; None: a view. Raises NotFound, Disconnected."""
+        answer = self.socket.ask({"stream": stream})
+        if answer.get("view"):
+            return None
+        number: int = answer["number"]
+        self.numbers[stream] = number
+        return number
+
+    def name(self, number: int) -> str | None:
+        """The name of a stream; None: unknown number."""
+        try:
+            name: str = self.socket.ask({"number": number})["stream"]
+        except NotFound:
+            return None
+        return name
+
+
+class RingAttachment:
+    """The generations of one group's ring, one after the other. Thread-safe."""
+
+    def __init__(
+        self,
+        link: Link,
+        socket_path: str,
+        name: str,
+        *,
+        required: bool,
+        reconnect: bool | float,
+        timeout: float | None,
+    ) -> None:
+        """`name`: of the group, for the attach socket. `required`: a group without a ring is an error."""
+        self.closed = threading.Event()
+        self.now: Attached | None = None
+        self.times_away = 0  # that the server was
+        self.reconnect = reconnect
+        self._link, self._socket_path, self._name = link, socket_path, name
+        self._required, self._timeout = required, timeout
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # one thread attaches
+        self._refused: tuple[float, MqfsError] | None = None
+        self._without_socket_since = 0.0
+        self._lost_socket: AttachClient | None = None  # the last one that was counted in `times_away`
+        _attachments.add(self)
+
+    def attached(self) -> Attached:
+        """The current generation. Raises Refused, or the server's error where a ring is required; Disconnected."""
+        with self._lock:
+            self.require()
+            at = self.now
+            if at is not None and at.socket.lost and at.socket is not self._lost_socket:
+                self._lost_socket = at.socket
+                self.times_away += 1
+            if at is not None and at.ring.retired:
+                at.over = True
+            if at is not None and not at.over and not at.socket.lost:
+                return at
+            if at is not None and at.socket.lost and self.reconnect is False:
+                at.over = True
+                raise Disconnected(f"{self._link.where}: the server closed the connection")
+            if self._refused is not None and time.monotonic() < self._refused[0]:
+                raise Refused(self._refused[1])
+            try:
+                return self._attach()
+            except Disconnected:
+                raise
+            except MqfsError as error:
+                self.now = None
+                if self._required:
+                    raise
+                self._refused = time.monotonic() + REST_S, error
+                raise Refused(error) from None
+
+    def _attach(self) -> Attached:
+        """Attach to the current generation, once the one before it has ended."""
+        return Backoff(ENDING_S, self.closed, longest_s=LONGEST_PAUSE_S).retry(self._attach_once, Busy, Stale)
+
+    def _attach_once(self) -> Attached:
+        """Raises Stale, Busy while a generation ends."""
+        attach_socket = self._dial()
+        try:
+            answer, fd = attach_socket.attach(self._name)
+            try:
+                now = self.now
+                if now is None or now.generation != answer["generation"]:
+                    now = Attached(ring.attach(fd, answer["generation"]), attach_socket, answer)
+                elif now.over:
+                    raise Stale("ring of the server is retired")
+                else:
+                    now.socket.close()
+                    now.socket = attach_socket
+            finally:
+                os.close(fd)
+        except BaseException:
+            attach_socket.close()
+            raise
+        self.now = now
+        return now
+
+    def _dial(self) -> AttachClient:
+        try:
+            attach_socket = AttachClient(self._socket_path, self._timeout)
+        except NoAttachSocket:
+            self._link.open(".stats", "r").close()  # a server that starts has its attach socket by the time it answers
+            attach_socket = self._dial_again()
+        self._without_socket_since = 0.0
+        return attach_socket
+
+    def _dial_again(self) -> AttachClient:
+        """Where a socket was before, a server is stopping: wait GRACE_S for the next one to have one."""
+        try:
+            return AttachClient(self._socket_path, self._timeout)
+        except NoAttachSocket as error:
+            self._without_socket_since = self._without_socket_since or time.monotonic()
+            if self.now is None or time.monotonic() - self._without_socket_since > GRACE_S:
+                raise
+            raise Disconnected(error.detail) from None
+
+    def require(self) -> None:
+        if os.getpid() != self._pid:
+            raise Disconnected("connection of the parent process (expected a new one in the child)", final=True)
+        if self.closed.is_set():
+            raise Disconnected("the client was closed", final=True)
+
+    def again(self) -> Attached:
+        """The current generation, once the server is back. Raises Refused, Disconnected."""
+        limit_s = GRACE_S if self.reconnect is True else self.reconnect
+        return Backoff(limit_s, self.closed, longest_s=LONGEST_PAUSE_S).retry(self.attached, Disconnected)
+
+    def usable(self) -> Attached | None:
+        """The generation to use now; None: use the files."""
+        at = self.now
+        if at is not None and not at.over:
+            return at
+        try:
+            return self.again()
+        except Refused:
+            return None
+
+    def still_valid(self, at: Attached) -> bool:
+        """Attach again, once the server is back; whether the generation is still current. Raises Disconnected."""
+        try:
+            return self.again() is at
+        except Refused:
+            return False
+
+    def close(self) -> None:
+        self.closed.set()
+        at = self.now
+        if at is not None:
+            at.socket.close()
+
+
+_attachments: weakref.WeakSet[RingAttachment] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """Drop the parent's rings, and locks that its threads may have held."""
+    for attachment in list(_attachments):
+        attachment.now, attachment._lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+__all__ = ["Attached", "Refused", "RingAttachment"]

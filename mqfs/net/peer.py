@@ -1,0 +1,76 @@
+"""The peer of a connection, and the users that it may attach as: mqfs(4), "Identity".
+
+Owns that decision: over a unix socket the kernel names the peer; over TCP every client without a token is one
+configured user. Names and numbers come from net.identity, secrets from net.tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+
+from mqfs.errors import Denied
+from mqfs.model import User
+from mqfs.net import identity
+from mqfs.net.tokens import Tokens
+
+_looked_up: dict[int, int] = {}  # user: the period of its last lookup
+
+
+class Peer:
+    """The user at the other end of one connection."""
+
+    def __init__(
+        self,
+        where: str,
+        uid: int,
+        gid: int | None = None,
+        pid: int = 0,
+        *,
+        groups: frozenset[int] | None = None,
+        fixed: bool = False,
+        host: str = "",
+        tokens: Tokens | None = None,
+    ) -> None:
+        """`fixed`: a client without a token acts as `uid`, whatever it claims (TCP). `host`: its address. `groups`: of
+        the peer's process, with `gid`; None: those of the system's database."""
+        self.where, self.uid, self.gid, self.pid, self.fixed, self.tokens = where, uid, gid, pid, fixed, tokens
+        self.groups = groups
+        self.account: Hashable = host or uid  # the account that its connection, fids and memory are charged to
+
+    def attach(self, uname: str, n_uname: int) -> User:
+        """The user of an attach. Raises Denied."""
+        if self.fixed or self._is_itself(uname, n_uname):
+            return self.itself()
+        if self.uid not in (0, os.geteuid()):
+            wanted = uname if n_uname == identity.NONUNAME else n_uname  # the number as it is: a lookup may take long
+            raise Denied(f"user {identity.user_name(self.uid)} cannot attach as {wanted}")
+        uid = identity.user_number(uname) if n_uname == identity.NONUNAME else n_uname
+        if uid is None:
+            raise Denied(f"unknown user {uname!r}")
+        return self.itself() if uid == self.uid else identity.user(uid, self.where, pid=self.pid)
+
+    def _is_itself(self, uname: str, n_uname: int) -> bool:
+        """Whether an attach names the peer, or no user. Never looks up a name that a client chose."""
+        if n_uname != identity.NONUNAME:
+            return n_uname == self.uid
+        return uname in ("", identity.user_name(self.uid), str(self.uid))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the system's database was asked about it in this period."""
+        return _looked_up.get(self.uid) == identity.period()
+
+    def look_up(self) -> None:
+        """Ask the system's database for all that an attach needs. On any thread: it may take long."""
+        identity.user_name(self.uid)
+        identity.group_name(self.itself().gid)
+        if len(_looked_up) >= 1_024:
+            _looked_up.clear()
+        _looked_up[self.uid] = identity.period()
+
+    def itself(self) -> User:
+        """The user that the kernel names."""
+        if self.groups is None or self.gid is None:
+            return identity.user(self.uid, self.where, gid=self.gid, pid=self.pid)
+        return User(self.uid, self.gid, self.groups, self.pid, self.where)

@@ -1,0 +1,75 @@
+"""An open fid of the client: its reads and writes, as procedures."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import attrs
+
+from mqfs.errors import TooLong
+from mqfs.model import Qid
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.messages import Fcall
+from mqfs.ninep.codec.wire import IO_OVERHEAD, READ_OVERHEAD
+
+T = TypeVar("T")
+Procedure = Generator[Fcall, Any, T]
+
+
+@attrs.define(eq=False)
+class Channel:
+    """An open fid: the offset, and a message that arrived for a flushed read."""
+
+    fid: int
+    qid: Qid
+    msize: int  # as agreed
+    unix: bool  # the dialect is 9P2000.u
+    offset: int = 0
+    kept: bytes | None = None  # of a read that was flushed too late
+    short: bool = False  # the last read returned less than its count
+
+    @property
+    def most(self) -> int:
+        """The largest message that can be written, in bytes."""
+        return self.msize - IO_OVERHEAD
+
+    def _ask(self, count: int) -> m.Tread:
+        count = min(count, self.msize - READ_OVERHEAD)
+        if count == self.most:
+            count -= 1  # a server takes it for a read that v9fs has cut, and expects another
+        return m.Tread(0, self.fid, self.offset, count)
+
+    def read(self, count: int) -> Procedure[bytes]:
+        """The next message or a part of it; b"" at the end."""
+        if self.kept is not None:
+            return self.take_kept(count)
+        request = self._ask(count)
+        data: bytes = (yield request).data
+        if not data and self.short and self.unix:
+            # The end of file that clients get which read until their buffer is full: read again.
+            data = (yield request).data
+        self.took(len(data), request.count)
+        return data
+
+    def take_kept(self, count: int) -> bytes:
+        kept = self.kept or b""
+        self.kept = kept[count:] or None
+        return kept[:count]
+
+    def took(self, length: int, count: Any) -> None:
+        self.offset += length
+        self.short = 0 < length < count
+
+    def keep(self, reply: Fcall) -> None:
+        """Keep the reply of a read that was flushed too late, for the next read."""
+        if isinstance(reply, m.Rread):
+            self.kept = reply.data
+            self.took(len(reply.data), self.msize)
+
+    def write(self, data: bytes) -> Procedure[int]:
+        """One message."""
+        if len(data) > self.most:
+            raise TooLong(f"message of {len(data)} bytes (expected at most {self.most} by this msize)")
+        reply = yield m.Twrite(0, self.fid, self.offset, data)
+        return int(reply.count)
