@@ -9,7 +9,7 @@ def parked(tree: Tree) -> int:
     """Of all groups. On the engine's thread only."""
     count = 0
     for group in tree.groups.values():
-        waits = [group.fanout.order_waits, group.fanout.cursor_waits, *(view.waits for view in group.views.values())]
+        waits = [group.fanout.order_waits, group.fanout.cursor_waits, *group.fanout.view_waits.values()]
         for stream in group.streams.values():
             waits.append(stream.waits)
             count += len(stream.blocked) + (

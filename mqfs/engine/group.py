@@ -85,6 +85,7 @@ class Group:
         self.fanout: Fanout = Fanout(
             self.log, self.retention.expiry, self.ranks, self.views, self.consumers, self.waiting
         )
+        self.views.on_refreshed, self.views.on_removed = self.consumers.on_views_changed, self.fanout.close_view
         self.retention.overtake_cursors = self.fanout.overtake_cursors
         self.retention.interests += [self.fanout.low_watermark, self.consumers.floor, self._ring_low_watermark]
         self.publisher = Publisher(self)

@@ -101,14 +101,17 @@ class Stream(Numbered):
         singles = self.group.ranks.singles(self.number)
         if not singles:
             return 0
-        while singles and (self.is_taken(singles[0]) or self.kept.is_gone(singles[0])):
+        while singles and (singles[0] < self.state.floor or not self._is_unclaimed(singles[0])):
             del singles[0]
         return singles[0] if singles else 0
 
     def all_untaken(self) -> list[int]:
         """The sequences of all of those."""
         singles = self.group.ranks.singles(self.number) if self.next_unclaimed_exclusive() else []
-        return [sequence for sequence in singles if not self.is_taken(sequence) and not self.kept.is_deleted(sequence)]
+        return [sequence for sequence in singles if self._is_unclaimed(sequence)]
+
+    def _is_unclaimed(self, sequence: int) -> bool:
+        return not (self.is_taken(sequence) or self.kept.is_deleted(sequence))
 
     def is_taken(self, sequence: int) -> bool:
         """Whether somebody has that message which is for one taker, for good or not."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mqfs.engine.language import programs
 from mqfs.engine.log.group_log import AckSteps
+from mqfs.engine.retention.cuts import plan_clear
 from mqfs.group_state import Change
 from mqfs.syntax.patterns import compile_pattern
 
@@ -43,7 +44,7 @@ class Changes:
 
     def clear(self, streams: list[Stream]) -> None:
         self._thinned = True
-        clearings = [stream.kept.plan_clear() for stream in streams]
+        clearings = [plan_clear(stream.kept) for stream in streams]
         floors = [[c.number, c.floor] for c in clearings if c.floor]
         if floors:
             self._changes.append({"do": "floor", "floors": floors})

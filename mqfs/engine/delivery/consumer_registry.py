@@ -72,6 +72,10 @@ class Consumers(dict[str, Consumer]):
             consumer.recount()
         self.group.unblock()
 
+    def on_views_changed(self) -> None:
+        self.on_routing_changed()
+        self.invalidate_order()
+
     def invalidate_order(self) -> None:
         """The order in which messages are served has changed, or which they are."""
         for consumer in self.every():

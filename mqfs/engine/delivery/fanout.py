@@ -12,6 +12,8 @@ from mqfs import limits
 from mqfs.engine.delivery.wait_list import PollList, Waiting, WaitList
 from mqfs.engine.log.group_log import GroupLog
 from mqfs.engine.retention.expiry import Expiry
+from mqfs.engine.routing.view import View
+from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.model import NEVER, Kind, Record
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from mqfs.engine.delivery.priority_index import PriorityIndex
     from mqfs.engine.files.cursor_file import Cursor
     from mqfs.engine.files.order_file import MergedReader
-    from mqfs.engine.routing.view_registry import ViewRegistry
     from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
@@ -43,6 +44,7 @@ class Fanout:
         self.order_waits = WaitList(waiting)
         self.cursors: set[Cursor] = set()
         self.cursor_waits = WaitList(waiting)
+        self.view_waits: dict[View, WaitList] = {}
         self.pollers = PollList(waiting)  # of `order`, views and cursors
         self.record_being_delivered: Record | None = None  # the newest message, so that it need not be read again
 
@@ -97,7 +99,7 @@ class Fanout:
             return True
         if any(stream.waits.readers or stream.pollers.calls or stream.is_attended for stream in streams):
             return True
-        return any(view.waits.readers for view in self._views.values())
+        return any(waits.readers for waits in self.view_waits.values())
 
     def deliver(self, stream: Stream, record: Record) -> None:
         """Serve all who wait. The message was appended and counted."""
@@ -111,7 +113,7 @@ class Fanout:
             if self.cursor_waits.readers:
                 self.cursor_waits.deliver(record)
             if self._views:
-                self._views.deliver(stream, record)
+                self._deliver_to_views(stream, record)
         elif rank is None and not consumers.bounded:
             return
         ends = record.sequence + 1 >= consumers.next_end
@@ -126,10 +128,28 @@ class Fanout:
         if self.pollers.calls:
             self.pollers.wake()
 
+    def _deliver_to_views(self, stream: Stream, record: Record) -> None:
+        for name in self._views.of(stream):
+            waits = self.view_waits.get(self._views[name])
+            if waits is not None and waits.readers:
+                waits.deliver(record)
+
+    def waits_of(self, view: View) -> WaitList:
+        """Its readers that wait."""
+        waits = self.view_waits.get(view)
+        if waits is None:
+            waits = self.view_waits[view] = WaitList(self._waiting)
+        return waits
+
+    def close_view(self, view: View) -> None:
+        """It is gone: reads that wait get end-of-file."""
+        if (waits := self.view_waits.pop(view, None)) is not None:
+            waits.close_all()
+
     def end(self) -> None:
         """The group is gone, or the server stops: reads that wait get end-of-file."""
         self.order_waits.close_all()
         self.pollers.wake()
         self.cursor_waits.close_all()
-        for view in self._views.values():
-            view.waits.close_all()
+        for view in list(self.view_waits):
+            self.close_view(view)

@@ -10,11 +10,11 @@ from mqfs.engine.delivery.consumer import Claim, Consumer, delivery_count
 from mqfs.engine.files.claiming_handle import RECORD_OVERHEAD, ClaimingHandle
 from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.files.handle import PartialRead
+from mqfs.engine.files.seek import position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, W, allowed, require
 from mqfs.engine.log import multipart
 from mqfs.engine.routing.message_filter import MessageFilter, select
-from mqfs.engine.routing.seek import position
 from mqfs.engine.tree.meta_nodes import TakeFile
 from mqfs.model import NEVER, Record, User
 from mqfs.syntax.duration import parse_duration
@@ -266,7 +266,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
         def do() -> None:
             streams = [s for s in self.group.numbers.values() if consumer.covers(s) and allowed(self.user, s.state, R)]
-            consumer.seek(position(consumer.selection, word, streams, self._shows))
+            consumer.seek(position(self.group, consumer.selection, word, streams, self._shows))
             self.until, self.end_due, self.last, self.current = NEVER, False, PartialRead(), []
             self._rescan()
 

@@ -12,12 +12,12 @@ from mqfs import errors, limits
 from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.files.order_file import fell_behind
+from mqfs.engine.files.seek import position
 from mqfs.engine.files.status_files import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, allowed, require
 from mqfs.engine.language.settings import parse_depth
 from mqfs.engine.routing.message_filter import MessageFilter, select
-from mqfs.engine.routing.seek import position
 from mqfs.model import NEVER, Kind, Record, User
 from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
@@ -157,7 +157,7 @@ class Cursor(CommandFile):
         self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
-        self.position = position(self.selection, word, self.streams().values(), self._shows)
+        self.position = position(self.group, self.selection, word, self.streams().values(), self._shows)
         self.until, self.end_due, self.lost = None, False, 0
         self._drop_rest()
         self._skip_past_loss_reports()

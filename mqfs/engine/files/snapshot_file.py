@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from mqfs.model import User
 from mqfs.wait import Step
 
 if TYPE_CHECKING:
+    from mqfs.engine.stream import Stream
     from mqfs.engine.tree.meta_nodes import SnapshotNode
 
 
@@ -35,7 +37,7 @@ class SnapshotHandle(OpenFile):
         self._copy: bytes | None = None
         stream = node.stream
         stream.kept.update_low_watermark()
-        for sequences, sizes in stream.kept.listed():
+        for sequences, sizes in visible(stream):
             before = self._ends[-1] if self._ends else 0
             self._sequences.extend(sequences)
             self._ends.extend(islice(accumulate(sizes, initial=before), 1, None))
@@ -77,3 +79,24 @@ class SnapshotHandle(OpenFile):
         if record is None or record.sequence != sequence:
             raise errors.Stale(f"message {sequence} of {self.node.name} went while the file was open; open it again")
         return record.body
+
+
+def visible(stream: Stream) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """What a reader may see of a stream: sequences and body bytes, a segment at a time, the oldest first."""
+    log, retention = stream.group.log, stream.group.retention
+    floor = max(stream.state.floor, retention.expiry.expired_before())
+    hidden = log.state.dropped.keys() | retention.lapsed.keys() | retention.all_exclusives()
+    acked = stream.kept.acked_by_all(floor, None)
+    for portion in reversed(list(log.metrics.listing({stream.number: floor}, log.end.next))):
+        sequences, sizes = portion.columns(portion.messages)
+        if hidden or acked:
+            rows = zip(sequences, sizes, strict=True)
+            left = [row for row in rows if row[0] not in hidden and not _lies_in(acked, row[0])]
+            sequences, sizes = [row[0] for row in left], [row[1] for row in left]
+        yield sequences, sizes
+
+
+def _lies_in(ranges: list[tuple[int, int]], sequence: int) -> bool:
+    """Whether it is in one of those ranges, which ascend."""
+    at = bisect_right(ranges, sequence, key=lambda one: one[0])
+    return at > 0 and sequence <= ranges[at - 1][1]

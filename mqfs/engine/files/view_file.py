@@ -22,7 +22,7 @@ class ViewHandle(MergedReader):
         node.readers.add(self)
 
     def wait_list(self) -> WaitList:
-        return self.node.waits
+        return self.group.fanout.waits_of(self.node)
 
     @property
     def over(self) -> bool:
@@ -32,7 +32,11 @@ class ViewHandle(MergedReader):
         return self.selection.covers(stream) and allowed(self.user, stream.state, R)
 
     def admits(self, stream: Stream, record: Record) -> bool:
-        return super().admits(stream, record) and self.covers(stream) and self.node.selects(stream, record)
+        return (
+            super().admits(stream, record)
+            and self.covers(stream)
+            and self.group.views.selects(self.node.name, stream, record)
+        )
 
     def wants(self, record: Record) -> bool:
         return self.admits(self.group.numbers[record.stream], record)

@@ -31,17 +31,31 @@ class Publisher:
         self.blocked = BlockedWriters(self.admit, self.append_admitted)
 
     def write_plain(self, stream: Stream, body: bytes) -> Step[int]:
-        """As `write`, of one message without headers: where nothing bounds the stream, in a straight line."""
-        size, group = len(body), self._group
-        bounded = self._log.settings.depth is not NO_DEPTH or stream.blocked or group.consumers.bounded
-        if bounded or stream.removed or self._log.bucket.end.failed is not None:
+        """As `write`, of one message without headers. Where nothing bounds the stream and nobody waits it is a straight
+        line: every call here is paid by every message."""
+        size, group, log, consumers = len(body), self._group, self._log, self._group.consumers
+        bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded
+        if bounded or stream.removed or log.end.failed is not None:
             return self.write(stream, WriteRequest(MESSAGE, (body,), size))
         retention = group.retention
         retention.room -= size + RECORD_BYTES
         if retention.room < 0:
             retention.find_room(size + RECORD_BYTES)
-        self._append_one(stream, MESSAGE, body)
-        return self._log.after_data_sync(size)
+        if not log.must_retain or group.waiting.readers:
+            self._append_one(stream, MESSAGE, body)
+            return log.after_data_sync(size)
+        time_ns = log.times.next_ns()
+        sequence = log.append(MESSAGE, stream.number, body, time_ns)
+        stream.kept.appended(sequence, MESSAGE, size)
+        stream.kept.mtime_ns = time_ns
+        stream.written += 1
+        counts = group.counts
+        counts.written += 1
+        counts.written_bytes += size
+        group.tree.dirty_groups.add(group)
+        if sequence + 1 >= consumers.next_end:
+            group.fanout.deliver(stream, Record(sequence, time_ns, stream.number, MESSAGE, 0, b"", body))
+        return log.after_data_sync(size)
 
     def write(self, stream: Stream, request: WriteRequest) -> Step[int]:
         """Append messages as one batch, or do with them what `full` says. The step comes to `request.total`.

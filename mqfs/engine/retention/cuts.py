@@ -26,6 +26,10 @@ class Range(Protocol):
 
     def counted(self, first: int, end: int | None = None) -> tuple[int, int]: ...
 
+    def update_low_watermark(self) -> None: ...
+
+    def newest_kept(self) -> int: ...
+
     def is_deleted(self, sequence: int) -> bool: ...
 
 
@@ -76,6 +80,15 @@ def plan_cut_below(kept: Range, target: int) -> Cut | None:
     ):
         newest = bucket.reader.before(newest, kept.number) or 0
     return Cut(target, kept.count - count, kept.size - size, count, size, lost, newest, kept.trimmed_count)
+
+
+def plan_clear(kept: Range) -> Clearing:
+    """All that is kept."""
+    kept.update_low_watermark()
+    last = kept.log.reader.before(kept.log.end.next, kept.number)
+    floor = kept.state.floor if last is None else max(kept.state.floor, last + 1)
+    cut = Cut(floor, 0, 0, kept.count, kept.size, before=kept.trimmed_count)
+    return Clearing(kept.number, floor, kept.newest_kept(), cut)
 
 
 def begin_cut(kept: Range) -> Cut:

@@ -6,7 +6,6 @@ Owns that range, the counting, and which messages in it are still to be seen. Wh
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -188,7 +187,7 @@ class KeptRange:
         """(messages, bytes) in [first, end) of what is still to be counted."""
         tally = self.log.metrics.count
         count, size = tally(self.number, first, end)
-        for run_first, run_last in self._acknowledged(first, end):
+        for run_first, run_last in self.acked_by_all(first, end):
             done, done_size = tally(self.number, run_first, run_last + 1)
             away = self.deleted_in(run_first, run_last + 1)
             count -= done - len(away)
@@ -206,7 +205,7 @@ class KeptRange:
             else 0
         )
 
-    def _acknowledged(self, first: int, end: int | None) -> list[tuple[int, int]]:
+    def acked_by_all(self, first: int, end: int | None) -> list[tuple[int, int]]:
         """Where it is shared: the parts of [first, end) that everyone has had."""
         if not self._owner.shared:
             return []
@@ -215,24 +214,6 @@ class KeptRange:
         for consumer in self._owner.interested_consumers():
             common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
         return common
-
-    def is_thinned(self) -> bool:
-        """Whether some above the floor were had by all who share it."""
-        return bool(self._acknowledged(self.state.floor, None))
-
-    def listed(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-        """What whoever reads may see of it: sequences and body bytes, a stretch at a time, the oldest first."""
-        retention, bucket = self._retention, self.log.bucket
-        floor = max(self.state.floor, retention.expiry.expired_before())
-        hidden = self.log.state.dropped.keys() | retention.lapsed.keys() | retention.all_exclusives()
-        had = self._acknowledged(floor, None)
-        for portion in reversed(list(bucket.metrics.listing({self.number: floor}, bucket.end.next))):
-            sequences, sizes = portion.columns(portion.messages)
-            if hidden or had:
-                rows = zip(sequences, sizes, strict=True)
-                left = [row for row in rows if row[0] not in hidden and not _lies_in(had, row[0])]
-                sequences, sizes = [row[0] for row in left], [row[1] for row in left]
-            yield sequences, sizes
 
     def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
         """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
@@ -252,10 +233,6 @@ class KeptRange:
         if sequence in self.log.state.dropped or sequence in self._retention.lapsed:
             return True
         return self._owner.shared and all(c.is_acked(sequence) for c in self._owner.interested_consumers())
-
-    def is_gone(self, sequence: int) -> bool:
-        """Whether a message is below the floor, or was deleted."""
-        return sequence < self.state.floor or self.is_deleted(sequence)
 
     def on_deleted(self, size: int) -> None:
         """One message of that size was taken away, by a change that the log has."""
@@ -367,24 +344,9 @@ class KeptRange:
             self.count, self.size = cut.count, cut.size
         self.trimmed_count += cut.gone
 
-    def plan_clear(self) -> Clearing:
-        """What it takes to take away all that is kept."""
-        self.update_low_watermark()
-        bucket = self.log.bucket
-        last = bucket.reader.before(bucket.end.next, self.number)
-        floor = self.state.floor if last is None else max(self.state.floor, last + 1)
-        cut = Cut(floor, 0, 0, self.count, self.size, before=self.trimmed_count)
-        return Clearing(self.number, floor, self.newest_kept(), cut)
-
     def cleared(self, clearing: Clearing) -> None:
         """The log and the state say so."""
         if clearing.newest:
             self.evicted_before = max(self.evicted_before, clearing.newest + 1)
             self._retention.evictions += 1
         self._count_gone(clearing.cut)
-
-
-def _lies_in(runs: list[tuple[int, int]], sequence: int) -> bool:
-    """Whether it is in one of those ranges, which ascend."""
-    at = bisect.bisect_right(runs, sequence, key=lambda run: run[0])
-    return at > 0 and sequence <= runs[at - 1][1]

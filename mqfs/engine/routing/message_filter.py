@@ -6,19 +6,24 @@ Owns finding the next such message in the log. Knows nothing of permissions, pos
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from mqfs import errors
+from mqfs.engine.routing.catalog import Catalog, NamedStream
+from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.model import Record
 from mqfs.syntax.patterns import MANY, ONE, Patterns, check_pattern
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
 
 FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
 _LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against a pattern, in the hope of few
 _NONE, _SOME, _ALL = range(3)  # of the messages of a stream that it covers; some: a program says which
+
+
+class WithViews(Catalog, Protocol):
+    """A group."""
+
+    @property
+    def views(self) -> ViewRegistry: ...
 
 
 class MessageFilter:
@@ -27,7 +32,7 @@ class MessageFilter:
     __slots__ = ("_covered", "_epoch", "_few", "_named", "_patterns", "_shape", "group", "names", "numbers")
 
     def __init__(
-        self, group: Group, numbers: Collection[int] | None = None, names: Collection[str] | None = None
+        self, group: WithViews, numbers: Collection[int] | None = None, names: Collection[str] | None = None
     ) -> None:
         self.group, self.numbers, self.names = group, numbers, names or ()
         self._epoch = self._shape = -1
@@ -43,7 +48,7 @@ class MessageFilter:
     def everything(self) -> bool:
         return self.numbers is None and not self.names
 
-    def covers(self, stream: Stream) -> bool:
+    def covers(self, stream: NamedStream) -> bool:
         """Whether messages of the stream may belong to it."""
         if self.numbers is None and not self.names:
             return True
@@ -51,7 +56,7 @@ class MessageFilter:
             return part != _NONE
         return self._part(stream) != _NONE
 
-    def _part(self, stream: Stream) -> int:
+    def _part(self, stream: NamedStream) -> int:
         """Of its messages; looked up once for each stream, until what views have changes."""
         if self._shape != self.group.routing_version:
             self._shape = self.group.routing_version
@@ -61,7 +66,7 @@ class MessageFilter:
             found = self._covered[stream.number] = self._look_up(stream)
         return found
 
-    def _look_up(self, stream: Stream) -> int:
+    def _look_up(self, stream: NamedStream) -> int:
         if self.numbers is not None and stream.number in self.numbers:
             return _ALL
         views = self.group.views
@@ -69,13 +74,13 @@ class MessageFilter:
             return _ALL
         return _NONE if self._named.isdisjoint(views.of(stream)) else _SOME
 
-    def selects(self, stream: Stream, record: Record) -> bool:
+    def selects(self, stream: NamedStream, record: Record) -> bool:
         """Whether that message belongs to it."""
         part = _ALL if self.everything else self._part(stream)
         if part != _SOME:
             return part == _ALL
         views = self.group.views
-        return any(views[name].selects(stream, record) for name in self._named.intersection(views.of(stream)))
+        return any(views.selects(name, stream, record) for name in self._named.intersection(views.of(stream)))
 
     @property
     def by_stream(self) -> bool:
@@ -138,7 +143,7 @@ class MessageFilter:
         return not self.names and self.numbers is not None and not any(n in self.group.numbers for n in self.numbers)
 
 
-def select(group: Group, words: Collection[str], may_read: Callable[[Stream], None]) -> MessageFilter:
+def select(group: WithViews, words: Collection[str], may_read: Callable[[Any], None]) -> MessageFilter:
     """What `select NAME...` says: streams, views, patterns; no names: everything. Raises NotFound, BadCommand, and what
     `may_read` raises."""
     numbers: list[int] = []

@@ -6,19 +6,14 @@ Owns which messages are in it. Which views a stream is in, the registry knows; a
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mqfs import errors
-from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.language import programs
 from mqfs.engine.language.node import Numbered
 from mqfs.engine.language.programs import Program
-from mqfs.engine.stream import Stream
 from mqfs.group_state import Attributes, ViewState
 from mqfs.model import Record
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
 
 log = logging.getLogger("mqfs.engine")
 
@@ -26,11 +21,10 @@ log = logging.getLogger("mqfs.engine")
 class View(Numbered):
     """The file. Bound and unbound by its group."""
 
-    def __init__(self, group: Group, own: ViewState) -> None:
+    def __init__(self, group: Any, own: ViewState) -> None:
         self.group, self.state = group, own
         self.removed = False
         self.readers: set[object] = set()
-        self.waits = WaitList(group.waiting)
         self.programs: list[Program] = []
         self.patterns: list[str] = []
         self.refresh()
@@ -58,7 +52,7 @@ class View(Numbered):
         return self.state.number
 
     @property
-    def parent(self) -> Group:
+    def parent(self) -> Any:
         return self.group
 
     @property
@@ -69,8 +63,6 @@ class View(Numbered):
         """Whether one of its programs may select messages of a stream of that name."""
         return any(p.may_route(name) for p in self.programs)
 
-    def selects(self, stream: Stream, record: Record) -> bool:
-        """Whether that message of a stream which may be in the view is in it."""
-        if self.name in self.group.views.matched(stream):
-            return True
-        return any(p.selects(stream.name, record.body, record.sequence) for p in self.programs)
+    def selects(self, name: str, record: Record) -> bool:
+        """Whether one of its programs selects that message of a stream of that name."""
+        return any(p.selects(name, record.body, record.sequence) for p in self.programs)

@@ -5,32 +5,32 @@ Owns the compiled patterns. What a view looks like to a reader is in view.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from mqfs.engine.routing.catalog import Catalog, NamedStream
 from mqfs.engine.routing.view import View
-from mqfs.engine.stream import Stream
 from mqfs.model import Record
 from mqfs.syntax.patterns import Patterns
 from mqfs.syntax.quoting import quote
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
 
 
 class ViewRegistry(dict[str, View]):
     """Of one group. A stream is matched once, when it is new or the patterns have changed."""
 
-    def __init__(self, group: Group) -> None:
+    on_refreshed: Callable[[], None]
+    on_removed: Callable[[View], None]
+
+    def __init__(self, catalog: Catalog) -> None:
         super().__init__()
-        self.group = group
+        self._catalog = catalog
         self.bound = 0  # patterns and programs of all of them
         self._patterns: Patterns[str] = Patterns()
         self._routing: dict[str, View] = {}  # those with a program
 
     def load(self) -> None:
         """Those that the group's state names."""
-        for own in self.group.state.views.values():
-            self._enter(View(self.group, own))
+        for own in self._catalog.log.state.views.values():
+            self._enter(View(self._catalog, own))
 
     def lines(self) -> list[str]:
         """As ctl lines."""
@@ -51,19 +51,18 @@ class ViewRegistry(dict[str, View]):
 
     def unbind(self, name: str) -> None:
         """All patterns and programs of a view."""
-        self.group.log.change({"do": "unbind", "name": name, "pattern": None})
+        self._catalog.log.change({"do": "unbind", "name": name, "pattern": None})
         self.refresh(name)
 
     def refresh(self, *names: str) -> None:
         """What the state says of these views has changed."""
         for name in names:
             self._refresh(name)
-        self.group.routing_version += 1  # streams may have been looked up since the state changed
-        self.group.consumers.on_routing_changed()
-        self.group.consumers.invalidate_order()
+        self._catalog.routing_version += 1  # streams may have been looked up since the state changed
+        self.on_refreshed()
 
     def _refresh(self, name: str) -> None:
-        view, own = self.get(name), self.group.state.views.get(name)
+        view, own = self.get(name), self._catalog.log.state.views.get(name)
         if view is not None:
             self._leave(view)
         if view is not None and view.state is own:
@@ -73,7 +72,7 @@ class ViewRegistry(dict[str, View]):
             if view is not None:
                 self._end(view)
             if own is not None:
-                self._enter(View(self.group, own))
+                self._enter(View(self._catalog, own))
 
     def _leave(self, view: View) -> None:
         """Forget what it is bound to."""
@@ -85,27 +84,24 @@ class ViewRegistry(dict[str, View]):
     def _end(self, view: View) -> None:
         del self[view.name]
         view.removed = True
-        view.waits.close_all()
+        self.on_removed(view)
 
-    def _look_up_views(self, stream: Stream) -> tuple[frozenset[str], frozenset[str]]:
+    def _look_up_views(self, stream: NamedStream) -> tuple[frozenset[str], frozenset[str]]:
         found = stream.views
-        if found is None or found[0] != self.group.routing_version:
+        if found is None or found[0] != self._catalog.routing_version:
             matched = frozenset(self._patterns.match(stream.name))
             routed = (name for name, view in self._routing.items() if view.may_route(stream.name))
-            stream.views = found = (self.group.routing_version, matched, matched.union(routed))
+            stream.views = found = (self._catalog.routing_version, matched, matched.union(routed))
         return found[1], found[2]
 
-    def matched(self, stream: Stream) -> frozenset[str]:
+    def matched(self, stream: NamedStream) -> frozenset[str]:
         """The views that have all of the stream."""
         return self._look_up_views(stream)[0]
 
-    def of(self, stream: Stream) -> frozenset[str]:
+    def of(self, stream: NamedStream) -> frozenset[str]:
         """The views that may have messages of the stream."""
         return self._look_up_views(stream)[1]
 
-    def deliver(self, stream: Stream, record: Record) -> None:
-        """A new message, for readers of views that wait."""
-        for name in self.of(stream):
-            view = self[name]
-            if view.waits.readers:
-                view.waits.deliver(record)
+    def selects(self, name: str, stream: NamedStream, record: Record) -> bool:
+        """Whether a message of a stream that may be in that view is in it."""
+        return name in self.matched(stream) or self[name].selects(stream.name, record)

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
 
 
-def position(selection: MessageFilter, word: str, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
+def position(
+    group: Group, selection: MessageFilter, word: str, streams: Collection[Stream], shows: Callable[[Record], bool]
+) -> int:
     """The sequence that `seek word` goes to. `streams`: which the user may read; `shows`: whether a message counts."""
     kind, value = parse_seek(word)
-    group = selection.group
     bucket = group.log.bucket
     group.retention.advance_all()
     if kind == "end":
@@ -39,9 +40,9 @@ def position(selection: MessageFilter, word: str, streams: Collection[Stream], s
         return bucket.reader.first_at_time(value)
     if kind == "ago":
         return bucket.reader.first_at_time(group.tree.clock.wall_ns() - value)
-    if selection.by_stream and not any(stream.kept.is_thinned() for stream in streams):
+    if selection.by_stream and not any(s.kept.acked_by_all(s.state.floor, None) for s in streams):
         return _back(group, value, streams, shows)
-    return _walk_back(selection, value, shows)
+    return _walk_back(group, selection, value, shows)
 
 
 def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
@@ -75,9 +76,9 @@ def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> b
     return record is not None and record.sequence == sequence and shows(record)
 
 
-def _walk_back(selection: MessageFilter, count: int, shows: Callable[[Record], bool]) -> int:
+def _walk_back(group: Group, selection: MessageFilter, count: int, shows: Callable[[Record], bool]) -> int:
     """The same where each message has to be looked at."""
-    bucket = selection.group.log.bucket
+    bucket = group.log.bucket
     at = found_at = bucket.end.next
     while count > 0:
         found = selection.before(at)
