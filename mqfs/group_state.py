@@ -13,8 +13,9 @@ import attrs
 
 from mqfs import ack_state, limits
 from mqfs.ack_state import REQUEUE, AckState, step
+from mqfs.group_shapes import CHANGES, CHANGES_GIVEN, STATE, STATE_GIVEN
 from mqfs.seams import Anchor
-from mqfs.shapes import Shape, is_flag, is_number, is_text, is_time_ns, listed, optional, require, row
+from mqfs.shapes import require
 
 FIRST_STREAM = 16  # numbers below are the group's own files
 CTL, ORDER, CURSOR, STATS, WHO, ERRORS = 1, 2, 3, 4, 5, 6
@@ -137,7 +138,7 @@ class State(Attributes):
         """Raises ValueError where the body is not a state."""
         try:
             d = json.loads(body)
-            require(d, _STATE, _STATE_GIVEN)
+            require(d, STATE, STATE_GIVEN)
             streams = (StreamState(*row) for row in d["streams"])
             consumers = (_consumer(*row) for row in d.get("consumers", ()))
             views = (ViewState(*row) for row in d.get("views", ()))
@@ -240,7 +241,7 @@ def decode_change(body: bytes) -> Change:
         change: Change = json.loads(body)
         require(change, {}, {"do": _DO.__contains__})
         if "do" in change:
-            require(change, _CHANGES[change["do"]], _GIVEN.get(change["do"]))
+            require(change, CHANGES[change["do"]], CHANGES_GIVEN.get(change["do"]))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a change: {error}: {body[:80]!r}") from error
     return change
@@ -379,63 +380,4 @@ _DO = {
     "id": _id,
     "commit": _commit,
     "forget producers": _forget_producers,
-}
-
-
-_OWNED = {"mode": is_number, "uid": is_number, "gid": is_number}
-_STREAM = row(is_number, is_number, is_number, is_number, is_text, is_time_ns, is_number, least=6)
-_ENTRY = row(is_number, is_number, is_number, is_time_ns, is_flag)
-_CONSUMER = row(
-    is_number, is_number, is_number, is_number, is_text, is_text, is_time_ns, is_flag, is_flag, is_number,
-    is_number, listed(row(is_number, is_number)), listed(_ENTRY),
-)  # fmt: skip
-_ANCHOR = (is_time_ns, is_time_ns, is_time_ns, is_text, is_time_ns)
-_STATE: dict[str, Shape] = {
-    **_OWNED,
-    "group": is_number,
-    "parent": is_number,
-    "name": is_text,
-    "made": is_time_ns,
-    "ctl": listed(is_text),
-    "streams": listed(_STREAM),
-    "next_stream": is_number,
-    "files": listed(row(is_number, is_number, is_number, is_number)),
-    "dropped": listed(row(is_number, is_number)),
-    "clock": listed(row(is_number, *_ANCHOR, least=3)),
-}
-_STATE_GIVEN: dict[str, Shape] = {
-    "consumers": listed(_CONSUMER),
-    "views": listed(row(is_number, is_text, is_time_ns, listed(is_text))),
-    "ids": listed(row(is_text, is_time_ns, is_number)),
-    "id_users": listed(is_time_ns),
-    "producers": listed(row(is_text, is_number, is_number, is_time_ns)),
-}
-_CHANGES: dict[str, dict[str, Shape]] = {
-    "make": {**_OWNED, "stream": is_number, "name": is_text, "time": is_time_ns},
-    "remove": {"stream": is_number},
-    "rename": {"stream": is_number, "name": is_text},
-    "attributes": {**_OWNED, "file": is_number},
-    "ctl": {"lines": listed(is_text)},
-    "floor": {"floors": listed(row(is_number, is_number))},
-    "drop": {"stream": is_number, "sequences": listed(is_number)},
-    "clock": {"sequence": is_number, "anchor": row(*_ANCHOR, least=2)},
-    "consumer": {"number": is_number, "transient": is_flag, "private": is_flag, "backlog": is_number},
-    "forget": {"number": is_number},
-    "bind": {"number": is_number, "name": is_text, "pattern": is_text, "time": is_time_ns},
-    "unbind": {"name": is_text, "pattern": optional(is_text)},
-    "id": {"id": is_text, "until": is_time_ns, "sequence": is_number},
-    "commit": {"producer": is_text, "number": is_number, "uid": is_number, "engine": is_time_ns},
-    "forget producers": {"producers": listed(is_text)},
-}
-_GIVEN: dict[str, dict[str, Shape]] = {
-    "consumer": {
-        **_OWNED,
-        "name": is_text,
-        "over": is_text,
-        "time": is_time_ns,
-        "low": is_number,
-        "open": listed(is_number),
-    },
-    "id": {"uid": is_number},
-    "forget producers": {"uids": listed(is_number)},
 }

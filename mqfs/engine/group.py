@@ -1,14 +1,13 @@
-"""A group: one log, and everything that can be seen in it.
+"""A group: one log, and the parts that write, keep and deliver what is in it.
 
-Owns the way of a write (append, hand over, commit), the settings, the streams, views, consumers and groups inside, and
-the record of changes. What a stream keeps is the stream's; what a handle shows is the handle's; who gets a message of a
-work queue is the consumer's.
+Composes them, and makes, removes and renames streams and changes settings. Of the log and its state there is one writer
+(GroupLog); publishing, retention and delivery have a part each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, group_state, limits
 from mqfs.engine.delivery.consumer_registry import Consumers
@@ -35,9 +34,7 @@ from mqfs.seams import Bucket, RingPort
 if TYPE_CHECKING:
     from mqfs.engine.tree.tree import Tree
 
-T = TypeVar("T")
-
-_RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see Group.shape
+_RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see routing_version
 _LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps
 
 

@@ -1,7 +1,7 @@
-"""A stream: its group's log seen through its name, and who waits on it.
+"""A stream: its group's log seen through its name.
 
-Owns the counting of what the stream keeps, the cutting of what it does not keep any more, and its readers and blocked
-writers. The log itself, and the order of things between streams, are the group's.
+Composes what it keeps (KeptRange), its readers and writers that wait, and the consumers that share it. The log itself,
+and the order of things between streams, are the group's.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class Routes(NamedTuple):
-    """Which named consumers a stream has, while the group's `shape` is the same."""
+    """Which named consumers a stream has, while the group's `routing_version` is the same."""
 
-    shape: int
+    version: int
     crowds: tuple[Crowd, ...]
     consumers: tuple[Consumer, ...]  # in the order in which they were made
     bounded: tuple[Consumer, ...]  # those with a `backlog`
@@ -187,10 +187,10 @@ class Stream(Numbered):
     def consumers(self) -> tuple[Consumer, ...]:
         """The named consumers over it."""
         routes = self._routes
-        return routes.consumers if routes.shape == self.group.routing_version else self.routes().consumers
+        return routes.consumers if routes.version == self.group.routing_version else self.routes().consumers
 
     def routes(self) -> Routes:
-        if self._routes.shape != self.group.routing_version:
+        if self._routes.version != self.group.routing_version:
             self._routes = self._look_up_routes()
         return self._routes
 

@@ -25,7 +25,8 @@ import trio
 
 from mqfs import errors, limits
 from mqfs.engine.tree.listing import Listing
-from mqfs.engine.tree.tree import Node, Tree
+from mqfs.engine.tree.node_stat import Node
+from mqfs.engine.tree.tree import Tree
 from mqfs.file_locks import Held, Key
 from mqfs.fuse import identity, protocol
 from mqfs.fuse.nodes import File, Files, Nodes

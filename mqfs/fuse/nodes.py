@@ -20,7 +20,8 @@ from typing import Any, TypeAlias
 
 from mqfs import errors, limits
 from mqfs.engine.tree.listing import Listing
-from mqfs.engine.tree.tree import Node, Tree
+from mqfs.engine.tree.node_stat import Node
+from mqfs.engine.tree.tree import Tree
 from mqfs.seams import Handle
 
 ROOT = 1  # the kernel's name for the root directory

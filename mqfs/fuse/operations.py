@@ -24,7 +24,8 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 
 from mqfs import errors, limits
 from mqfs.engine.tree.meta_nodes import Meta, SnapshotNode
-from mqfs.engine.tree.tree import Node, Tree
+from mqfs.engine.tree.node_stat import Node
+from mqfs.engine.tree.tree import Tree
 from mqfs.fuse import identity
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.model import User

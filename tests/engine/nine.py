@@ -169,7 +169,7 @@ class NineSubject:
         for name in list(self.tree.root.groups["g"].streams):
             self.remove(name)
         self.do(self.caller.clunk(self.ctl_channel.fid))
-        assert self.tree.handles == 0
+        assert self.tree.open_files.count == 0
         assert parked(self.tree) == 0
         self.session.close()
         self.tree.close()

@@ -142,7 +142,7 @@ class TreeSubject:
         for name in list(self.group.streams):
             self.remove(name)  # an unfinished line may wait for room, for nobody
         self.ctl_handle.close()
-        assert self.tree.handles == 0
+        assert self.tree.open_files.count == 0
         assert parked(self.tree) == 0
         self.tree.close()
         self.store.close()

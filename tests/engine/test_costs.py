@@ -43,7 +43,7 @@ def test_who_looks_at_open_files_of_its_own_group_only() -> None:
         costs.append(lines(lambda hand=hand: hand.text(".who")))
         for file in files:
             file.close()
-        assert hand.tree.handles == 0
+        assert hand.tree.open_files.count == 0
     assert costs[0] == costs[1]
 
 

@@ -451,7 +451,7 @@ def test_closing_answers_everyone(hand: Hand) -> None:
     assert [wait.result() for wait in waits] == [b"", b"", b""]
     with pytest.raises(errors.Interrupted):
         blocked.result()
-    assert hand.tree.handles == 0
+    assert hand.tree.open_files.count == 0
 
 
 def test_the_offset_rule(hand: Hand) -> None:

@@ -35,7 +35,7 @@ def sizes(tree: Tree, mount: FuseMount) -> str:
             "early": len(mount.lane.early),
             "locks": len(mount.lane.locks),
             "watched": len(mount.processes),
-            "handles": tree.handles,
+            "handles": tree.open_files.count,
             "parked": tree.waits.used,
         }
     )

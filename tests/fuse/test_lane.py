@@ -172,7 +172,7 @@ def test_an_open_whose_caller_is_gone_is_closed_again() -> None:
                 while bench.files.open:
                     await trio.sleep(0)
             nursery.cancel_scope.cancel()
-        assert bench.tree.handles == 0
+        assert bench.tree.open_files.count == 0
 
     with_bench(check)
 

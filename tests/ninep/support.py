@@ -51,7 +51,7 @@ def eventually(condition: Callable[[], Any], seconds: float = DEADLINE_S) -> Non
 
 
 def open_handles(tree: Tree) -> int:
-    return tree.handles
+    return tree.open_files.count
 
 
 class Line:

@@ -41,7 +41,7 @@ def shared(tree: Tree, tmp_path: Path) -> Iterator[Running]:
         with server.connect() as client:
             client.create("s").close()
         yield server
-        eventually(lambda: (tree.memory.used, tree.waits.used, tree.handles) == (0, 0, 0))
+        eventually(lambda: (tree.memory.used, tree.waits.used, tree.open_files.count) == (0, 0, 0))
 
 
 def test_one_user_does_not_take_all_connections(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ class Fanout:
         for several in self.log_readers:
             if not several.idle and several.covers(stream):
                 low = min(low, several.position)
-        slack = self._log.bucket.end.next - limits.CURSOR_SLACK_MESSAGES
+        slack = self._log.end.next - limits.CURSOR_SLACK_MESSAGES
         for cursor in self.cursors:
             low = min(low, max(cursor.position, slack))
         return low
@@ -77,7 +77,7 @@ class Fanout:
         if not self.cursors:
             return
         floor = stream.state.floor
-        gone = self._log.bucket.reader.before(floor, stream.number)
+        gone = self._log.reader.before(floor, stream.number)
         if gone is None or gone < self._expiry.expired_before():
             return
         for cursor in self.cursors:

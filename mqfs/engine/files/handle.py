@@ -54,7 +54,7 @@ class OpenFile:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.group.tree.closed(self)
+            self.group.tree.open_files.closed(self)
             try:
                 self._end()
             finally:

@@ -163,7 +163,7 @@ def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
 def who(group: Group, user: User) -> str:
     """One JSON object a line for each open file of the group."""
     lines = []
-    for handle in group.tree.handles_of(group):
+    for handle in group.tree.open_files.of(group):
         stream = _stream_of(handle)
         if stream is not None and not sees(user, group.state, stream.state):
             continue

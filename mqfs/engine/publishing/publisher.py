@@ -126,7 +126,7 @@ class Publisher:
 
     def _append_batch(self, stream: Stream, kind: int, bodies: Sequence[bytes]) -> None:
         first = self._log.append_batch([Draft(kind, stream.number, body) for body in bodies])
-        time_ns = self._log.bucket.end.last_ns
+        time_ns = self._log.end.last_ns
         for sequence, body in enumerate(bodies, first):
             stream.kept.appended(sequence, kind, len(body))
         for sequence, body in enumerate(bodies, first):
@@ -135,7 +135,7 @@ class Publisher:
     def _append_with_headers(self, stream: Stream, request: WriteRequest) -> None:
         """One message of `.put`, and with it that its id is known."""
         body = request.bodies[0]
-        changes = [self._group.ids.note(request.id, self._log.bucket.end.next)] if request.id is not None else []
+        changes = [self._group.ids.note(request.id, self._log.end.next)] if request.id is not None else []
         sequence = self.append_message(stream, body, request.headers, changes)
         if request.on_sequence is not None:
             request.on_sequence(sequence)
@@ -156,7 +156,7 @@ class Publisher:
 
     def deliver(self, stream: Stream, sequence: int, body: bytes, head: bytes) -> None:
         """Deliver a message of the batch that was appended last."""
-        self._deliver(stream, sequence, self._log.bucket.end.last_ns, MESSAGE, body, head)
+        self._deliver(stream, sequence, self._log.end.last_ns, MESSAGE, body, head)
 
     def _deliver(self, stream: Stream, sequence: int, time_ns: int, kind: int, body: bytes, head: bytes = b"") -> None:
         """Count it, and serve all who wait before the writer is answered."""

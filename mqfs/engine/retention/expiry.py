@@ -33,7 +33,7 @@ class Expiry:
         for i, (_, anchor) in enumerate(anchors):
             if anchor.engine_ns > limit and i:
                 break
-            floor = self._log.bucket.reader.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1)
+            floor = self._log.reader.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1)
             if i + 1 < len(anchors):
                 floor = min(floor, anchors[i + 1][0])
         self._before = (limit, floor)
@@ -44,5 +44,5 @@ class Expiry:
         ttl = self._log.settings.ttl
         if not ttl:
             return NEVER
-        record = self._log.bucket.reader.scan(sequence)
+        record = self._log.reader.scan(sequence)
         return self._log.times.written_ns(record) + ttl if record is not None else NEVER

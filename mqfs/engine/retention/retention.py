@@ -100,7 +100,7 @@ class Retention:
 
     def low_watermark(self, stream: Owner) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
-        return min([self._log.bucket.end.next, *(interest(stream) for interest in self.interests)])
+        return min([self._log.end.next, *(interest(stream) for interest in self.interests)])
 
     def all_exclusives(self) -> set[int]:
         """The sequences of all messages for one receiver."""
@@ -141,7 +141,7 @@ class Retention:
         """The log has given back room: messages in the middle may be gone from it, too."""
         for absent in (self._log.state.dropped, self.lapsed):
             for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
-                found = self._log.bucket.reader.locate(number, sequence)
+                found = self._log.reader.locate(number, sequence)
                 if (stream := self._host.numbers.get(number)) is not None:
                     stream.kept.newest_kept()  # while it is known that this one is not
                 del absent[sequence]
@@ -175,7 +175,7 @@ class Retention:
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
         if always or self._trimming is None:
-            size, expired = self._log.bucket.upkeep.size, self.expiry.expired_before()
+            size, expired = self._log.upkeep.size, self.expiry.expired_before()
             grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
             loose = self._dirty and (size > limits.TRIM_BYTES or bool(self.lapsed))
             wanted = always or grown or loose or expired > self._trimmed_expired
@@ -205,11 +205,11 @@ class Retention:
         if not wanted:
             return
         self._dirty, self._trimmed_expired = False, expired
-        floors, kept_from, made = {}, self._log.bucket.end.next, self._log.state.next_stream
+        floors, kept_from, made = {}, self._log.end.next, self._log.state.next_stream
         for count, stream in enumerate(list(self._host.numbers.values())):
             stream.kept.update_low_watermark()
             floors[stream.number] = stream.kept.state.floor
-            if (kept := self._log.bucket.reader.locate(stream.number, stream.kept.state.floor)) is not None:
+            if (kept := self._log.reader.locate(stream.number, stream.kept.state.floor)) is not None:
                 kept_from = min(kept_from, kept[0])
             if count % _STEPS == 0:
                 yield
@@ -219,10 +219,10 @@ class Retention:
         floors.update((n, 0) for n in range(made, self._log.state.next_stream) if n in self._host.numbers)
         floors.update(self._host.before_trim())
         self.kept_from = kept_from
-        self._log.bucket.upkeep.trim(floors, self._log.state.dropped.keys() | self.lapsed.keys())
-        if self._log.bucket.upkeep.size < max(size, self._trimmed_bytes):
+        self._log.upkeep.trim(floors, self._log.state.dropped.keys() | self.lapsed.keys())
+        if self._log.upkeep.size < max(size, self._trimmed_bytes):
             self._forget_removed()
-        self._trimmed_bytes = self._log.bucket.upkeep.size
+        self._trimmed_bytes = self._log.upkeep.size
 
     def note_change(self) -> None:
         """A reader went on or went away: what only it had not had is not kept any more."""
@@ -232,21 +232,21 @@ class Retention:
 
     def find_room(self, room: int) -> None:
         """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
-        if self._log.bucket.upkeep.size + room > self.bound_bytes():
+        if self._log.upkeep.size + room > self.bound_bytes():
             self._evict_oldest(room)
-        self.room = max(self.bound_bytes() - self._log.bucket.upkeep.size - room, 0)
+        self.room = max(self.bound_bytes() - self._log.upkeep.size - room, 0)
 
     def _evict_oldest(self, room: int) -> None:
         """The log reached its bound: cut the oldest stretch of it that keeps something."""
         self.trim(always=True)
-        beyond = self._log.bucket.upkeep.size + room - self.bound_bytes()
+        beyond = self._log.upkeep.size + room - self.bound_bytes()
         if beyond <= 0:
             return
         if self._log.settings.full != "drop-old":
             raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
-        if self._log.bucket.reader.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
+        if self._log.reader.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
             return  # what was cut is given back as soon as the disk has that
-        self._cut_below = self._log.bucket.metrics.stretch_end(self.kept_from)
+        self._cut_below = self._log.metrics.stretch_end(self.kept_from)
         ranges = [stream.kept for stream in self._host.numbers.values()]
         found = {kept: cut for kept in ranges if (cut := cuts.plan_cut_below(kept, self._cut_below))}
         if found:

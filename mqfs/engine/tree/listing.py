@@ -13,7 +13,8 @@ from mqfs import limits
 from mqfs.model import User
 
 if TYPE_CHECKING:
-    from mqfs.engine.tree.tree import Node, Tree
+    from mqfs.engine.tree.node_stat import Node
+    from mqfs.engine.tree.tree import Tree
 
 
 class Listing:

@@ -7,54 +7,36 @@ and house-keeping. Performs nothing on a log itself: that is the group's.
 from __future__ import annotations
 
 import os
-import stat as modes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Consumer
-from mqfs.engine.files import txn_files
-from mqfs.engine.files.batch_file import BatchHandle
-from mqfs.engine.files.consumer_file import ConsumerHandle
-from mqfs.engine.files.ctl_file import CtlHandle
-from mqfs.engine.files.cursor_file import Cursor
 from mqfs.engine.files.handle import OpenFile
-from mqfs.engine.files.order_file import OrderHandle
-from mqfs.engine.files.peek_file import PeekHandle
-from mqfs.engine.files.put_file import PutHandle
-from mqfs.engine.files.snapshot_file import SnapshotHandle
-from mqfs.engine.files.stream_file import StreamHandle
-from mqfs.engine.files.text import TextHandle
-from mqfs.engine.files.view_file import ViewHandle
-from mqfs.engine.files.work_stream_file import WorkStreamHandle
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, W, X, require, require_owner, require_unsticky
 from mqfs.engine.language.settings import parse_settings
-from mqfs.engine.log.faults import Faults, report_unserved
+from mqfs.engine.log.faults import Faults
 from mqfs.engine.log.timers import Timers
 from mqfs.engine.publishing.blocked_writers import refuse_all
 from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder, Totals
-from mqfs.engine.publishing.txn_nodes import TxnCtl
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
+from mqfs.engine.tree.maintenance import Maintenance
 from mqfs.engine.tree.meta_nodes import Folder, Meta, SnapshotNode, TakeFile
+from mqfs.engine.tree.node_stat import Node, attributes, depth, require_unprotected, stat_of
+from mqfs.engine.tree.open_files import OpenFiles
+from mqfs.engine.tree.recovery import ROOT, Unserved, adopt, read_states
 from mqfs.file_locks import Locks
-from mqfs.group_state import Attributes, State, decode_change
-from mqfs.model import Kind, Stat, User
+from mqfs.group_state import State
+from mqfs.model import Stat, User
 from mqfs.seams import Bucket, Clock, ProcessWatcher, Store
 from mqfs.shares import Shares, require_share
-from mqfs.syntax.names import check_name, with_suffix
+from mqfs.syntax.names import check_name
 from mqfs.wait import Step
 
 T = TypeVar("T")
-Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFile | StagedStream
-ROOT = 1
-
-_OPENS: dict[str, type[OpenFile]] = {
-    "ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor, ".put": PutHandle, ".batch": BatchHandle
-}  # fmt: skip
-_WRITTEN = frozenset({"ctl", ".cursor", ".put", ".batch"})  # of the group's own files
 
 
 class Tree:
@@ -77,13 +59,13 @@ class Tree:
         self.defaults = parse_settings(defaults).lines(given=True)
         self.locks = Locks()
         self.staging = Totals(in_memory=not store.path)  # what all parts of transactions take
-        self.dirty_groups: set[Group] = set()  # groups that house-keeping has to look at
+        self._maintenance = Maintenance(store, clock, self.faults, self.timers)
+        self.dirty_groups = self._maintenance.dirty
         self.closing = False
         self._prepare = prepare
         self.processes: ProcessWatcher | None = None  # set by a face that knows who reads
         self.groups: dict[int, Group] = {}
-        self._handles: dict[Group, set[OpenFile]] = {}
-        self._opened = Shares("open files", "HANDLES")
+        self.open_files = OpenFiles()
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
         self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
         self._load(owner, umask)
@@ -91,49 +73,31 @@ class Tree:
     # ------------------------------------------------------------ loading
 
     def _load(self, owner: User, umask: int) -> None:
-        without: set[int] = set()  # groups that are not served
-        states = self._read_states(without)
+        unserved = Unserved()
+        states = read_states(self.store, unserved)
         self.clock.resume([(s.anchors[-1][1], bucket.end.last_ns) for bucket, s in states if s.anchors])
         for bucket, state in states:
-            self._build(bucket, state, without)
+            self._build(bucket, state, unserved)
         if ROOT not in self.groups:
             self._make_root(owner, umask)
         self.root = self.groups[ROOT]
-        self._ahead_ns = self.clock.wall_ns() - self.clock.engine_ns()  # what the wall clock is before the engine's
+        self._maintenance.restart_clocks()
         for number in sorted(self.groups):
-            self._adopt(self.groups[number])
+            adopt(self.groups[number], self.groups)
         for group in self.groups.values():
             if self._prepare is not None:
                 self.faults.contain(group, "going on with its ring", partial(self._prepare, group))
             group.start()
         self.dirty_groups.update(self.groups.values())
 
-    def _read_states(self, without: set[int]) -> list[tuple[Bucket, State]]:
-        """Every group that can be read, by number: a group is younger than its parent."""
-        read: list[tuple[Bucket, State]] = []
-        for number in sorted(self.store.groups()):
-            try:
-                bucket = self.store.open(number)
-                read.append((bucket, read_state(bucket)))
-            except Exception as error:
-                self._leave(number, error, without)
-        return read
-
-    def _build(self, bucket: Bucket, state: State, without: set[int]) -> None:
+    def _build(self, bucket: Bucket, state: State, unserved: Unserved) -> None:
         """Serve a group, if its settings and names make sense and its parent is served."""
         try:
-            if state.parent in without:
+            if state.parent in unserved:
                 raise errors.BadStore(f"it is in group {state.parent}")
             self.groups[bucket.id] = Group(self, bucket, state)
         except Exception as error:
-            self._leave(bucket.id, error, without)
-
-    def _leave(self, number: int, error: Exception, without: set[int]) -> None:
-        """Do not serve a group, nor any inside it: it can still be repaired."""
-        if number == ROOT:
-            raise errors.BadStore(f"the root group: {error}; run mqfs check --fix") from error
-        without.add(number)
-        report_unserved(number, error)
+            unserved.leave(bucket.id, error)
 
     def _make_root(self, owner: User, umask: int) -> None:
         state = self._new_state(ROOT, ROOT, "/", 0o775 & ~umask, owner)
@@ -152,19 +116,6 @@ class Tree:
             ctl=list(self.defaults),
             anchors=[(1, self.clock.anchor())],
         )
-
-    def _adopt(self, group: Group) -> None:
-        """Put a group that was read from the store into its parent, under a free name."""
-        if group.number == ROOT:
-            return
-        parent = self.groups.get(group.state.parent, self.root)
-        taken = parent.groups.keys() | parent.streams.keys()
-        if group.name in taken or parent.number != group.state.parent:
-            # Two renames of which only one reached the disk, or a parent that was lost: keep both, seen.
-            group.state.name = with_suffix(group.name, f".lost-{group.number}")
-            group.state.parent = parent.number
-        group.parent = parent
-        parent.groups[group.name] = group
 
     # ------------------------------------------------------------ looking
 
@@ -230,33 +181,7 @@ class Tree:
         return sorted(nodes, key=lambda node: node.name)
 
     def stat(self, node: Node) -> Stat:
-        own = attributes(node)
-        kind = modes.S_IFDIR if node.directory else modes.S_IFREG
-        mtime, ctime, kept, links = self._times(node.stream if isinstance(node, SnapshotNode) else node)
-        size = kept if isinstance(node, SnapshotNode) else 0
-        return Stat(node.qid, kind | own.mode, own.uid, own.gid, size, kept, links, mtime, ctime, node.name)
-
-    def _times(self, node: Node) -> tuple[int, int, int, int]:
-        """(mtime, ctime, bytes kept, links)"""
-        if isinstance(node, Stream):
-            made = node.state.made_ns
-            if node.removed:
-                return made, made, 0, 0
-            node.kept.update_low_watermark()
-            node.kept.newest_kept()
-            return node.kept.mtime_ns or made, made, node.kept.size, 1
-        if isinstance(node, StagingFolder | StagedStream):
-            return node.times()
-        group = node.group
-        made, newest = group.state.made_ns, max(group.log.end.last_ns, group.state.made_ns)
-        if isinstance(node, Group):
-            return (
-                newest,
-                made,
-                group.log.upkeep.size,
-                0 if node.removed else 2 + len(node.folders) + len(node.groups),
-            )
-        return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
+        return stat_of(node)
 
     # ------------------------------------------------------------ opening
 
@@ -275,51 +200,7 @@ class Tree:
             require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
         if node.group.ring is not None:
             node.group.ring.settle()
-        kind = self._kind(node, reads, writes)
-        self._opened.take(user.uid)
-        try:
-            handle = kind(node, user, reads, writes)
-        except BaseException:
-            self._opened.give(user.uid)
-            raise
-        self._handles.setdefault(handle.group, set()).add(handle)
-        return handle
-
-    def _kind(self, node: Node, reads: bool, writes: bool) -> type[OpenFile]:
-        """What an open file of that kind is. Raises Denied."""
-        if isinstance(node, Stream):
-            if node.group.settings.deliver == "one" and reads:
-                return WorkStreamHandle if writes else PeekHandle
-            return StreamHandle
-        if isinstance(node, Consumer | TakeFile):
-            return ConsumerHandle if writes else PeekHandle
-        if isinstance(node, StagedStream | TxnCtl):
-            return txn_files.kind(node)
-        if writes and node.name not in _WRITTEN:
-            raise errors.Denied(f"{node.name} is read-only")
-        if isinstance(node, View):
-            return ViewHandle
-        if isinstance(node, SnapshotNode):
-            return SnapshotHandle
-        if node.name == ".cursor" and not (reads and writes):
-            raise errors.Denied(".cursor is opened for reading and writing")
-        return _OPENS.get(node.name, TextHandle)
-
-    def closed(self, handle: OpenFile) -> None:
-        """A handle was closed (called by the handle)."""
-        mine = self._handles.get(handle.group, set())
-        mine.discard(handle)
-        if not mine:
-            self._handles.pop(handle.group, None)
-        self._opened.give(handle.user.uid)
-
-    def handles_of(self, group: Group) -> Iterator[OpenFile]:
-        return iter(self._handles.get(group, ()))
-
-    @property
-    def handles(self) -> int:
-        """How many files are open."""
-        return sum(map(len, self._handles.values()))
+        return self.open_files.open(user, node, reads, writes)
 
     # ------------------------------------------------------------ making and removing
 
@@ -492,44 +373,11 @@ class Tree:
 
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
-        self.run_timers()
-        self.faults.contain(self.root, "noting a step of the clock", self._look_at_clocks)
-        for group in list(self.dirty_groups):
-            if not group.settings.ttl and not group.settings.idle:
-                self.dirty_groups.discard(group)
-            succeeded = self.faults.contain(group, "maintenance", partial(self._maintain, group))
-            if not succeeded and group.log.end.failed is None:  # what has failed for good is not tried again
-                self.dirty_groups.add(group)
-        self.store.tick()
-
-    def _maintain(self, group: Group) -> None:
-        if group.settings.ttl:
-            group.unblock()
-        if group.settings.idle:
-            self._remove_idle(group)
-        group.retention.trim()
-
-    def _look_at_clocks(self) -> None:
-        """A step of the wall clock is noted in one log: the one that was written last says how time goes on."""
-        ahead = self.clock.wall_ns() - self.clock.engine_ns()
-        if abs(ahead - self._ahead_ns) >= 10**9:
-            self._ahead_ns = ahead
-            self.root.log.times.note_step()
+        self._maintenance.tick(self.root)
 
     def run_timers(self) -> None:
         """What was to be done by now: delayed messages, leases, retries."""
         self.timers.run(self.clock.engine_ns())
-
-    def _remove_idle(self, group: Group) -> None:
-        limit = self.clock.engine_ns() - group.settings.idle
-        if group.settings.protect or group.log.end.failed is not None:
-            return
-        for stream in list(group.streams.values()):
-            if stream.opens or stream.unused_since_ns > limit:
-                continue
-            stream.kept.update_low_watermark()
-            if not stream.kept.count and not group.held.of(stream.number):
-                group.remove_stream(stream)
 
     def close(self) -> None:
         """Answer everyone who waits: reads with end-of-file, writers without room with an error. Claims go back."""
@@ -537,44 +385,10 @@ class Tree:
         for group in self.groups.values():
             self.faults.contain(group, "answering its readers", partial(self._close_streams, group))
             self.faults.contain(group, "stopping", group.end)
-        for handle in [handle for mine in self._handles.values() for handle in mine]:
+        for handle in self.open_files.all():
             self.faults.contain(handle.group, f"closing {handle.node.name}", handle.close)
 
     def _close_streams(self, group: Group) -> None:
         for stream in group.numbers.values():
             stream.waits.close_all()
             refuse_all(stream, errors.Interrupted("the server stops"))
-
-
-def read_state(bucket: Bucket) -> State:
-    """A group as its log tells it: the newest state and the changes behind it. Raises BadStore."""
-    body, records = bucket.upkeep.history()
-    try:
-        state = State.decode(body)
-        for record in records:
-            if record.kind in (Kind.CHANGE, Kind.CLOCK):
-                state.apply(decode_change(record.body))
-            elif record.kind == Kind.ACK:
-                state.acknowledge(record.stream, record.body)
-    except (ValueError, LookupError) as error:
-        raise errors.BadStore(f"group {bucket.id}: {error}; run mqfs check") from error
-    if state.group != bucket.id:
-        raise errors.BadStore(f"group {bucket.id}: its state is that of group {state.group}; run mqfs check")
-    return state
-
-
-def attributes(node: Node) -> Attributes:
-    return node.state if isinstance(node, Group | Stream) else node.attributes
-
-
-def depth(group: Group) -> int:
-    """How many groups stand above it, the root not counted as one."""
-    levels = 0
-    while group.parent is not group:
-        group, levels = group.parent, levels + 1
-    return levels
-
-
-def require_unprotected(group: Group) -> None:
-    if group.settings.protect:
-        raise errors.NotPermitted(f"{group.name} is protected; write 'protect off' to its ctl first")

@@ -1,0 +1,65 @@
+"""Nodes of the tree, what stat(2) says of them, and where they stand."""
+
+from __future__ import annotations
+
+import stat as modes
+
+from mqfs import errors
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.group import Group
+from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder
+from mqfs.engine.routing.view import View
+from mqfs.engine.stream import Stream
+from mqfs.engine.tree.meta_nodes import Folder, Meta, SnapshotNode, TakeFile
+from mqfs.group_state import Attributes
+from mqfs.model import Stat
+
+Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFile | StagedStream
+
+
+def attributes(node: Node) -> Attributes:
+    return node.state if isinstance(node, Group | Stream) else node.attributes
+
+
+def stat_of(node: Node) -> Stat:
+    own = attributes(node)
+    kind = modes.S_IFDIR if node.directory else modes.S_IFREG
+    mtime, ctime, kept, links = _times(node.stream if isinstance(node, SnapshotNode) else node)
+    size = kept if isinstance(node, SnapshotNode) else 0
+    return Stat(node.qid, kind | own.mode, own.uid, own.gid, size, kept, links, mtime, ctime, node.name)
+
+
+def _times(node: Node) -> tuple[int, int, int, int]:
+    """(mtime, ctime, bytes kept, links)"""
+    if isinstance(node, Stream):
+        made = node.state.made_ns
+        if node.removed:
+            return made, made, 0, 0
+        node.kept.update_low_watermark()
+        node.kept.newest_kept()
+        return node.kept.mtime_ns or made, made, node.kept.size, 1
+    if isinstance(node, StagingFolder | StagedStream):
+        return node.times()
+    group = node.group
+    made, newest = group.state.made_ns, max(group.log.end.last_ns, group.state.made_ns)
+    if isinstance(node, Group):
+        return (
+            newest,
+            made,
+            group.log.upkeep.size,
+            0 if node.removed else 2 + len(node.folders) + len(node.groups),
+        )
+    return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
+
+
+def depth(group: Group) -> int:
+    """How many groups stand above it, the root not counted as one."""
+    levels = 0
+    while group.parent is not group:
+        group, levels = group.parent, levels + 1
+    return levels
+
+
+def require_unprotected(group: Group) -> None:
+    if group.settings.protect:
+        raise errors.NotPermitted(f"{group.name} is protected; write 'protect off' to its ctl first")

@@ -1,0 +1,95 @@
+"""The open files of a tree: who has which, how many each user, and what kind of handle a file gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mqfs import errors
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.files import txn_files
+from mqfs.engine.files.batch_file import BatchHandle
+from mqfs.engine.files.consumer_file import ConsumerHandle
+from mqfs.engine.files.ctl_file import CtlHandle
+from mqfs.engine.files.cursor_file import Cursor
+from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.order_file import OrderHandle
+from mqfs.engine.files.peek_file import PeekHandle
+from mqfs.engine.files.put_file import PutHandle
+from mqfs.engine.files.snapshot_file import SnapshotHandle
+from mqfs.engine.files.stream_file import StreamHandle
+from mqfs.engine.files.text import TextHandle
+from mqfs.engine.files.view_file import ViewHandle
+from mqfs.engine.files.work_stream_file import WorkStreamHandle
+from mqfs.engine.group import Group
+from mqfs.engine.publishing.staged_batch import StagedStream
+from mqfs.engine.publishing.txn_nodes import TxnCtl
+from mqfs.engine.routing.view import View
+from mqfs.engine.stream import Stream
+from mqfs.engine.tree.meta_nodes import Meta, SnapshotNode, TakeFile
+from mqfs.model import User
+from mqfs.shares import Shares
+
+File = Stream | View | Consumer | Meta | SnapshotNode | TakeFile | StagedStream
+
+_OPENS: dict[str, type[OpenFile]] = {
+    "ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor, ".put": PutHandle, ".batch": BatchHandle
+}  # fmt: skip
+_WRITTEN = frozenset({"ctl", ".cursor", ".put", ".batch"})  # of the group's own files
+
+
+class OpenFiles:
+    """Of one tree."""
+
+    def __init__(self) -> None:
+        self._handles: dict[Group, set[OpenFile]] = {}
+        self._shares = Shares("open files", "HANDLES")
+
+    def open(self, user: User, node: File, reads: bool, writes: bool) -> OpenFile:
+        """A new handle, counted. Raises Denied, OverLimit, and what the file refuses."""
+        kind = _kind(node, reads, writes)
+        self._shares.take(user.uid)
+        try:
+            handle = kind(node, user, reads, writes)
+        except BaseException:
+            self._shares.give(user.uid)
+            raise
+        self._handles.setdefault(handle.group, set()).add(handle)
+        return handle
+
+    def closed(self, handle: OpenFile) -> None:
+        mine = self._handles.get(handle.group, set())
+        mine.discard(handle)
+        if not mine:
+            self._handles.pop(handle.group, None)
+        self._shares.give(handle.user.uid)
+
+    def of(self, group: Group) -> Iterator[OpenFile]:
+        return iter(self._handles.get(group, ()))
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self._handles.values()))
+
+    def all(self) -> list[OpenFile]:
+        return [handle for mine in self._handles.values() for handle in mine]
+
+
+def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
+    """What an open file of that kind is. Raises Denied."""
+    if isinstance(node, Stream):
+        if node.group.settings.deliver == "one" and reads:
+            return WorkStreamHandle if writes else PeekHandle
+        return StreamHandle
+    if isinstance(node, Consumer | TakeFile):
+        return ConsumerHandle if writes else PeekHandle
+    if isinstance(node, StagedStream | TxnCtl):
+        return txn_files.kind(node)
+    if writes and node.name not in _WRITTEN:
+        raise errors.Denied(f"{node.name} is read-only")
+    if isinstance(node, View):
+        return ViewHandle
+    if isinstance(node, SnapshotNode):
+        return SnapshotHandle
+    if node.name == ".cursor" and not (reads and writes):
+        raise errors.Denied(".cursor is opened for reading and writing")
+    return _OPENS.get(node.name, TextHandle)
