@@ -22,7 +22,6 @@ from mqfs.engine.delivery.dispatcher import Dispatcher
 from mqfs.engine.language.node import Numbered
 from mqfs.engine.log import multipart
 from mqfs.engine.log.group_log import AckSteps
-from mqfs.engine.log.timers import Alarm
 from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.group_state import Attributes, ConsumerState
 from mqfs.model import NEVER, Kind, Record
@@ -88,7 +87,6 @@ class Consumer(Numbered):
         self.singles_only = False  # only messages for one taker are for it: the nameless one under `deliver all`
         self.unconfirmed: dict[ClaimingHandle, int] = {}  # `ack read`: what was handed out last, by who got it
         self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, perhaps outdated
-        self._alarm = Alarm(group.tree.timers, group, f"ending leases and delays of {self.name}", self._wake)
         self._backlog: int | None = None
         self._returning: deque[tuple[Iterator[Claim], str]] = deque()  # claims whose reader has gone, and why
         self.singles: set[int] = set()  # messages for one taker that this one took first, and has not dealt with
@@ -444,9 +442,9 @@ class Consumer(Numbered):
                 (e.due_ns, s) for s, e in self.state.progress.in_flight.items() if s not in mine and e.due_ns
             ]
             heapq.heapify(self._timers)
-        self._alarm.at(due_ns)
+        self.group.consumers.set_alarm(self, due_ns)
 
-    def _wake(self, now_ns: int) -> None:
+    def wake(self, now_ns: int) -> None:
         """Leases that have run out, delays that are over, and claims whose reader has gone."""
         if self._returning:
             self._go_on_returning()
@@ -461,9 +459,8 @@ class Consumer(Numbered):
                 heapq.heappush(self._timers, timer)  # it is tried again
                 raise
         if self._timers:
-            self._alarm.at(self._timers[0][0])
+            self.group.consumers.set_alarm(self, self._timers[0][0])
         self.serve()
-        self.group.unblock()
 
     def _end_timer(self, sequence: int, now_ns: int) -> None:
         claim = self.claims.get(sequence)
@@ -551,7 +548,6 @@ class Consumer(Numbered):
         for wait, taker in list(self.parked.items()):
             self.unpark(wait)
             taker.answer(wait, b"")
-        self._alarm.off()
         self._wake_watchers()
 
     def opened(self, taker: ClaimingHandle) -> None:
@@ -594,7 +590,7 @@ class Consumer(Numbered):
                 returning.popleft()
             self._return([claim for claim in some if self.claims.get(claim.sequence) is claim], reason)
             if returning and clock.engine_ns() >= until and not self.group.tree.closing:
-                self._alarm.at(clock.engine_ns() + 1)
+                self.group.consumers.set_alarm(self, clock.engine_ns() + 1)
                 return
 
     def _return(self, claims: list[Claim], reason: str) -> None:

@@ -7,12 +7,14 @@ reader gets, the consumer decides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Consumer, Crowd
 from mqfs.engine.delivery.priority_index import DeliveryAttributes
 from mqfs.engine.log import multipart
+from mqfs.engine.log.timers import CONSUMERS, Alarm
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.engine.stream import Stream
 from mqfs.engine.tree.meta_nodes import bits_for_writers
@@ -22,6 +24,8 @@ from mqfs.syntax.quoting import quote
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
+
+_AGAIN_NS = 10**9  # after a failure
 
 
 class Consumers(dict[str, Consumer]):
@@ -34,6 +38,8 @@ class Consumers(dict[str, Consumer]):
         self._ends = LowWatermark()  # of consumers, the sequence at which a waiting read ends whatever stream takes it
         self.next_end = NEVER  # the least of those
         self._lowest = LowWatermark()  # of those over the whole group
+        self._due: dict[Consumer, int] = {}  # those with something to do at an engine time
+        self._alarm = Alarm(group.tree.timers, group, CONSUMERS, "ending leases and delays", self._wake)
         self.bounded: dict[Consumer, None] = {}  # consumers with a `backlog`
 
     def load(self) -> None:
@@ -240,6 +246,7 @@ class Consumers(dict[str, Consumer]):
         self.group.routing_version += 1
         self._lowest.remove(consumer.number)
         self._ends.remove(consumer.number)
+        self._due.pop(consumer, None)
         self.bounded.pop(consumer, None)
         consumer.removed = True
         consumer.end()
@@ -313,6 +320,28 @@ class Consumers(dict[str, Consumer]):
             return
         while consumer.exceeds_backlog(0) and consumer.skip_oldest():
             self.group.counts.cut += 1
+
+    # ------------------------------------------------------------ time
+
+    def set_alarm(self, consumer: Consumer, due_ns: int) -> None:
+        """Wake that consumer then, if not before."""
+        due = self._due.get(consumer)
+        if due is None or due_ns < due:
+            self._due[consumer] = due_ns
+        self._alarm.at(due_ns)
+
+    def _wake(self, now_ns: int) -> None:
+        """Leases and delays that are over, in the order in which consumers came to have some."""
+        for consumer, due in list(self._due.items()):
+            if due <= now_ns:
+                del self._due[consumer]
+                contain = self.group.tree.faults.contain
+                if not contain(
+                    self.group, f"ending leases and delays of {consumer.name}", partial(consumer.wake, now_ns)
+                ):
+                    self.set_alarm(consumer, now_ns + _AGAIN_NS)
+        if self._due:
+            self._alarm.at(min(self._due.values()))
 
 
 def _words(own: ConsumerState) -> list[str]:

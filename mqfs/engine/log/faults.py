@@ -24,6 +24,8 @@ class Group(Protocol):
     log: GroupLog
     removed: bool
 
+    def unblock(self) -> None: ...
+
 
 class Faults:
     """Of one tree."""

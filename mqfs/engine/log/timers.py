@@ -14,6 +14,7 @@ from itertools import count
 from mqfs.engine.log.faults import Faults, Group
 
 _AGAIN_NS = 10**9  # after a failure
+EXPIRY, DELAYED, CONSUMERS, PARTS, TRIMMING = range(5)  # turns
 
 
 class Timers:
@@ -21,7 +22,7 @@ class Timers:
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
-        self._heap: list[tuple[int, int, Alarm]] = []  # entries of alarms that were set again stay until met
+        self._heap: list[tuple[int, int, int, Alarm]] = []  # entries of alarms that were set again stay until met
         self._order = count()
         self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
 
@@ -33,35 +34,37 @@ class Timers:
     def push(self, alarm: Alarm, due_ns: int) -> None:
         """For Alarm.at."""
         sooner = not self._heap or due_ns < self._heap[0][0]
-        heapq.heappush(self._heap, (due_ns, next(self._order), alarm))
+        heapq.heappush(self._heap, (due_ns, alarm.turn, next(self._order), alarm))
         if sooner and self.on_sooner is not None:
             self.on_sooner()
 
     def run(self, now_ns: int) -> None:
-        """Ring what is due."""
+        """Ring what is due, then let blocked writers of those groups continue."""
+        groups: dict[Group, None] = {}
         while self._heap and self._heap[0][0] <= now_ns:
-            due_ns, _, alarm = heapq.heappop(self._heap)
+            due_ns, _, _, alarm = heapq.heappop(self._heap)
             if alarm.due_ns != due_ns or alarm.group.removed:
-                continue  # it was set to another time, or off
+                continue  # it was set to another time
             alarm.due_ns = 0
+            groups[alarm.group] = None
             if not self._faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
                 alarm.at(now_ns + _AGAIN_NS)
+        for group in groups:
+            self._faults.contain(group, "letting writers continue", group.unblock)
 
 
 class Alarm:
-    """Of one part of a group. `ring` is called with the engine time; `what` says in a log line what failed."""
+    """Of one part of a group. `ring` is called with the engine time; `what` says in a log line what failed. Of several
+    at one moment the lowest `turn` rings first."""
 
-    __slots__ = ("_timers", "due_ns", "group", "ring", "what")
+    __slots__ = ("_timers", "due_ns", "group", "ring", "turn", "what")
 
-    def __init__(self, timers: Timers, group: Group, what: str, ring: Callable[[int], None]) -> None:
-        self._timers, self.group, self.what, self.ring = timers, group, what, ring
-        self.due_ns = 0  # 0: off
+    def __init__(self, timers: Timers, group: Group, turn: int, what: str, ring: Callable[[int], None]) -> None:
+        self._timers, self.group, self.turn, self.what, self.ring = timers, group, turn, what, ring
+        self.due_ns = 0  # 0: not set
 
     def at(self, due_ns: int) -> None:
         """Ring then, if not before."""
         if not self.due_ns or due_ns < self.due_ns:
             self.due_ns = due_ns
             self._timers.push(self, due_ns)
-
-    def off(self) -> None:
-        self.due_ns = 0

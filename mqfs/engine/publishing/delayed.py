@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits
 from mqfs.ack_state import ACK, step
 from mqfs.engine.log.group_log import AckSteps
-from mqfs.engine.log.timers import Alarm
+from mqfs.engine.log.timers import DELAYED, Alarm
 from mqfs.group_state import PUT, Change
 from mqfs.log import headers
 from mqfs.model import Draft, Kind, Record
@@ -34,7 +34,7 @@ class DelayedMessages:
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for
         self._known = False  # all of them are
-        self._alarm = Alarm(group.tree.timers, group, "appending what is due", self._append_due)
+        self._alarm = Alarm(group.tree.timers, group, DELAYED, "appending what is due", self._append_due)
 
     def __len__(self) -> int:
         return len(self._streams)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.language.permissions import W, allowed, require_owner
-from mqfs.engine.log.timers import Alarm
+from mqfs.engine.log.timers import PARTS, Alarm
 from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
 from mqfs.engine.publishing.staged_batch import StagedBatch
 from mqfs.engine.publishing.txn_nodes import TxnCtl, TxnFolder
@@ -40,7 +40,7 @@ class Transactions:
         self.parts: dict[str, StagedBatch] = {}
         self.folder = TxnFolder(group, ".txn")
         self.ctl = TxnCtl(group)
-        self._alarm = Alarm(group.tree.timers, group, "dropping idle parts", self._drop_idle)
+        self._alarm = Alarm(group.tree.timers, group, PARTS, "dropping idle parts", self._drop_idle)
 
     def text(self, user: User) -> str:
         """What `.txn/ctl` shows a user: of the producers its own, or to the owner all."""

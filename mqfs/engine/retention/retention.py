@@ -14,7 +14,7 @@ from mqfs import errors, limits
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.log.counts import Counts
 from mqfs.engine.log.group_log import GroupLog
-from mqfs.engine.log.timers import Alarm, Timers
+from mqfs.engine.log.timers import EXPIRY, TRIMMING, Alarm, Timers
 from mqfs.engine.retention import cuts
 from mqfs.engine.retention.expiry import Expiry
 from mqfs.engine.retention.kept_range import Owner
@@ -95,8 +95,8 @@ class Retention:
         self._cut_below = 0  # what the log's bound has cut last
         self.room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._cuts_settled = False
-        self._expiry_alarm = Alarm(host.timers, host, "expiring messages", self._expire_due)
-        self._trim_alarm = Alarm(host.timers, host, "giving back room", lambda _: self._go_on_trimming())
+        self._expiry_alarm = Alarm(host.timers, host, EXPIRY, "expiring messages", self._expire_due)
+        self._trim_alarm = Alarm(host.timers, host, TRIMMING, "giving back room", lambda _: self._go_on_trimming())
 
     def low_watermark(self, stream: Owner) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
@@ -287,6 +287,5 @@ class Retention:
 
     def _expire_due(self, now_ns: int) -> None:
         self.expire_messages()
-        self._host.unblock()
         if self._host.ranks.next_expiry_ns != NEVER:
             self.expire_at(max(self._host.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
