@@ -1,4 +1,6 @@
 /* The postings of a segment: of each stream, the ordinals of its rows. Nothing is kept between two calls. */
+#include <string.h>
+
 #include "native.h"
 
 typedef struct { uint32_t stream, count; uint8_t *to; } Owner;

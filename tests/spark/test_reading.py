@@ -138,7 +138,7 @@ def test_over_tcp_as_the_user_of_the_token(spark: Any, tmp_path: Path) -> None:
         with pytest.raises(Exception, match="permission denied"):
             frame().collect()
         with pytest.raises(
-            Exception, match=r"option token was refused by the server at 'tcp!.*: permission denied: the token"
+            Exception, match=r"option token was refused by the server at 'tcp!.*: permission denied: unknown token"
         ) as caught:
             frame(token="wrong-wrong-wrong-wrong").collect()
         assert "wrong-wrong" not in str(caught.value)
