@@ -19,6 +19,8 @@ except ImportError as error:
 else:
     MISSING = ""
 
+OWN = 8  # flag of a record: the server's, and more belongs to it than the ring has
+
 if TYPE_CHECKING:
     from mqfs.ring._native import HEAD_BYTES, Consumer, Ring, attach, crc32c, create
 elif not MISSING:
@@ -56,4 +58,4 @@ if not TYPE_CHECKING:
         raise AttributeError(name)  # a module of this package, say
 
 
-__all__ = ["HEAD_BYTES", "MISSING", "Columns", "Consumer", "Ring", "attach", "crc32c", "create", "scan"]
+__all__ = ["HEAD_BYTES", "MISSING", "OWN", "Columns", "Consumer", "Ring", "attach", "crc32c", "create", "scan"]

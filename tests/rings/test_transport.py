@@ -507,6 +507,69 @@ def test_kills_under_load(away: Away) -> None:
         assert [by_files.get(20) for _ in history] == history
 
 
+STOPS_HALFWAY = """
+import os, signal, mqfs.cli.main
+from mqfs.ring.server.ring_log import RingLog
+
+def publish(self, drafts, flags, before=RingLog._publish):
+    time_ns = before(self, drafts, flags)
+    if bytes(drafts[-1][2]) == b"half":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return time_ns
+
+RingLog._publish = publish
+mqfs.cli.main.main()
+"""
+
+
+class StopsHalfway(Away):
+    """It stops when a message `half` of its own is in the ring, and not in the log."""
+
+    program = (sys.executable, "-c", STOPS_HALFWAY, "serve")
+
+
+def test_a_message_of_the_server_that_only_the_ring_has() -> None:
+    """The next server leaves it out: nobody sees it, however far they have read, until it is published again."""
+    with short_folder() as folder, contextlib.ExitStack() as stack:
+        away = StopsHalfway(folder, transport="ring")
+        stack.callback(away.close)
+        stack.callback(away.process.process.kill)  # it may be stopped
+        client, writer = stack.enter_context(away.connect()), stack.enter_context(away.connect(transport="9p"))
+        group = kept(client)
+        group.publish("s", b"first")
+        waits, times_out, is_behind = readers = [group.subscribe() for _ in range(3)]
+        group.publish("s", b"second")
+        assert bodies(reader.get(20) for reader in (waits, times_out)) == [b"second"] * 2
+        got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        waiter = threading.Thread(target=lambda: [got.put(waits.get(60).body) for _ in range(2)])
+        waiter.start()
+
+        def put() -> None:
+            with pytest.raises(errors.Disconnected):
+                writer.group("g").publish("s", b"half", id="half")
+
+        putter = threading.Thread(target=put)
+        putter.start()
+        until(lambda: times_out._at.ring.next == 4, "it is in the ring")  # type: ignore[attr-defined]
+        with pytest.raises(TimeoutError):
+            times_out.get(0)
+        away.process.kill()
+        putter.join()
+        away.program = ()
+        away.start()
+        writer.group("g").publish("s", b"half", id="half")
+        writer.group("g").publish("s", b"last", id="last")
+        waiter.join()
+        assert [got.get(timeout=20) for _ in range(2)] == [b"half", b"last"]
+        assert is_behind.get(20).body == b"second"
+        for reader in (times_out, is_behind):
+            assert bodies(reader.get(20) for _ in range(2)) == [b"half", b"last"]
+        assert bodies(group.history()) == [b"first", b"second", b"half", b"last"]
+        for reader in readers:
+            with pytest.raises(TimeoutError):
+                reader.get(0)
+
+
 def test_a_killed_keeper_too(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the ring is gone: what was committed is there, what was not known is said to be so."""
     monkeypatch.setattr(ring_attachment, "GRACE_S", 20.0)

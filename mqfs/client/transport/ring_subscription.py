@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
+from operator import itemgetter
 
 from mqfs import ring
 from mqfs.client.backoff import Backoff
@@ -18,10 +19,11 @@ from mqfs.client.transport.ring_filter import NotInRing, RingFilter, RingRecord
 from mqfs.client.types import Filters, Link, Patterns
 from mqfs.errors import BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
 from mqfs.log import headers
-from mqfs.model import Message
+from mqfs.model import Message, Record
 
 SLICE_S = 0.05  # of a wait, between two checks for `close` and `interrupt`
 BATCH = 1_024  # records read at once
+_flags_of = itemgetter(Record._fields.index("flags"))
 
 
 class RingSubscription(CursorSubscription):
@@ -83,7 +85,7 @@ class RingSubscription(CursorSubscription):
         slots."""
         self._leave_slot()
         with at.publishing:  # one thread uses the handle
-            self._at, self._consumer = at, at.ring.consumer(hold=True)
+            self._at, self._consumer, self._socket = at, at.ring.consumer(hold=True), at.socket
         self._filter.attach(at)
         self._read_to = self._consumer.position
         if at.ring.retired:
@@ -294,6 +296,8 @@ class RingSubscription(CursorSubscription):
             self._read_to = consumer.position
             return
         if records:
+            if max(map(_flags_of, records)) >= ring.OWN:
+                self._require_logged(records[-1][0], deadline)
             self._take(records)
             self._read_to = consumer.position
         elif wanted:
@@ -315,6 +319,20 @@ class RingSubscription(CursorSubscription):
                 raise
             raise Stale("server of the ring was restarted") from None
         self._position = max(self._position, end)
+
+    def _require_logged(self, sequence: int, deadline: float | None) -> None:
+        """Wait until the log has the messages up to that one: the server may be killed before it has written its own
+        there, and the next one leaves those out. Raises Stale where only the log tells which; EOFError, TimeoutError.
+        """
+        at = self._at
+        while not at.ring.wait_committed(sequence, SLICE_S) and not (at.ring.retired or at.socket.lost):
+            if self._closed.is_set():
+                raise EOFError
+            if deadline is not None and time.monotonic() >= deadline:
+                self._leave_slot()  # they are read again, from the log
+                raise TimeoutError
+        if at.ring.retired or at.socket is not self._socket or at.socket.lost:
+            raise Stale("ring may have what the log has not")
 
     def _check_server(self) -> None:
         """Check the server; the ring can be read without it for some time. Raises Stale, Disconnected."""

@@ -25,13 +25,12 @@ from mqfs.engine.publishing.ring_ingest import count_unstored, has_live_readers,
 from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.model import MORE, NEVER, Columns, Draft, Kind, LazyBatch, Record
+from mqfs.ring import OWN
 
 if TYPE_CHECKING:
     from mqfs.ring import Consumer, Ring
 
 log = logging.getLogger("mqfs.ring")
-
-OWN = 8  # flag, in a ring only: the server's, and more belongs to it than the ring has
 
 _TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
 _MESSAGE, _END = int(Kind.MESSAGE), int(Kind.END)
