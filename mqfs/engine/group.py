@@ -25,8 +25,8 @@ from mqfs.engine.retention.cuts import Cut, plan_cut
 from mqfs.engine.retention.retention import Retention
 from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.meta_nodes import FOLDERS, META_FILES, Folder, Meta
-from mqfs.engine.tree.refusals import Refusals, Refused
+from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta
+from mqfs.engine.log.refusals import Refusals, Refused
 from mqfs.group_state import Change, State
 from mqfs.model import NEVER, QTDIR, Qid, User
 from mqfs.seams import Bucket, RingPort

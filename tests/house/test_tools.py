@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.engine.language.settings import USAGE, Settings
-from mqfs.engine.tree.meta_nodes import META_FILES
+from mqfs.engine.nodes.own_files import META_FILES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent

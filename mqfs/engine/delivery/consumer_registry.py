@@ -17,7 +17,7 @@ from mqfs.engine.log import multipart
 from mqfs.engine.log.timers import CONSUMERS, Alarm
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.meta_nodes import bits_for_writers
+from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.group_state import Change, ConsumerState
 from mqfs.model import NEVER, Record, User
 from mqfs.syntax.quoting import quote

@@ -15,7 +15,7 @@ from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, p
 from mqfs.engine.language.permissions import R, W, allowed, require
 from mqfs.engine.log import multipart
 from mqfs.engine.routing.message_filter import MessageFilter, select
-from mqfs.engine.tree.meta_nodes import TakeFile
+from mqfs.engine.nodes.own_files import TakeFile
 from mqfs.model import NEVER, Record, User
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import split

@@ -25,7 +25,7 @@ from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
-    from mqfs.engine.tree.meta_nodes import Meta
+    from mqfs.engine.nodes.own_files import Meta
 
 
 class Cursor(CommandFile):

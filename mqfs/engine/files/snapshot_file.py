@@ -20,7 +20,7 @@ from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
-    from mqfs.engine.tree.meta_nodes import SnapshotNode
+    from mqfs.engine.nodes.own_files import SnapshotNode
 
 
 INDEX_BYTES = 16  # of a message, in the two arrays

@@ -12,7 +12,7 @@ from mqfs.wait import Step
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
-    from mqfs.engine.tree.meta_nodes import Meta
+    from mqfs.engine.nodes.own_files import Meta
 
 
 class TextHandle(OpenFile):

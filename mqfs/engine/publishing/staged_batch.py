@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mqfs import errors, group_state, limits
 from mqfs.engine.language.permissions import W, X, require
 from mqfs.engine.publishing.atomic_batch import StreamTotals, require_fit
-from mqfs.engine.tree.meta_nodes import Folder, bits_for_writers
+from mqfs.engine.nodes.own_files import Folder, bits_for_writers
 from mqfs.group_state import Attributes
 from mqfs.log import batch
 from mqfs.model import QTDIR, QTFILE, Qid, User
@@ -17,7 +17,7 @@ from mqfs.shares import Shares
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
-    from mqfs.engine.publishing.txn_nodes import TxnCtl
+    from mqfs.engine.nodes.txn_nodes import TxnCtl
     from mqfs.engine.stream import Stream
 
 _META = {".batch": group_state.BATCH, ".put": group_state.PUT}  # what a part has beside streams

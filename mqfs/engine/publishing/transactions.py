@@ -16,7 +16,7 @@ from mqfs.engine.language.permissions import W, allowed, require_owner
 from mqfs.engine.log.timers import PARTS, Alarm
 from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
 from mqfs.engine.publishing.staged_batch import StagedBatch
-from mqfs.engine.publishing.txn_nodes import TxnCtl, TxnFolder
+from mqfs.engine.nodes.txn_nodes import TxnCtl, TxnFolder
 from mqfs.group_state import Attributes, Change
 from mqfs.model import User
 from mqfs.shares import require_share

@@ -10,7 +10,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.meta_nodes import Folder, Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.own_files import Folder, Meta, SnapshotNode, TakeFile
 from mqfs.group_state import Attributes
 from mqfs.model import Stat
 

@@ -24,7 +24,7 @@ from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder, Tot
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
 from mqfs.engine.tree.maintenance import Maintenance
-from mqfs.engine.tree.meta_nodes import Folder, Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.own_files import Folder, Meta, SnapshotNode, TakeFile
 from mqfs.engine.tree.node_stat import Node, attributes, depth, require_unprotected, stat_of
 from mqfs.engine.tree.open_files import OpenFiles
 from mqfs.engine.tree.recovery import ROOT, Unserved, adopt, read_states

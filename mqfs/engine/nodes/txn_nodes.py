@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors, group_state
 from mqfs.engine.language.permissions import X, require
 from mqfs.engine.publishing.staged_batch import StagedBatch, StagingFolder
-from mqfs.engine.tree.meta_nodes import Folder, Meta
+from mqfs.engine.nodes.own_files import Folder, Meta
 from mqfs.group_state import Attributes
 from mqfs.model import User
 

@@ -34,11 +34,6 @@ _KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay belo
 _TAKE_BITS = 3 << 30  # in the number of `.consumers/.STREAM`: stream numbers stay below 2**30
 
 
-def bits_for_writers(mode: int) -> int:
-    """r and w for each class that has w in `mode`."""
-    return sum(0o6 << shift for shift in (0, 3, 6) if mode >> shift & 0o2)
-
-
 class Own(Numbered):
     """A file that is there as long as its group."""
 
