@@ -82,10 +82,6 @@ class Stream(Numbered):
         return self.state.name
 
     @property
-    def parent(self) -> Group:
-        return self.group
-
-    @property
     def outlasts_readers(self) -> bool:
         """Whether what it keeps after a start is told by what consumers have acknowledged, and not by `depth`."""
         settings = self.group.settings
@@ -199,6 +195,10 @@ class Stream(Numbered):
         members = [consumer for crowd in crowds for consumer in crowd.members]
         members.sort(key=lambda consumer: consumer.number)
         return Routes(self.group.routing_version, crowds, tuple(members), tuple(c for c in members if c.state.backlog))
+
+    @property
+    def bounded_consumers(self) -> tuple[Consumer, ...]:
+        return self.routes().bounded
 
     @property
     def is_attended(self) -> bool:

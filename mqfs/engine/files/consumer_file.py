@@ -14,8 +14,8 @@ from mqfs.engine.files.seek import position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, W, allowed, require
 from mqfs.engine.log import multipart
-from mqfs.engine.routing.message_filter import MessageFilter, select
 from mqfs.engine.nodes.own_files import TakeFile
+from mqfs.engine.routing.message_filter import MessageFilter, select
 from mqfs.model import NEVER, Record, User
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import split

@@ -24,8 +24,8 @@ from mqfs.syntax.size import parse_number
 from mqfs.wait import Step, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.stream import Stream
     from mqfs.engine.nodes.own_files import Meta
+    from mqfs.engine.stream import Stream
 
 
 class Cursor(CommandFile):

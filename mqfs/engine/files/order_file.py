@@ -12,8 +12,8 @@ from mqfs import errors
 from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.files.positioned_reader import Reader
 from mqfs.engine.language.permissions import sees
-from mqfs.engine.stream import Stream
 from mqfs.engine.nodes.own_files import Meta
+from mqfs.engine.stream import Stream
 from mqfs.model import Kind, Record, User
 
 

@@ -19,8 +19,8 @@ from mqfs.model import User
 from mqfs.wait import Step
 
 if TYPE_CHECKING:
-    from mqfs.engine.stream import Stream
     from mqfs.engine.nodes.own_files import SnapshotNode
+    from mqfs.engine.stream import Stream
 
 
 INDEX_BYTES = 16  # of a message, in the two arrays

@@ -12,8 +12,7 @@ from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.put_file import PutHandle
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.put_request import parse
-from mqfs.engine.publishing.staged_batch import StagedStream
-from mqfs.engine.nodes.txn_nodes import TxnCtl
+from mqfs.engine.nodes.txn_nodes import StagedStream, TxnCtl
 from mqfs.log import batch, headers
 from mqfs.model import User
 from mqfs.syntax.quoting import split

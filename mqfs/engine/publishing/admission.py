@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import attrs
 
 from mqfs import errors
+from mqfs.engine.delivery.wait_list import PollList
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.engine.log.counts import Counts
 from mqfs.engine.publishing.deduplication import PutId
 from mqfs.engine.retention import cuts
-from mqfs.engine.retention.kept_range import KeptRange
-from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Consumer
-    from mqfs.engine.stream import Stream
+from mqfs.engine.retention.kept_range import KeptRange, Owner
+from mqfs.group_state import ConsumerState, StreamState
+from mqfs.wait import Step, Wait
 
 
 class Admission(enum.Enum):
@@ -27,6 +25,30 @@ class Admission(enum.Enum):
     APPEND = enum.auto()
     DISCARD = enum.auto()
     WAIT = enum.auto()
+
+
+class Consumer(Protocol):
+    """One with a bound of its own."""
+
+    state: ConsumerState
+
+    @property
+    def name(self) -> str: ...
+
+    def exceeds_backlog(self, messages: int) -> bool: ...
+
+
+class Stream(Owner, Protocol):
+    """A stream, as those who write to it need it. `bounded_consumers` have a `backlog`."""
+
+    removed: bool
+    state: StreamState
+    blocked: dict[Wait[int], WriteRequest]  # in the order in which they came
+    pollers: PollList
+    written: int
+
+    @property
+    def bounded_consumers(self) -> Sequence[Consumer]: ...
 
 
 class Batch(Protocol):
@@ -98,7 +120,7 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
     bound, under `full block`. Raises StreamFull under `full reject`."""
     covered_by: dict[Consumer, list[Stream]] = {}
     for stream in messages if settings.full in ("reject", "block") else ():
-        for consumer in stream.routes().bounded:
+        for consumer in stream.bounded_consumers:
             covered_by.setdefault(consumer, []).append(stream)
     for consumer, covered in covered_by.items():
         if consumer.exceeds_backlog(sum(messages[stream] for stream in covered)):

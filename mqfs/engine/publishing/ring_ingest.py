@@ -8,17 +8,26 @@ into the log is mqfs/ring/server/ring_log.py.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from mqfs import errors
 from mqfs.engine.language.settings import NO_DEPTH
+from mqfs.engine.publishing.admission import Stream
+from mqfs.engine.publishing.publisher import Publisher
 from mqfs.model import Buffer, Columns, Kind, Record
 
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
-
 HEAD_BYTES = 32  # of a record
+
+
+class Group(Protocol):
+    """Whose ring it was."""
+
+    @property
+    def publisher(self) -> Publisher: ...
+
+    @property
+    def numbers(self) -> Mapping[int, Stream]: ...
 
 
 def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
@@ -27,11 +36,11 @@ def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
     streams = [numbers[number] for number in dict.fromkeys(rows.streams) if number in numbers]
     for stream in streams:
         _count(group, stream, rows)
-    group.tree.dirty_groups.add(group)
+    group.publisher.mark_dirty()
     _tell(group, streams, data, base, rows)
-    if group.settings.depth is not NO_DEPTH:
+    if group.publisher.log.settings.depth is not NO_DEPTH:
         for stream in streams:
-            group.retention.bound_depth(stream)
+            group.publisher.retention.bound_depth(stream)
 
 
 def count_unstored(group: Group, rows: Columns) -> None:
@@ -41,8 +50,8 @@ def count_unstored(group: Group, rows: Columns) -> None:
         if stream is not None:
             stream.written += messages
             stream.kept.mtime_ns = rows.times[-1]
-    group.counts.written += len(rows.sequences)
-    group.counts.written_bytes += sum(rows.bodies)
+    group.publisher.counts.written += len(rows.sequences)
+    group.publisher.counts.written_bytes += sum(rows.bodies)
 
 
 def _count(group: Group, stream: Stream, rows: Columns) -> None:
@@ -59,8 +68,8 @@ def _count(group: Group, stream: Stream, rows: Columns) -> None:
         stream.kept.count += messages
         stream.kept.size += size
     stream.written += messages
-    group.counts.written += messages
-    group.counts.written_bytes += size
+    group.publisher.counts.written += messages
+    group.publisher.counts.written_bytes += size
 
 
 def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
@@ -68,7 +77,7 @@ def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Co
     what it was given the others are told all the same; then raises what the first met."""
     failed: errors.MqfsError | None = None
     for n, number in enumerate(rows.streams):
-        if not group.fanout.is_awaited(streams):
+        if not group.publisher.fanout.is_awaited(streams):
             break
         stream = group.numbers.get(number)
         if stream is None:
@@ -76,7 +85,7 @@ def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Co
         begin = rows.positions[n] - base + HEAD_BYTES + rows.headers[n]
         body = bytes(data[begin : begin + rows.bodies[n]])
         try:
-            group.fanout.deliver(
+            group.publisher.fanout.deliver(
                 stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body)
             )
         except errors.MqfsError as error:
@@ -87,4 +96,5 @@ def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Co
 
 def has_live_readers(group: Group, rows: Columns) -> bool:
     """Whether somebody is there who reads live messages like these, waiting or not."""
-    return group.fanout.has_live_readers([s for n in set(rows.streams) if (s := group.numbers.get(n)) is not None])
+    streams = [s for n in set(rows.streams) if (s := group.numbers.get(n)) is not None]
+    return bool(group.publisher.fanout.has_live_readers(streams))

@@ -68,7 +68,8 @@ class Host(Protocol):
         """Where logs of the group begin that are no streams, by number."""
         ...
 
-    def mark_dirty(self) -> None:
+    @property
+    def mark_dirty(self) -> Callable[[], None]:
         """Have maintenance look at the group."""
         ...
 

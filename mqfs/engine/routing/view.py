@@ -52,10 +52,6 @@ class View(Numbered):
         return self.state.number
 
     @property
-    def parent(self) -> Any:
-        return self.group
-
-    @property
     def attributes(self) -> Attributes:
         return Attributes(0o444, self.group.state.uid, self.group.state.gid)
 

@@ -7,10 +7,10 @@ import stat as modes
 from mqfs import errors
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
-from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder
+from mqfs.engine.nodes.own_files import FOLDERS, Folder, Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.txn_nodes import PartFolder, StagedStream, StagingFolder, TxnCtl, TxnFolder
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
-from mqfs.engine.nodes.own_files import Folder, Meta, SnapshotNode, TakeFile
 from mqfs.group_state import Attributes
 from mqfs.model import Stat
 
@@ -47,9 +47,22 @@ def _times(node: Node) -> tuple[int, int, int, int]:
             newest,
             made,
             group.log.upkeep.size,
-            0 if node.removed else 2 + len(node.folders) + len(node.groups),
+            0 if node.removed else 2 + len(FOLDERS) + len(node.groups),
         )
     return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
+
+
+def parent(node: Node) -> Group | Folder:
+    """The directory it is in; the root is in itself."""
+    if isinstance(node, Group):
+        return node.parent
+    if isinstance(node, StagedStream):
+        return PartFolder(node.group, node.part)
+    if isinstance(node, PartFolder | TxnCtl):
+        return TxnFolder(node.group)
+    if isinstance(node, Consumer | TakeFile):
+        return Folder(node.group, ".consumers")
+    return Folder(node.group, ".kept") if isinstance(node, SnapshotNode) else node.group
 
 
 def depth(group: Group) -> int:

@@ -21,11 +21,10 @@ from mqfs.engine.files.text import TextHandle
 from mqfs.engine.files.view_file import ViewHandle
 from mqfs.engine.files.work_stream_file import WorkStreamHandle
 from mqfs.engine.group import Group
-from mqfs.engine.publishing.staged_batch import StagedStream
-from mqfs.engine.nodes.txn_nodes import TxnCtl
+from mqfs.engine.nodes.own_files import Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.txn_nodes import StagedStream, TxnCtl
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
-from mqfs.engine.nodes.own_files import Meta, SnapshotNode, TakeFile
 from mqfs.model import User
 from mqfs.shares import Shares
 
