@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from mqfs import errors, group_state, limits
 from mqfs.engine.delivery.consumer_registry import Consumers
@@ -25,7 +25,7 @@ from mqfs.engine.publishing.delayed import DelayedMessages
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.publishing.transactions import Transactions
-from mqfs.engine.retention.cuts import Cut, plan_cut
+from mqfs.engine.retention.cuts import Cut
 from mqfs.engine.retention.retention import Retention
 from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.engine.stream import Stream
@@ -36,13 +36,6 @@ from mqfs.shares import Shares
 
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see routing_version
 _LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps
-
-
-class Resetting(NamedTuple):
-    """What new settings come to."""
-
-    changes: list[Change]
-    cuts: dict[Stream, Cut]
 
 
 class OpenFiles(Protocol):
@@ -215,24 +208,6 @@ class Group:
         self.streams[name] = stream
         self.consumers.renamed(old, name)
         self.consumers.on_routing_changed()
-
-    def plan_settings(self, settings: Settings, *, cut: bool) -> Resetting:
-        """What the log has to say, and, with `cut`, what a new `depth` cuts, when settings are put in force."""
-        now, floors = self.settings, dict[int, int]()
-        if (settings.replay, settings.ttl, settings.depth, settings.full) != (now.replay, now.ttl, now.depth, now.full):
-            # What the old settings did not keep any more must not come back under the new ones.
-            for stream in self.numbers.values():
-                stream.kept.update_low_watermark()
-                floors[stream.number] = stream.state.floor
-        cuts: dict[Stream, Cut] = {}
-        if cut and (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old":
-            mine = [stream for stream in self.numbers.values() if stream.name != settings.dead]
-            cuts = {stream: plan_cut(stream.kept, settings.depth) for stream in mine}
-            floors.update({stream.number: cut.floor for stream, cut in cuts.items()})
-        changes: list[Change] = [{"do": "ctl", "lines": settings.lines(given=True)}]
-        if kept_from := [[number, floor] for number, floor in floors.items() if floor]:
-            changes.insert(0, {"do": "floor", "floors": kept_from})
-        return Resetting(changes, cuts)
 
     def put_in_force(self, settings: Settings, cuts: Mapping[Stream, Cut]) -> None:
         """The log says so."""

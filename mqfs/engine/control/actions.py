@@ -5,11 +5,10 @@ The language itself is in settings.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mqfs import errors, limits
 from mqfs.engine.control.changes import Changes
 from mqfs.engine.delivery import dead_letters
+from mqfs.engine.group import Group
 from mqfs.engine.language import programs
 from mqfs.engine.language.settings import USAGE, Action, Settings
 from mqfs.engine.publishing.admission import WriteRequest
@@ -18,9 +17,6 @@ from mqfs.model import Kind
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern
 from mqfs.syntax.size import parse_number
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
 
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:

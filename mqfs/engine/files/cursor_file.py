@@ -6,7 +6,6 @@ Owns the commands and formats of mqfs(4), "Cursors". Takes nothing and holds bac
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.files.command_file import CommandFile
@@ -17,15 +16,13 @@ from mqfs.engine.files.status_files import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, allowed, require
 from mqfs.engine.language.settings import parse_depth
+from mqfs.engine.nodes.own_files import Meta
 from mqfs.engine.routing.message_filter import MessageFilter, select
+from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, Kind, Record, User
 from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
 from mqfs.wait import Step, Wait
-
-if TYPE_CHECKING:
-    from mqfs.engine.nodes.own_files import Meta
-    from mqfs.engine.stream import Stream
 
 
 class Cursor(CommandFile):

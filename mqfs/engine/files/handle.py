@@ -9,15 +9,13 @@ message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqfs import errors
+from mqfs.engine.group import Group
+from mqfs.engine.log.multipart import LongBody
 from mqfs.model import User
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.log.multipart import LongBody
 
 
 class OpenFile:

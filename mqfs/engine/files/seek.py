@@ -6,16 +6,13 @@ Owns that search. Moves nothing; what may be shown is told by who asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
 from mqfs import errors
+from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
 from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.engine.stream import Stream
 from mqfs.model import Record
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
 
 
 def position(

@@ -11,17 +11,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.nodes.own_files import SnapshotNode
+from mqfs.engine.stream import Stream
 from mqfs.model import User
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.nodes.own_files import SnapshotNode
-    from mqfs.engine.stream import Stream
-
 
 INDEX_BYTES = 16  # of a message, in the two arrays
 

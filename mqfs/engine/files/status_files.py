@@ -6,18 +6,16 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import sees
 from mqfs.engine.stream import Stream
-
-if TYPE_CHECKING:
-    from mqfs.engine.files.handle import OpenFile
-    from mqfs.engine.group import Group
-    from mqfs.model import User
+from mqfs.model import User
 
 
 def stats(group: Group, user: User) -> str:
