@@ -115,7 +115,7 @@ def _plain(group: Group) -> bool:
 def _place(stream: Stream) -> dict[str, int | None]:
     stream.kept.update_low_watermark()
     newest = stream.kept.newest_kept()
-    settings = stream.group.settings
+    settings = stream.group.log.settings
     bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
     return {
         "number": stream.number,
@@ -136,7 +136,7 @@ def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
         "waiting": stream.waits.count_reads(),
         "blocked": len(stream.blocked),
     }
-    if stream.group.settings.deliver == "one":
+    if stream.group.log.settings.deliver == "one":
         row["consumer"] = _consumer(stream.shown_consumer(), counts)
     return row
 

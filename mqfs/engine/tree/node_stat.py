@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat as modes
+from typing import Any, cast
 
 from mqfs import errors
 from mqfs.engine.delivery.consumer import Consumer
@@ -15,6 +16,12 @@ from mqfs.group_state import Attributes
 from mqfs.model import Stat
 
 Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFile | StagedStream
+
+
+def group_of(node: Node) -> Group:
+    """The group that a file is in. Streams and consumers know it by no more than they need of it."""
+    group: Any = node.group
+    return cast(Group, group)
 
 
 def attributes(node: Node) -> Attributes:
@@ -40,7 +47,7 @@ def _times(node: Node) -> tuple[int, int, int, int]:
         return node.kept.mtime_ns or made, made, node.kept.size, 1
     if isinstance(node, StagingFolder | StagedStream):
         return node.times()
-    group = node.group
+    group = group_of(node)
     made, newest = group.state.made_ns, max(group.log.end.last_ns, group.state.made_ns)
     if isinstance(node, Group):
         return (
@@ -57,12 +64,12 @@ def parent(node: Node) -> Group | Folder:
     if isinstance(node, Group):
         return node.parent
     if isinstance(node, StagedStream):
-        return PartFolder(node.group, node.part)
+        return PartFolder(group_of(node), node.part)
     if isinstance(node, PartFolder | TxnCtl):
-        return TxnFolder(node.group)
+        return TxnFolder(group_of(node))
     if isinstance(node, Consumer | TakeFile):
-        return Folder(node.group, ".consumers")
-    return Folder(node.group, ".kept") if isinstance(node, SnapshotNode) else node.group
+        return Folder(group_of(node), ".consumers")
+    return Folder(group_of(node), ".kept") if isinstance(node, SnapshotNode) else group_of(node)
 
 
 def depth(group: Group) -> int:

@@ -76,7 +76,7 @@ class OpenFiles:
 def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
     """What an open file of that kind is. Raises Denied."""
     if isinstance(node, Stream):
-        if node.group.settings.deliver == "one" and reads:
+        if node.group.log.settings.deliver == "one" and reads:
             return WorkStreamHandle if writes else PeekHandle
         return StreamHandle
     if isinstance(node, Consumer | TakeFile):

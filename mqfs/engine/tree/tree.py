@@ -27,7 +27,7 @@ from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
 from mqfs.engine.tree import node_stat
 from mqfs.engine.tree.maintenance import Maintenance
-from mqfs.engine.tree.node_stat import Node, attributes, depth, require_unprotected, stat_of
+from mqfs.engine.tree.node_stat import Node, attributes, depth, group_of, require_unprotected, stat_of
 from mqfs.engine.tree.open_files import OpenFiles
 from mqfs.engine.tree.recovery import ROOT, Unserved, adopt, read_states
 from mqfs.file_locks import Locks
@@ -210,8 +210,8 @@ class Tree:
         reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
         if not made:
             require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
-        if node.group.ring is not None:
-            node.group.ring.settle()
+        if (ring := group_of(node).ring) is not None:
+            ring.settle()
         return self.open_files.open(user, node, reads, writes)
 
     # ------------------------------------------------------------ making and removing
