@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from mqfs import errors
 from mqfs.ack_state import ACK, REQUEUE, step
 from mqfs.engine.delivery.consumer import UNTOUCHED, NeverConsumed, Taken
-from mqfs.engine.delivery.consumer_registry import Consumers
-from mqfs.engine.delivery.fanout import Fanout
-from mqfs.engine.delivery.priority_index import PriorityIndex
 from mqfs.engine.delivery.wait_list import PollList, PositionedReader, Waiting, WaitList
 from mqfs.engine.language.node import Numbered
 from mqfs.engine.log.group_log import AckSteps, GroupLog
@@ -28,6 +25,9 @@ from mqfs.wait import Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer, Crowd
+    from mqfs.engine.delivery.consumer_registry import Consumers
+    from mqfs.engine.delivery.fanout import Fanout
+    from mqfs.engine.delivery.priority_index import PriorityIndex
 
 
 class Routes(NamedTuple):
@@ -91,7 +91,7 @@ class Stream(Numbered):
         self.written = 0
         self.unused_since_ns = group.clock.engine_ns()
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
-        self.default_consumer: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
+        self.default_consumer: Consumer | None = None  # of `deliver one`; see `own_consumer`
         self._routes = NO_ROUTES
 
     @property
@@ -100,7 +100,7 @@ class Stream(Numbered):
 
     @property
     def outlasts_readers(self) -> bool:
-        """Whether what it keeps after a start is told by what consumers have acknowledged, and not by `depth`."""
+        """Whether after a start it keeps what consumers have not acked, whatever `depth` says."""
         settings = self.group.log.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
@@ -219,7 +219,7 @@ class Stream(Numbered):
 
     @property
     def is_attended(self) -> bool:
-        """Whether a consumer is to be told of each of its messages."""
+        """Whether a consumer needs each of its messages."""
         routes, own = self.routes(), self.default_consumer
         if routes.bounded or (own is not None and own.crowd.waiting):
             return True

@@ -508,7 +508,7 @@ def test_commits_are_remembered_and_parts_are_gone_after_a_restart(tmp_path: Pat
     u.restart(clean=clean)
     assert u.log() == [("s", "1")]
     assert u.parts() == []
-    refused(errors.NotFound, "or the server was started anew", u, "commit x.6 q")
+    refused(errors.NotFound, "or the server was restarted", u, "commit x.6 q")
     u.stage("q", "s", b"again")
     u.say("commit x.5 q")
     assert u.log() == [("s", "1")]

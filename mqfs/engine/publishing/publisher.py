@@ -56,8 +56,8 @@ class Publisher:
         self.blocked = BlockedWriters(self.admit, self.append_admitted)
 
     def write_plain(self, stream: Stream, body: bytes) -> Step[int]:
-        """As `write`, of one message without headers. Where nothing bounds the stream and nobody waits it is a straight
-        line: every call here is paid by every message."""
+        """As `write`, of one message without headers. A straight line where nothing bounds the stream and no
+        reader waits: every message pays for every call here."""
         size, log, consumers = len(body), self.log, self.consumers
         bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded
         if bounded or stream.removed or log.end.failed is not None:
