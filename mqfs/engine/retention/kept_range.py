@@ -165,7 +165,7 @@ class KeptRange:
 
     def _raise(self, floor: int) -> None:
         old, before = self.state.floor, self.count
-        self.state.floor = floor = max(floor, old)
+        floor = self.state.raise_floor(floor)
         if before < 0:
             self.count, self.size = self.counted(floor)
             settings, owner = self.log.settings, self._owner
@@ -329,7 +329,7 @@ class KeptRange:
 
     def carry_out_cut(self, cut: Cut) -> None:
         """Raise the floor, which the log has already; readers behind it get FellBehind. More may have been appended."""
-        self.state.floor = max(self.state.floor, cut.floor)
+        self.state.raise_floor(cut.floor)
         self._count_gone(cut)
         if cut.lost:
             self.evicted_before = max(self.evicted_before, cut.last_lost + 1)
