@@ -163,7 +163,7 @@ class Group:
         for change in changes:
             self.routing_version += change["do"] in _RESHAPE
             if change["do"] in _LOOSENS:
-                self.retention.loosened()
+                self.retention.retention_changed()
         if self.ring is not None:
             self.ring.changed(changes)
         self.catalog_version += 1

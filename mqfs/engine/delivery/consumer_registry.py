@@ -315,7 +315,7 @@ class Consumers(dict[str, Consumer]):
         if self.group.numbers[record.stream].name == self.group.settings.dead:
             return  # nothing bounds dead letters
         if self.group.settings.full == "drop-new":
-            if consumer.exceeds_backlog(0) and not multipart.goes_on(record):
+            if consumer.exceeds_backlog(0) and not multipart.has_next_part(record):
                 consumer.skip(record)
             return
         while consumer.exceeds_backlog(0) and consumer.skip_oldest():

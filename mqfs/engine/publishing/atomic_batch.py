@@ -112,12 +112,12 @@ class AtomicBatch:
         request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self)
         return self.publisher.blocked.park(self.lacking, request)
 
-    def verdict(self) -> Admission:
+    def admit(self) -> Admission:
         """Whether it can go on, having waited. Raises what refuses it now."""
         self.lacking = self._guarded(self._admit)
         return Admission.APPEND if self.lacking is None else Admission.WAIT
 
-    def carry_out(self) -> Step[int]:
+    def append(self) -> Step[int]:
         return self._guarded(self._append)
 
     def _guarded(self, call: Callable[[], T]) -> T:
