@@ -21,8 +21,8 @@ from mqfs.model import MORE, Kind
 from mqfs.ring import scan
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment
-from tests.campaign import size
-from tests.units.hand import Units, frame
+from tests.support.batches import Units, frame
+from tests.support.campaign import size
 
 INNER, SETTLED = 2, 4
 SENDER = headers.encode({"sender": "7"})

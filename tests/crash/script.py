@@ -17,7 +17,7 @@ from mqfs.model import Draft, Kind, Record
 from mqfs.seams import Bucket
 from mqfs.store.commit_thread import Done, Job, run
 from mqfs.store.store import DiskStore
-from tests.crash.liar import LyingDisk
+from tests.support.lying_disk import LyingDisk
 
 PATH = "/s/store"
 STREAMS = (16, 17, 18)

@@ -6,7 +6,7 @@ python -m tests.crash.small_server [ARGUMENT OF mqfs serve...]
 import sys
 
 from mqfs.cli.main import main
-from tests.store.small import SMALL, lowered
+from tests.support.temp_store import SMALL, lowered
 
 if __name__ == "__main__":
     with lowered(**{**SMALL, "SEQUENCE_BLOCK": 256, "SEGMENT_BYTES": 16_384, "SEGMENT_RECORDS": 400}):

@@ -13,8 +13,8 @@ import pytest
 from mqfs.model import Draft, Kind
 from mqfs.store.bucket import DiskBucket
 from mqfs.store.store import DiskStore
-from tests.crash.liar import LyingDisk, Stopped
-from tests.store.small import SMALL, lowered
+from tests.support.lying_disk import LyingDisk, Stopped
+from tests.support.temp_store import SMALL, lowered
 
 PATH = "/s/store"
 FOLDER = f"{PATH}/buckets/01/1"

@@ -21,8 +21,10 @@ from mqfs import ring
 from mqfs.errors import MqfsError
 from mqfs.ninep.blocking import connect
 from mqfs.store.check import check
-from tests.campaign import seed, size
-from tests.server.process import ROOT, Running, environment, unmount, until
+from tests.support import ROOT
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server, environment, unmount
 
 MAKE = {"ext4": ["mkfs.ext4", "-q", "-F", "-O", "^metadata_csum_seed"], "xfs": ["mkfs.xfs", "-q", "-f"]}
 # nouuid: the one before may still be mounted in another namespace
@@ -47,7 +49,9 @@ def mounted(file: Path, at: Path, *options: str) -> Iterator[None]:
         try:
             yield
         finally:
-            until(lambda: subprocess.run(["umount", at], check=False, capture_output=True).returncode == 0, "unmounted")
+            eventually(
+                lambda: subprocess.run(["umount", at], check=False, capture_output=True).returncode == 0, "unmounted"
+            )
     finally:
         run("losetup", "--detach", device)
 
@@ -72,7 +76,7 @@ class PowerDisk:
         assert self._says() == what.split()[0]
 
     def stop(self) -> None:
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=HANG_S)
 
 
 class Writers:
@@ -139,7 +143,7 @@ class Writers:
 
     def join(self) -> None:
         for thread in self.threads:
-            thread.join(60)
+            thread.join(HANG_S)
             assert not thread.is_alive()
 
 
@@ -178,7 +182,7 @@ class Campaign:
             self.disk.do("on")
             with mounted(self.folder / "disk/disk", self.folder / "at", *MOUNT[self.kind]):
                 self._check()
-                server = Running(
+                server = Server(
                     *("--store", f"{self.folder}/at/store", "--listen", "unix!s", "--mount", "mq"),
                     cwd=self.folder,
                     program=[sys.executable, "-m", "tests.crash.small_server"],
@@ -195,7 +199,7 @@ class Campaign:
                     unmount(self.folder / "mq")
                     if self.last is not None:
                         self.last.join()
-                    until(self._is_dead, "nothing of the server is left")
+                    eventually(self._is_dead, "nothing of the server is left")
                     assert server.process.returncode == -9, server.text()
 
     def _prepare(self) -> None:
@@ -211,7 +215,7 @@ class Campaign:
         ways = [self.luck.choice(WAYS) for _ in range(self.luck.choice([1, 4, 16]))]
         moment = round(len(ways) * 2 ** self.luck.uniform(1, 8))
         writers = self.last = Writers(self.folder, self.done, ways)
-        until(lambda: bool(writers.ended) or len(writers.acknowledged) >= moment, f"{moment} acknowledged", 120.0)
+        eventually(lambda: bool(writers.ended) or len(writers.acknowledged) >= moment, f"{moment} acknowledged")
         assert not writers.ended, "before the cut"
         self.disk.do(f"cut {self.luck.randrange(1 << 30)}")
         self.done += 1

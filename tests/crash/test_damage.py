@@ -13,9 +13,9 @@ from mqfs.errors import Damaged
 from mqfs.model import Draft, Kind, Record
 from mqfs.seams import Bucket
 from mqfs.store.store import DiskStore
-from tests.campaign import seed, size
-from tests.crash.liar import File, LyingDisk, Stopped
-from tests.store.small import SMALL, lowered
+from tests.support.campaign import seed, size
+from tests.support.lying_disk import File, LyingDisk, Stopped
+from tests.support.temp_store import SMALL, lowered
 
 PATH = "/s/store"
 FOLDER = f"{PATH}/buckets/01/1"

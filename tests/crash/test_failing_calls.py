@@ -19,12 +19,13 @@ import pytest
 
 from mqfs.errors import MqfsError, NotFound
 from mqfs.ninep.blocking import Client, connect
-from tests.campaign import seed, size
 from tests.crash.test_block_device import read_all
-from tests.patience import patient
 from tests.ring.build import compiler
-from tests.server.process import ROOT, Running
-from tests.units.hand import frame
+from tests.support import ROOT
+from tests.support.batches import frame
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S
+from tests.support.server import Server
 
 CHANGE, LOOK, OPEN = 1, 2, 4
 FAULTS = {errno.EIO: CHANGE | LOOK | OPEN, errno.ENOSPC: CHANGE, errno.EMFILE: OPEN}
@@ -110,7 +111,7 @@ class Case:
     def _work(self, tree: Client) -> None:
         worker = tree.open(f"{self.group}/.consumers/w", "r+")
         for command in (b"ack\n", b"nack 1h\n", b"ack\n"):
-            worker.receive(timeout=patient(10.0))
+            worker.receive(timeout=HANG_S)
             worker.write(command)
 
     def look(self, tree: Client) -> None:
@@ -121,7 +122,7 @@ class Case:
     def _read(self, tree: Client, group: str) -> None:
         cursor = tree.open(f"{group}/.cursor", "r+")
         cursor.write(b"seek first\nuntil end\n")
-        while body := cursor.receive(timeout=patient(30.0)):
+        while body := cursor.receive(timeout=HANG_S):
             assert body in self.sent, f"case {self.number}: served {body!r:.40}, which was not written"
 
     def check(self, address: str) -> None:
@@ -164,21 +165,21 @@ class Campaign:
         self.failed += self.control.failed
         return int(self.control.calls)
 
-    def start(self, store: str, shim: bool) -> Running:
+    def start(self, store: str, shim: bool) -> Server:
         more = {"LD_PRELOAD": str(self.folder / "failing.so"), "MQFS_FAIL_BELOW": str(self.folder / store),
                 "MQFS_FAIL_CONTROL": str(self.folder / "control")} if shim else {}  # fmt: skip
         # A group whose `ctl` is refused keeps what it is sent all the same.
         arguments = "--store", str(self.folder / store), "--listen", "unix!s", "--default", "replay all"
-        return Running(*arguments, cwd=self.folder, program=SERVER, **more)
+        return Server(*arguments, cwd=self.folder, program=SERVER, **more)
 
-    def run_case(self, server: Running, case: Case, number: int | None, kinds: int = 0) -> str:
+    def run_case(self, server: Server, case: Case, number: int | None, kinds: int = 0) -> str:
         if number is None:
             self.control.calls, self.control.kinds = 0, kinds
             what = "no fault"
         else:
             what = self.arm(self.calls[FAULTS[number]], number)
         with connect(self.address) as tree:
-            tree.socket.settimeout(patient(60.0))
+            tree.socket.settimeout(HANG_S)
             case.run(tree)
             self.calls[kinds] = self.disarm()
             assert server.process.poll() is None, f"{what}: the server ended: {server.text()}"

@@ -16,10 +16,10 @@ from mqfs.errors import BadStore, DiskFailed, DiskFull, ReadOnly
 from mqfs.model import Draft, Kind
 from mqfs.seams import Bucket
 from mqfs.store.store import DiskStore
-from tests.campaign import seed, size
-from tests.crash.liar import LyingDisk
 from tests.crash.script import PATH, Script, Unstarted
-from tests.store.small import SMALL, lowered
+from tests.support.campaign import seed, size
+from tests.support.lying_disk import LyingDisk
+from tests.support.temp_store import SMALL, lowered
 
 STEPS = 200
 

@@ -15,9 +15,9 @@ import pytest
 
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
-from tests.campaign import seed, size
 from tests.crash.test_damage import read
-from tests.store.small import abandon
+from tests.support.campaign import seed, size
+from tests.support.temp_store import abandon
 
 
 @pytest.fixture(autouse=True)

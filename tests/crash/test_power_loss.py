@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mqfs.store.store import DiskStore
-from tests.campaign import seed, size
-from tests.crash.liar import LyingDisk, Stopped
 from tests.crash.script import PATH, Script
-from tests.store.small import SMALL, lowered
+from tests.support.campaign import seed, size
+from tests.support.lying_disk import LyingDisk, Stopped
+from tests.support.temp_store import SMALL, lowered
 
 STEPS = 200
 After = Callable[[LyingDisk, random.Random], LyingDisk]

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.campaign import seed, size
-from tests.server.process import Running, unmount, until
+from tests.support.campaign import seed, size
+from tests.support.eventually import eventually
+from tests.support.server import Server, unmount
 
 # A job is done when its line is written; only then it is acknowledged.
 WORKER = """
@@ -48,7 +49,7 @@ class Scene:
         (self.jobs / "mail").touch()
 
     def serve(self) -> None:
-        self.server = Running("--store", "store", "--mount", "mq", cwd=self.folder)
+        self.server = Server("--store", "store", "--mount", "mq", cwd=self.folder)
 
     def work(self) -> None:
         """Have all workers that there should be."""
@@ -105,7 +106,7 @@ def test_workers_killed_in_the_middle_of_jobs(scene: Scene) -> None:
         victim.kill()
         victim.wait()
     scene.work()
-    until(scene.all_acknowledged, "all jobs acknowledged", 30)
+    eventually(scene.all_acknowledged, "all jobs acknowledged")
     told = scene.stats()
     assert scene.twice() <= kills
     assert 0 < told["failed"] <= kills, "some were killed in the middle of a job, and each held one claim at most"
@@ -121,5 +122,5 @@ def test_the_server_killed_in_the_middle_of_jobs(scene: Scene) -> None:
         time.sleep(luck.uniform(0, 0.15))  # the moment
         scene.server.kill()
         scene.serve()
-    until(scene.all_acknowledged, "all jobs acknowledged", 60)
+    eventually(scene.all_acknowledged, "all jobs acknowledged")
     assert scene.twice() <= kills * WORKERS, "each worker held one claim at most"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from mqfs.model import Draft, Kind
 from mqfs.seams import Bucket
 from mqfs.store.store import DiskStore
-from tests.store.small import SMALL, lowered
+from tests.support.temp_store import SMALL, lowered
 
 Call = Callable[[], None]
 

@@ -17,8 +17,9 @@ from mqfs.ninep.blocking import connect
 from tests.docs.pages import Block
 from tests.docs.scene import Scene
 from tests.docs.treated import prepared, treated
-from tests.interop.test_v9fs import BOOT_S, KERNEL, missing
-from tests.server.process import mounted, until
+from tests.support.eventually import eventually
+from tests.support.linux_guest import BOOT_S, KERNEL, missing
+from tests.support.server import mounted
 
 HERE = Path(__file__).parent
 
@@ -188,10 +189,10 @@ def a_worker_in_plain_shell(at: Scene, block: Block) -> None:
     for name in ("ann", "bob", "cem"):
         (at.mount / "post" / "mail").write_text(name)
     sent = at.folder / "sent"
-    until(lambda: sent.exists() and len(sent.read_text().split()) == 3, "all are sent")
+    eventually(lambda: sent.exists() and len(sent.read_text().split()) == 3, "all are sent")
     assert sent.read_text().split() == ["ann", "cem", "bob"]
     row = '"acknowledged": 3,\n   "failed": 1'
-    until(lambda: row in (at.mount / "post" / ".stats").read_text(), "all are acknowledged")
+    eventually(lambda: row in (at.mount / "post" / ".stats").read_text(), "all are acknowledged")
     at.typing.interrupt()
 
 
@@ -215,7 +216,7 @@ def later_and_before_the_others(at: Scene, block: Block) -> None:
     assert at.type(short) == []
     assert '"held": 1' in (post / ".stats").read_text()
     assert (post / ".consumers" / "mailer").read_text() == "eve\n"
-    until(lambda: '"held": 0' in (post / ".stats").read_text(), "it is due")
+    eventually(lambda: '"held": 0' in (post / ".stats").read_text(), "it is due")
     assert at.type("read -r first <>mq/post/.consumers/mailer; echo $first") == ["joe"]
 
 

@@ -17,7 +17,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
 from mqfs.store.store import DiskStore
 from mqfs.wait import Wait
-from tests.campaign import seed, size
+from tests.support.campaign import seed, size
 
 ROOT, SOMEBODY = User(0, 0), User(1_000, 1_000)
 

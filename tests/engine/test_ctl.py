@@ -14,7 +14,7 @@ from mqfs.engine.language.settings import Depth, Settings, parse, parse_settings
 from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted, OverLimit
 from mqfs.syntax.duration import parse_duration, print_duration
 from mqfs.syntax.quoting import quote, split
-from tests.engine.conftest import ANNA, ROOT, Hand
+from tests.support.hand import ANNA, ROOT, Hand
 
 SETTINGS = st.builds(
     Settings,

@@ -12,8 +12,8 @@ from mqfs.errors import BadCommand, Denied, FellBehind, NotFound
 from mqfs.log.record import HEAD
 from mqfs.model import Kind
 from mqfs.wait import Wait
-from tests.clocks import SECOND
-from tests.engine.conftest import ANNA, ROOT, Hand
+from tests.support.clock import SECOND
+from tests.support.hand import ANNA, ROOT, Hand
 
 
 @pytest.fixture

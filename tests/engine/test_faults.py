@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mqfs.errors import DiskFailed, ReadOnly
-from tests.engine.conftest import Hand
+from tests.support.hand import Hand
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, hand: Hand, error: Exception) -> list[int]:

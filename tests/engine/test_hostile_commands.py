@@ -12,7 +12,7 @@ import pytest
 
 from mqfs.engine.language.programs import binding
 from mqfs.errors import MqfsError
-from tests.engine.conftest import ROOT, Hand
+from tests.support.hand import ROOT, Hand
 
 LONG = "1" * 5_000
 NUMBERS = [LONG, "-" + LONG, "\u00b2", "\u0661", "1e400", "inf", "nan", "0x10", "1_0", "+1", "", "9" * 19, "9" * 20]

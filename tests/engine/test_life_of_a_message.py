@@ -14,7 +14,7 @@ import pytest
 from mqfs.ack_state import LIFE, Op, State, Transition
 from mqfs.log.record import padded, row_at
 from mqfs.model import Kind
-from tests.queues.hand import Queues, read, say, waits
+from tests.support.queues import Queues, read, say, waits
 
 STEP = struct.Struct("<BxxxIQQq")
 NAMED = ("replay all", "backoff 2s 2s", "retries 3", "lease 1h", "consumer w s")

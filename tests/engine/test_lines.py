@@ -11,7 +11,7 @@ import pytest
 from mqfs.engine.files.stream_file import LinePost
 from mqfs.errors import Interrupted, NotFound, StreamFull
 from mqfs.wait import Wait
-from tests.engine.conftest import ROOT, Hand
+from tests.support.hand import ROOT, Hand
 
 
 def blocked() -> tuple[Hand, Any, list[Any]]:

@@ -22,10 +22,10 @@ from mqfs.model import Kind, Message
 from mqfs.store.memory import MemoryStore
 from mqfs.syntax.names import check_name
 from mqfs.wait import Wait
-from tests.campaign import seed, size
-from tests.clocks import SECOND
-from tests.engine.conftest import ROOT, Hand
-from tests.units.hand import frame
+from tests.support.batches import frame
+from tests.support.campaign import seed, size
+from tests.support.clock import SECOND
+from tests.support.hand import ROOT, Hand
 
 VALUES = [None, -1, 0, 7, 1 << 70, 1.5, True, "", "\ud800", "x/\0", [], [[]], [1], [[1, 2, 3]], {}, {"a": 1}]
 

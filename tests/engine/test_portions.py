@@ -9,8 +9,8 @@ import pytest
 
 from mqfs import limits
 from mqfs.store import trimming
-from tests.engine.conftest import ROOT
-from tests.queues.hand import Queues
+from tests.support.hand import ROOT
+from tests.support.queues import Queues
 
 STREAMS = 200  # more than three portions
 

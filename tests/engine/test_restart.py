@@ -11,8 +11,8 @@ import pytest
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.store.store import DiskStore
-from tests.clocks import ManualClock
-from tests.engine.conftest import ROOT
+from tests.support.clock import ManualClock
+from tests.support.hand import ROOT
 
 
 @pytest.mark.parametrize("depth", ["depth 2", "depth 6B"])

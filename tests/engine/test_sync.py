@@ -17,8 +17,8 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
 from mqfs.wait import Wait
-from tests.clocks import ManualClock
-from tests.engine.conftest import ROOT
+from tests.support.clock import ManualClock
+from tests.support.hand import ROOT
 
 
 class Failing(Disk):

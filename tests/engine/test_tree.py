@@ -16,8 +16,8 @@ from mqfs.model import QTDIR, User
 from mqfs.syntax import names
 from mqfs.syntax.quoting import quote
 from mqfs.wait import Wait
-from tests.engine.conftest import ANNA, BERT, ROOT, Hand
-from tests.queues.hand import Queues
+from tests.support.hand import ANNA, BERT, ROOT, Hand
+from tests.support.queues import Queues
 
 CONTROL = ["a\x1b[2J", "\r", "a\nb", "\x7f"]
 BAD_NAMES = ["ctl", "order", ".x", ".", "..", "", "a/b", "../x", "a\0b", "ä" * 128, "\udc80", *CONTROL]

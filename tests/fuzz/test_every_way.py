@@ -23,11 +23,11 @@ from mqfs import ring
 from mqfs.errors import MqfsError, RemoteError
 from mqfs.model import Draft
 from mqfs.ninep.blocking import Client, connect
-from tests.campaign import seed, size
 from tests.fuzz.hostile import Hostile
-from tests.patience import patient
-from tests.server.process import Running, unmount
-from tests.server.process import mqfs as command
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S
+from tests.support.server import Server, unmount
+from tests.support.server import mqfs as command
 
 # Rings are given again and again to who spoils them: else there would be three tries a minute.
 SERVER = (
@@ -44,7 +44,7 @@ class Ways:
         self.mount, self.address = folder / "mq", f"unix!{folder}/s"
         self.dice, self.hostile = dice, Hostile(dice)
         self.tree = connect(self.address)
-        self.tree.socket.settimeout(patient(60.0))
+        self.tree.socket.settimeout(HANG_S)
         self.parts = 0
         self.attached: Any = None  # to the ring of `g`
         self.all: dict[str, Callable[[], None]] = {
@@ -146,7 +146,7 @@ def read(tree: Client, group: str, form: str) -> list[bytes]:
     with tree.open(f"{group}/.cursor", "r+") as cursor:
         cursor.write(b"seek first\nuntil end\nformat %s\n" % form.encode())
         rows = []
-        while row := cursor.receive(timeout=patient(60.0)):
+        while row := cursor.receive(timeout=HANG_S):
             rows.append(row)
         return rows
 
@@ -158,13 +158,13 @@ def test_every_way(tmp_path: Path) -> None:
     (tmp_path / "mq").mkdir()
     arguments = ["--store", "store", "--listen", "unix!s", "--mount", "mq", "--default", "replay all"]
     program = [sys.executable, "-c", SERVER, "serve"]
-    server = Running(*arguments, cwd=tmp_path, program=program)
+    server = Server(*arguments, cwd=tmp_path, program=program)
     taken: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     witnessed = []
     try:
         with connect(f"unix!{tmp_path}/s") as witness:
-            witness.socket.settimeout(patient(60.0))
+            witness.socket.settimeout(HANG_S)
             for path in ("g/s", "g/t", "h/s"):
                 group = path.partition("/")[0]
                 if group not in witness.list(""):
@@ -188,7 +188,7 @@ def test_every_way(tmp_path: Path) -> None:
             ways.close()
             counts = [look(witness, witnessed)]
         assert server.stop() == 0, server.text()
-        server = Running(*arguments, cwd=tmp_path, program=program)
+        server = Server(*arguments, cwd=tmp_path, program=program)
         with connect(f"unix!{tmp_path}/s") as witness:
             counts.append(look(witness, witnessed))
         assert counts[0] == counts[1], "a restart shows other messages"

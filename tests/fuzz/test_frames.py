@@ -14,10 +14,10 @@ import pytest
 from mqfs.ninep.blocking import connect
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.wire import encode
-from tests.campaign import seed, size
 from tests.fuzz.test_ninep import VERSIONS, Fuzzer
-from tests.patience import patient
-from tests.server.process import serving
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S
+from tests.support.server import Server
 
 MARK = encode(m.Tflush(65_000, 65_001), False)
 MARKED = encode(m.Rflush(65_000), False)
@@ -31,7 +31,7 @@ class Line:
 
     def __init__(self, path: str, version: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(patient(60.0))
+        self.socket.settimeout(HANG_S)
         self.socket.connect(path)
         self.pending = 0
         unix = version != "9P2000"
@@ -86,10 +86,10 @@ def test_frames(tmp_path: Path) -> None:
     path, began = f"{tmp_path}/s", time.monotonic()
     sent = broken = ended = rounds = 0
     with (
-        serving("--store", "store", "--listen", "unix!s", "--default", "sync off", cwd=tmp_path) as server,
+        Server("--store", "store", "--listen", "unix!s", "--default", "sync off", cwd=tmp_path) as server,
         connect(f"unix!{path}") as good,
     ):
-        good.socket.settimeout(patient(60.0))
+        good.socket.settimeout(HANG_S)
         good.mkdir("quiet")  # of a name that the noise does not know
         good.open("quiet/ctl", "w").write(b"replay all\n")
         watched, written = good.create("quiet/watched", "w"), 0

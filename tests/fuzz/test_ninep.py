@@ -22,9 +22,10 @@ from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.numbers import NUMBERS, TYPES
 from mqfs.ninep.codec.wire import Framer, decode, encode, layout
 from mqfs.ninep.server.session import Session
-from tests.campaign import seed, size
-from tests.ninep.support import ME, Raw, eventually, make_tree, open_handles, running
-from tests.parked import parked
+from tests.support.campaign import seed, size
+from tests.support.eventually import eventually
+from tests.support.ninep import ME, Raw, make_tree, open_handles, running
+from tests.support.parked import parked
 
 VERSIONS = ("9P2000", "9P2000.u", "9P2000.L")
 REQUESTS = [kind for number, kind in TYPES.items() if not number & 1]

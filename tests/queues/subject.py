@@ -9,9 +9,9 @@ from typing import Any
 
 from mqfs.ninep.client.channel import Procedure
 from mqfs.seams import Store
-from tests.clocks import SECOND
 from tests.engine.nine import NineSubject
 from tests.engine.subject import USER, TreeSubject
+from tests.support.clock import SECOND
 
 YEAR = 31_556_952 * SECOND
 FLAGS = {"writer": os.O_WRONLY, "taker": os.O_RDWR, "worker": os.O_RDWR}

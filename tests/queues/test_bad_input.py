@@ -10,8 +10,8 @@ import pytest
 
 from mqfs import errors
 from mqfs.errors import MqfsError
-from tests.engine.conftest import ANNA, ROOT
-from tests.queues.hand import BIG, Queues, drain, read, refusal, say, waits
+from tests.support.hand import ANNA, ROOT
+from tests.support.queues import BIG, Queues, drain, read, refusal, say, waits
 
 
 def group() -> Queues:

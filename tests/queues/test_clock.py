@@ -9,8 +9,8 @@ import pytest
 
 from mqfs import errors
 from mqfs.wait import Wait
-from tests.clocks import SECOND, MachineClock
-from tests.queues.hand import BIG, Queues, drain, read, refusal, say, waits
+from tests.support.clock import SECOND, MachineClock
+from tests.support.queues import BIG, Queues, drain, read, refusal, say, waits
 
 YEAR = 31_556_952 * SECOND
 JUMPS = [-10 * YEAR, 10 * YEAR]

@@ -11,8 +11,8 @@ from mqfs import errors
 from mqfs.engine.language.permissions import R, W, allowed
 from mqfs.model import User
 from mqfs.wait import Wait
-from tests.engine.conftest import ROOT
-from tests.queues.hand import BIG, Queues, drain, read, refusal, say, told, waits
+from tests.support.hand import ROOT
+from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits
 
 
 def letter(q: Queues, at: int = 0, stream: str = "dead") -> dict[str, str]:

@@ -11,8 +11,8 @@ import pytest
 
 from mqfs import errors
 from mqfs.wait import Wait
-from tests.engine.conftest import ANNA, ROOT
-from tests.queues.hand import BIG, Queues, read, say, waits
+from tests.support.hand import ANNA, ROOT
+from tests.support.queues import BIG, Queues, read, say, waits
 
 ONE = "deliver one"
 NEXT = "ack next"

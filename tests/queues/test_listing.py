@@ -14,7 +14,7 @@ from mqfs import limits
 from mqfs.errors import MqfsError
 from mqfs.model import Kind
 from mqfs.wait import Wait
-from tests.queues.hand import Queues
+from tests.support.queues import Queues
 
 PUTS = ["", ',"single":true', ',"ttl":"3s"', ',"priority":9']
 

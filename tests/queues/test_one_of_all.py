@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mqfs.wait import Wait
-from tests import campaign
-from tests.queues.hand import BIG, Queues, say
+from tests.support import campaign
+from tests.support.queues import BIG, Queues, say
 
 STEPS = 60
 WAYS = {"takes": ".consumers/.s", "group": ".consumers/a", "over": ".consumers/b", "reader": "s"}

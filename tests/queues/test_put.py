@@ -13,9 +13,9 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.group_state import State
 from mqfs.model import Kind, User
 from mqfs.wait import Wait
-from tests.clocks import SECOND
-from tests.engine.conftest import ANNA, BERT, ROOT
-from tests.queues.hand import BIG, Queues, drain, read, waits
+from tests.support.clock import SECOND
+from tests.support.hand import ANNA, BERT, ROOT
+from tests.support.queues import BIG, Queues, drain, read, waits
 
 
 def headers_of(q: Queues, body: str, stream: str = "s") -> dict[str, str]:

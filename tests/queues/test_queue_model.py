@@ -13,9 +13,9 @@ from hypothesis.stateful import rule
 
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from tests import campaign
-from tests.queues.machine import Machine
+from tests.models.work_queue_machine import Machine
 from tests.queues.subject import QueueNine, QueueSubject
+from tests.support import campaign
 
 
 class OverMemory(Machine):

@@ -11,7 +11,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.wait import Wait
-from tests.queues.hand import Queues
+from tests.support.queues import Queues
 
 COUNT = 700  # more than two portions
 

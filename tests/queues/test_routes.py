@@ -10,8 +10,8 @@ import pytest
 
 from mqfs.errors import MqfsError
 from mqfs.wait import Wait
-from tests.calls import calls
-from tests.queues.hand import Queues
+from tests.support.calls import calls
+from tests.support.queues import Queues
 
 
 def beside(over: list[str], count: int) -> Queues:

@@ -10,7 +10,7 @@ import pytest
 
 from mqfs.engine.language.message_formats import FORMATS
 from mqfs.wait import Wait
-from tests.queues.hand import BIG, Queues, drain, read, say, waits
+from tests.support.queues import BIG, Queues, drain, read, say, waits
 
 
 def test_one_of_the_readers_that_wait_gets_it_and_none_that_only_reads() -> None:

@@ -11,8 +11,8 @@ import pytest
 from mqfs import errors
 from mqfs.model import User
 from mqfs.wait import Wait
-from tests.engine.conftest import ANNA, ROOT
-from tests.queues.hand import BIG, Queues, drain, read, refusal, say, told, waits
+from tests.support.hand import ANNA, ROOT
+from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits
 
 ONE = "deliver one"
 

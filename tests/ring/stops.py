@@ -13,7 +13,8 @@ from typing import Any
 
 from mqfs import errors
 from mqfs.ring import Consumer, Ring, _native, create
-from tests.ring.actors import child, ended, fork, state_of, stopped, until
+from tests.support.eventually import eventually
+from tests.support.forks import child, ended, fork, state_of, stopped
 
 LOCKING, LOCKED, RESERVED, HALF, COPIED, STATED, PUBLISHED, UNLOCKED, RINGS, SLEEPS, READ, SEATED = range(
     1, _native.STOPS
@@ -119,7 +120,7 @@ def check_rings() -> None:
         assert follower.body(5.0) == b"ready"
 
         def act(again: Ring) -> None:
-            until(lambda: state_of(sleeper) == "S")
+            eventually(lambda: state_of(sleeper) == "S")
             _native._stop_at(RINGS, signal.SIGKILL)
             again.publish(1, b"1")
 

@@ -20,8 +20,8 @@ import pytest
 
 from mqfs import errors
 from mqfs.ring import Ring, _native, attach, crc32c, create
-from tests.campaign import seed, size
-from tests.ring.actors import child, ended, fork
+from tests.support.campaign import seed, size
+from tests.support.forks import child, ended, fork
 
 SEALS = 0x1 | 0x2 | 0x4
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import seed, size
 from tests.ring import build
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = sorted(path.parent for path in (ROOT / "mqfs").glob("*/_native.c"))
@@ -32,7 +33,7 @@ def run(driver: Path, *arguments: object) -> None:
         [driver, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
         env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -14,8 +14,9 @@ import pytest
 
 from mqfs import errors
 from mqfs.ring import Consumer, Ring, create
-from tests.campaign import seed, size
-from tests.ring.actors import child, ended, fork, until
+from tests.support.campaign import seed, size
+from tests.support.eventually import eventually
+from tests.support.forks import child, ended, fork
 
 HEAD = struct.Struct("<IQ")  # publisher, its count
 
@@ -237,7 +238,7 @@ def test_the_kept_seat_gates_when_its_consumer_is_dead_and_goes_on_where_it_was(
         with pytest.raises(errors.Busy):
             ring.consumer(kept=True)
         ring.publish(1, b"0")
-        until(lambda: watch.record(0.1) is not None and watch.sequence == 3)
+        eventually(lambda: watch.record(0.1) is not None and watch.sequence == 3)
         os.kill(pid, signal.SIGKILL)
         assert ended(pid) == -signal.SIGKILL
     published = [b"0", b"read, not released"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import size
 from tests.ring import build
+from tests.support.campaign import size
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["tests/gather", "tests/bulk"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.ring import build, stops
+from tests.support.eventually import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,6 +80,6 @@ def test_mutants_are_caught(mutant: str, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
     )
     assert "caught" in done.stdout, done.stderr

@@ -16,8 +16,8 @@ import pytest
 
 from mqfs import errors
 from mqfs.ring import Ring, create
-from tests.patience import patient
-from tests.ring.actors import child, ended, state_of, until
+from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.forks import child, ended, state_of
 
 LEAST = 1 << 16
 FUTEX = 98 if platform.machine() == "aarch64" else 202  # the system call's number
@@ -74,7 +74,7 @@ def test_a_signal_ends_a_wait(wait: Literal["spin", "yield", "block"]) -> None:
             while watch.body(20.0) != b"ready":
                 pass
             if wait == "block":
-                until(lambda pid=pid: state_of(pid) == "S")  # type: ignore[misc]
+                eventually(lambda pid=pid: state_of(pid) == "S")  # type: ignore[misc]
             os.kill(pid, signal.SIGINT)
             assert ended(pid) == 0
         watch.skip()
@@ -89,7 +89,7 @@ def test_a_thread_waits_while_another_publishes(wait: Literal["spin", "yield", "
     thread.start()
     for number in range(300):
         ring.publish(1, b"%d" % number * 300)
-    thread.join(20)
+    thread.join(HANG_S)
     assert found == [b"%d" % number * 300 for number in range(300)]
 
 
@@ -106,12 +106,12 @@ def test_one_thread_at_a_time() -> None:
             return True
         return False
 
-    until(refuses)
+    eventually(refuses)
     for call in (ring.close, consumer.close):
         with pytest.raises(errors.Busy):
             call()
     ring.publish(1, b"x")
-    thread.join(20)
+    thread.join(HANG_S)
     consumer.close()
     ring.close()
     for late in (lambda: ring.publish(1, b""), lambda: consumer.body(0), lambda: ring.size):
@@ -130,7 +130,7 @@ def test_committed() -> None:
     thread.start()
     ring.commit(11)
     ring.commit(12)
-    thread.join(20)
+    thread.join(HANG_S)
     assert found == [True]
 
 
@@ -145,7 +145,7 @@ def test_sequences_are_given_as_granted() -> None:
     found: list[int] = []
     thread.start()
     ring.grant(100)
-    thread.join(20)
+    thread.join(HANG_S)
     assert found == [4]
 
 

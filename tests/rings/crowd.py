@@ -23,7 +23,9 @@ from typing import Any
 import mqfs
 from mqfs.errors import Disconnected
 from mqfs.ninep.blocking import connect
-from tests.server.process import ROOT, environment
+from tests.support import ROOT
+from tests.support.eventually import HANG_S
+from tests.support.server import environment
 
 Log = dict[int, tuple[str, str]]  # sequence: stream, body
 PAUSE_S = float(os.environ.get("CROWD_PAUSE", "0.0005"))  # between two messages: kills are not to fill a disk
@@ -118,7 +120,7 @@ class Member:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            assert self.process.wait(20) == 0, f"{self.name}: {self.errors.read_text()}"
+            assert self.process.wait(HANG_S) == 0, f"{self.name}: {self.errors.read_text()}"
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGUSR1)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -5,20 +5,17 @@ Clients that have attached; and a kill, after which the rings are held as a keep
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar
-
-import pytest
 
 from mqfs import ring
 from mqfs.clock import SystemClock
 from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
-from mqfs.ring.server import registry
 from mqfs.ring.server.registry import Attachment, RingRegistry
 from mqfs.seams import Store
 from mqfs.store.disk import Disk
@@ -26,6 +23,7 @@ from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.wait import Wait
 from tests.crash.script import PATH
+from tests.support.eventually import eventually
 
 ME = User(os.geteuid(), os.getegid(), frozenset(), os.getpid(), "test")
 
@@ -56,14 +54,6 @@ class Keeper:
     def quit(self) -> None:
         for name in list(Keeper.rings):
             self.drop(*name)
-
-
-@pytest.fixture
-def keeper(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """For rigs with a disk that is none."""
-    monkeypatch.setattr(registry, "KeeperLink", Keeper)
-    yield Keeper
-    Keeper("").quit()
 
 
 class Client:
@@ -121,15 +111,13 @@ class Rig:
                 return
             call()
 
-    def until(self, true: Callable[[], Any], seconds: float = 10.0) -> None:
+    def until(self, true: Callable[[], Any]) -> None:
         """Run until that is true, or fail."""
-        deadline = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < deadline, "it did not come true in time"
-            try:
-                self.posts.get(timeout=0.01)()
-            except queue.Empty:
-                pass
+        eventually(true, pause=self._run_next)
+
+    def _run_next(self, seconds: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self.posts.get(timeout=seconds)()
 
     def pump(self) -> None:
         """Take what is in the ring now, whether its thread has noticed or not."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from mqfs import errors
 from mqfs.model import Draft
-from tests.crash.liar import LyingDisk
 from tests.rings.rig import ME, Client, Rig
-from tests.store.small import SMALL, lowered
+from tests.support.lying_disk import LyingDisk
+from tests.support.temp_store import SMALL, lowered
 
 SMALL_RINGS = {
     **SMALL,

@@ -9,33 +9,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mqfs import errors, ring
-from tests.campaign import seed, size
-from tests.crash.liar import LyingDisk, Stopped
-from tests.rings.rig import Rig, keeper
+from tests.rings.rig import Rig
 from tests.rings.story import Story, small
+from tests.support.campaign import seed, size
+from tests.support.lying_disk import LyingDisk, Stopped
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+pytestmark = [
+    pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING),
+    pytest.mark.usefixtures("quiet"),
+]
 
 SYNCS = ("sync off", "sync always", "sync 10ms")
-__all__ = ["keeper"]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(before)
 
 
 def tell(number: int, stops: int, dice: random.Random) -> int:

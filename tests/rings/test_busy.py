@@ -10,9 +10,10 @@ import pytest
 
 from mqfs import ring
 from mqfs.ring.server.keeper_link import KeeperLink
-from tests.campaign import size
 from tests.rings import crowd
-from tests.server.process import serving
+from tests.support.campaign import size
+from tests.support.eventually import HANG_S
+from tests.support.server import Server
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 
@@ -43,7 +44,7 @@ def test_no_ring_ends_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     mount.mkdir()
     address = f"unix!{tmp_path / 's'}"
     seconds = size(20)
-    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path, mount=mount) as server:
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path, mount=mount) as server:
         group = mount / "a"
         group.mkdir()
         (group / "ctl").write_text("replay all\nsync off\n")
@@ -61,7 +62,7 @@ def test_no_ring_ends_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                     member.end()
             log = crowd.log_of(address, "a")
             follower = next(member for member in members if member.mode == "follow")
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + HANG_S
             while follower.newest() < max(log):
                 assert time.monotonic() < deadline, (
                     f"the follower hangs at {follower.newest()}, and there are {max(log)}"

@@ -29,19 +29,19 @@ from mqfs.ring import protocol
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.store.memory import MemoryStore
-from tests.anyone import NOBODY
-from tests.campaign import size
-from tests.client.conftest import Away, short_folder
 from tests.rings.rig import ME, Rig
-from tests.server.process import until
+from tests.support.anyone import NOBODY
+from tests.support.campaign import size
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server, short_folder
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 
 
 @pytest.fixture(scope="module")
-def away() -> Iterator[Away]:
+def away() -> Iterator[Server]:
     with short_folder() as folder:
-        server = Away(folder)
+        server = Server.at(folder)
         try:
             with server.connect() as client:
                 group = client.group("g", create=True, ctl=["replay all", "ttl 1h"])
@@ -56,9 +56,9 @@ def away() -> Iterator[Away]:
 class Caller:
     """A connection to a door."""
 
-    def __init__(self, away: Away) -> None:
+    def __init__(self, away: Server) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(20)
+        self.socket.settimeout(HANG_S)
         self.socket.connect(str(away.folder / "socket.ring"))
         self.fds: list[int] = []
 
@@ -84,7 +84,7 @@ class Caller:
             os.close(fd)
 
 
-def test_what_it_gives(away: Away) -> None:
+def test_what_it_gives(away: Server) -> None:
     with Caller(away) as caller, away.connect() as client:
         said = caller.ask(attach="g", version=protocol.VERSION)
         assert said.keys() == {"generation", "group", "sync", "keep", "deliver", "ttl_ns"}
@@ -103,7 +103,7 @@ def test_what_it_gives(away: Away) -> None:
         handle.close()
 
 
-def test_a_connection_is_one_attachment_and_all_get_the_same(away: Away) -> None:
+def test_a_connection_is_one_attachment_and_all_get_the_same(away: Server) -> None:
     with Caller(away) as one, Caller(away) as two:
         assert one.ask(stream="s") == {"error": "BadRequest", "text": "attach first"}
         first = one.ask(attach="g", version=protocol.VERSION)
@@ -128,7 +128,7 @@ def test_a_connection_is_one_attachment_and_all_get_the_same(away: Away) -> None
         ({"number": 1}, "BadRequest"),
     ],
 )
-def test_refusals_are_answered_and_it_stays_usable(away: Away, said: dict[str, Any], error: str) -> None:
+def test_refusals_are_answered_and_it_stays_usable(away: Server, said: dict[str, Any], error: str) -> None:
     with Caller(away) as caller:
         assert caller.ask(**{"version": protocol.VERSION, **said})["error"] == error
         assert caller.ask(attach="g", version=protocol.VERSION)["group"]
@@ -140,7 +140,7 @@ def test_refusals_are_answered_and_it_stays_usable(away: Away, said: dict[str, A
 
 
 @pytest.mark.parametrize("noise", [b"{", b"[]", b"7", b"\xff\xfe", b"null", b"{" * 8_000, b" " * 8_193, b"x" * 60_000])
-def test_what_is_no_object_ends_the_connection(away: Away, noise: bytes) -> None:
+def test_what_is_no_object_ends_the_connection(away: Server, noise: bytes) -> None:
     with Caller(away) as caller:
         answer = caller.send(noise)
         assert answer is not None
@@ -148,7 +148,7 @@ def test_what_is_no_object_ends_the_connection(away: Away, noise: bytes) -> None
         assert caller.ask(attach="g", version=protocol.VERSION) is None
 
 
-def test_noise(away: Away) -> None:
+def test_noise(away: Server) -> None:
     """Whatever comes, the server answers the next one; and says no bug of its own."""
     rng = random.Random(7)
     words = [
@@ -185,12 +185,12 @@ def test_noise(away: Away) -> None:
                     break
     with Caller(away) as caller:
         assert caller.ask(attach="g", version=protocol.VERSION)["group"]
-    assert "Traceback" not in away.process.text()
+    assert "Traceback" not in away.text()
 
 
-def test_descriptors_that_are_sent_to_it_are_dropped(away: Away) -> None:
+def test_descriptors_that_are_sent_to_it_are_dropped(away: Server) -> None:
     def open_files() -> int:
-        return len(os.listdir(f"/proc/{away.process.pid}/fd"))
+        return len(os.listdir(f"/proc/{away.pid}/fd"))
 
     with Caller(away) as caller:
         assert caller.ask(attach="g", version=protocol.VERSION)
@@ -213,11 +213,11 @@ print(json.dumps([json.loads(data), len(fds)]))
 """
 
 
-def by_nobody(away: Away, group: str) -> list[Any]:
+def by_nobody(away: Server, group: str) -> list[Any]:
     os.chmod(away.folder, 0o755)
     python = os.path.realpath(sys.executable)
     command = [*NOBODY, python, "-c", OTHER, str(away.folder / "socket.ring"), group]
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     found: list[Any] = json.loads(done.stdout)
     return found
@@ -229,8 +229,7 @@ def test_it_needs_r_and_w_on_every_stream() -> None:
     with short_folder() as folder:
         if not os.access("/dev/fuse", os.R_OK | os.W_OK):
             pytest.skip("/dev/fuse is missing or may not be opened")
-        (folder / "mq").mkdir()
-        away = Away(folder, "--mount", str(folder / "mq"), "--allow-other")
+        away = Server.at(folder, "--allow-other", mount=True)
         try:
             with away.connect() as client:
                 client.group("g", create=True, ctl=["ring all"]).create("open", "closed")
@@ -253,8 +252,7 @@ def test_ring_says_who_attaches() -> None:
     with short_folder() as folder:
         if not os.access("/dev/fuse", os.R_OK | os.W_OK):
             pytest.skip("/dev/fuse is missing or may not be opened")
-        (folder / "mq").mkdir()
-        away = Away(folder, "--mount", str(folder / "mq"), "--allow-other")
+        away = Server.at(folder, "--allow-other", mount=True)
         try:
             with away.connect() as client:
                 group = client.group("g", create=True)
@@ -350,11 +348,11 @@ def test_a_ring_ends_whose_clients_a_setting_excludes() -> None:
 
 def test_its_file_comes_and_goes_with_the_server() -> None:
     with short_folder() as folder:
-        away = Away(folder)
+        away = Server.at(folder)
         file = folder / "socket.ring"
         assert stat.S_ISSOCK(file.stat().st_mode)
         assert file.stat().st_mode & 0o777 == 0o666
-        away.process.kill()
+        away.kill()
         assert file.exists()
         away.start()  # over what the killed one left
         with Caller(away) as caller:
@@ -364,7 +362,7 @@ def test_its_file_comes_and_goes_with_the_server() -> None:
         assert not (folder / "store" / "keeper").exists()
         file.write_text("mine")
         away.start()
-        assert "no rings for clients" in away.process.text()
+        assert "no rings for clients" in away.text()
         with away.connect(transport="auto") as client:
             client.group("g", create=True).publish("s", b"by 9P")
         with away.connect(transport="ring") as client, pytest.raises(errors.Unsupported, match="no server with rings"):
@@ -376,10 +374,10 @@ def test_its_file_comes_and_goes_with_the_server() -> None:
 def test_the_end_of_the_server_is_the_end_of_the_connection() -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with short_folder() as folder:
-            away = Away(folder)
+            away = Server.at(folder)
             with Caller(away) as caller, Caller(away) as silent:
                 assert caller.ask(attach="", version=protocol.VERSION)
-                away.process.stop(number)
+                away.stop(number)
                 assert caller.socket.recv(100) == b""
                 with contextlib.suppress(ConnectionResetError):  # it was not even accepted yet
                     assert silent.socket.recv(100) == b""
@@ -436,7 +434,7 @@ def test_who_says_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 silent, busy = await inside.call(), await inside.call()
                 await busy.send(b'{"open":"sesame"}')
                 assert b"BadRequest" in await busy.recv(1_000)
-                with trio.fail_after(10):
+                with trio.fail_after(HANG_S):
                     assert await silent.recv(100) == b""
                     assert await busy.recv(100) == b""
                 assert "generation" in await inside.attach()
@@ -463,7 +461,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert said["error"] == "OverLimit"
                 assert "at most 3 attachments to rings a user, 6 in all" in said["text"]
                 inside.calls[0].close()
-                with trio.fail_after(10):
+                with trio.fail_after(HANG_S):
                     while (await inside.attach()).get("error") == "OverLimit":
                         await trio.sleep(0.01)
                 await inside.stop()
@@ -471,13 +469,13 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     trio.run(main)
 
 
-def test_a_client_that_goes_lets_go_of_its_ring(away: Away) -> None:
+def test_a_client_that_goes_lets_go_of_its_ring(away: Server) -> None:
     """limits.ATTACHMENTS is of those that are there."""
     for _ in range(3):
         with contextlib.ExitStack() as stack:
             callers = [stack.enter_context(Caller(away)) for _ in range(limits.ATTACHMENTS)]
             first = callers[0]
-            until(
+            eventually(
                 partial(lambda caller: "group" in caller.ask(attach="g", version=protocol.VERSION), first),
                 "others gone",
             )
@@ -493,11 +491,5 @@ def test_a_path_longer_than_an_address() -> None:
         deep.mkdir()
         address = f"unix!{deep}/s"
         assert len(f"{deep}/s") <= 107 < len(f"{deep}/s.ring")
-        away = Away.__new__(Away)
-        away.folder, away.options, away.transport, away.address = folder, (), "ring", address
-        away.start()
-        try:
-            with mqfs.connect(address, transport="ring") as client:
-                assert client.group("g", create=True).publish("s", b"x", sequence=True) == 1
-        finally:
-            away.close()
+        with Server("--listen", address, cwd=folder), mqfs.connect(address, transport="ring") as client:
+            assert client.group("g", create=True).publish("s", b"x", sequence=True) == 1

@@ -16,7 +16,8 @@ from mqfs import ring
 from mqfs.errors import Disconnected, DiskFailed, MqfsError, ReadOnly
 from mqfs.ring.server.keeper_link import KeeperLink
 from tests.rings.crowd import log_of
-from tests.server.process import Running
+from tests.support.eventually import HANG_S
+from tests.support.server import Server
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 
@@ -42,7 +43,7 @@ sys.exit(main())
 def test_a_failing_disk(tmp_path: Path, call: str) -> None:
     address, options = f"unix!{tmp_path / 's'}", ["--store", "store", "--listen", "unix!s"]
     program = [sys.executable, "-c", SERVER, call, "serve"]
-    server = Running(*options, cwd=tmp_path, program=program)
+    server = Server(*options, cwd=tmp_path, program=program)
     try:
         with mqfs.connect(address, transport="ring") as client:
             group = client.group("a", create=True, ctl=["replay all", "sync always"])
@@ -60,7 +61,7 @@ def test_a_failing_disk(tmp_path: Path, call: str) -> None:
             threads = [threading.Thread(target=commit, args=(turn,), daemon=True) for turn in range(4)]
             for thread in threads:
                 thread.start()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + HANG_S
             for thread in threads:
                 thread.join(max(deadline - time.monotonic(), 0))
                 assert not thread.is_alive(), "a committed wait hangs"
@@ -74,7 +75,7 @@ def test_a_failing_disk(tmp_path: Path, call: str) -> None:
         assert "Traceback" not in server.text(), server.text()
     finally:
         server.kill()
-    server = Running(*options, cwd=tmp_path)
+    server = Server(*options, cwd=tmp_path)
     try:
         log: dict[int, Any] = log_of(address, "a")
         assert log[told[0] or 0] == ("s", "before")

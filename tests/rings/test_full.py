@@ -20,16 +20,19 @@ import pytest
 import mqfs
 from mqfs import errors, ring
 from mqfs.ring.server.keeper_link import KeeperLink
-from tests.campaign import seed, size
-from tests.crash.liar import LyingDisk
 from tests.rings import crowd
-from tests.rings.rig import Keeper, Rig, keeper
+from tests.rings.rig import Keeper, Rig
 from tests.rings.story import Story, small
-from tests.rings.test_any_moment import SYNCS, _quiet
-from tests.server.process import Running, until
+from tests.rings.test_any_moment import SYNCS
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S, eventually
+from tests.support.lying_disk import LyingDisk
+from tests.support.server import Server
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
-__all__ = ["_quiet", "keeper"]
+pytestmark = [
+    pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING),
+    pytest.mark.usefixtures("quiet"),
+]
 
 TAKES_ROOM = ("allocate", "create", "mkdir")
 
@@ -159,7 +162,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", folder]).returncode:
         pytest.skip("a tmpfs cannot be mounted: needs root")
     yield folder
-    until(lambda: not subprocess.run(["umount", folder], capture_output=True).returncode, "the keeper has left")
+    eventually(lambda: not subprocess.run(["umount", folder], capture_output=True).returncode, "the keeper has left")
 
 
 @pytest.mark.timeout(120)
@@ -167,7 +170,7 @@ def test_a_really_full_disk(small_disk: Path, tmp_path: Path) -> None:
     """A real server that is stopped while it is: the keeper holds the ring, and the next server takes it."""
     address, options = f"unix!{tmp_path / 's'}", ["--store", str(small_disk / "store"), "--listen", "unix!s"]
     ballast = small_disk / "ballast"
-    server = Running(*options, cwd=tmp_path)
+    server = Server(*options, cwd=tmp_path)
     try:
         ballast.write_bytes(bytes(6 << 20))
         with mqfs.connect(address, transport="ring") as client:
@@ -180,8 +183,8 @@ def test_a_really_full_disk(small_disk: Path, tmp_path: Path) -> None:
             assert waiting.is_alive()
             assert server.stop() == 0
             ballast.unlink()
-            server = Running(*options, cwd=tmp_path)
-            waiting.join(20)
+            server = Server(*options, cwd=tmp_path)
+            waiting.join(HANG_S)
             assert not waiting.is_alive()
             log = crowd.log_of(address, "a")
             assert [sequence for sequence, _ in zip(log, told, strict=False)] == told

@@ -28,20 +28,20 @@ from mqfs import errors, limits, ring
 from mqfs.ninep.blocking import connect
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
-from tests.anyone import NOBODY, python_for_anyone
-from tests.campaign import seed, size
-from tests.crash.liar import LyingDisk
 from tests.crash.script import PATH
-from tests.ninep.support import eventually
-from tests.patience import patient
 from tests.rings.crowd import Member, check, check_followers, log_of
-from tests.rings.rig import ME, Client, Rig, keeper
+from tests.rings.rig import ME, Client, Rig
 from tests.rings.story import small
-from tests.rings.test_any_moment import _quiet
-from tests.server.process import Running
+from tests.support.anyone import NOBODY, python_for_anyone
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.lying_disk import LyingDisk
+from tests.support.server import Server
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
-__all__ = ["_quiet", "keeper"]
+pytestmark = [
+    pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING),
+    pytest.mark.usefixtures("quiet"),
+]
 
 SEATS_AT, SEAT_BYTES = 768, 128
 HEAD_END = SEATS_AT + SEAT_BYTES * 3  # of what is in use: the other seats are free
@@ -305,7 +305,7 @@ def test_a_ring_that_cannot_be_resumed(keeper: Any, word: str) -> None:
 def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int]) -> None:
     address = f"unix!{tmp_path / 's'}"
     arguments = ["--store", "store", "--listen", address]
-    server = Running(*arguments, cwd=tmp_path)
+    server = Server(*arguments, cwd=tmp_path)
     try:
         for number in ("SIGKILL", "SIGTERM"):
             with mqfs.connect(address, transport="ring") as client:
@@ -321,7 +321,7 @@ def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int
                         other.group("g").publish("s", "by file")
                         assert server.process.poll() is None, server.text()
             getattr(server, "kill" if number == "SIGKILL" else "stop")()
-            server = Running(*arguments, cwd=tmp_path)
+            server = Server(*arguments, cwd=tmp_path)
         with mqfs.connect(address, transport="9p") as client:
             bodies = [message.body for message in client.group("g").history()]
         assert bodies == [b"before SIGKILL", b"before SIGTERM", b"by file"]
@@ -364,7 +364,7 @@ def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     os.chmod(folder, 0o755)
     address, server = f"unix!{folder}/s", None
     try:
-        server = Running("--store", "store", "--listen", address, cwd=folder,
+        server = Server("--store", "store", "--listen", address, cwd=folder,
                          program=[sys.executable, "-c", SCRIBBLED, "serve"])  # fmt: skip
         os.chmod(folder / "s", 0o777)
         for door in folder.glob("s?*"):
@@ -417,11 +417,11 @@ def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.rmtree(folder)
 
 
-def scribble(address: str, server: Running, dice: random.Random, wanted: int) -> int:
+def scribble(address: str, server: Server, dice: random.Random, wanted: int) -> int:
     """Bursts of stores into ring after ring of `mine`. How many rings there were."""
     done = rings = 0
     with connect(address) as tree:
-        tree.socket.settimeout(patient(60.0))
+        tree.socket.settimeout(HANG_S)
         while done < wanted:
             with mqfs.connect(address, transport="ring", reconnect=False) as client:
                 group = client.group("mine")

@@ -16,8 +16,9 @@ import pytest
 
 from mqfs import limits, ring
 from mqfs.ring.server.keeper_link import KeeperLink
-from tests.anyone import NOBODY, python_for_anyone
-from tests.server.process import environment, until
+from tests.support.anyone import NOBODY, python_for_anyone
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import environment
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 
@@ -43,7 +44,7 @@ def store(tmp_path: Path) -> Iterator[Path]:
     yield folder
     folder.mkdir(exist_ok=True)
     KeeperLink(str(folder)).quit()
-    until(lambda: keepers(folder) == [], "the keeper is gone")
+    eventually(lambda: keepers(folder) == [], "the keeper is gone")
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_it_is_small_and_apart(store: Path, link: KeeperLink) -> None:
     assert os.stat(store / "keeper").st_mode & 0o777 == 0o600
     [pid] = keepers(store)
     assert taken(store)
-    until(lambda: len(os.listdir(f"/proc/{pid}/fd")) == 7, "it has seen that we left")
+    eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) == 7, "it has seen that we left")
     assert os.getsid(pid) == pid
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
     targets = [os.readlink(f"/proc/{pid}/fd/{fd}").split(":")[0] for fd in os.listdir(f"/proc/{pid}/fd")]
@@ -129,7 +130,7 @@ def test_it_is_small_and_apart(store: Path, link: KeeperLink) -> None:
     assert int(status.split("VmRSS:")[1].split()[0]) < 12 << 10
     os.close(secret)
     link.quit()
-    until(lambda: keepers(store) == [], "it ended")
+    eventually(lambda: keepers(store) == [], "it ended")
 
 
 def test_a_killed_keeper_is_noticed_and_told_again(
@@ -147,7 +148,7 @@ def test_a_killed_keeper_is_noticed_and_told_again(
         link.look()
         return keepers(store) not in ([], [old])
 
-    until(another, "there is another one")
+    eventually(another, "there is another one")
     assert taken(store) == {(1, 7): b"here"}
     assert "keeper was gone" in caplog.text
     [old] = keepers(store)
@@ -160,7 +161,7 @@ def test_it_ends_with_the_store(store: Path) -> None:
     kill(server(store))
     assert len(keepers(store)) == 1
     shutil.rmtree(store)
-    until(lambda: keepers(store) == [], "it ended")
+    eventually(lambda: keepers(store) == [], "it ended")
 
 
 def test_it_ends_when_it_holds_nothing_and_nobody_speaks_to_it(store: Path, link: KeeperLink) -> None:
@@ -169,7 +170,7 @@ def test_it_ends_when_it_holds_nothing_and_nobody_speaks_to_it(store: Path, link
     link.drop(1, 1)
     assert len(keepers(store)) == 1
     link.close()
-    until(lambda: keepers(store) == [], "it ended")
+    eventually(lambda: keepers(store) == [], "it ended")
     assert list(store.iterdir()) == []
 
 
@@ -234,7 +235,7 @@ def test_noise(store: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         folder = os.open(store, os.O_RDONLY)
         sock.connect(f"/proc/self/fd/{folder}/keeper")
-        sock.settimeout(20)
+        sock.settimeout(HANG_S)
         for noise in (b"keep", b"keep 1.1", b"x" * 200, b"\0", b"drop"):
             sock.send(noise)
             assert sock.recv(200).startswith(b"no:") or noise == b"drop"
@@ -243,7 +244,7 @@ def test_noise(store: Path) -> None:
         os.close(folder)
     assert len(taken(store)) == 2
     [pid] = keepers(store)
-    until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= 8, "nothing of it stays open")
+    eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= 8, "nothing of it stays open")
 
 
 def test_without_a_folder_it_says_so_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,10 +16,11 @@ import pytest
 from mqfs import ring
 from mqfs.ninep.blocking import connect
 from mqfs.ring.server.keeper_link import KeeperLink
-from tests.campaign import seed, size
 from tests.rings import crowd
-from tests.server.process import Running, mqfs, unmount
 from tests.server.test_kill import Campaign, Writer
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S
+from tests.support.server import Server, mqfs, unmount
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 
@@ -41,12 +42,12 @@ class Rings(Campaign):
     def __init__(self, folder: Path, dice: random.Random, sync: str) -> None:
         super().__init__(folder, dice)
         self.sync = sync
-        self.server: Running | None = None
+        self.server: Server | None = None
         self.acked: dict[str, int] = {}  # writers of files: the highest number that was acknowledged
         self.file_begun: dict[str, int] = {}
 
     def prepare(self) -> None:
-        server = Running(*self.options, cwd=self.folder)
+        server = Server(*self.options, cwd=self.folder)
         with connect(self.address) as client:
             client.mkdir("a")
             with client.open("a/ctl", "w") as ctl:
@@ -57,7 +58,7 @@ class Rings(Campaign):
 
     def go(self, rounds: int) -> tuple[int, int]:
         """(messages told, messages seen by the follower)"""
-        server = self.server = Running(*self.options, cwd=self.folder)
+        server = self.server = Server(*self.options, cwd=self.folder)
         with crowd.crowd(self.folder, self.address, "a", MODES) as members:
             for _ in range(rounds):
                 writers = [self.file_writer(number) for number in range(2)]
@@ -67,9 +68,9 @@ class Rings(Campaign):
                 server.kill()
                 if self.dice.random() < 0.3:
                     self.kill_while_it_starts()
-                server = self.server = Running(*self.options, cwd=self.folder)
+                server = self.server = Server(*self.options, cwd=self.folder)
                 for writer in writers:
-                    writer.join(30)
+                    writer.join(HANG_S)
                     assert not writer.is_alive(), "somebody waits for a server that is gone"
                     self.file_begun[writer.label] = writer.number + 1
                     self.acked[writer.label] = self.acked.get(writer.label, 0) + len(writer.acknowledged)
@@ -78,7 +79,7 @@ class Rings(Campaign):
                     member.end()
             log = crowd.log_of(self.address, "a")
             follower = next(member for member in members if member.mode == "follow")
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + HANG_S
             last = max(log)
             while follower.newest() < last:
                 assert time.monotonic() < deadline, f"the follower hangs at {follower.newest()}, and there are {last}"

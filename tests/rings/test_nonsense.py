@@ -19,15 +19,16 @@ import pytest
 
 from mqfs import errors, limits, ring
 from mqfs.model import Draft
-from tests.campaign import seed, size
-from tests.crash.liar import LyingDisk
 from tests.crash.script import PATH
-from tests.rings.rig import Client, Rig, keeper
+from tests.rings.rig import Client, Rig
 from tests.rings.story import small
-from tests.rings.test_any_moment import _quiet
+from tests.support.campaign import seed, size
+from tests.support.lying_disk import LyingDisk
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
-__all__ = ["_quiet", "keeper"]
+pytestmark = [
+    pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING),
+    pytest.mark.usefixtures("quiet"),
+]
 
 HEAD = struct.Struct("<IIQqIBBH")
 # Words of mqfs/ring/ring.h, by their place.

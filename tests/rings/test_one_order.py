@@ -18,14 +18,15 @@ import pytest
 from mqfs import errors, ring
 from mqfs.model import Draft
 from mqfs.wait import Wait
-from tests.campaign import seed, size
-from tests.crash.liar import LyingDisk
-from tests.rings.rig import ME, Client, Rig, keeper
-from tests.rings.test_any_moment import _quiet
-from tests.store.small import lowered
+from tests.rings.rig import ME, Client, Rig
+from tests.support.campaign import seed, size
+from tests.support.lying_disk import LyingDisk
+from tests.support.temp_store import lowered
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
-__all__ = ["_quiet", "keeper"]
+pytestmark = [
+    pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING),
+    pytest.mark.usefixtures("quiet"),
+]
 
 BIG = 1_044_480
 KINDS: list[list[str]] = [

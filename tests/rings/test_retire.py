@@ -17,18 +17,20 @@ from mqfs import errors, ring
 from mqfs.model import Draft
 from mqfs.ring import Ring
 from mqfs.ring.server.keeper_link import KeeperLink
-from tests.campaign import seed, size
-from tests.crash.liar import LyingDisk
-from tests.ring.actors import child, ended, stopped
 from tests.ring.stops import HALF, HOLDING, PUBLISHED, PUBLISHING
 from tests.rings import crowd
-from tests.rings.rig import ME, Client, Rig, keeper
-from tests.rings.test_any_moment import _quiet
-from tests.server.process import serving
-from tests.store.small import lowered
+from tests.rings.rig import ME, Client, Rig
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S
+from tests.support.forks import child, ended, stopped
+from tests.support.lying_disk import LyingDisk
+from tests.support.server import Server
+from tests.support.temp_store import lowered
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
-__all__ = ["_quiet", "keeper"]
+pytestmark = [
+    pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING),
+    pytest.mark.usefixtures("quiet"),
+]
 
 STALE, GONE = 7, 8  # exit statuses
 MODES = {
@@ -82,11 +84,11 @@ def test_a_publisher_that_stands_still(point: int, kind: str) -> None:
         stopped(pid)
         began = time.monotonic()
         if point in HOLDING:
-            rig.until(lambda: journal.why, 5.0)
+            rig.until(lambda: journal.why)
             assert time.monotonic() - began < 1.5
         else:
             journal.retire("test")
-        rig.until(lambda: journal.ended, 5.0)
+        rig.until(lambda: journal.ended)
         with pytest.raises(errors.Stale):
             client.ring.publish(16, b"late", b"", 1, 0, 0)
         again = rig.attach()
@@ -251,7 +253,7 @@ def test_under_load(tmp_path: Path) -> None:
     mount.mkdir()
     address = f"unix!{tmp_path / 's'}"
     seconds = max(3.0, size(30))
-    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path, mount=mount) as server:
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path, mount=mount) as server:
         group = mount / "a"
         group.mkdir()
         (group / "ctl").write_text("replay all\nsync 10ms\n")
@@ -281,7 +283,7 @@ def test_under_load(tmp_path: Path) -> None:
                     member.end()
             log = crowd.log_of(address, "a")
             follower = next(member for member in members if member.mode == "follow")
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + HANG_S
             while follower.newest() < max(log):
                 assert time.monotonic() < deadline, (
                     f"the follower hangs at {follower.newest()}, and there are {max(log)}"

@@ -16,7 +16,7 @@ from mqfs import limits
 from mqfs.engine.language.programs import Program, binding, is_program, parse
 from mqfs.errors import BadCommand
 from mqfs.syntax.quoting import quote
-from tests.campaign import size
+from tests.support.campaign import size
 
 ROOT = Path(__file__).resolve().parents[2]
 

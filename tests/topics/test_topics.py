@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mqfs import limits
 from mqfs.errors import BadCommand
 from mqfs.syntax.patterns import Patterns, check_pattern, compile_pattern, is_pattern
-from tests.campaign import size
+from tests.support.campaign import size
 
 # Every row: a pattern, names that match it, names that do not. The first two are the specification's own examples.
 TABLE = [

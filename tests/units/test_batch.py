@@ -10,10 +10,10 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.wait import Wait
-from tests.engine.conftest import ANNA, ROOT
-from tests.parked import parked
-from tests.queues.hand import read
-from tests.units.hand import frame
+from tests.support.batches import frame
+from tests.support.hand import ANNA, ROOT
+from tests.support.parked import parked
+from tests.support.queues import read
 
 MORE, INNER = 1, 2
 

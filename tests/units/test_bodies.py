@@ -11,8 +11,8 @@ import pytest
 
 from mqfs import errors
 from mqfs.wait import Wait
-from tests.queues.hand import read, say
-from tests.units.hand import Units, frame
+from tests.support.batches import Units, frame
+from tests.support.queues import read, say
 
 PIECES = [b"one ", b"two two ", b"three"]
 WHOLE = b"".join(PIECES)

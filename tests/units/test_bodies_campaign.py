@@ -11,8 +11,8 @@ import pytest
 
 from mqfs import errors
 from mqfs.wait import Wait
-from tests.campaign import seed, size
-from tests.units.hand import Units, frame
+from tests.support.batches import Units, frame
+from tests.support.campaign import seed, size
 from tests.units.test_bodies import body
 
 STEPS = 120

@@ -12,13 +12,13 @@ from mqfs import errors
 from mqfs.engine.tree.tree import Tree
 from mqfs.store.store import DiskStore
 from mqfs.wait import Wait
-from tests.campaign import seed, size
-from tests.clocks import ManualClock
-from tests.crash.liar import LyingDisk, Stopped
 from tests.crash.script import PATH
-from tests.engine.conftest import ROOT
-from tests.store.small import SMALL, lowered
-from tests.units.hand import Units
+from tests.support.batches import Units
+from tests.support.campaign import seed, size
+from tests.support.clock import ManualClock
+from tests.support.hand import ROOT
+from tests.support.lying_disk import LyingDisk, Stopped
+from tests.support.temp_store import SMALL, lowered
 
 After = Callable[[LyingDisk, random.Random], LyingDisk]
 COMMITS = 12

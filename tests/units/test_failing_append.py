@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from tests.campaign import seed
-from tests.crash.liar import LyingDisk, Stopped
-from tests.engine.conftest import ROOT
-from tests.store.small import SMALL, lowered
+from tests.support.campaign import seed
+from tests.support.hand import ROOT
+from tests.support.lying_disk import LyingDisk, Stopped
+from tests.support.temp_store import SMALL, lowered
 from tests.units.test_crash import Lying
 
 

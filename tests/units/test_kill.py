@@ -11,9 +11,10 @@ from pathlib import Path
 
 from mqfs.errors import MqfsError
 from mqfs.ninep.blocking import Client, connect
-from tests.campaign import seed, size
-from tests.client.conftest import Away, short_folder
-from tests.units.hand import frame
+from tests.support.batches import frame
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S
+from tests.support.server import Server, short_folder
 
 PRODUCERS = 3
 GONE = (OSError, EOFError, MqfsError)
@@ -77,7 +78,7 @@ def look(address: str) -> tuple[dict[str, list[list[int]]], dict[str, int]]:
 def test_killed_while_units_are_committed() -> None:
     luck = random.Random(seed())
     with short_folder() as folder:
-        server = Away(Path(folder))
+        server = Server.at(Path(folder))
         try:
             with connect(server.address) as client:
                 client.mkdir("g")
@@ -91,9 +92,9 @@ def test_killed_while_units_are_committed() -> None:
                 for producer in producers:
                     producer.start()
                 time.sleep(luck.uniform(0.02, 0.4))
-                server.again()
+                server.restart()
                 for producer in producers:
-                    producer.join(30)
+                    producer.join(HANG_S)
                 units, committed = look(server.address)
                 for producer in producers:
                     there = len(units.get(producer.label, []))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from mqfs import errors
-from tests.campaign import size
-from tests.engine.conftest import ROOT
-from tests.units.hand import Units, frame
+from tests.support.batches import Units, frame
+from tests.support.campaign import size
+from tests.support.hand import ROOT
 
 STREAMS = ("s", "t", "u")
 PARTS = ("p", "q", "r")

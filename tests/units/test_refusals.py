@@ -10,8 +10,8 @@ import pytest
 from mqfs import limits
 from mqfs.errors import MqfsError
 from mqfs.model import User
-from tests.engine.conftest import ANNA, BERT, ROOT
-from tests.units.hand import Units, frame
+from tests.support.batches import Units, frame
+from tests.support.hand import ANNA, BERT, ROOT
 
 FILES = ("ctl", ".cursor", ".put", ".batch", ".txn/ctl", ".txn/p/.batch", ".txn/p/.put", ".consumers/w", ".consumers/w")
 LONG = 60_000

@@ -12,9 +12,9 @@ from mqfs import errors, limits
 from mqfs.store.disk import Disk
 from mqfs.store.spool import DiskStaged, MemoryStaged
 from mqfs.wait import Wait
-from tests.engine.conftest import ANNA, BERT, ROOT
-from tests.queues.hand import read
-from tests.units.hand import Units, frame
+from tests.support.batches import Units, frame
+from tests.support.hand import ANNA, BERT, ROOT
+from tests.support.queues import read
 
 MORE, INNER = 1, 2
 

@@ -15,8 +15,8 @@ from mqfs.ninep.codec.messages import Rversion
 from mqfs.ninep.codec.notation import parse, show
 from mqfs.ninep.codec.wire import Framer, decode, encode
 from mqfs.ninep.server.session import Session
-from tests.ninep.support import ME, Raw, make_tree, open_handles, running
-from tests.parked import parked
+from tests.support.ninep import ME, Raw, make_tree, open_handles, running
+from tests.support.parked import parked
 
 FOLDER = Path(__file__).parent
 DIALOGUES = sorted(path.name for path in FOLDER.glob("*.txt"))

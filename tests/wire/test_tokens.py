@@ -17,9 +17,10 @@ from mqfs.net import tokens
 from mqfs.net.peer import Peer
 from mqfs.ninep import blocking
 from mqfs.ninep.server.session import Session
-from tests.ninep.support import Raw, make_tree
-from tests.server.process import mqfs as run
-from tests.server.process import serving, until
+from tests.support.eventually import eventually
+from tests.support.ninep import Raw, make_tree
+from tests.support.server import Server
+from tests.support.server import mqfs as run
 from tests.wire.test_dialogues import Dialogue, InMemory
 
 SECRET, OTHER = "a-secret-of-one-person", "0123456789abcdef"
@@ -54,7 +55,7 @@ def test_over_tcp(tmp_path: Path) -> None:
     me = str(os.geteuid())
     path = token_file(tmp_path, f"{me} {SECRET}\n1001 {OTHER}\n")
     options = ("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--tcp-user", "nobody")
-    with serving(*options, cwd=tmp_path) as server:
+    with Server(*options, cwd=tmp_path) as server:
         found = re.search(r"9P at (tcp!\S+)", server.text())
         assert found is not None
         with blocking.connect(found[1], token=SECRET) as client:
@@ -73,7 +74,7 @@ def test_over_tcp(tmp_path: Path) -> None:
 
 
 def test_a_server_without_tokens(tmp_path: Path) -> None:
-    with serving("--listen", "tcp!127.0.0.1!0", "--tcp-user", "nobody", cwd=tmp_path) as server:
+    with Server("--listen", "tcp!127.0.0.1!0", "--tcp-user", "nobody", cwd=tmp_path) as server:
         found = re.search(r"9P at (tcp!\S+)", server.text())
         assert found is not None
         with pytest.raises(Denied, match="server without tokens"):
@@ -82,7 +83,7 @@ def test_a_server_without_tokens(tmp_path: Path) -> None:
 
 def test_over_a_unix_socket_the_system_says_who_it_is(tmp_path: Path) -> None:
     address = f"unix!{tmp_path}/9p"
-    with serving("--listen", address, cwd=tmp_path), blocking.connect(address, token="whatever this is") as client:
+    with Server("--listen", address, cwd=tmp_path), blocking.connect(address, token="whatever this is") as client:
         client.mkdir("g")
 
 
@@ -135,7 +136,7 @@ def knock(address: str, *tokens: str) -> tuple[list[str], float]:
 
 def test_guessing_is_slow_and_ends(tmp_path: Path) -> None:
     path = token_file(tmp_path, f"{os.geteuid()} {SECRET}\n")
-    with serving("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--trace", cwd=tmp_path) as server:
+    with Server("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--trace", cwd=tmp_path) as server:
         found = re.search(r"9P at (tcp!\S+)", server.text())
         assert found is not None
         answers, took = knock(found[1], "wrong-but-long-enough", "also-wrong-and-long", OTHER)
@@ -143,14 +144,14 @@ def test_guessing_is_slow_and_ends(tmp_path: Path) -> None:
         assert took >= 2 * limits.TOKEN_DELAY_S
         answers, _ = knock(found[1], "wrong-but-long-enough", SECRET)
         assert [answer.split()[0] for answer in answers] == ["Rerror", "Rwrite"]
-        until(lambda: "permission denied: 3 wrong tokens" in server.text(), "it is logged")
+        eventually(lambda: "permission denied: 3 wrong tokens" in server.text(), "it is logged")
         assert all(secret not in server.text() for secret in (SECRET, OTHER, "long-enough"))
         assert "(a token)" in server.text()
 
 
 def test_who_does_not_wait_for_the_answer_to_a_wrong_token_is_let_go(tmp_path: Path) -> None:
     path = token_file(tmp_path, f"{os.geteuid()} {SECRET}\n")
-    with serving("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), cwd=tmp_path) as server:
+    with Server("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), cwd=tmp_path) as server:
         found = re.search(r"9P at (tcp!\S+)", server.text())
         assert found is not None
         host, port = found[1].split("!")[1:]

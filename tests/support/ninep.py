@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,22 +31,14 @@ from mqfs.ninep.server.session import Session
 from mqfs.seams import Committed
 from mqfs.store.memory import MemoryStore
 from mqfs.store.memory_log import MemoryAppender, MemoryBucket, MemoryLog, MemoryLogReader
+from tests.support.eventually import HANG_S
 
-DEADLINE_S = 30.0
 META = [".batch", ".consumers", ".cursor", ".errors", ".kept", ".put", ".stats", ".txn", ".who", "ctl", "order"]
 ME = User(os.getuid(), os.getgid())
 
 
 def make_tree(**options: Any) -> Tree:
     return Tree(MemoryStore(), SystemClock(), owner=ME, **options)
-
-
-def eventually(condition: Callable[[], Any], seconds: float = DEADLINE_S) -> None:
-    """Wait for a condition, from another thread than the server's."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.002)
 
 
 def open_handles(tree: Tree) -> int:
@@ -107,7 +98,7 @@ class Running:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._ready.wait(DEADLINE_S)
+        assert self._ready.wait(HANG_S)
         if self.error is not None:
             raise self.error
 
@@ -141,17 +132,17 @@ class Running:
     def stop(self) -> None:
         if self._thread.is_alive():
             self.token.run_sync_soon(self._stop.set)
-        self._thread.join(DEADLINE_S)
+        self._thread.join(HANG_S)
         assert not self._thread.is_alive()
         if self.error is not None:
             raise self.error
 
     def connect(self, **options: Any) -> blocking.Client:
-        return blocking.connect(self.address, timeout=DEADLINE_S, **options)
+        return blocking.connect(self.address, timeout=HANG_S, **options)
 
     def socket(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(DEADLINE_S)
+        sock.settimeout(HANG_S)
         sock.connect(self.address.removeprefix("unix!"))
         return sock
 

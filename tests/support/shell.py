@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pexpect
 
-DEADLINE_S = 60
+from tests.support.eventually import HANG_S
+
 PROMPT = r"<<(\d+)>>"
 JOB = re.compile(r"\[\d+\]")  # what an interactive shell tells of its jobs
 
@@ -32,7 +33,7 @@ class Shell:
             env={**known, "PS1": "<<$?>>", "PS2": "", **more},
             echo=False,
             encoding="utf-8",
-            timeout=DEADLINE_S,
+            timeout=HANG_S,
             use_poll=True,
         )
         self.terminal.delaybeforesend = None
@@ -44,7 +45,7 @@ class Shell:
         """Type a line, and do not wait for its end."""
         self.terminal.sendline(line)
 
-    def prompted(self, seconds: float = DEADLINE_S) -> bool:
+    def prompted(self, seconds: float = HANG_S) -> bool:
         """Has the prompt come within that time? Then `said` are the lines that came before it."""
         if self.terminal.expect([PROMPT, pexpect.TIMEOUT], timeout=seconds) != 0:
             return False
@@ -55,7 +56,7 @@ class Shell:
 
     def prompt(self) -> list[str]:
         """Wait for the prompt; the lines that came before it."""
-        assert self.prompted(), f"no prompt within {DEADLINE_S} s, but: {self.terminal.before!r}"
+        assert self.prompted(), f"no prompt within {HANG_S} s, but: {self.terminal.before!r}"
         return self.said
 
     def type(self, line: str) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tests.server.process import ROOT
+from tests.support import ROOT
 
 EVERYWHERE = shutil.ignore_patterns("__pycache__", ".*_cache")
 AT_THE_TOP = {".git", ".venv", ".cache", ".hypothesis", "mq", "store", "mqfs.sock", "mqfs.egg-info", "build"}

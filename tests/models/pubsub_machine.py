@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.model import WAIT, Model
+from tests.models.pubsub import WAIT, Model
 
 NAMES = st.sampled_from(["a", "b", "c"])
 BODIES = st.sampled_from([b"x", b"yy\n", b"one\ntwo\nthr", b"0123456789", b"\n", b"tail", b""])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mqfs.ring import Ring, attach
+from tests.support.eventually import eventually
 
 
 def fork(ring: Ring, act: Callable[[Ring], None]) -> int:
@@ -48,14 +48,6 @@ def child(ring: Ring, act: Callable[[Ring], None]) -> Iterator[int]:
             pass
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Return when that is true; an error if it is not in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.001)
-
-
 def state_of(pid: int) -> str:
     """One letter: T stopped, S asleep, R running, Z dead."""
     with open(f"/proc/{pid}/stat") as file:
@@ -63,4 +55,4 @@ def state_of(pid: int) -> str:
 
 
 def stopped(pid: int) -> None:
-    until(lambda: state_of(pid) == "T")
+    eventually(lambda: state_of(pid) == "T")

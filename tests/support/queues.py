@@ -16,8 +16,8 @@ from mqfs.model import User
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.wait import Wait
-from tests.clocks import ManualClock
-from tests.engine.conftest import ROOT, Hand
+from tests.support.clock import ManualClock
+from tests.support.hand import ROOT, Hand
 
 BIG = 1 << 20
 

@@ -2,7 +2,7 @@
 
 Slow and obvious on purpose. Every call returns bytes, a number, None, WAIT, or the name of an error; `answers` collects
 what waiting calls came to. After every step whatever can be served is served: readers first come first served, each
-with the best message that it may have. Plain readers of pub-sub streams are the other model's matter (tests/model.py).
+with the best message that it may have. Plain readers of pub-sub streams are the other model's matter, pubsub.py.
 """
 
 from __future__ import annotations

@@ -6,13 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mqfs.log import headers
 from mqfs.model import User
 from mqfs.wait import Wait
-from tests.engine.conftest import ROOT
-from tests.queues.hand import Queues
+from tests.support.hand import ROOT
+from tests.support.queues import Queues
 
 
 def frame(stream: str, body: bytes, **texts: str) -> bytes:
@@ -73,13 +71,3 @@ class Units(Queues):
         for name in self.group.streams:
             rows += self.kept(name)
         return [(row["stream"], row["body"]) for row in sorted(rows, key=lambda row: int(row["sequence"]))]
-
-
-@pytest.fixture(params=["memory", "disk"])
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Makes a group with those settings, over either store."""
-
-    def make(*lines: str) -> Units:
-        return Units(*lines, path=tmp_path / "store" if request.param == "disk" else None)
-
-    return make
