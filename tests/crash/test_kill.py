@@ -16,6 +16,7 @@ import pytest
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
 from tests.crash.test_damage import read
+from tests.support import ROOT
 from tests.support.campaign import seed, size
 from tests.support.temp_store import abandon
 
@@ -30,7 +31,7 @@ def _quiet() -> Iterator[None]:
 def killed(path: str, number: int, moment: int) -> list[bytes]:
     """The lines that a writer printed until it was killed behind that many bytes of output."""
     command = [sys.executable, "-m", "tests.crash.writer", path, str(number)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0, cwd=Path(__file__).parents[2]) as writer:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0, cwd=ROOT) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"ready\n"
         data = os.read(writer.stdout.fileno(), 1)

@@ -7,10 +7,12 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+from tests.support import ROOT
+
 STRICT = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
 LIMITED = "-DPy_LIMITED_API=0x030B0000"
 HERE = Path(__file__).resolve().parent
-RING = HERE.parents[1] / "mqfs" / "ring"
+RING = ROOT / "mqfs" / "ring"
 
 
 def compiler(*arguments: str | Path) -> None:

@@ -20,11 +20,11 @@ import pytest
 
 from mqfs import errors
 from mqfs.ring import Ring, _native, attach, crc32c, create
+from tests.support import ROOT
 from tests.support.campaign import seed, size
 from tests.support.forks import child, ended, fork
 
 SEALS = 0x1 | 0x2 | 0x4
-ROOT = Path(__file__).resolve().parents[2]
 LEAST = 1 << 16
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.ring import build
+from tests.support import ROOT
 from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S
 
-ROOT = Path(__file__).resolve().parents[2]
 NATIVE = sorted(path.parent for path in (ROOT / "mqfs").glob("*/_native.c"))
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.ring import build
+from tests.support import ROOT
 from tests.support.campaign import size
 
-ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["tests/gather", "tests/bulk"]
 LONG = [
     "tests/gather", "tests/bulk", "tests/ring", "tests/rings/test_nonsense.py", "tests/rings/test_hostile_memory.py",

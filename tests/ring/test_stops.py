@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.ring import build, stops
+from tests.support import ROOT
 from tests.support.eventually import HANG_S
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("name", "check", "arguments"), stops.checks())

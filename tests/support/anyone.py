@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 OURS = ("mqfs", "mq_cat", "mq_tools", "tests")
 NEEDED = (
     "attr", "attrs", "click", "google_crc32c", "idna", "lark", "outcome", "pyfuse3", "sniffio", "sortedcontainers",

@@ -16,9 +16,8 @@ from mqfs import limits
 from mqfs.engine.language.programs import Program, binding, is_program, parse
 from mqfs.errors import BadCommand
 from mqfs.syntax.quoting import quote
+from tests.support import ROOT
 from tests.support.campaign import size
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # A program, messages it selects, messages it does not: each is a name and a body.
 TABLE: list[tuple[str, list[tuple[str, bytes]], list[tuple[str, bytes]]]] = [
