@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.engine.delivery.subject import rows_of
 from tests.models.work_queue import WAIT, Model, consumer
-from tests.queues.subject import rows_of
 
 NAMES = st.sampled_from(["a", "b", "c"])
 WORKERS = ["u", "v", "w"]

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from mqfs import limits
-from tests.fuzz.hostile import KEYS, NAMES, TEXTS, Hostile
+from tests.ninep.hostile import KEYS, NAMES, TEXTS, Hostile
 from tests.spark.scene import Scene
 from tests.spark.test_sink import parts, write
 from tests.support.campaign import seed, size
