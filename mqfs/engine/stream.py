@@ -7,24 +7,27 @@ and the order of things between streams, are the group's.
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mqfs import errors
 from mqfs.ack_state import ACK, REQUEUE, step
 from mqfs.engine.delivery.consumer import UNTOUCHED, NeverConsumed, Taken
-from mqfs.engine.delivery.wait_list import PollList, WaitList
+from mqfs.engine.delivery.wait_list import PollList, PositionedReader, Waiting, WaitList
 from mqfs.engine.language.node import Numbered
-from mqfs.engine.log.group_log import AckSteps
+from mqfs.engine.log.group_log import AckSteps, GroupLog
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.blocked_writers import refuse_all
 from mqfs.engine.retention.kept_range import KeptRange
+from mqfs.engine.retention.retention import Retention
 from mqfs.group_state import StreamState
+from mqfs.seams import Clock
 from mqfs.wait import Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer, Crowd
-    from mqfs.engine.files.stream_file import StreamHandle
-    from mqfs.engine.group import Group
+    from mqfs.engine.delivery.consumer_registry import Consumers
+    from mqfs.engine.delivery.fanout import Fanout
+    from mqfs.engine.delivery.priority_index import PriorityIndex
 
 
 class Routes(NamedTuple):
@@ -37,6 +40,20 @@ class Routes(NamedTuple):
 
 
 NO_ROUTES = Routes(-1, (), (), ())
+
+
+class Host(Protocol):
+    """The group, as its streams need it."""
+
+    number: int
+    log: GroupLog
+    clock: Clock
+    waiting: Waiting
+    ranks: PriorityIndex
+    retention: Retention
+    fanout: Fanout
+    consumers: Consumers
+    routing_version: int
 
 
 class Stream(Numbered):
@@ -60,21 +77,21 @@ class Stream(Numbered):
         "written",
     )
 
-    def __init__(self, group: Group, state: StreamState) -> None:
+    def __init__(self, group: Host, state: StreamState) -> None:
         self.group = group
         self.state = state
         self.number = state.number
         self.removed = False
         self.opens = 0
-        self.readers: set[StreamHandle] = set()
+        self.readers: set[PositionedReader] = set()
         self.waits = WaitList(group.waiting)
         self.blocked: dict[Wait[int], WriteRequest] = {}
         self.pollers = PollList(group.waiting)
         self.kept: KeptRange = KeptRange(self, state, group.log, group.retention)
         self.written = 0
-        self.unused_since_ns = group.tree.clock.engine_ns()
+        self.unused_since_ns = group.clock.engine_ns()
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
-        self.default_consumer: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
+        self.default_consumer: Consumer | None = None  # of `deliver one`; see `own_consumer`
         self._routes = NO_ROUTES
 
     @property
@@ -82,13 +99,9 @@ class Stream(Numbered):
         return self.state.name
 
     @property
-    def parent(self) -> Group:
-        return self.group
-
-    @property
     def outlasts_readers(self) -> bool:
-        """Whether what it keeps after a start is told by what consumers have acknowledged, and not by `depth`."""
-        settings = self.group.settings
+        """Whether after a start it keeps what consumers have not acked, whatever `depth` says."""
+        settings = self.group.log.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
     # ------------------------------------------------------------ messages for one taker (`single`)
@@ -126,7 +139,7 @@ class Stream(Numbered):
             return set()
         group, floor = self.group, self.state.floor
         held = (s for s in self.default_consumer.singles if s >= floor and group.ranks.is_single(s))
-        return {s for s in held if s not in group.state.dropped and s not in group.retention.lapsed}
+        return {s for s in held if s not in group.log.state.dropped and s not in group.retention.lapsed}
 
     def first_exclusive(self) -> int:
         """The lowest sequence of one that must be kept: not claimed, or in flight; 0 where there is none."""
@@ -159,23 +172,23 @@ class Stream(Numbered):
 
     @property
     def _has_consumer(self) -> bool:
-        return self.default_consumer is not None or self.number in self.group.state.consumers
+        return self.default_consumer is not None or self.number in self.group.log.state.consumers
 
     @property
     def shared(self) -> bool:
         """Whether consumers alone are to have its messages, so that one goes when the last of them acknowledged it."""
         group = self.group
-        if group.settings.deliver == "one":
+        if group.log.settings.deliver == "one":
             return True
-        if group.settings.replay != "off" or not group.consumers:
+        if group.log.settings.replay != "off" or not group.consumers:
             return False
-        if self.name == group.settings.dead or group.fanout.has_live_readers((self,)):
+        if self.name == group.log.settings.dead or group.fanout.has_live_readers((self,)):
             return False
         return bool(self.consumers())
 
     def interested_consumers(self) -> tuple[Consumer | NeverConsumed | Taken, ...]:
         """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
-        if self.group.settings.deliver == "all":
+        if self.group.log.settings.deliver == "all":
             own = self.default_consumer
             if own is None or not own.singles:
                 return self.consumers()
@@ -201,8 +214,12 @@ class Stream(Numbered):
         return Routes(self.group.routing_version, crowds, tuple(members), tuple(c for c in members if c.state.backlog))
 
     @property
+    def bounded_consumers(self) -> tuple[Consumer, ...]:
+        return self.routes().bounded
+
+    @property
     def is_attended(self) -> bool:
-        """Whether a consumer is to be told of each of its messages."""
+        """Whether a consumer needs each of its messages."""
         routes, own = self.routes(), self.default_consumer
         if routes.bounded or (own is not None and own.crowd.waiting):
             return True

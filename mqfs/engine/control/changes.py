@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from mqfs.engine.group import Group
 from mqfs.engine.language import programs
+from mqfs.engine.language.settings import Settings
 from mqfs.engine.log.group_log import AckSteps
-from mqfs.engine.retention.cuts import plan_clear
+from mqfs.engine.retention.cuts import Cut, plan_clear, plan_cut
+from mqfs.engine.stream import Stream
 from mqfs.group_state import Change
+from mqfs.model import User
 from mqfs.syntax.patterns import compile_pattern
 
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.language.settings import Settings
-    from mqfs.engine.stream import Stream
-    from mqfs.model import User
+
+class Resetting(NamedTuple):
+    """What new settings come to."""
+
+    changes: list[Change]
+    cuts: dict[Stream, Cut]
 
 
 class Changes:
@@ -134,7 +139,7 @@ class Changes:
     def commit(self) -> None:
         """Record them, and put them in force. Raises DiskFailed, DiskFull, ReadOnly; then nothing of them holds."""
         group, settings = self._group, self._settings
-        change = group.plan_settings(settings, cut=not self._thinned) if settings != group.settings else None
+        change = plan_settings(group, settings, cut=not self._thinned) if settings != group.settings else None
         if change is not None:
             self._changes[:0] = change.changes
         if self._changes or self._steps:
@@ -148,3 +153,22 @@ class Changes:
         if change is not None and self._thinned:
             for stream in self._group.numbers.values():
                 group.retention.bound_depth(stream)
+
+
+def plan_settings(group: Group, settings: Settings, *, cut: bool) -> Resetting:
+    """What the log has to say, and, with `cut`, what a new `depth` cuts, when settings are put in force."""
+    now, floors = group.settings, dict[int, int]()
+    if (settings.replay, settings.ttl, settings.depth, settings.full) != (now.replay, now.ttl, now.depth, now.full):
+        # What the old settings did not keep any more must not come back under the new ones.
+        for stream in group.numbers.values():
+            stream.kept.update_low_watermark()
+            floors[stream.number] = stream.state.floor
+    cuts: dict[Stream, Cut] = {}
+    if cut and (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old":
+        mine = [stream for stream in group.numbers.values() if stream.name != settings.dead]
+        cuts = {stream: plan_cut(stream.kept, settings.depth) for stream in mine}
+        floors.update({stream.number: cut.floor for stream, cut in cuts.items()})
+    changes: list[Change] = [{"do": "ctl", "lines": settings.lines(given=True)}]
+    if kept_from := [[number, floor] for number, floor in floors.items() if floor]:
+        changes.insert(0, {"do": "floor", "floors": kept_from})
+    return Resetting(changes, cuts)

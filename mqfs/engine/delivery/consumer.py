@@ -110,10 +110,6 @@ class Consumer(Numbered):
         return self.state.number
 
     @property
-    def parent(self) -> object:
-        return self.group.folders[".consumers"]
-
-    @property
     def attributes(self) -> Attributes:
         return self.state
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Consumer, Crowd
 from mqfs.engine.delivery.priority_index import DeliveryAttributes
+from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.engine.log import multipart
 from mqfs.engine.log.timers import CONSUMERS, Alarm
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.meta_nodes import bits_for_writers
 from mqfs.group_state import Change, ConsumerState
 from mqfs.model import NEVER, Record, User
 from mqfs.syntax.quoting import quote
@@ -61,7 +61,7 @@ class Consumers(dict[str, Consumer]):
                 self.remove(consumer)
 
     def _recover(self, consumer: Consumer) -> None:
-        self.group.tree.faults.contain(self.group, f"starting consumer {consumer.name}", consumer.recover)
+        self.group.faults.contain(self.group, f"starting consumer {consumer.name}", consumer.recover)
 
     def every(self) -> list[Consumer]:
         """The named ones, and the nameless ones that are in use."""
@@ -335,7 +335,7 @@ class Consumers(dict[str, Consumer]):
         for consumer, due in list(self._due.items()):
             if due <= now_ns:
                 del self._due[consumer]
-                contain = self.group.tree.faults.contain
+                contain = self.group.faults.contain
                 if not contain(
                     self.group, f"ending leases and delays of {consumer.name}", partial(consumer.wake, now_ns)
                 ):

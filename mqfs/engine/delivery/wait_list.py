@@ -34,6 +34,12 @@ class Reader(Protocol):
         ...
 
 
+class PositionedReader(Reader, Protocol):
+    """One that reads a stream from a position on: the lowest sequence that it has not had."""
+
+    position: int
+
+
 class WaitList:
     """Readers, each with its reads, in the order in which they began to wait. Each gets every message."""
 

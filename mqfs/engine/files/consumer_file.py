@@ -14,8 +14,8 @@ from mqfs.engine.files.seek import position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, W, allowed, require
 from mqfs.engine.log import multipart
+from mqfs.engine.nodes.own_files import TakeFile
 from mqfs.engine.routing.message_filter import MessageFilter, select
-from mqfs.engine.tree.meta_nodes import TakeFile
 from mqfs.model import NEVER, Record, User
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import split
@@ -37,13 +37,13 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         if isinstance(node, Consumer) and node.state.private and node.receivers:
             raise errors.Busy(f"{node.name} is private, and open already")
         self.format = "raw"
-        self.selection = MessageFilter(node.group)
         self.until = NEVER
         self.shown: tuple[Record, int] | None = None  # the last message and its delivery count, for `info`
         self.current: list[int] = []  # what the last read claimed
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
         self.names = SentNames()
         super().__init__(node, user, reads, writes)
+        self.selection = MessageFilter(self.group)
 
     def _consumer(self) -> Consumer:
         return self.node if isinstance(self.node, Consumer) else self.node.stream.own_consumer()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.language.permissions import R, allowed
-from mqfs.engine.tree.meta_nodes import TakeFile
+from mqfs.engine.nodes.own_files import TakeFile
 from mqfs.model import Record, User
 from mqfs.wait import Step
 

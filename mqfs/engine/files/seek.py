@@ -1,21 +1,18 @@
 """Where `seek` leads: from a place in words to a sequence.
 
-Owns that search. Moves nothing; what may be shown is told by who asks.
+Owns that search. Moves nothing; the caller says which messages may be shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
 from mqfs import errors
+from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
 from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.engine.stream import Stream
 from mqfs.model import Record
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
 
 
 def position(

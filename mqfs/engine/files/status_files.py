@@ -6,18 +6,16 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import sees
 from mqfs.engine.stream import Stream
-
-if TYPE_CHECKING:
-    from mqfs.engine.files.handle import OpenFile
-    from mqfs.engine.group import Group
-    from mqfs.model import User
+from mqfs.model import User
 
 
 def stats(group: Group, user: User) -> str:
@@ -117,7 +115,7 @@ def _plain(group: Group) -> bool:
 def _place(stream: Stream) -> dict[str, int | None]:
     stream.kept.update_low_watermark()
     newest = stream.kept.newest_kept()
-    settings = stream.group.settings
+    settings = stream.group.log.settings
     bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
     return {
         "number": stream.number,
@@ -138,7 +136,7 @@ def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
         "waiting": stream.waits.count_reads(),
         "blocked": len(stream.blocked),
     }
-    if stream.group.settings.deliver == "one":
+    if stream.group.log.settings.deliver == "one":
         row["consumer"] = _consumer(stream.shown_consumer(), counts)
     return row
 

@@ -35,6 +35,10 @@ class Listing:
         self._hold(limits.LISTING_BYTES + len(nodes) * limits.LISTED_BYTES)
         self.nodes = nodes
 
+    @property
+    def parent(self) -> Node:
+        return self._tree.parent(self.node)
+
     def close(self) -> None:
         self.nodes = []
         self._hold(0)

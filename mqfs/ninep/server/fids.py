@@ -207,7 +207,7 @@ class OpenDirectory:
         if at == 0:
             return Entry(fid.node.qid, 1, DT_DIR, ".")
         if at == 1:
-            parent = fid.node if fid.node is fid.root else fid.node.parent
+            parent = fid.node if fid.node is fid.root else self._listing.parent
             return Entry(parent.qid, 2, DT_DIR, "..")
         node = nodes[at - 2]
         if node.removed:

@@ -111,7 +111,7 @@ def _flags(session: Session, fid: Fid, mode: int) -> int:
 
 
 def _may_remove(session: Session, fid: Fid, node: Any) -> None:
-    session.tree.access(fid.user, node.parent, os.W_OK)
+    session.tree.access(fid.user, session.tree.parent(node), os.W_OK)
 
 
 def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False) -> tuple[Qid, int]:
@@ -199,8 +199,8 @@ def remove_node(tree: Tree, fid: Fid) -> Step[None]:
     if node.removed:
         raise NotFound
     if node.directory:
-        return tree.rmdir(fid.user, node.parent, node.name)
-    return tree.unlink(fid.user, node.parent, node.name)
+        return tree.rmdir(fid.user, tree.parent(node), node.name)
+    return tree.unlink(fid.user, tree.parent(node), node.name)
 
 
 def remove(session: Session, request: m.Tremove) -> Fcall | Later:
@@ -283,7 +283,8 @@ def rename_node(session: Session, fid: Fid, name: str, to: Any = None) -> Step[N
         raise NotPermitted("the root group keeps its name")
     if node.removed:
         raise NotFound
-    return session.tree.rename(fid.user, node.parent, node.name, node.parent if to is None else to, name)
+    directory = session.tree.parent(node)
+    return session.tree.rename(fid.user, directory, node.name, directory if to is None else to, name)
 
 
 OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {

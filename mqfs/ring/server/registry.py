@@ -18,10 +18,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits, ring
-from mqfs.engine.group import Group
+from mqfs.engine.group import Group, Tree
 from mqfs.engine.language.permissions import R, W, X, require
 from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
-from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
@@ -442,8 +441,7 @@ class RingRegistry:
         return self._closing
 
     def _contain(self, journal: RingLog, what: str, act: Callable[[], None]) -> None:
-        assert self._tree is not None
-        self._tree.faults.contain(journal.group, what, act)
+        journal.group.faults.contain(journal.group, what, act)
 
     def _all(self) -> list[_Own]:
         return [*self._rings.values(), *self._ending.values()]

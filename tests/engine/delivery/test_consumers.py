@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
+from mqfs.engine.nodes.own_files import Meta
 from mqfs.model import User
 from mqfs.wait import Wait
 from tests.support.hand import ANNA, BERT, ROOT
@@ -823,7 +824,7 @@ def test_ctl_prints_consumers_so_that_they_can_be_made_again() -> None:
     q.consumer("'with blank'", "v", "transient")
     text = q.text("ctl")
     other: Any = q.mkdir("h")
-    handle = q.tree.open(ROOT, other.metas["ctl"], os.O_RDWR)
+    handle = q.tree.open(ROOT, Meta(other, "ctl"), os.O_RDWR)
     handle.write(text.encode())
     assert handle.read(BIG, 0) == text.encode()
 

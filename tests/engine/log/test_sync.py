@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
+from mqfs.engine.nodes.own_files import Meta
 from mqfs.engine.tree.tree import Tree
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
@@ -65,7 +66,7 @@ class Case:
         return step
 
     def stats(self) -> Any:
-        handle = self.tree.open(ROOT, self.group.metas[".stats"], os.O_RDONLY)
+        handle = self.tree.open(ROOT, Meta(self.group, ".stats"), os.O_RDONLY)
         return json.loads(handle.read(1 << 20))  # type: ignore[arg-type]
 
 
@@ -104,13 +105,13 @@ def test_one_sync_serves_all_who_wait_for_it(late: Case) -> None:
 
 def test_off_and_a_duration_do_not_wait(late: Case) -> None:
     for sync in (b"sync off\n", b"sync 1s\n"):
-        ctl = late.tree.open(ROOT, late.group.metas["ctl"], os.O_WRONLY)
+        ctl = late.tree.open(ROOT, Meta(late.group, "ctl"), os.O_WRONLY)
         late.settled(ctl.write(sync))
         assert late.writer.write(b"x") == 1
 
 
 def test_a_group_of_live_readers_never_waits_for_the_disk(late: Case) -> None:
-    ctl = late.tree.open(ROOT, late.group.metas["ctl"], os.O_WRONLY)
+    ctl = late.tree.open(ROOT, Meta(late.group, "ctl"), os.O_WRONLY)
     late.settled(ctl.write(b"replay off\n"))
     assert late.writer.write(b"x") == 1
 

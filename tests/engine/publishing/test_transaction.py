@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
+from mqfs.engine.nodes.txn_nodes import TxnFolder
 from mqfs.store.disk import Disk
 from mqfs.store.spool import DiskStaged, MemoryStaged
 from mqfs.wait import Wait
@@ -307,7 +308,7 @@ def test_who_may_not_enter_the_group_opens_no_part(made: Any) -> None:
     with pytest.raises(errors.Denied):
         u.part("p", ANNA)
     with pytest.raises(errors.Denied):
-        u.tree.mkdir(ANNA, u.group.folders[".txn"], "p", 0o755)
+        u.tree.mkdir(ANNA, TxnFolder(u.group), "p", 0o755)
 
 
 def test_who_owns_the_group_drops_anybodys_part(made: Any) -> None:
@@ -507,7 +508,7 @@ def test_commits_are_remembered_and_parts_are_gone_after_a_restart(tmp_path: Pat
     u.restart(clean=clean)
     assert u.log() == [("s", "1")]
     assert u.parts() == []
-    refused(errors.NotFound, "or the server was started anew", u, "commit x.6 q")
+    refused(errors.NotFound, "or the server was restarted", u, "commit x.6 q")
     u.stage("q", "s", b"again")
     u.say("commit x.5 q")
     assert u.log() == [("s", "1")]

@@ -10,6 +10,8 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.engine.control import actions
+from mqfs.engine.nodes.own_files import META_FILES, Folder, Meta
+from mqfs.engine.nodes.txn_nodes import TxnCtl, TxnFolder
 from mqfs.engine.publishing import transactions
 from mqfs.engine.tree import tree
 from mqfs.model import QTDIR, User
@@ -33,8 +35,8 @@ def test_bad_names(hand: Hand, name: str) -> None:
         lambda: tree.mkdir(ROOT, group, name, 0o777),
         lambda: tree.rename(ROOT, group, "old", group, name),
         lambda: tree.rename(ROOT, group, "old group", group, name),
-        lambda: tree.create(ROOT, group.folders[".consumers"], name, 0o666),
-        lambda: tree.mkdir(ROOT, group.folders[".txn"], name, 0o777),
+        lambda: tree.create(ROOT, Folder(group, ".consumers"), name, 0o666),
+        lambda: tree.mkdir(ROOT, TxnFolder(group), name, 0o777),
         lambda: hand.ctl(f"consumer {quote(name)}"),
         lambda: hand.ctl(f"consumer c {quote(name or '.')}"),  # '' is the whole group
         lambda: hand.ctl(f"bind {quote(name)} '#'"),
@@ -52,7 +54,7 @@ def test_bad_names(hand: Hand, name: str) -> None:
 @pytest.mark.parametrize("name", CONTROL)
 def test_producers_have_no_control_characters(hand: Hand, name: str) -> None:
     hand.stream("s")
-    commands = hand.tree.open(ROOT, hand.group.transactions.ctl, os.O_RDWR)
+    commands = hand.tree.open(ROOT, TxnCtl(hand.group), os.O_RDWR)
     with pytest.raises((errors.BadName, errors.BadCommand)):
         commands.write(f"commit {quote(f'{name}.1')}".encode())
     assert not hand.group.state.producers
@@ -73,16 +75,16 @@ def test_a_store_with_such_names_is_served_and_they_can_be_renamed_and_removed(t
             patch.setattr(module, "check_control", str, raising=False)
         q.stream(name)
         q.mkdir(name)
-        q.tree.create(ROOT, q.group.folders[".consumers"], name, 0o666)
+        q.tree.create(ROOT, Folder(q.group, ".consumers"), name, 0o666)
         if "\n" not in name:  # no command could ever say it
             q.ctl(f"bind {quote(f'view{name}')} x", f"dead {quote(name)}")
-            q.tree.open(ROOT, q.group.transactions.ctl, os.O_RDWR).write(f"commit {quote(f'{name}.1')}".encode())
+            q.tree.open(ROOT, TxnCtl(q.group), os.O_RDWR).write(f"commit {quote(f'{name}.1')}".encode())
     q.write(name, b"kept")
     q.restart()
     root, group = q.tree.root, q.group
     assert name in {node.name for node in q.tree.entries(ROOT, group)}
     assert json.loads(q.cursor("format json", "seek first").read(4096))["stream"] == name
-    commands = q.tree.open(ROOT, group.transactions.ctl, os.O_RDWR)
+    commands = q.tree.open(ROOT, TxnCtl(group), os.O_RDWR)
     assert commands.read(4096).count(b"\n") == ("\n" not in name)
     cursor = q.cursor("seek first")
     cursor.read(64)
@@ -91,7 +93,7 @@ def test_a_store_with_such_names_is_served_and_they_can_be_renamed_and_removed(t
     q.ctl("ttl 1h")
     q.tree.rename(ROOT, root, name, root, "other")
     q.tree.rename(ROOT, group, name, group, "other")
-    q.tree.unlink(ROOT, group.folders[".consumers"], name)
+    q.tree.unlink(ROOT, Folder(group, ".consumers"), name)
     for view in list(group.views):
         q.tree.unlink(ROOT, group, view)
     q.ctl("dead dead")
@@ -124,7 +126,7 @@ def test_rename(hand: Hand) -> None:
         hand.tree.rename(ROOT, hand.group, "c", hand.group, ".x")
     hand.tree.rename(ROOT, hand.tree.root, "other", hand.tree.root, "new")
     assert other.name == "new"
-    assert hand.tree.find(ROOT, "/new/ctl").parent is other
+    assert hand.tree.parent(hand.tree.find(ROOT, "/new/ctl")) is other
 
 
 def test_removing(hand: Hand) -> None:
@@ -154,7 +156,7 @@ def test_a_number_is_never_shared(hand: Hand) -> None:
     seen = set()
     for _ in range(5):
         stream, group = hand.stream("s"), hand.tree.mkdir(ROOT, hand.group, "d", 0o777)
-        for node in (stream, group, *group.metas.values()):
+        for node in (stream, group, *(Meta(group, name) for name in META_FILES)):
             assert node.qid.path not in seen
             seen.add(node.qid.path)
         assert group.qid.type == QTDIR
@@ -215,7 +217,7 @@ def test_in_a_sticky_group_files_are_removed_and_renamed_by_their_owner_or_the_g
     tree.setattr(ROOT, group, uid=BERT.uid)
     calls = {
         "stream": lambda user: tree.unlink(user, group, "stream"),
-        "consumer": lambda user: tree.unlink(user, group.folders[".consumers"], "consumer"),
+        "consumer": lambda user: tree.unlink(user, Folder(group, ".consumers"), "consumer"),
         "inner": lambda user: tree.rmdir(user, group, "inner"),
         "renamed": lambda user: tree.rename(user, group, "renamed", group, "other"),
         "renamed group": lambda user: tree.rename(user, group, "renamed group", group, "another"),
@@ -224,7 +226,7 @@ def test_in_a_sticky_group_files_are_removed_and_renamed_by_their_owner_or_the_g
     def make(user: User) -> None:
         for name in ("stream", "renamed"):
             tree.create(user, group, name, 0o666)
-        tree.create(user, group.folders[".consumers"], "consumer", 0o666)
+        tree.create(user, Folder(group, ".consumers"), "consumer", 0o666)
         for name in ("inner", "renamed group"):
             tree.mkdir(user, group, name, 0o777)
 
@@ -244,7 +246,7 @@ def test_in_a_sticky_group_files_are_removed_and_renamed_by_their_owner_or_the_g
 
 
 def test_attributes_of_meta_files(hand: Hand) -> None:
-    ctl = hand.group.metas["ctl"]
+    ctl = Meta(hand.group, "ctl")
     assert hand.tree.stat(ctl).mode & 0o777 == 0o644
     hand.tree.setattr(ROOT, ctl, mode=0o664, gid=1001)
     assert hand.tree.stat(ctl).mode & 0o777 == 0o664
@@ -350,7 +352,7 @@ def test_who_may_enter_a_group_and_not_list_it_sees_only_streams_that_he_may_rea
     hand.ctl("consumer plain", "consumer narrow secret")
     paths = ("open", "secret", ".consumers/narrow", ".kept/secret")
     held = [hand.tree.open(ROOT, hand.tree.find(ROOT, f"g/{path}"), os.O_RDONLY) for path in paths]
-    hand.tree.mkdir(ROOT, hand.group.folders[".txn"], "part", 0o755)
+    hand.tree.mkdir(ROOT, TxnFolder(hand.group), "part", 0o755)
     held.append(hand.tree.open(ROOT, hand.tree.find(ROOT, "g/.txn/part/secret"), os.O_WRONLY))
     ordered, waiting, every = (hand.open("order", user=user) for user in (ANNA, ANNA, ROOT))
     wait = waiting.read(64)

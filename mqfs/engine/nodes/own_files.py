@@ -6,18 +6,13 @@ own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mqfs import group_state, limits
+from mqfs.engine.group import Group
 from mqfs.engine.language.node import Numbered
+from mqfs.engine.stream import Stream
 from mqfs.errors import NotPermitted
 from mqfs.group_state import Attributes
 from mqfs.model import QTFILE, Qid
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
-
 
 META_FILES = {
     "ctl": (group_state.CTL, 0o644),
@@ -34,20 +29,18 @@ _KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay belo
 _TAKE_BITS = 3 << 30  # in the number of `.consumers/.STREAM`: stream numbers stay below 2**30
 
 
-def bits_for_writers(mode: int) -> int:
-    """r and w for each class that has w in `mode`."""
-    return sum(0o6 << shift for shift in (0, 3, 6) if mode >> shift & 0o2)
-
-
 class Own(Numbered):
-    """A file that is there as long as its group."""
+    """A file that is there as long as its group. Two of one number in a group are the same."""
 
     __slots__ = ()
     group: Group
+    number: int
 
-    @property
-    def parent(self) -> Group:
-        return self.group
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and (other.group, other.number) == (self.group, self.number)
+
+    def __hash__(self) -> int:
+        return hash((self.group, self.number))
 
     @property
     def removed(self) -> bool:
@@ -77,18 +70,18 @@ class OfStream:
 class Meta(Own):
     """One of a group's own files: `ctl`, `order`, `.stats`, ..."""
 
-    __slots__ = ("default_mode", "group", "name", "number", "unlinked")
+    __slots__ = ("default_mode", "group", "name", "number")
 
     def __init__(self, group: Group, name: str) -> None:
         self.group, self.name = group, name
-        self.unlinked = 0, 0  # the process that last removed it, and when on the engine's clock
         self.number, self.default_mode = META_FILES[name]
 
     def unlink(self, pid: int) -> None:
-        """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: it wants
-        to make the file anew (GNU tar), and would try for ever."""
-        (before, then), now = self.unlinked, self.group.tree.clock.engine_ns()
-        self.unlinked = pid, now
+        """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: GNU
+        tar removes a file to make it again, and would try for ever."""
+        unlinked, now = self.group.unlinked, self.group.clock.engine_ns()
+        before, then = unlinked.get(self.number, (0, 0))
+        unlinked[self.number] = pid, now
         if pid and pid == before and now - then < limits.UNLINK_AGAIN_S * 1e9:
             raise NotPermitted(f"{self.name} is always there; its process removed it a moment ago")
 
@@ -123,10 +116,6 @@ class SnapshotNode(OfStream):
         return self.stream.name
 
     @property
-    def parent(self) -> Folder:
-        return self.group.folders[".kept"]
-
-    @property
     def qid(self) -> Qid:
         return Qid(QTFILE, 0, self.group.number << 32 | _KEPT_BIT | self.stream.number)
 
@@ -144,10 +133,6 @@ class TakeFile(OfStream):
     @property
     def name(self) -> str:
         return f".{self.stream.name}"
-
-    @property
-    def parent(self) -> Folder:
-        return self.group.folders[".consumers"]
 
     @property
     def qid(self) -> Qid:
