@@ -194,7 +194,7 @@ class Transition:
     is_counted: bool = False  # as a failed delivery
 
 
-# The life of a message at a consumer: a table of the documents, walked by tests/engine/test_life_of_a_message.py.
+# A message at a consumer: a table of the documents, walked by tests/engine/delivery/test_life_of_a_message.py.
 LIFE = (
     Transition(State.READY, "read, with `ack next` or at a consumer", State.IN_FLIGHT, Op.CLAIM),
     Transition(State.READY, "read, with `ack read`", State.UNCONFIRMED, Op.ACK),

@@ -55,7 +55,7 @@ class Tree(Protocol):
     staging: Staging
     dirty_groups: set[Group]
     memory: Shares
-    processes: ProcessWatcher | None  # set by a front end that knows who reads
+    processes: ProcessWatcher | None  # set by a front end that knows the reading process
     closing: bool
 
     @property
@@ -163,7 +163,7 @@ class Group:
         for change in changes:
             self.routing_version += change["do"] in _RESHAPE
             if change["do"] in _LOOSENS:
-                self.retention.loosened()
+                self.retention.retention_changed()
         if self.ring is not None:
             self.ring.changed(changes)
         self.catalog_version += 1
@@ -225,7 +225,7 @@ class Group:
     # ------------------------------------------------------------ what is to be done at some time
 
     def start(self) -> None:
-        """After the log was read: time goes on for what waits for it."""
+        """Start timers of delayed messages and consumers, after the log was read."""
         self.faults.contain(self, "finding delayed messages", self.held.start)
         self.faults.contain(self, "starting its consumers", self.consumers.start)
 

@@ -78,7 +78,7 @@ class Stream(Numbered):
         self.written = 0
         self.unused_since_ns = group.clock.engine_ns()
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
-        self.default_consumer: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
+        self.default_consumer: Consumer | None = None  # of `deliver one`; see `own_consumer`
         self._routes = NO_ROUTES
 
     @property
@@ -87,7 +87,7 @@ class Stream(Numbered):
 
     @property
     def outlasts_readers(self) -> bool:
-        """Whether what it keeps after a start is told by what consumers have acknowledged, and not by `depth`."""
+        """Whether after a start it keeps what consumers have not acked, whatever `depth` says."""
         settings = self.group.log.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
@@ -200,7 +200,7 @@ class Stream(Numbered):
 
     @property
     def is_attended(self) -> bool:
-        """Whether a consumer is to be told of each of its messages."""
+        """Whether a consumer needs each of its messages."""
         routes, own = self.routes(), self.default_consumer
         if routes.bounded or (own is not None and own.reads.is_waiting):
             return True

@@ -278,7 +278,7 @@ class Consumers(dict[str, Consumer]):
         if self._group.numbers[record.stream].name == self._log.settings.dead:
             return  # nothing bounds dead letters
         if self._log.settings.full == "drop-new":
-            if consumer.backlog.exceeds(0) and not multipart.goes_on(record):
+            if consumer.backlog.exceeds(0) and not multipart.has_next_part(record):
                 consumer.skip(record)
             return
         while consumer.backlog.exceeds(0) and (oldest := next(consumer.backlog.unclaimed(), None)) is not None:

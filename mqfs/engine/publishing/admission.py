@@ -21,7 +21,7 @@ from mqfs.wait import Step, Wait
 
 
 class Admission(enum.Enum):
-    """What becomes of a write."""
+    """Whether a write is appended, discarded or parked."""
 
     APPEND = enum.auto()
     DISCARD = enum.auto()
@@ -58,14 +58,14 @@ class Batch(Protocol):
 
     lacking: Stream | None  # in which it waits for room
 
-    def verdict(self) -> Admission: ...
+    def admit(self) -> Admission: ...
 
-    def carry_out(self) -> Step[int]: ...
+    def append(self) -> Step[int]: ...
 
 
 @attrs.define
 class WriteRequest:
-    """What is to be written to a stream, as one batch: by one write(2), `.put`, or the engine itself."""
+    """Messages to append to a stream as one batch: of one write(2), `.put`, or the engine itself."""
 
     kind: int
     bodies: Sequence[bytes]
@@ -118,8 +118,8 @@ def has_room(kept: KeptRange, messages: int, size: int) -> bool:
 
 
 def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Stream | None:
-    """Of a write with so many messages for each stream: one of the streams for which a consumer has no room by its own
-    bound, under `full block`. Raises StreamFull under `full reject`."""
+    """A stream for which a consumer has no room, by its `backlog` under `full block`. `messages`: of the write, by
+    stream. Raises StreamFull under `full reject`."""
     covered_by: dict[Consumer, list[Stream]] = {}
     for stream in messages if settings.full in ("reject", "block") else ():
         for consumer in stream.bounded_consumers:

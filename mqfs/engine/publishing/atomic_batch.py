@@ -26,7 +26,7 @@ from mqfs.wait import Step
 T = TypeVar("T")
 
 MESSAGE = int(Kind.MESSAGE)
-_TOLD = 64  # messages announced before it is looked whether anyone still waits
+_DELIVERED = 64  # messages delivered between two looks whether anyone still waits
 _ROUNDS = 16  # of cutting the oldest stretch of the log
 
 
@@ -41,7 +41,7 @@ class StreamTotals:
 
 @attrs.frozen
 class Source:
-    """Messages as blanks (mqfs/log/batch.py). `pieces`: read anew each time, for they may be too many to be held."""
+    """Messages as blanks (mqfs/log/batch.py). `pieces` reads them each time: they may be too many for memory."""
 
     messages: int
     room: int  # bytes they take in a log
@@ -112,12 +112,12 @@ class AtomicBatch:
         request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self)
         return self.publisher.blocked.park(self.lacking, request)
 
-    def verdict(self) -> Admission:
+    def admit(self) -> Admission:
         """Whether it can go on, having waited. Raises what refuses it now."""
         self.lacking = self._guarded(self._admit)
         return Admission.APPEND if self.lacking is None else Admission.WAIT
 
-    def carry_out(self) -> Step[int]:
+    def append(self) -> Step[int]:
         return self._guarded(self._append)
 
     def _guarded(self, call: Callable[[], T]) -> T:
@@ -183,7 +183,7 @@ class AtomicBatch:
         elif self.messages or self.changes:
             self._count(publisher.log.append_batch(CombinedBatch(self.sources), self.changes))
         if self.first:
-            self._tell(self.first)
+            self._deliver(self.first)
         if self.done is not None:
             self.done()
         publisher.mark_dirty()
@@ -196,12 +196,12 @@ class AtomicBatch:
         for stream, tally in self.tallies.items():
             stream.kept.appended_many(first + tally.last, tally.messages, tally.size)
 
-    def _tell(self, first: int) -> None:
+    def _deliver(self, first: int) -> None:
         publisher, streams = self.publisher, {stream.number: stream for stream in self.tallies}
         rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
         drafts = enumerate(CombinedBatch(self.sources).messages(), first)
-        # Who was told waits no more, and cannot begin to before this returns.
-        while (self.ranked or publisher.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _TOLD))):
+        # A reader that was served has left the wait list, and cannot rejoin before this returns.
+        while (self.ranked or publisher.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _DELIVERED))):
             for sequence, draft in some:
                 stream = streams[draft.stream]
                 publisher.deliver(stream, sequence, draft.body, draft.headers)
@@ -214,7 +214,7 @@ class AtomicBatch:
                 publisher.retention.bound_depth(stream)
 
     def _count_only(self, rest: dict[Stream, StreamTotals]) -> None:
-        """As `announce` for each message, where only what is counted changes."""
+        """Update counters only; no reader is waiting."""
         publisher = self.publisher
         for stream, tally in rest.items():
             stream.kept.mtime_ns = publisher.log.end.last_ns

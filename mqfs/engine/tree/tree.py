@@ -65,7 +65,7 @@ class Tree:
         self.dirty_groups = self._maintenance.dirty
         self.closing = False
         self._prepare = prepare
-        self.processes: ProcessWatcher | None = None  # set by a face that knows who reads
+        self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
         self.open_files = OpenFiles()
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
@@ -388,11 +388,11 @@ class Tree:
         self._maintenance.tick(self.root)
 
     def run_timers(self) -> None:
-        """What was to be done by now: delayed messages, leases, retries."""
+        """Ring the timers that are due: delayed messages, leases, retries."""
         self.timers.run(self.clock.engine_ns())
 
     def close(self) -> None:
-        """Answer everyone who waits: reads with end-of-file, writers without room with an error. Claims go back."""
+        """Answer all parked calls: reads with end-of-file, writers without room with an error. Claims are released."""
         self.closing = True
         for group in self.groups.values():
             self.faults.contain(group, "answering its readers", partial(self._close_streams, group))
