@@ -78,7 +78,7 @@ class Publisher:
         counts.written += 1
         counts.written_bytes += size
         self.mark_dirty()
-        if sequence + 1 >= consumers.next_end:
+        if sequence + 1 >= consumers.read_ends.next:
             self.fanout.deliver(stream, Record(sequence, time_ns, stream.number, MESSAGE, 0, b"", body))
         return log.after_data_sync(size)
 

@@ -32,7 +32,7 @@ class Sharer(Protocol):
 
     def is_acked(self, sequence: int) -> bool: ...
 
-    def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The parts of [first, last] that are acked."""
         ...
 
@@ -212,7 +212,7 @@ class KeptRange:
         last = self.log.end.next if end is None else end - 1
         common = [(first, last)]
         for consumer in self._owner.interested_consumers():
-            common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
+            common = [run for begin, stop in common for run in consumer.acked_in(begin, stop)]
         return common
 
     def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:

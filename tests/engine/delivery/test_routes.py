@@ -122,14 +122,14 @@ class Campaign:
         name = self.random.choice(list(group.streams))
         stream = group.streams[name]
         waiting = {c: wait for c, wait in self.waits.items() if isinstance(wait, Wait) and not wait.settled}
-        theirs = {c for c in waiting if group.consumers[c].covers(stream)}
+        theirs = {c for c in waiting if group.consumers[c].coverage.covers(stream)}
         self.queues.write(name, b"x")
         assert {c for c, wait in waiting.items() if wait.settled} == theirs
 
     def look(self) -> None:
         consumers = self.queues.group.consumers
         for stream in self.queues.group.streams.values():
-            covering = [consumer for consumer in consumers.values() if consumer.covers(stream)]
+            covering = [consumer for consumer in consumers.values() if consumer.coverage.covers(stream)]
             assert sorted(stream.consumers(), key=id) == sorted(covering, key=id)
             bounded = [consumer for consumer in covering if consumer.state.backlog]
             assert sorted(stream.routes().bounded, key=id) == sorted(bounded, key=id)
