@@ -5,6 +5,7 @@ Owns what a dead letter looks like. When a message becomes one is the consumer's
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,11 +14,11 @@ from mqfs.ack_state import ACK, step
 from mqfs.engine.delivery.catalog import Group, Stream
 from mqfs.engine.delivery.priority_index import PriorityIndex
 from mqfs.engine.log import multipart
-from mqfs.engine.log.group_log import AckSteps
+from mqfs.engine.log.group_log import AckSteps, GroupLog
 from mqfs.group_state import Attributes, Change, ConsumerState
-from mqfs.log import headers
-from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.model import Draft, Kind, LazyBatch, Record, User
+from mqfs.log import batch, headers
+from mqfs.log.record_batch import RecordBatch, Source
+from mqfs.model import Kind, Record, User
 
 _RECORD_BYTES = 100  # of the records, beside body and headers
 
@@ -69,8 +70,8 @@ def append_dead_letter(
     head = headers.encode(texts)
     first = multipart.first_of(group.log, record)
     if slot <= first < record.sequence:
-        copies = MultipartCopy(group, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
-        sequence = _append_parts(group, stream, copies, acks=acks)
+        copies, size = _copies(group.log, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
+        sequence = _append_parts(group, stream, copies, size, acks=acks)
         _deliver_parts(group, stream, copies, sequence)
         return
     group.retention.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
@@ -102,64 +103,40 @@ def _open_to(origin: Attributes, letters: Attributes) -> int:
     return user << 6 | group << 3 | other
 
 
-class MultipartCopy(LazyBatch):
-    """The parts of a body, copied to another stream; read from the log each time. `texts`: their headers; `part` is
-    each one's own."""
+def _copies(
+    log: GroupLog, number: int, first: int, last: int, to: Stream, texts: Mapping[str, str]
+) -> tuple[RecordBatch, int]:
+    """The parts of a body, copied to another stream, and the bytes of the body. `texts`: their headers; `part` is each
+    one's own."""
 
-    def __init__(self, group: Group, number: int, first: int, last: int, to: Stream, texts: Mapping[str, str]) -> None:
-        self._group, self._number, self._first, self._last = group, number, first, last
-        self._to, self._texts = to, texts
-        self.taking = last - first + 1
-        self.size = self.room = 0  # of the bodies; in the log
-        for draft in self:
-            self.size += len(draft.body)
-            self.room += padded(HEAD_BYTES + len(draft.headers) + len(draft.body))
-
-    def followed_by(self, tail: Sequence[Draft]) -> BatchWithTail:
-        return BatchWithTail(self, tail)
-
-    def __len__(self) -> int:
-        return self._last - self._first + 1
-
-    def __iter__(self) -> Iterator[Draft]:
-        for record in multipart.parts(self._group.log, self._number, self._first, self._last):
+    def pieces() -> Iterator[bytes]:
+        for record in multipart.parts(log, number, first, last):
             part = headers.decode(record.headers).get(headers.PART, "")
-            head = headers.encode({**self._texts, headers.PART: part})
-            yield Draft(Kind.MESSAGE, self._to.number, record.body, head)
+            head = headers.encode({**texts, headers.PART: part})
+            yield batch.concatenate([("", head, record.body)], {}).data
+
+    source = Source(last - first + 1, sum(map(len, pieces())), array("I", [to.number]), pieces)
+    return RecordBatch([source]), log.metrics.count(number, first, last + 1)[1]
 
 
 def _append_parts(
-    group: Letters, stream: Stream, copies: MultipartCopy, changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()
+    group: Letters,
+    stream: Stream,
+    copies: RecordBatch,
+    size: int,
+    changes: Sequence[Change] = (),
+    acks: Sequence[AckSteps] = (),
 ) -> int:
     """Append them, and with them changes and steps, without delivery. Returns the first one's sequence."""
-    group.retention.reserve_room(copies.room + _RECORD_BYTES)
+    group.retention.reserve_room(copies.stored_bytes + _RECORD_BYTES)
     first = group.log.append_batch(copies, changes, acks)
-    stream.kept.appended_many(first + len(copies) - 1, len(copies), copies.size)
+    stream.kept.appended_many(first + len(copies) - 1, len(copies), size)
     return first
 
 
-def _deliver_parts(group: Letters, stream: Stream, copies: MultipartCopy, first: int) -> None:
-    for sequence, draft in enumerate(copies, first):
+def _deliver_parts(group: Letters, stream: Stream, copies: RecordBatch, first: int) -> None:
+    for sequence, draft in enumerate(copies.messages(), first):
         group.publisher.deliver(stream, sequence, draft.body, draft.headers)
-
-
-class BatchWithTail(LazyBatch):
-    """Parts, and other records behind them."""
-
-    def __init__(self, copies: LazyBatch, also: Sequence[Draft]) -> None:
-        self._copies, self._also = copies, also
-        self.taking = copies.taking
-        self.room = copies.room + sum(padded(HEAD_BYTES + len(draft.body)) for draft in also)
-
-    def followed_by(self, tail: Sequence[Draft]) -> BatchWithTail:
-        return BatchWithTail(self, tail)
-
-    def __len__(self) -> int:
-        return len(self._copies) + len(self._also)
-
-    def __iter__(self) -> Iterator[Draft]:
-        yield from self._copies
-        yield from self._also
 
 
 def redrive(group: Letters, name: str | None, most: int | None) -> int:
@@ -215,12 +192,12 @@ def _send_parts_back(
     group: Letters, dead: Stream, record: Record, last: Record, origin: Stream, texts: dict[str, str]
 ) -> None:
     more = {key: value for key, value in texts.items() if key not in headers.LETTER}
-    copies = MultipartCopy(group, dead.number, record.sequence, last.sequence, origin, more)
+    copies, size = _copies(group.log, dead.number, record.sequence, last.sequence, origin, more)
     sequences = list(range(record.sequence, last.sequence + 1))
     change: Change = {"do": "drop", "stream": dead.number, "sequences": sequences}
     if dead.kept.first_kept() == record.sequence:
         change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
-    sequence = _append_parts(group, origin, copies, [change])
+    sequence = _append_parts(group, origin, copies, size, [change])
     _deliver_parts(group, origin, copies, sequence)
     group.retention.note_change()
     dead.kept.recount()
