@@ -15,6 +15,8 @@ from mqfs.model import Record
 class Coverage:
     """Of one consumer. `stream`: the one whose default consumer it is; None: it has a name and `state.over`."""
 
+    __slots__ = ("_filter", "_filter_version", "_group", "_held", "_own", "_ranks", "exclusives_only", "stream")
+
     def __init__(
         self, group: Group, ranks: PriorityIndex, own: ConsumerState, stream: Stream | None, held: set[int]
     ) -> None:
