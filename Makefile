@@ -1,7 +1,7 @@
 # make check   lint, types, import contracts, fast tests          make test    all that CI runs
 # make soak    the long campaigns whole (hours)                   make bench   the figures of benchmarks/README.md
 python = $${MQFS_VENV:-.venv}/bin/python
-slow = tests/spark_cluster tests/fuse tests/interop tests/crash tests/server tests/docs tests/examples tests/tools tests/bench
+slow = tests/spark_cluster tests/fuse tests/interop tests/server tests/docs tests/examples tests/tools tests/bench
 
 check: setup
 	$(python) -m pytest -q $(addprefix --ignore=,$(slow))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
-from tests.queues.hand import Queues
+from tests.support.queues import Queues
+from tests.support.server import end_keepers
 
 # `nohup script/test &` starts us with these ignored, and a child would go on ignoring them; but tests interrupt their
 # children. What has a handler is the default again in a child.
@@ -23,14 +22,7 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 def no_keeper_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What holds the rings of servers that were killed, and never started again, ends with the tests."""
     yield
-    base = os.fsencode(tmp_path_factory.getbasetemp())
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(word.endswith(b"/rings/holder.py") for word in words) and words[-2].startswith(base + b"/"):
-            os.kill(int(pid), signal.SIGTERM)
+    end_keepers(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(autouse=True)

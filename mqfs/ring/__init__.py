@@ -1,7 +1,7 @@
 """The ring: shared memory in which processes of one machine publish and follow a group's records.
 
 Owns the shared memory and what processes do in it (docs/explanation/ring.md). Never touches the store and knows no
-streams' names, permissions or limits: the server follows the ring and keeps those. The work is done in C (`_native.c`);
+streams' names, permissions or limits: the server follows the ring and keeps those. The work is done in C (`module.c`);
 where that part was not built everything else works, and using a name of this module raises errors.Unsupported.
 """
 

@@ -13,9 +13,9 @@ from mqfs.errors import MqfsError
 from mqfs.model import User
 from mqfs.seams import Store
 from mqfs.wait import Wait
-from tests.clocks import ManualClock
-from tests.model import WAIT
-from tests.parked import parked
+from tests.models.pubsub import WAIT
+from tests.support.clock import ManualClock
+from tests.support.parked import parked
 
 USER = User(uid=0, gid=0)
 

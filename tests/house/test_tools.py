@@ -12,8 +12,8 @@ import pytest
 
 from mqfs.engine.language.settings import USAGE, Settings
 from mqfs.engine.nodes.own_files import META_FILES
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 
 

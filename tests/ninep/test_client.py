@@ -19,7 +19,8 @@ from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
 from mqfs.ninep.codec.wire import encode
-from tests.ninep.support import DEADLINE_S, META, Running, eventually, make_tree, open_handles, running
+from tests.support.eventually import eventually
+from tests.support.ninep import HANG_S, META, Running, make_tree, open_handles, running
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_blocking(server: Running, tree: Tree, dialect: Dialect) -> None:
         waiting.start()
         eventually(lambda: tree.waits.used == 1)
         writer.write(b"more")
-        waiting.join(DEADLINE_S)
+        waiting.join(HANG_S)
         assert answers == [b"more"]
         assert one.list("a") == [*META, "s"]
         found = one.stat("a/s")
@@ -101,7 +102,7 @@ def test_blocking_errors(server: Running, dialect: Dialect) -> None:
             stream.write(bytes(limits.MSIZE_DEFAULT))
         assert len(server.server.connections) == 1
         (connection,) = server.server.connections
-        assert list(connection.session.fids) == [0]
+        assert list(connection.session.fids.by_number) == [0]
 
 
 def test_what_was_begun_is_not_mixed_up_with_what_is_asked_meanwhile(server: Running) -> None:
@@ -129,7 +130,7 @@ def test_many_at_once(server: Running) -> None:
         assert [each.name for each in found if isinstance(each, Stat)] == [f"g{number}" for number in range(0, 200, 2)]
         assert one.together([]) == []
         (connection,) = server.server.connections
-        assert list(connection.session.fids) == [0]
+        assert list(connection.session.fids.by_number) == [0]
 
 
 def test_a_file_that_is_forgotten_in_the_middle_of_a_call_is_let_go_with_the_next(server: Running) -> None:
@@ -141,14 +142,14 @@ def test_a_file_that_is_forgotten_in_the_middle_of_a_call_is_let_go_with_the_nex
             return super().encode(encoding, errors)
 
     with server.connect() as one:
-        one.socket.settimeout(10)
+        one.socket.settimeout(HANG_S)
         files = [one.open("ctl")]
         walk = one.do(_ask(Twalk(0, 0, 77, (Name("order"),))))
         assert len(walk.qids) == 1
         (connection,) = server.server.connections
-        assert len(connection.session.fids) == 3
+        assert len(connection.session.fids.by_number) == 3
         one.do(_ask(Tclunk(0, 77)))
-        assert list(connection.session.fids) == [0]
+        assert list(connection.session.fids.by_number) == [0]
 
 
 def _ask(request: Any) -> Any:
@@ -162,7 +163,7 @@ def test_time_out_keeps_what_came(server: Running, tree: Tree, dialect: Dialect)
             reader.receive(timeout=0.05)
         assert tree.waits.used == 0
         writer.write(b"later")
-        assert reader.receive(timeout=DEADLINE_S) == b"later"
+        assert reader.receive(timeout=HANG_S) == b"later"
         reader.close()
         writer.close()
 
@@ -177,7 +178,7 @@ def test_message_that_overtakes_its_flush_is_kept(server: Running) -> None:
             writer.write(f"{number}".encode())
             two._flush(reader.channel, tag)
             kept += reader.channel.kept is not None
-            assert reader.receive(timeout=DEADLINE_S) == f"{number}".encode()
+            assert reader.receive(timeout=HANG_S) == f"{number}".encode()
         assert kept == 20
         reader.close()
         writer.close()

@@ -14,7 +14,9 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.tools.mount import DEADLINE_S, Server, environment, mq, mq_cat, mq_work, say, tool
+from tests.support.eventually import HANG_S
+from tests.support.server import Server
+from tests.support.tools import environment, mq, mq_cat, mq_work, say, tool
 
 
 def said(*arguments: object, **more: Any) -> str:
@@ -131,7 +133,7 @@ def test_put_for_later(server: Server) -> None:
     ],
 )
 def test_put_that_makes_no_sense(server: Server, words: list[str], text: str) -> None:
-    group = server.mount / "nonsense"
+    group = server.path / "nonsense"
     if not group.exists():
         server.group("nonsense", streams=["s"])
     assert text in refused(2, "put", group / "s", *words)
@@ -144,7 +146,7 @@ def test_put_that_is_refused(server: Server) -> None:
     assert "a group (expected a stream)" in refused(1, "put", group, "x")
     for name in ("ctl", "order", ".stats"):
         assert "a file of the group (expected a stream)" in refused(1, "put", "--make", group / name, "x")
-    assert "no such group" in refused(1, "put", server.mount / "nothing" / "s", "x")
+    assert "no such group" in refused(1, "put", server.path / "nothing" / "s", "x")
     assert "not in a tree" in refused(1, "put", "/etc/passwd", "x")
 
 
@@ -216,12 +218,12 @@ def test_ls(server: Server) -> None:
 
 def test_ls_finds_the_tree(server: Server) -> None:
     group = server.group("find", streams=["s"])
-    assert "find/" in listed(server.mount)
-    assert "find/" in listed(f"{server.mount}/")
-    assert "find/" in listed(env={"MQFS": str(server.mount)})
+    assert "find/" in listed(server.path)
+    assert "find/" in listed(f"{server.path}/")
+    assert "find/" in listed(env={"MQFS": str(server.path)})
     assert "find/" in listed(cwd=group, env=environment(PYTHONSAFEPATH="1"))
-    assert "find/" in listed(cwd=server.mount.parent)
-    assert "s" in listed("find", env={"MQFS": str(server.mount)})
+    assert "find/" in listed(cwd=server.path.parent)
+    assert "s" in listed("find", env={"MQFS": str(server.path)})
     assert "missing argument GROUP" in refused(1, "ls", cwd="/")
     assert "no tree mounted there" in refused(1, "ls", env={"MQFS": "/etc"})
     assert "a stream (expected a group)" in refused(1, "ls", group / "s")
@@ -261,7 +263,7 @@ def test_purge(server: Server) -> None:
 
 
 def terminal(*words: object) -> pexpect.spawn:
-    settings = {"env": environment(TERM="xterm"), "timeout": DEADLINE_S, "encoding": "utf-8", "use_poll": True}
+    settings = {"env": environment(TERM="xterm"), "timeout": HANG_S, "encoding": "utf-8", "use_poll": True}
     spawned = pexpect.spawn("mq", [*map(str, words)], dimensions=(24, 120), **settings)
     spawned.delaybeforesend = None
     return spawned

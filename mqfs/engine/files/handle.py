@@ -93,7 +93,7 @@ class PartialRead:
         self.can_push_back = False  # `body[given:]` could not be delivered: it is next, whatever the offset
 
     def rest(self, count: int, offset: int, sequential: bool) -> bytes | None:
-        """What is still to be had of it at that offset; None: the next message."""
+        """The rest of the message at that offset; None: the next message is due."""
         if self.can_push_back:
             self.can_push_back, self.start = False, offset - self.given
             return self._give(count)

@@ -1,6 +1,6 @@
 """Where `seek` leads: from a place in words to a sequence.
 
-Owns that search. Moves nothing; what may be shown is told by who asks.
+Owns that search. Moves nothing; the caller says which messages may be shown.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class SnapshotHandle(OpenFile):
         return self._ends[-1] if self._ends else 0
 
     def _copy_all(self) -> None:
-        """What is damaged is left out: readers of the stream are told."""
+        """Damaged messages are left out: readers of the stream get the error."""
         pieces = []
         for sequence in self._sequences:
             with contextlib.suppress(errors.Damaged):

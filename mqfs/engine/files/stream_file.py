@@ -1,4 +1,4 @@
-"""A stream, open: writing to it, and under `deliver all` reading it. Who takes is in consumer_file.py.
+"""A stream, open: writing to it, and under `deliver all` reading it. Claiming handles are in consumer_file.py.
 
 Owns unfinished lines, and the place of a reader in its stream.
 """

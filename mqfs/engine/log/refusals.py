@@ -1,6 +1,6 @@
 """Why writes to a group's files were refused, for `.errors`.
 
-Owns the last ones of each user: who is refused often pushes out nobody else's.
+Owns the last ones of each user: the refusals of one user never push out those of another.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class Meta(Own):
         self.number, self.default_mode = META_FILES[name]
 
     def unlink(self, pid: int) -> None:
-        """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: it wants
-        to make the file anew (GNU tar), and would try for ever."""
+        """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: GNU
+        tar removes a file to make it again, and would try for ever."""
         unlinked, now = self.group.unlinked, self.group.clock.engine_ns()
         before, then = unlinked.get(self.number, (0, 0))
         unlinked[self.number] = pid, now

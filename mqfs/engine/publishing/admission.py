@@ -9,6 +9,7 @@ from typing import Protocol
 import attrs
 
 from mqfs import errors
+from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.wait_list import PollList
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.engine.log.counts import Counts
@@ -20,7 +21,7 @@ from mqfs.wait import Step, Wait
 
 
 class Admission(enum.Enum):
-    """What becomes of a write."""
+    """Whether a write is appended, discarded or parked."""
 
     APPEND = enum.auto()
     DISCARD = enum.auto()
@@ -35,7 +36,8 @@ class Consumer(Protocol):
     @property
     def name(self) -> str: ...
 
-    def exceeds_backlog(self, messages: int) -> bool: ...
+    @property
+    def backlog(self) -> Backlog: ...
 
 
 class Stream(Owner, Protocol):
@@ -56,14 +58,14 @@ class Batch(Protocol):
 
     lacking: Stream | None  # in which it waits for room
 
-    def verdict(self) -> Admission: ...
+    def admit(self) -> Admission: ...
 
-    def carry_out(self) -> Step[int]: ...
+    def append(self) -> Step[int]: ...
 
 
 @attrs.define
 class WriteRequest:
-    """What is to be written to a stream, as one batch: by one write(2), `.put`, or the engine itself."""
+    """Messages to append to a stream as one batch: of one write(2), `.put`, or the engine itself."""
 
     kind: int
     bodies: Sequence[bytes]
@@ -116,14 +118,14 @@ def has_room(kept: KeptRange, messages: int, size: int) -> bool:
 
 
 def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Stream | None:
-    """Of a write with so many messages for each stream: one of the streams for which a consumer has no room by its own
-    bound, under `full block`. Raises StreamFull under `full reject`."""
+    """A stream for which a consumer has no room, by its `backlog` under `full block`. `messages`: of the write, by
+    stream. Raises StreamFull under `full reject`."""
     covered_by: dict[Consumer, list[Stream]] = {}
     for stream in messages if settings.full in ("reject", "block") else ():
         for consumer in stream.bounded_consumers:
             covered_by.setdefault(consumer, []).append(stream)
     for consumer, covered in covered_by.items():
-        if consumer.exceeds_backlog(sum(messages[stream] for stream in covered)):
+        if consumer.backlog.exceeds(sum(messages[stream] for stream in covered)):
             if settings.full == "block":
                 return covered[0]
             raise errors.StreamFull(f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog")

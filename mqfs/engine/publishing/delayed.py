@@ -1,7 +1,7 @@
 """Messages that wait on disk for their time (`.put` with `delay` or `at`).
 
 Owns them until they are due. One lies in the log under the number of `.put`, so in no stream; when it is due it is
-appended anew to its stream, and in the same unit acknowledged here: it is in one place or the other, after a crash too,
+appended again, to its stream, and acknowledged here in the same batch. After a crash it is in one place or the other,
 and in its stream it stands where it could first be read.
 """
 
@@ -151,13 +151,13 @@ class DelayedMessages:
         return step(ACK, before + 1, sequence)
 
     def drop(self, sequences: list[int]) -> None:
-        """These are not wanted any more."""
+        """Drop these."""
         if sequences:
             self._log.acknowledge_all(self.drop_steps(sequences))
             self.dropped(sequences)
 
     def drop_steps(self, sequences: list[int]) -> list[AckSteps]:
-        """What is to be recorded so that these are not wanted any more."""
+        """The steps that drop these."""
         own = self._log.state.nameless(PUT)
         assert own is not None
         return [(own, self._step(sequence)) for sequence in sequences]

@@ -56,8 +56,8 @@ class Publisher:
         self.blocked = BlockedWriters(self.admit, self.append_admitted)
 
     def write_plain(self, stream: Stream, body: bytes) -> Step[int]:
-        """As `write`, of one message without headers. Where nothing bounds the stream and nobody waits it is a straight
-        line: every call here is paid by every message."""
+        """As `write`, of one message without headers. A straight line where nothing bounds the stream and no
+        reader waits: every message pays for every call here."""
         size, log, consumers = len(body), self.log, self.consumers
         bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded
         if bounded or stream.removed or log.end.failed is not None:
@@ -78,7 +78,7 @@ class Publisher:
         counts.written += 1
         counts.written_bytes += size
         self.mark_dirty()
-        if sequence + 1 >= consumers.next_end:
+        if sequence + 1 >= consumers.read_ends.next:
             self.fanout.deliver(stream, Record(sequence, time_ns, stream.number, MESSAGE, 0, b"", body))
         return log.after_data_sync(size)
 
@@ -108,7 +108,7 @@ class Publisher:
     def admit(self, stream: Stream, request: WriteRequest) -> Admission:
         """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
         if request.unit is not None:
-            return request.unit.verdict()
+            return request.unit.admit()
         if request.kind != MESSAGE or self._is_duplicate(request):
             return Admission.APPEND
         settings = self.log.settings
@@ -123,7 +123,7 @@ class Publisher:
     def append_admitted(self, stream: Stream, request: WriteRequest) -> Step[int]:
         """Append and deliver; the step comes to `request.total` when the group's `sync` is kept."""
         if request.unit is not None:
-            return request.unit.carry_out()
+            return request.unit.append()
         if request.id is not None and (known := self._ids.find_duplicate(request.id)):
             if request.on_sequence is not None:
                 request.on_sequence(known)

@@ -1,8 +1,7 @@
-"""Messages that other processes published to a group's ring, and the log now holds.
+"""Messages that other processes published to a group's ring, once the log holds them.
 
-Owns what the rest of the engine is to know of them: they are counted, bounded by `depth` and handed to who waits, in
-their order. Where nobody waits that is done for all of them at once. How they came
-into the log is mqfs/ring/server/ring_log.py.
+Counts them, bounds them by `depth` and delivers them in their order; without a waiting reader all of them at once.
+mqfs/ring/server/ring_log.py appends them.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
     for stream in streams:
         _count(group, stream, rows)
     group.publisher.mark_dirty()
-    _tell(group, streams, data, base, rows)
+    _deliver(group, streams, data, base, rows)
     if group.publisher.log.settings.depth is not NO_DEPTH:
         for stream in streams:
             group.publisher.retention.bound_depth(stream)
 
 
 def count_unstored(group: Group, rows: Columns) -> None:
-    """Plain messages that nobody is there for: they are counted, and nowhere."""
+    """Count plain messages that no reader is present for: they are not stored."""
     for number, messages in Counter(rows.streams).items():
         stream = group.numbers.get(number)
         if stream is not None:
@@ -72,9 +71,9 @@ def _count(group: Group, stream: Stream, rows: Columns) -> None:
     group.publisher.counts.written_bytes += size
 
 
-def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
-    """Who is told of one of them waits no more, and cannot begin to before this returns. Where a consumer cannot note
-    what it was given the others are told all the same; then raises what the first met."""
+def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
+    """Deliver them one by one. A served reader has left the wait list, and cannot rejoin before this returns. Where a
+    consumer cannot record its claim the others are served all the same; then raises the first error."""
     failed: errors.MqfsError | None = None
     for n, number in enumerate(rows.streams):
         if not group.publisher.fanout.is_awaited(streams):
@@ -95,6 +94,6 @@ def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Co
 
 
 def has_live_readers(group: Group, rows: Columns) -> bool:
-    """Whether somebody is there who reads live messages like these, waiting or not."""
+    """Whether a reader of live messages is present on one of their streams, waiting or not."""
     streams = [s for n in set(rows.streams) if (s := group.numbers.get(n)) is not None]
     return bool(group.publisher.fanout.has_live_readers(streams))

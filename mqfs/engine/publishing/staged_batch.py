@@ -93,7 +93,7 @@ class StagedBatch:
             self._borders.append(self.staged.size)
 
     def pieces(self) -> Iterator[bytes]:
-        """Its messages as blanks, read anew each time: they are too many to be held."""
+        """Its messages as blanks, read each time: they may be too many for memory."""
         for begin, end in pairwise([*self._borders, self.staged.size]):
             try:
                 data = self.staged.read(begin, end - begin)

@@ -1,8 +1,8 @@
 """Transactions: parts that are staged aside in `.txn`, and the commit that appends some of them as one unit.
 
-Owns the parts of a group and what producers have committed. What is in a part lies with the store until then, as
-blanks (mqfs/log/batch.py) whose places are those of the part's own names; nobody reads it, and it does not outlive the
-server. The commit itself is a record of the unit that it appends, so that both are there after a crash, or neither.
+Owns the parts of a group and the last commit of each producer. The store keeps the messages of a part until then, as
+blanks (mqfs/log/batch.py) whose places are those of the part's own names; they cannot be read, and do not outlive the
+server. The commit is a record of the batch that it appends: after a crash both are there, or neither.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from mqfs.engine.language.permissions import W, allowed, require_owner
 from mqfs.engine.log import faults
 from mqfs.engine.log.timers import PARTS, Alarm, Timers
 from mqfs.engine.publishing.admission import Stream
-from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
+from mqfs.engine.publishing.atomic_batch import AtomicBatch, StreamTotals, require_fit
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.staged_batch import StagedBatch, Staging
 from mqfs.group_state import Attributes, Change
+from mqfs.log.record_batch import Source
 from mqfs.model import User
 from mqfs.seams import Clock
 from mqfs.shares import require_share
@@ -90,7 +91,7 @@ class Transactions:
             self._host.refuse(User(0, 0), ".txn", f"what was staged of part {part.name} was not removed: {error}")
 
     def _drop_idle(self, now_ns: int) -> None:
-        """Drop the parts that nobody has written to for long."""
+        """Drop the parts without a write for long."""
         idle = limits.TRANSACTION_IDLE_S * _SECOND_NS
         for part in list(self.parts.values()):
             if part.used_ns + idle > now_ns:
@@ -99,7 +100,7 @@ class Transactions:
                 self.drop(part)
                 owner = User(part.attributes.uid, part.attributes.gid)
                 self._host.refuse(
-                    owner, ".txn", f"part {part.name} was dropped: nobody wrote to it for {limits.TRANSACTION_IDLE_S} s"
+                    owner, ".txn", f"part {part.name} was dropped: no write for {limits.TRANSACTION_IDLE_S} s"
                 )
 
     def end(self) -> None:
@@ -112,7 +113,7 @@ class Transactions:
     def _mine(self, user: User, name: str, *, also: int = -1) -> StagedBatch:
         part = self.parts.get(name)
         if part is None:
-            raise errors.NotFound(f"no part {name!r}: it was committed or dropped, or the server was started anew")
+            raise errors.NotFound(f"no part {name!r}: it was committed or dropped, or the server was restarted")
         if user.uid != also:
             require_owner(user, part.attributes, f"part {name}")
         if part.committing:
@@ -143,7 +144,7 @@ class Transactions:
         return self._unit(user, parts, self._changes(user, producer, number), value).write()
 
     def _changes(self, user: User, producer: str, number: int) -> list[Change]:
-        """What is recorded with the unit. Raises OverLimit where no more producers are remembered."""
+        """The changes to append with the batch. Raises OverLimit where no more producers are remembered."""
         now = self._host.clock.engine_ns()
         commit: Change = {"do": "commit", "producer": producer, "number": number, "uid": user.uid, "engine": now}
         if producer in self._log.state.producers.get(user.uid, {}):
@@ -191,7 +192,7 @@ class Transactions:
                 tally.last = before + mine.last
             sources.append(Source(part.messages, part.staged.size, numbers, part.pieces))
             before += part.messages
-        require_fit(before, sum(source.room for source in sources))
+        require_fit(before, sum(source.stored_bytes for source in sources))
         self._freeze(parts, True)
         ranked = any(part.ranked for part in parts)
         return AtomicBatch(
