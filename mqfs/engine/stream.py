@@ -91,12 +91,12 @@ class Stream(Numbered):
         settings = self.group.log.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
-    # ------------------------------------------------------------ messages for one taker (`single`)
+    # ------------------------------------------------------------ exclusive messages (`single`)
 
     def next_unclaimed_exclusive(self) -> int:
-        """The lowest sequence of a message that is for one taker and was not taken; 0 where there is none.
+        """The lowest sequence of an exclusive message that was not claimed; 0 where there is none.
 
-        Who took which, its own consumer knows, under `deliver all` too.
+        Its own consumer records the claims, under `deliver all` too.
         """
         singles = self.group.ranks.singles(self.number)
         if not singles:
@@ -114,14 +114,14 @@ class Stream(Numbered):
         return not (self.is_taken(sequence) or self.kept.is_deleted(sequence))
 
     def is_taken(self, sequence: int) -> bool:
-        """Whether somebody has that message which is for one taker, for good or not."""
+        """Whether that exclusive message was claimed or acked."""
         if not self._has_consumer:
             return False
         consumer = self.own_consumer()
         return consumer.is_acked(sequence) or sequence in consumer.claims or sequence in consumer.exclusives.held
 
     def _held_singles(self) -> set[int]:
-        """Of those: what was taken from the stream under `deliver all`, and is not dealt with."""
+        """Those that were claimed from the stream under `deliver all` and are not acked."""
         if self.default_consumer is None or not self.default_consumer.exclusives.held:
             return set()
         group, floor = self.group, self.state.floor
@@ -134,18 +134,18 @@ class Stream(Numbered):
         return min((sequence for sequence in (unclaimed, *self._held_singles()) if sequence), default=0)
 
     def claim_exclusive(self, sequence: int, *also: AckSteps) -> None:
-        """Somebody takes it: nobody else gets it. Raises DiskFailed, ReadOnly."""
+        """Record its claim: no other receiver gets it. Raises DiskFailed, ReadOnly."""
         self.group.log.acknowledge_all([(self.own_consumer().state, step(ACK, sequence, sequence)), *also])
         self.group.retention.note_change()
 
     def release_exclusive(self, sequence: int, *also: AckSteps) -> None:
-        """Who took it could not keep it. Raises DiskFailed, ReadOnly."""
+        """Record that any receiver may claim it again. Raises DiskFailed, ReadOnly."""
         self.group.log.acknowledge_all([*also, (self.own_consumer().state, step(REQUEUE, sequence, sequence))])
         singles = self.group.ranks.singles(self.number)
         if sequence not in singles and self.group.ranks.is_single(sequence):  # it may have left the log meanwhile
             bisect.insort(singles, sequence)
 
-    # ------------------------------------------------------------ who shares it
+    # ------------------------------------------------------------ its consumers
 
     def own_consumer(self) -> Consumer:
         """The nameless consumer it has under `deliver one`."""
@@ -154,7 +154,7 @@ class Stream(Numbered):
         return self.default_consumer
 
     def shown_consumer(self) -> Consumer:
-        """The same, to be looked at: where nothing was ever taken, one that is not kept."""
+        """The same, to be shown: where nothing was ever claimed, one that is not kept."""
         return self.own_consumer() if self._has_consumer else self.group.consumers.untouched(self)
 
     @property
@@ -163,7 +163,7 @@ class Stream(Numbered):
 
     @property
     def shared(self) -> bool:
-        """Whether consumers alone are to have its messages, so that one goes when the last of them acknowledged it."""
+        """Whether its messages are for consumers alone: each goes when the last of them acked it."""
         group = self.group
         if group.log.settings.deliver == "one":
             return True
