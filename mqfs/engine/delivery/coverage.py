@@ -17,9 +17,11 @@ _NONE, _SOME, _ALL = range(3)  # of a stream's messages; some: a program selects
 class Coverage:
     """Of one consumer. `stream`: the one whose default consumer it is; None: it has a name and `state.over`."""
 
-    def __init__(self, group: Group, ranks: PriorityIndex, own: ConsumerState, stream: Stream | None) -> None:
+    def __init__(
+        self, group: Group, ranks: PriorityIndex, own: ConsumerState, stream: Stream | None, held: set[int]
+    ) -> None:
         self._group, self._ranks, self._own, self.stream = group, ranks, own, stream
-        self.exclusives: set[int] = set()  # exclusive messages that this consumer claimed first and did not ack
+        self._held = held  # exclusive messages that this consumer claimed first
         self.exclusives_only = False  # a default consumer under `deliver all` has no others
         self._filter: MessageFilter | None = None
         self._filter_version = self._version = -1
@@ -84,6 +86,6 @@ class Coverage:
             part = self._part(stream)
         if part == _NONE or (part == _SOME and not self.filter.selects(stream, record)):
             return False
-        if not record.headers or self.stream is not None or not self._ranks.is_single(record.sequence):
+        if not record.headers or self.stream is not None or not self._ranks.is_exclusive(record.sequence):
             return True
-        return record.sequence in self.exclusives or not stream.is_taken(record.sequence)
+        return record.sequence in self._held or not stream.exclusives.is_taken(record.sequence)
