@@ -92,9 +92,9 @@ def test_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     ("address", "why"),
     [
         ("unix!{}/none/s", "in a directory that does not exist"),
-        ("tcp!0.0.0.0!0", "off loopback"),
-        ("tcp!::!0", "off loopback"),
-        ("tcp!no-such-host.invalid!0", "off loopback"),
+        ("tcp!0.0.0.0!0", "not a loopback address"),
+        ("tcp!::!0", "not a loopback address"),
+        ("tcp!no-such-host.invalid!0", "not a loopback address"),
         ("unix!", "no path"),
         ("udp!x!1", "unknown network"),
     ],
@@ -116,7 +116,7 @@ def test_port_in_use() -> None:
 
 
 def test_tcp_user_that_does_not_exist(tree: Tree) -> None:
-    with pytest.raises(BadAddress, match="no user is called"):
+    with pytest.raises(BadAddress, match="unknown user"):
         Server(tree, tcp_user="nobody-of-that-name")
 
 

@@ -333,7 +333,7 @@ def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int
 # Rings are given again and again, and a lock is held for less long: else few would be met in a minute.
 SCRIBBLED = (
     "from mqfs import limits; from mqfs.cli.main import main; import sys;"
-    " limits.RING_SPOILT = 1 << 30; limits.RING_HOLD_S = 0.05;"
+    " limits.RING_CORRUPT = 1 << 30; limits.RING_HOLD_S = 0.05;"
     " sys.argv[0] = 'mqfs'; main()"
 )
 
@@ -504,7 +504,7 @@ def test_an_owner_that_holds_up_the_server_has_no_rings_for_a_while() -> None:
     """In any of its groups; what it writes is in the log all the same."""
     rig = Rig("replay all", "sync off")
     rig.tree.mkdir(ME, rig.tree.root, "h", 0o777)
-    for turn in range(limits.RING_SPOILT):
+    for turn in range(limits.RING_CORRUPT):
         client = rig.attach()
         memory = mmap.mmap(client.ring.fileno(), ring.HEAD_BYTES + client.ring.size)
         struct.pack_into("<I", memory, KNOWN["lock"], threading.get_native_id())
@@ -514,5 +514,5 @@ def test_an_owner_that_holds_up_the_server_has_no_rings_for_a_while() -> None:
     for group in ("g", "h"):
         with pytest.raises(errors.Unsupported, match="locked too long"):
             rig.rings.attach(ME, group)
-    assert [body for _, _, body in rig.log()] == [b"%d" % turn for turn in range(limits.RING_SPOILT)]
+    assert [body for _, _, body in rig.log()] == [b"%d" % turn for turn in range(limits.RING_CORRUPT)]
     rig.stop()

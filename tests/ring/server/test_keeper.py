@@ -150,7 +150,7 @@ def test_a_killed_keeper_is_noticed_and_told_again(
 
     eventually(another, "there is another one")
     assert taken(store) == {(1, 7): b"here"}
-    assert "keeper was gone" in caplog.text
+    assert "keeper died" in caplog.text
     [old] = keepers(store)
     os.kill(old, signal.SIGKILL)
     link.keep(2, 1, made.fileno())  # noticed by being used
@@ -226,7 +226,7 @@ def test_its_bound(
     for generation in (1, 2, 3):
         link.keep(1, generation, made.fileno())
     assert len(KeeperLink.held(str(store))) == 2
-    assert "rings will not outlive a kill" in caplog.text
+    assert "rings will not survive a kill" in caplog.text
 
 
 def test_noise(store: Path) -> None:
@@ -253,7 +253,7 @@ def test_without_a_folder_it_says_so_and_goes_on(tmp_path: Path, caplog: pytest.
     link.keep(2, 1, made.fileno())
     link.look()
     link.quit()
-    assert caplog.text.count("no keeper") == 1
+    assert caplog.text.count("no fd keeper") == 1
 
 
 def test_a_server_with_thousands_of_descriptors(store: Path, link: KeeperLink) -> None:

@@ -283,17 +283,17 @@ def test_quarantine_and_the_rest(keeper: Any) -> None:
     """Bytes go to quarantine; after so many times the group has no ring for a while."""
     disk = LyingDisk()
     rig = Rig("replay all", disk=disk)
-    for turn in range(limits.RING_SPOILT):
+    for turn in range(limits.RING_CORRUPT):
         client = rig.attach()
         client.ring.publish(16, b"nonsense %d" % turn, b"headers", 1, 0, 0)
         client.ring.publish(16, b"good", b"", 1, 0, 0)
         rig.pump()
-    with pytest.raises(errors.Unsupported, match="corrupt rings"):
+    with pytest.raises(errors.Unsupported, match="corrupt"):
         rig.attach()
     rig.write("s", b"by file")
     assert [body for _, _, body in rig.log()] == [b"good"] * 3 + [b"by file"]
     kept = b"".join(disk.view(f"{PATH}/quarantine/{name}") for name in disk.listdir(f"{PATH}/quarantine"))
-    assert all(b"nonsense %d" % turn in kept for turn in range(limits.RING_SPOILT))
+    assert all(b"nonsense %d" % turn in kept for turn in range(limits.RING_CORRUPT))
     rig.stop()
 
 
