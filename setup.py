@@ -1,28 +1,36 @@
-"""The parts in C, each the `*.c` of its package: all else is in pyproject.toml. Without a compiler the rest is
-installed: the ring says so, and what the codec does is done in Python."""
+"""The parts in C; all else is in pyproject.toml.
+
+Without a compiler the rest is installed: the ring says so, and the codec is done in Python.
+"""
 
 import hashlib
+import os
 from pathlib import Path
 
 from setuptools import Extension, setup
 
+SOURCES = {
+    "log": ["_native.c", "batch.c", "columns.c", "crc32c.c", "postings.c"],
+    "ring": ["module.c", "ring.c", "consumer.c", "scan.c", "core.c", "../log/crc32c.c"],
+}
 
-def native(folder: Path) -> Extension:
-    sources = sorted({*folder.glob("*.[ch]"), *Path("mqfs/log").glob("*.h")})
-    source = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+def native(package: str) -> Extension:
+    folder, log = Path("mqfs", package), Path("mqfs/log")
+    read = sorted({*folder.glob("*.[ch]"), *log.glob("*.h"), log / "crc32c.c"})
     return Extension(
-        f"mqfs.{folder.name}._native",
-        sorted(map(str, folder.glob("*.c"))),
-        depends=[str(path) for path in sources],
+        f"mqfs.{package}._native",
+        [os.path.normpath(folder / name) for name in SOURCES[package]],
+        depends=[str(path) for path in read],
         # One file for this Python and all later ones; and from which source it was built, for a test.
-        define_macros=[("Py_LIMITED_API", "0x030B0000"), ("SOURCE", f'"{source}"')],
+        define_macros=[
+            ("Py_LIMITED_API", "0x030B0000"),
+            ("SOURCE", f'"{hashlib.sha256(b"".join(path.read_bytes() for path in read)).hexdigest()}"'),
+        ],
         extra_compile_args=["-std=c11", "-O2"],
         py_limited_api=True,
         optional=True,
     )
 
 
-setup(
-    ext_modules=[native(path.parent) for path in sorted(Path("mqfs").glob("*/_native.c"))],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
-)
+setup(ext_modules=[native(package) for package in SOURCES], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -3,9 +3,9 @@
     python benchmarks/files.py [--quick]
 
 Beside the tree (`replay off`, `replay all`; `sync off`): (a) a file system in plain pyfuse3 that does nothing, (b) the
-lane with handles that do nothing. Then `sync always`: writers of one stream beside a bare append + fdatasync. Server
-and clients are pinned to one CPU: unpinned, it is the scheduler that is measured. Without `sync`, the rates are by the
-CPU time of server and clients together: what the clock would show if nothing else used that CPU.
+device loop with handles that do nothing. Then `sync always`: writers of one stream beside a bare append + fdatasync.
+Server and clients are pinned to one CPU: unpinned, it is the scheduler that is measured. Without `sync`, the rates are
+by the CPU time of server and clients together: what the clock would show if nothing else used that CPU.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def serve_nothing(path: str) -> None:
 
 
 class NoHandle:
-    """(b): what the lane asks, and nothing behind it."""
+    """(b): a handle for the device loop that does nothing."""
 
     sequential = parkable = readable = writable = True
     takes = False
@@ -167,10 +167,10 @@ def group(path: Path, name: str, *lines: str) -> Path:
 
 
 def plain(program: Path, base: Path, scale: float) -> None:
-    print(f"{'operations a second':34}{'(a) pyfuse3':>13}{'(b) lane':>13}{'replay off':>13}{'replay all':>13}")
+    print(f"{'operations a second':34}{'(a) pyfuse3':>13}{'(b) loop':>13}{'replay off':>13}{'replay all':>13}")
     found: dict[tuple[str, int, int], list[float]] = {}
     shapes = [(64, 1, 20_000), (64, 16, 2_000), (65_536, 1, 2_000), (65_536, 16, 120)]
-    for kind in ("nothing", "lane", "tree"):
+    for kind in ("nothing", "loop", "tree"):
         with server(kind, base) as (path, pid):
             places = {kind: path}
             if kind == "tree":
@@ -184,7 +184,7 @@ def plain(program: Path, base: Path, scale: float) -> None:
                     found[name, size, clients] = median(program, 5, pid, place, clients, count, size)
     for size, clients, _ in shapes:
         for i, verb in enumerate(("write", "read")):
-            row = [found[name, size, clients][i] for name in ("nothing", "lane", "off", "all")]
+            row = [found[name, size, clients][i] for name in ("nothing", "loop", "off", "all")]
             what = f"{verb} {size} B, {clients} client{'s' if clients > 1 else ''}"
             print(f"{what:34}" + "".join(f"{rate:13,.0f}" for rate in row), end="")
             a, b = ([rate / row[base] for rate in row[2:]] for base in (0, 1))

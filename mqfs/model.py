@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 import enum
 import io
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import NamedTuple, TypeAlias
 
 import attrs
 
@@ -136,37 +134,6 @@ class Stat(NamedTuple):
     mtime_ns: int  # the newest message's time
     ctime_ns: int
     name: str
-
-
-class LazyBatch(Sequence[Draft]):
-    """Drafts that are made each time they are iterated, for there may be more than is good to hold. `room`: the bytes
-    they take in a log; `taking`: how many of them take a sequence."""
-
-    room: int
-    taking: int
-
-    @abc.abstractmethod
-    def followed_by(self, tail: Sequence[Draft]) -> LazyBatch:
-        """These, and behind them other records of the same batch."""
-        ...
-
-    @abc.abstractmethod
-    def __iter__(self) -> Iterator[Draft]: ...
-
-    def __getitem__(self, at: Any) -> Any:
-        raise TypeError("these are iterated")
-
-
-class UnsequencedRecords(LazyBatch):
-    """Messages that are encoded already but for what only the log knows (mqfs/log/batch.py), and behind them other
-    drafts of the same unit. Iterated, they are all drafts."""
-
-    behind: Sequence[Draft]
-
-    @abc.abstractmethod
-    def pieces(self) -> Iterator[tuple[bytes, array[int]]]:
-        """Whole blanks, some at a time, and of each place the stream's number."""
-        ...
 
 
 class Listed(NamedTuple):

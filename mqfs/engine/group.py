@@ -163,7 +163,7 @@ class Group:
         for change in changes:
             self.routing_version += change["do"] in _RESHAPE
             if change["do"] in _LOOSENS:
-                self.retention.loosened()
+                self.retention.retention_changed()
         if self.ring is not None:
             self.ring.changed(changes)
         self.catalog_version += 1
@@ -197,8 +197,8 @@ class Group:
         stream.end()
         for cursor in [cursor for cursor in self.fanout.cursors if cursor.over]:
             cursor.end()
-        for consumer in self.consumers.all_waiting():
-            consumer.serve()
+        for reads in self.consumers.scopes.waiting():
+            reads.serve()
         self.consumers.on_routing_changed()
 
     def rename_stream(self, stream: Stream, name: str) -> None:
@@ -206,7 +206,7 @@ class Group:
         self.log.change({"do": "rename", "stream": stream.number, "name": name})
         del self.streams[old]
         self.streams[name] = stream
-        self.consumers.renamed(old, name)
+        self.consumers.scopes.rename(old)
         self.consumers.on_routing_changed()
 
     def put_in_force(self, settings: Settings, cuts: Mapping[Stream, Cut]) -> None:
@@ -243,5 +243,5 @@ class Group:
         """The group is gone, or the server stops: whoever waits is answered."""
         self.fanout.end()
         for consumer in self.consumers.every():
-            consumer.end()
+            consumer.reads.close()
         self.transactions.end()

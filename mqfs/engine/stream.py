@@ -7,11 +7,16 @@ and the order of things between streams, are the group's.
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
 from mqfs import errors
 from mqfs.ack_state import ACK, REQUEUE, step
-from mqfs.engine.delivery.consumer import UNTOUCHED, NeverConsumed, Taken
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.delivery.consumer_registry import Consumers
+from mqfs.engine.delivery.fanout import Fanout
+from mqfs.engine.delivery.priority_index import PriorityIndex
+from mqfs.engine.delivery.scopes import NO_ROUTES, Routes
+from mqfs.engine.delivery.sharers import NEVER_CONSUMED, HeldExclusives, NeverConsumed
 from mqfs.engine.delivery.wait_list import PollList, PositionedReader, Waiting, WaitList
 from mqfs.engine.language.node import Numbered
 from mqfs.engine.log.group_log import AckSteps, GroupLog
@@ -22,24 +27,6 @@ from mqfs.engine.retention.retention import Retention
 from mqfs.group_state import StreamState
 from mqfs.seams import Clock
 from mqfs.wait import Wait
-
-if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Consumer, Crowd
-    from mqfs.engine.delivery.consumer_registry import Consumers
-    from mqfs.engine.delivery.fanout import Fanout
-    from mqfs.engine.delivery.priority_index import PriorityIndex
-
-
-class Routes(NamedTuple):
-    """Which named consumers a stream has, while the group's `routing_version` is the same."""
-
-    version: int
-    crowds: tuple[Crowd, ...]
-    consumers: tuple[Consumer, ...]  # in the order in which they were made
-    bounded: tuple[Consumer, ...]  # those with a `backlog`
-
-
-NO_ROUTES = Routes(-1, (), (), ())
 
 
 class Host(Protocol):
@@ -118,7 +105,7 @@ class Stream(Numbered):
             del singles[0]
         return singles[0] if singles else 0
 
-    def all_untaken(self) -> list[int]:
+    def all_unclaimed(self) -> list[int]:
         """The sequences of all of those."""
         singles = self.group.ranks.singles(self.number) if self.next_unclaimed_exclusive() else []
         return [sequence for sequence in singles if self._is_unclaimed(sequence)]
@@ -131,14 +118,14 @@ class Stream(Numbered):
         if not self._has_consumer:
             return False
         consumer = self.own_consumer()
-        return consumer.is_acked(sequence) or sequence in consumer.claims or sequence in consumer.singles
+        return consumer.is_acked(sequence) or sequence in consumer.claims or sequence in consumer.exclusives.held
 
     def _held_singles(self) -> set[int]:
         """Of those: what was taken from the stream under `deliver all`, and is not dealt with."""
-        if self.default_consumer is None or not self.default_consumer.singles:
+        if self.default_consumer is None or not self.default_consumer.exclusives.held:
             return set()
         group, floor = self.group, self.state.floor
-        held = (s for s in self.default_consumer.singles if s >= floor and group.ranks.is_single(s))
+        held = (s for s in self.default_consumer.exclusives.held if s >= floor and group.ranks.is_single(s))
         return {s for s in held if s not in group.log.state.dropped and s not in group.retention.lapsed}
 
     def first_exclusive(self) -> int:
@@ -186,15 +173,15 @@ class Stream(Numbered):
             return False
         return bool(self.consumers())
 
-    def interested_consumers(self) -> tuple[Consumer | NeverConsumed | Taken, ...]:
+    def interested_consumers(self) -> tuple[Consumer | NeverConsumed | HeldExclusives, ...]:
         """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
         if self.group.log.settings.deliver == "all":
             own = self.default_consumer
-            if own is None or not own.singles:
+            if own is None or not own.exclusives.held:
                 return self.consumers()
-            return (*self.consumers(), Taken(own.singles))
+            return (*self.consumers(), HeldExclusives(own.exclusives.held))
         if not self._has_consumer:
-            return (UNTOUCHED, *self.consumers())
+            return (NEVER_CONSUMED, *self.consumers())
         return (self.own_consumer(), *self.consumers())
 
     def consumers(self) -> tuple[Consumer, ...]:
@@ -204,14 +191,8 @@ class Stream(Numbered):
 
     def routes(self) -> Routes:
         if self._routes.version != self.group.routing_version:
-            self._routes = self._look_up_routes()
+            self._routes = self.group.consumers.scopes.routes(self)
         return self._routes
-
-    def _look_up_routes(self) -> Routes:
-        crowds = tuple(self.group.consumers.crowds_of(self))
-        members = [consumer for crowd in crowds for consumer in crowd.members]
-        members.sort(key=lambda consumer: consumer.number)
-        return Routes(self.group.routing_version, crowds, tuple(members), tuple(c for c in members if c.state.backlog))
 
     @property
     def bounded_consumers(self) -> tuple[Consumer, ...]:
@@ -221,13 +202,13 @@ class Stream(Numbered):
     def is_attended(self) -> bool:
         """Whether a consumer needs each of its messages."""
         routes, own = self.routes(), self.default_consumer
-        if routes.bounded or (own is not None and own.crowd.waiting):
+        if routes.bounded or (own is not None and own.reads.is_waiting):
             return True
-        return any(crowd.waiting for crowd in routes.crowds)
+        return any(scope.waiting for scope in routes.scopes)
 
     def is_acked_by_all(self, sequence: int) -> bool:
         hindmost = self.group.consumers.slowest  # of thousands it answers for all, mostly
-        if hindmost is not None and not hindmost.is_acked(sequence) and hindmost.covers(self):
+        if hindmost is not None and not hindmost.is_acked(sequence) and hindmost.coverage.covers(self):
             return False
         return all(sharer.is_acked(sequence) for sharer in self.interested_consumers())
 
@@ -239,6 +220,6 @@ class Stream(Numbered):
         self.waits.close_all()
         if self.default_consumer is not None:
             self.default_consumer.removed = True
-            self.default_consumer.end()
+            self.default_consumer.reads.close()
         refuse_all(self, errors.NotFound(f"{self.name} was removed"))
         self.pollers.wake()

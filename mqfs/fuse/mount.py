@@ -1,8 +1,7 @@
 """A mount: the checks before it, mounting, serving, unmounting.
 
 Owns the mount point and the device's life. Root mounts with mount(2); an ordinary user through fusermount3, which hands
-the device over on a socket. What is answered on the device is the lane's. One mount a process: pyfuse3's state is
-global.
+the device over on a socket. Requests are answered in device_loop.py. One mount a process: pyfuse3's state is global.
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ def received_descriptor(connection: socket.socket) -> int:
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """The lane's end and libfuse's: whole requests and replies, in order."""
+    """Our end and libfuse's: whole requests and replies, in order."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     for end in (ours, theirs):
@@ -205,7 +204,7 @@ class FuseMount:
         self.tree, self.path, self.allow_other = tree, path, allow_other
         self.nodes, self.files = Nodes(tree), Files()
         self.device = -1
-        self.lane: DeviceLoop | None = None
+        self.loop: DeviceLoop | None = None
         self.processes = Watcher()
         self._scope = trio.CancelScope()
         self.ended = trio.Event()
@@ -223,7 +222,7 @@ class FuseMount:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until it is unmounted, by `stop` or from outside. Started once the mount answers."""
         ours, theirs = make_pair()
-        self.lane = lane = DeviceLoop(self.tree, self.nodes, self.files, self.device, ours)
+        self.loop = loop = DeviceLoop(self.tree, self.nodes, self.files, self.device, ours)
         pyfuse3.init(Operations(self.tree, self.nodes, self.files), f"/dev/fd/{theirs.fileno()}", set())
         theirs.detach()  # libfuse closes it
         self.tree.processes = self.processes
@@ -231,10 +230,10 @@ class FuseMount:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(pyfuse3.main, 1, TASKS)
-                    nursery.start_soon(lane.replies)
+                    nursery.start_soon(loop.replies)
                     nursery.start_soon(self.processes.run)
                     nursery.start_soon(self._announce, task_status)
-                    await lane.requests()
+                    await loop.requests()
                     nursery.cancel_scope.cancel()
         finally:
             self._end(ours)
@@ -248,8 +247,8 @@ class FuseMount:
         with contextlib.suppress(OSError):
             if mounted(self.path) == "fuse.mqfs":
                 unmount(self.path, lazily=True)
-        if self.lane is not None:
-            self.lane.close()
+        if self.loop is not None:
+            self.loop.close()
         self.files.close_all()  # before the device: who is answered now must not be answered on another's descriptor
         os.close(self.device)
         ours.close()
@@ -262,11 +261,11 @@ class FuseMount:
         """Unmount. To be called when the tree was closed: whoever waited has been answered."""
         if self.ended.is_set() or self.device < 0:
             return
-        if self.lane is None:  # it never ran
+        if self.loop is None:  # it never ran
             unmount(self.path, lazily=True)
             os.close(self.device)
             return
-        self.lane.close()
+        self.loop.close()
         with trio.CancelScope(shield=True):
             try:
                 await self._unmount()

@@ -146,6 +146,13 @@ class Files:
         self.listings: dict[int, Listing] = {}
         self._fresh = itertools.count(1)
 
+    def find(self, fh: int) -> File:
+        """Raises Stale."""
+        file = self.open.get(fh)
+        if file is None:
+            raise errors.Stale(f"file handle {fh}")
+        return file
+
     def add(self, node: Node, handle: Handle, reads: bool, writes: bool) -> int:
         fh = next(self._fresh)
         self.open[fh] = File(node, handle, node.qid.path, reads, writes)

@@ -1,7 +1,7 @@
 """Making, changing, opening and removing files, as pyfuse3 asks for it.
 
 Owns the translation of its requests into calls on the tree, and of the tree's errors into errno. Reads, writes, lookups
-and listings never come here: the lane answers them on the device. Nothing but FUSEError leaves a handler, because
+and listings never come here: device_loop.py answers them. Nothing but FUSEError leaves a handler, because
 pyfuse3 would end the mount.
 
 Permission is checked by the tree alone. The mount does not ask for `default_permissions`: with it the kernel would
@@ -91,7 +91,7 @@ class Operations(pyfuse3.Operations):
     # ------------------------------------------------------------ attributes
 
     def attributes(self, node: Node, nodeid: int = 0) -> EntryAttributes:
-        """For a reply. With a nodeid: for one that carries an entry, in which the lane sets the stable number."""
+        """For a reply. With a nodeid: for one with an entry, in which the device loop sets the stable number."""
         found = self.tree.stat(node)
         entry = EntryAttributes()
         entry.st_ino = nodeid or found.qid.path

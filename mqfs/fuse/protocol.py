@@ -1,4 +1,4 @@
-"""The FUSE protocol as far as the lane speaks it itself: request numbers, flags, structs.
+"""The part of the FUSE protocol that the device loop speaks itself: request numbers, flags, structs.
 
 Owns numbers and layouts (linux/fuse.h, version 7) and no behaviour. Everything is little-endian: FUSE has the byte
 order of its machine, and this package is for little-endian ones.

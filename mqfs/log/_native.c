@@ -1,5 +1,6 @@
 /* The codec of logs: many messages to records (batch.c), rows to postings (postings.c), runs of records to columns (columns.c). */
 #include "native.h"
+#include "crc32c.h"
 #ifndef SOURCE
 #define SOURCE ""
 #endif
@@ -16,8 +17,7 @@ static PyMethodDef functions[] = {
 
 static int begin(PyObject *module)
 {
-    batch_begin();
-    columns_begin();
+    crc_begin();
     return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
 }
 

@@ -2,6 +2,7 @@
  * record without sequence, time, flags and sum, whose stream is a place in a table. Nothing is kept between two calls. */
 #include "native.h"
 #include "crc32c.h"
+#include <string.h>
 
 #define FRAME_BYTES 8u
 #define HEAD_BYTES 32u
@@ -371,7 +372,3 @@ PyObject *native_unit(PyObject *module, PyObject *const *args, Py_ssize_t count)
     PyBuffer_Release(&view);
     return result;
 }
-
-/* ---- the module ---- */
-
-void batch_begin(void) { crc_begin(); }

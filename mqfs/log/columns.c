@@ -2,6 +2,7 @@
  * Nothing here keeps anything between two calls. What a record is: docs/reference/format.md. */
 #include "native.h"
 #include "crc32c.h"
+#include <string.h>
 
 #define ALIGN 64u /* of a column in its room: what Arrow likes */
 #define NOWHERE ((size_t)-1)
@@ -277,5 +278,3 @@ PyObject *native_pick(PyObject *module, PyObject *args)
     PyBuffer_Release(&numbers);
     return result;
 }
-
-void columns_begin(void) { crc_begin(); }

@@ -32,12 +32,12 @@ static inline int arguments(const char *name, Py_ssize_t count, Py_ssize_t wante
     return 0;
 }
 
+#pragma GCC visibility push(hidden)
 PyObject *native_pack(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_stamp(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_unit(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_postings(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_columns(PyObject *self, PyObject *args);
 PyObject *native_pick(PyObject *self, PyObject *args);
-void batch_begin(void);
-void columns_begin(void);
+#pragma GCC visibility pop
 #endif

@@ -1,4 +1,4 @@
-"""What _native.c gives. docs/explanation/ring.md says what holds between processes."""
+"""The ring's part in C. docs/explanation/ring.md says what holds between processes."""
 
 from collections.abc import Iterable
 from typing import Literal, SupportsFloat, TypeAlias, final

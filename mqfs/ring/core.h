@@ -1,4 +1,4 @@
-/* The ring without Python: lock, publishing, reading, seats, waiting. Layout: ring.h; why it holds: docs/explanation/ring.md.
+/* The ring without Python: lock, publishing, reading, waiting. What is rare: core.c. Layout: ring.h; why it holds: docs/explanation/ring.md.
  *
  * Nothing here waits longer than it is told, allocates or calls back. A handle is used by one thread at a time to publish;
  * readers of the same handle may run beside it.
@@ -12,6 +12,7 @@
 #include <linux/futex.h>
 #include <signal.h>
 #include <sched.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -43,15 +44,26 @@ struct ring_part {
     uint8_t kind, flags;
 };
 
-static int ring_stop_at, ring_stop_signal;
+/* core.c: what is rare, and the state of the process and of its threads. */
+#pragma GCC visibility push(hidden)
+extern int ring_stop_at, ring_stop_signal;
+extern _Thread_local struct ring_me { uint32_t thread; struct robust_list_head *robust; } ring_me;
+
+void ring_stop_here(void);
+void ring_know_me(void);
+int ring_seat_alive(const struct ring_handle *h, unsigned seat);
+void ring_reap(struct ring_handle *h);
+int ring_sit(struct ring_handle *h, enum ring_seat_state state, uint64_t *position);
+void ring_leave(struct ring_handle *h, unsigned seat);
+int ring_allocate(int fd, uint64_t size);
+int ring_size_fits(uint64_t size);
+int ring_map(struct ring_handle *h, int fd, uint64_t size);
+void ring_unmap(struct ring_handle *h);
+void ring_make(struct ring *s, uint64_t size, uint64_t generation, const uint8_t boot[16], uint64_t sequence, int64_t time_ns);
+const char *ring_check(const struct ring_fixed *fixed, uint64_t bytes, const uint8_t boot[16]);
+#pragma GCC visibility pop
 
 #define RING_STOP(point) do { if (__builtin_expect(ring_stop_at == (point), 0)) ring_stop_here(); } while (0)
-
-static void ring_stop_here(void)
-{
-    ring_stop_at = STOP_NEVER;
-    kill(getpid(), ring_stop_signal);
-}
 
 static inline void ring_pause(void)
 {
@@ -64,32 +76,18 @@ static inline void ring_pause(void)
 
 static inline uint64_t ring_padded(uint64_t size) { return (size + 7) & ~UINT64_C(7); }
 
-static int futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns)
+static inline int futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns)
 {
     struct timespec limit = {ns / 1000000000, ns % 1000000000};
     return (int)syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
-static void futex_wake(_Atomic uint32_t *word, int most) { syscall(SYS_futex, word, FUTEX_WAKE, most, NULL, NULL, 0); }
+static inline void futex_wake(_Atomic uint32_t *word, int most) { syscall(SYS_futex, word, FUTEX_WAKE, most, NULL, NULL, 0); }
 
 /* ---- the lock: a robust futex. The kernel is told of it through list_op_pending, which is memory of our own; the list of a
  * pthread mutex would be pointers in shared memory, and following them lets any client write into the server. ---- */
 
-static _Thread_local struct { uint32_t thread; struct robust_list_head *robust; } ring_me;
-
-static void ring_know_me(void)
-{
-    static _Thread_local struct robust_list_head own;
-    size_t length;
-    if (syscall(SYS_get_robust_list, 0, &ring_me.robust, &length) || !ring_me.robust) {
-        own.list.next = &own.list;
-        ring_me.robust = &own;
-        syscall(SYS_set_robust_list, &own, sizeof own);
-    }
-    ring_me.thread = (uint32_t)syscall(SYS_gettid);
-}
-
-static void ring_ring(struct ring_bell *bell)
+static inline void ring_ring(struct ring_bell *bell)
 {
     atomic_thread_fence(memory_order_seq_cst);
     if (!atomic_load_explicit(&bell->asleep, memory_order_relaxed)) return;
@@ -99,7 +97,7 @@ static void ring_ring(struct ring_bell *bell)
     futex_wake(&bell->word, INT32_MAX);
 }
 
-static int64_t ring_clock(clockid_t clock)
+static inline int64_t ring_clock(clockid_t clock)
 {
     struct timespec now;
     clock_gettime(clock, &now);
@@ -107,7 +105,7 @@ static int64_t ring_clock(clockid_t clock)
 }
 
 /* Take the lock; with wait_ns 0 never sleep for it. Whoever keeps changing the word does not make it longer. */
-static int ring_lock(struct ring *s, int64_t wait_ns)
+static inline int ring_lock(struct ring *s, int64_t wait_ns)
 {
     uint32_t waiters = 0;
     int64_t began = 0, left = wait_ns;
@@ -142,28 +140,17 @@ static int ring_lock(struct ring *s, int64_t wait_ns)
     return RING_BUSY;
 }
 
-static void ring_unlock(struct ring *s)
+static inline void ring_unlock(struct ring *s)
 {
     if (atomic_exchange(&s->lock, 0) & FUTEX_WAITERS) futex_wake(&s->lock, 1);
     atomic_signal_fence(memory_order_seq_cst);
     ring_me.robust->list_op_pending = NULL;
 }
 
-/* ---- seats ---- */
-
-static int ring_seat_lock(const struct ring_handle *h, unsigned seat, int command, short type)
-{
-    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)seat, .l_len = 1};
-    return fcntl(h->locks, command, &lock) ? -1 : lock.l_type;
-}
-
-static int ring_seat_alive(const struct ring_handle *h, unsigned seat)
-{
-    return (h->mine >> seat & 1) || ring_seat_lock(h, seat, F_OFD_GETLK, F_WRLCK) != F_UNLCK;
-}
+/* ---- publishing ---- */
 
 /* As far as may be written: no gating consumer still wants what would be overwritten. A position that cannot be is no gate. */
-static uint64_t ring_limit(const struct ring_handle *h, uint64_t tail)
+static inline uint64_t ring_limit(const struct ring_handle *h, uint64_t tail)
 {
     uint64_t least = UINT64_MAX;
     for (unsigned i = 0; i < RING_SEATS; i++) {
@@ -175,69 +162,19 @@ static uint64_t ring_limit(const struct ring_handle *h, uint64_t tail)
     return least;
 }
 
-/* Free the seats of dead consumers. With the lock held, as all changes of seats. */
-static void ring_reap(struct ring_handle *h)
-{
-    for (unsigned i = 0; i < RING_SEATS; i++) {
-        uint32_t state = atomic_load(&h->shared->seat[i].state);
-        if (state != SEAT_FREE && state != SEAT_KEPT && !ring_seat_alive(h, i)) atomic_store(&h->shared->seat[i].state, SEAT_FREE);
-    }
-}
-
-static int ring_position_fits(uint64_t position) { return !(position & 7) && position <= RING_POSITION_MOST; }
-
-/* Take a seat at the tail; the kept one where it was left, whatever the tail is. Returns its number, or -1 (errno EBUSY: none
- * is free; EINVAL: there is no place to begin at). Locked; the kept one needs no lock, as there is one process that takes it. */
-static int ring_sit(struct ring_handle *h, enum ring_seat_state state, uint64_t *position)
-{
-    struct ring *s = h->shared;
-    uint64_t tail = atomic_load(&s->tail);
-    for (unsigned i = state != SEAT_KEPT; i < (state == SEAT_KEPT ? 1 : RING_SEATS); i++) {
-        if ((h->mine >> i & 1) || ring_seat_lock(h, i, F_OFD_SETLK, F_WRLCK) < 0) continue;
-        uint64_t left = atomic_load(&s->seat[i].position);
-        int resumes = state == SEAT_KEPT && atomic_load(&s->seat[i].state) == SEAT_KEPT && ring_position_fits(left);
-        *position = resumes ? left : tail;
-        if (!ring_position_fits(*position)) {
-            ring_seat_lock(h, i, F_OFD_SETLK, F_UNLCK);
-            errno = EINVAL;
-            return -1;
-        }
-        h->mine |= UINT64_C(1) << i;
-        atomic_store(&s->seat[i].position, *position);
-        atomic_store(&s->seat[i].pid, (uint32_t)getpid());
-        atomic_store(&s->seat[i].state, state);
-        RING_STOP(STOP_SEATED);
-        if (state >= SEAT_GATES) atomic_fetch_add(&s->joined, 1);
-        return (int)i;
-    }
-    errno = EBUSY;
-    return -1;
-}
-
-/* Leave a seat; the kept one goes on gating for whoever comes next. Needs no lock: the OFD lock goes last. */
-static void ring_leave(struct ring_handle *h, unsigned seat)
-{
-    if (seat) atomic_store(&h->shared->seat[seat].state, SEAT_FREE);
-    h->mine &= ~(UINT64_C(1) << seat);
-    ring_seat_lock(h, seat, F_OFD_SETLK, F_UNLCK);
-    ring_ring(&h->shared->space);
-}
-
-/* ---- publishing ---- */
-
-static struct ring_state *ring_now(struct ring *s)
+static inline struct ring_state *ring_now(struct ring *s)
 {
     uint64_t tail = atomic_load_explicit(&s->tail, memory_order_relaxed);
     return tail & 7 ? NULL : s->state[0].tail == tail ? &s->state[0] : s->state[1].tail == tail ? &s->state[1] : NULL;
 }
 
-static uint64_t ring_part_bytes(const struct ring_part *part)
+static inline uint64_t ring_part_bytes(const struct ring_part *part)
 {
     return ring_padded(sizeof(struct ring_record) + (uint64_t)part->header_bytes + part->body_bytes);
 }
 
 /* `last` is the last sequence taken: a message or end mark takes the next, all others carry it. */
-static uint64_t ring_write(uint8_t *at, const struct ring_part *part, uint64_t last, int64_t time_ns)
+static inline uint64_t ring_write(uint8_t *at, const struct ring_part *part, uint64_t last, int64_t time_ns)
 {
     uint32_t size = (uint32_t)sizeof(struct ring_record) + part->header_bytes + part->body_bytes;
     struct ring_record head = {size, 0, last + (part->kind <= 2), time_ns, part->stream, part->kind, part->flags,
@@ -256,7 +193,7 @@ static uint64_t ring_write(uint8_t *at, const struct ring_part *part, uint64_t l
 
 /* Reserve, copy and publish: all `count` records or, if the result is not RING_OK, none. `total`: their padded bytes, at most
  * half the ring. The store of `tail` is what publishes; a process that dies before it has done nothing but raise `reserved`. */
-static int ring_publish(struct ring_handle *h, const struct ring_part *parts, size_t count, uint64_t total, int64_t wait_ns,
+static inline int ring_publish(struct ring_handle *h, const struct ring_part *parts, size_t count, uint64_t total, int64_t wait_ns,
                         uint64_t *last)
 {
     struct ring *s = h->shared;
@@ -316,7 +253,7 @@ static inline int ring_overtaken(const struct ring_handle *h, uint64_t position)
 }
 
 /* Where a retired ring ends for its readers: what the log did not take they do not see. The one that takes sees all. */
-static int ring_end(const struct ring_handle *h, uint64_t position)
+static inline int ring_end(const struct ring_handle *h, uint64_t position)
 {
     uint64_t final = atomic_load(&h->shared->final);
     if (h->mine & 1) return RING_OK;
@@ -324,7 +261,7 @@ static int ring_end(const struct ring_handle *h, uint64_t position)
 }
 
 /* The head of the record at `position`, with sizes that can be relied on: the whole record is below the tail. */
-static int ring_look(const struct ring_handle *h, uint64_t position, struct ring_record *head)
+static inline int ring_look(const struct ring_handle *h, uint64_t position, struct ring_record *head)
 {
     uint64_t tail = atomic_load_explicit(&h->shared->tail, memory_order_acquire), there = tail - position;
     if (atomic_load_explicit(&h->shared->retired, memory_order_acquire)) {
@@ -339,7 +276,7 @@ static int ring_look(const struct ring_handle *h, uint64_t position, struct ring
     return ring_padded(size) > there || size > h->size / 2 ? RING_DAMAGED : RING_OK;
 }
 
-static uint32_t ring_crc(const void *head, const void *rest, size_t rest_bytes)
+static inline uint32_t ring_crc(const void *head, const void *rest, size_t rest_bytes)
 {
     uint32_t crc = crc32c(0, head, 4);
     crc = crc32c(crc, (const uint8_t *)head + 8, sizeof(struct ring_record) - 8);
@@ -347,7 +284,7 @@ static uint32_t ring_crc(const void *head, const void *rest, size_t rest_bytes)
 }
 
 /* What follows the head into `to`, checked: the copy is what was published, or the result says why not. */
-static int ring_copy(const struct ring_handle *h, uint64_t position, const struct ring_record *head, void *to)
+static inline int ring_copy(const struct ring_handle *h, uint64_t position, const struct ring_record *head, void *to)
 {
     size_t rest = head->size - sizeof *head;
     memcpy(to, h->data + (position & (h->size - 1)) + sizeof *head, rest);
@@ -356,7 +293,7 @@ static int ring_copy(const struct ring_handle *h, uint64_t position, const struc
 }
 
 /* How many bytes of whole records, at most `most` if more than one, lie at `position`. */
-static int ring_span(const struct ring_handle *h, uint64_t position, uint64_t most, uint64_t *bytes)
+static inline int ring_span(const struct ring_handle *h, uint64_t position, uint64_t most, uint64_t *bytes)
 {
     struct ring_record head;
     int result = ring_look(h, position, &head);
@@ -367,7 +304,7 @@ static int ring_span(const struct ring_handle *h, uint64_t position, uint64_t mo
     return *bytes && result != RING_OVERTAKEN ? RING_OK : result;
 }
 
-static void ring_release(struct ring_handle *h, unsigned seat, uint64_t position, int gates)
+static inline void ring_release(struct ring_handle *h, unsigned seat, uint64_t position, int gates)
 {
     atomic_store_explicit(&h->shared->seat[seat].position, position, memory_order_release);
     if (gates) ring_ring(&h->shared->space);
@@ -382,7 +319,7 @@ static void ring_release(struct ring_handle *h, unsigned seat, uint64_t position
 #define RING_PAUSES 32
 #endif
 
-static void ring_sleep(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, int64_t ns)
+static inline void ring_sleep(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, int64_t ns)
 {
     uint32_t rung = atomic_load(&bell->word);
     atomic_store(&bell->asleep, 1);
@@ -393,7 +330,7 @@ static void ring_sleep(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t 
 }
 
 /* Until `word` is no longer `seen`, or some time is over. */
-static void ring_await(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, enum ring_wait how, int64_t ns)
+static inline void ring_await(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, enum ring_wait how, int64_t ns)
 {
     int turns = how == WAIT_SPIN ? 2000 : how == WAIT_YIELD ? 1000 : 32;
     /* Look seldom, and at nothing else: each look takes the line from the publisher, and a reader at its heels takes those
@@ -408,7 +345,7 @@ static void ring_await(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t 
 
 /* Until `total` bytes may be written, or some time is over. An eighth of the ring at once, so that a full ring is not handed
  * over record by record. */
-static void ring_await_room(struct ring_handle *h, uint64_t total, int64_t ns)
+static inline void ring_await_room(struct ring_handle *h, uint64_t total, int64_t ns)
 {
     struct ring *s = h->shared;
     uint64_t want = total > h->size / 8 ? total : h->size / 8;
@@ -421,71 +358,5 @@ static void ring_await_room(struct ring_handle *h, uint64_t total, int64_t ns)
         if (turn < 64) { ring_pause(); continue; }
         if (futex_wait(&s->space.word, rung, ns < RING_FULL_NS ? ns : RING_FULL_NS)) return;
     }
-}
-
-/* ---- making and attaching ---- */
-
-/* All its pages now: afterwards there is nothing left that could fail but the machine. Returns an errno. */
-static int ring_allocate(int fd, uint64_t size)
-{
-    int error;
-    do error = posix_fallocate(fd, 0, (off_t)(RING_HEAD_BYTES + size));
-    while (error == EINTR);
-    return error;
-}
-
-static int ring_size_fits(uint64_t size)
-{
-    return size >= RING_SIZE_LEAST && size <= RING_SIZE_MOST && !(size & (size - 1));
-}
-
-/* Map `fd`, whose size was checked. The memory is not inherited by a child: it must attach for itself. */
-static int ring_map(struct ring_handle *h, int fd, uint64_t size)
-{
-    size_t all = RING_HEAD_BYTES + 2 * (size_t)size;
-    int access = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_FIXED | (size <= (UINT64_C(64) << 20) ? MAP_POPULATE : 0);
-    uint8_t *at = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) return -1;
-    if (mmap(at, RING_HEAD_BYTES + size, access, flags, fd, 0) == MAP_FAILED ||
-        mmap(at + RING_HEAD_BYTES + size, size, access, flags, fd, RING_HEAD_BYTES) == MAP_FAILED ||
-        madvise(at, all, MADV_DONTFORK)) {
-        int error = errno;
-        munmap(at, all);
-        errno = error;
-        return -1;
-    }
-    *h = (struct ring_handle){.shared = (void *)at, .data = at + RING_HEAD_BYTES, .size = size, .joined = UINT32_MAX, .locks = fd};
-    return 0;
-}
-
-static void ring_unmap(struct ring_handle *h)
-{
-    munmap(h->shared, RING_HEAD_BYTES + 2 * (size_t)h->size);
-    h->shared = NULL;
-}
-
-static void ring_make(struct ring *s, uint64_t size, uint64_t generation, const uint8_t boot[16], uint64_t sequence, int64_t time_ns)
-{
-    struct ring_fixed fixed = {RING_MAGIC, RING_VERSION, RING_HEAD_BYTES, size, generation, {0}, RING_SEATS, 0};
-    memcpy(fixed.boot, boot, sizeof fixed.boot);
-    fixed.crc = crc32c(0, &fixed, offsetof(struct ring_fixed, crc));
-    s->state[0] = (struct ring_state){0, sequence, time_ns};
-    s->state[1].tail = UINT64_MAX;
-    atomic_store(&s->bound, UINT64_MAX);
-    atomic_store(&s->final, UINT64_MAX);
-    atomic_store(&s->committed, sequence - 1);
-    s->fixed = fixed;
-}
-
-/* NULL, or what is wrong with a head that was read from a ring of `bytes` bytes. */
-static const char *ring_check(const struct ring_fixed *fixed, uint64_t bytes, const uint8_t boot[16])
-{
-    if (memcmp(fixed->magic, RING_MAGIC, sizeof fixed->magic)) return "this is no ring";
-    if (fixed->version != RING_VERSION) return "a ring of another version";
-    if (fixed->crc != crc32c(0, fixed, offsetof(struct ring_fixed, crc))) return "its head is damaged";
-    if (fixed->head_bytes != RING_HEAD_BYTES || fixed->seats != RING_SEATS) return "a ring of another layout";
-    if (!ring_size_fits(fixed->size) || fixed->size + RING_HEAD_BYTES != bytes) return "its size is not the one it tells";
-    if (memcmp(fixed->boot, boot, sizeof fixed->boot)) return "a ring of an earlier boot";
-    return NULL;
 }
 #endif

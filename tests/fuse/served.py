@@ -25,17 +25,17 @@ from mqfs.store.store import DiskStore
 
 
 def sizes(tree: Tree, mount: FuseMount) -> str:
-    assert mount.lane is not None
+    assert mount.loop is not None
     return json.dumps(
         {
             "nodes": len(mount.nodes),
             "given": mount.nodes.given,
             "files": len(mount.files.open),
             "listings": len(mount.files.listings),
-            "waiting": len(mount.lane.waiting),
-            "passed": len(mount.lane.passed),
-            "early": len(mount.lane.early),
-            "locks": len(mount.lane.locks),
+            "waiting": len(mount.loop.parked.by_unique),
+            "passed": len(mount.loop.passed),
+            "early": len(mount.loop.parked.early),
+            "locks": len(mount.tree.locks),
             "watched": len(mount.processes),
             "handles": tree.open_files.count,
             "parked": tree.waits.used,

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from mqfs.engine.tree.meta_nodes import META_FILES
 
 from mqfs.engine.language.settings import USAGE, Settings
+from mqfs.engine.nodes.own_files import META_FILES
 from tests.support import ROOT
 
 BIN = Path(sys.executable).parent

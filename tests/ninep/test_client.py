@@ -102,7 +102,7 @@ def test_blocking_errors(server: Running, dialect: Dialect) -> None:
             stream.write(bytes(limits.MSIZE_DEFAULT))
         assert len(server.server.connections) == 1
         (connection,) = server.server.connections
-        assert list(connection.session.fids) == [0]
+        assert list(connection.session.fids.by_number) == [0]
 
 
 def test_what_was_begun_is_not_mixed_up_with_what_is_asked_meanwhile(server: Running) -> None:
@@ -130,7 +130,7 @@ def test_many_at_once(server: Running) -> None:
         assert [each.name for each in found if isinstance(each, Stat)] == [f"g{number}" for number in range(0, 200, 2)]
         assert one.together([]) == []
         (connection,) = server.server.connections
-        assert list(connection.session.fids) == [0]
+        assert list(connection.session.fids.by_number) == [0]
 
 
 def test_a_file_that_is_forgotten_in_the_middle_of_a_call_is_let_go_with_the_next(server: Running) -> None:
@@ -147,9 +147,9 @@ def test_a_file_that_is_forgotten_in_the_middle_of_a_call_is_let_go_with_the_nex
         walk = one.do(_ask(Twalk(0, 0, 77, (Name("order"),))))
         assert len(walk.qids) == 1
         (connection,) = server.server.connections
-        assert len(connection.session.fids) == 3
+        assert len(connection.session.fids.by_number) == 3
         one.do(_ask(Tclunk(0, 77)))
-        assert list(connection.session.fids) == [0]
+        assert list(connection.session.fids.by_number) == [0]
 
 
 def _ask(request: Any) -> Any:

@@ -124,7 +124,7 @@ class Fuzzer:
 
 def begin(session: Session, version: str) -> None:
     session.receive(encode(m.Tversion(0xFFFF, 8192, version), False))
-    session.receive(encode(m.Tattach(0, 0, m.NOFID, "", ""), session.unix))
+    session.receive(encode(m.Tattach(0, 0, m.NOFID, "", ""), session.negotiated.unix))
     session.take()
 
 
@@ -132,9 +132,9 @@ def well_formed(session: Session, framer: Framer) -> int:
     """Every reply can be read; how many there were."""
     found = 0
     for buffer, start, length in framer.frames(b"".join(session.take())):
-        reply = decode(buffer, start, length, session.unix)
+        reply = decode(buffer, start, length, session.negotiated.unix)
         assert NUMBERS[type(reply)] & 1
-        assert length <= session.msize
+        assert length <= session.negotiated.msize
         found += 1
     return found
 
@@ -155,20 +155,20 @@ def test_sessions(version: str, malformed: bool) -> None:
         for _ in range(150):
             at = chance.randrange(len(sessions))
             session = sessions[at]
-            fuzzer.unix = session.unix
+            fuzzer.unix = session.negotiated.unix
             frame = fuzzer.request()
             if malformed and chance.random() < 0.2:
                 frame = fuzzer.mutated(frame)
             try:
                 session.receive(frame)
             except BadFrame:
-                assert malformed or session.dialect is None
+                assert malformed or session.negotiated.dialect is None
                 ended += 1
                 session.close()
                 sessions[at] = Session(tree, Peer("test", ME.uid, ME.gid), lambda: None)
                 begin(sessions[at], version)
                 framers[at] = Framer(1 << 20)
-            if session.dialect is not None:
+            if session.negotiated.dialect is not None:
                 replies += well_formed(sessions[at], framers[at])
         for session in sessions:
             session.close()

@@ -273,7 +273,7 @@ def test_client_that_does_not_read_is_held_up_and_nobody_else(server: Running, t
     sock.sendall(sent)
     with server.connect() as client:
         assert "s" in client.list()
-        (held,) = (c for c in server.server.connections if c.session.fids.get(1) is not None)
+        (held,) = (c for c in server.server.connections if c.session.fids.by_number.get(1) is not None)
         eventually(lambda: held.session.congested)
         assert server.call(lambda: held.session.held) < limits.REPLY_BYTES + limits.MSIZE_DEFAULT
         assert tree.memory.used >= limits.REPLY_BYTES

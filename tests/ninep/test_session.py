@@ -259,7 +259,7 @@ def test_what_was_taken_and_never_sent_goes_back(tree: Tree, ack: str, waited: b
     line = Line(tree, version="9P2000")
     ctl(line, f"deliver one\nack {ack}\nretries 0\n")
     make(line, 1, "s")
-    line.session.take()
+    line.take()
     writer = tree.open(ME, tree.find(ME, "s"), os.O_WRONLY)
     if not waited:
         writer.write(b"x")
@@ -267,8 +267,8 @@ def test_what_was_taken_and_never_sent_goes_back(tree: Tree, ack: str, waited: b
     if waited:
         writer.write(b"x")
     writer.close()
-    before = line.session._taken_bytes
-    out = sum(map(len, line.session.take()))
+    before = line.taken
+    out = len(line.take())
     line.session.close(before + out if sent else before + out - 1)
     shown = tree.open(ME, tree.find(ME, "s"), os.O_RDONLY)
     assert shown.read(9) == (b"" if sent and ack == "read" else b"x")
@@ -281,8 +281,8 @@ def test_what_was_not_sent_yet_when_the_connection_broke_goes_back(tree: Tree) -
     ctl(line, "deliver one\n")
     make(line, 1, "s")
     line.send('Twrite tag 1 fid 1 offset 0 data "x"')
-    line.session.take()
-    sent = line.session._taken_bytes
+    line.take()
+    sent = line.taken
     line.send("Tread tag 1 fid 1 offset 0 count 9")
     line.session.close(sent)
     shown = tree.open(ME, tree.find(ME, "s"), os.O_RDONLY)

@@ -48,7 +48,7 @@ def test_the_dialogue(tmp_path: Path, by_byte: bool) -> None:
     Dialogue(Path(__file__).parent / "dialogues" / "tokens" / "tcp.txt").run(connect)
     for session in sessions:
         session.close()
-        assert not session.proofs
+        assert not session.fids.proofs
 
 
 def test_over_tcp(tmp_path: Path) -> None:

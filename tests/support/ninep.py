@@ -49,7 +49,7 @@ class Line:
     """A session in memory: requests and replies as lines of the notation."""
 
     def __init__(self, tree: Tree, uid: int | None = None, version: str = "") -> None:
-        self.wakes = 0
+        self.wakes = self.taken = 0
         peer = Peer("test", ME.uid if uid is None else uid, ME.gid)
         self.session = Session(tree, peer, self._wake)
         self._framer = Framer(1 << 30)
@@ -61,12 +61,18 @@ class Line:
         self.wakes += 1
 
     def send(self, *lines: str) -> None:
-        unix = self.session.unix
+        unix = self.session.negotiated.unix
         self.session.receive(b"".join(encode(parse(line), unix) for line in lines))
 
-    def values(self) -> list[Fcall]:
+    def take(self) -> bytes:
+        """What the session has to send, counted as taken."""
         data = b"".join(self.session.take())
-        unix = self.session.unix
+        self.taken += len(data)
+        return data
+
+    def values(self) -> list[Fcall]:
+        data = self.take()
+        unix = self.session.negotiated.unix
         return [decode(buffer, start, size, unix) for buffer, start, size in self._framer.frames(data)]
 
     def replies(self) -> list[str]:

@@ -13,8 +13,8 @@ def parked(tree: Tree) -> int:
         for stream in group.streams.values():
             waits.append(stream.waits)
             count += len(stream.blocked) + (
-                len(stream.default_consumer.parked) if stream.default_consumer is not None else 0
+                len(stream.default_consumer.reads.parked) if stream.default_consumer is not None else 0
             )
         count += sum(room.count_reads() for room in waits)
-        count += sum(len(consumer.parked) for consumer in group.consumers.values())
+        count += sum(len(consumer.reads.parked) for consumer in group.consumers.values())
     return count

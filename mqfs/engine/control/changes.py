@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from mqfs.engine.delivery.consumer_registry import RoutedStream
 from mqfs.engine.group import Group
 from mqfs.engine.language import programs
 from mqfs.engine.language.settings import Settings
@@ -93,7 +94,7 @@ class Changes:
         consumer = self._group.consumers.get(name)
         return consumer.number if consumer is not None else None
 
-    def _streams_of(self, over: str) -> list[Stream]:
+    def _streams_of(self, over: str) -> list[RoutedStream]:
         """Also where that view is bound here."""
         consumers, bound = self._group.consumers, self._bound.get(over, [])
         streams = consumers.streams_of(over) if over in self._group.views or not bound else []

@@ -13,9 +13,10 @@ from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.publishing.admission import Stream as Target
-from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
+from mqfs.engine.publishing.atomic_batch import AtomicBatch, StreamTotals, require_fit
 from mqfs.engine.stream import Stream
 from mqfs.log import batch, headers
+from mqfs.log.record_batch import Source
 from mqfs.model import User
 from mqfs.wait import Step
 

@@ -79,7 +79,9 @@ def _consumers(group: Group, user: User) -> Iterator[tuple[str, Consumer]]:
 
 
 def _over(consumer: Consumer) -> Stream | None:
-    return consumer.stream or consumer.group.streams.get(consumer.state.over)
+    """The stream that it is over, or whose default consumer it is."""
+    stream: Stream | None = consumer.group.streams.get(consumer.state.over)
+    return stream or consumer.group.numbers.get(consumer.number)
 
 
 def places(group: Group, user: User) -> str:
@@ -143,17 +145,17 @@ def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
 
 def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
     """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time."""
-    waiting, delayed = consumer.waiting_now(counts)
-    oldest = next(consumer.waiting(), None)
+    waiting, delayed = consumer.backlog.count_unclaimed(counts)
+    oldest = next(consumer.backlog.unclaimed(), None)
     return {
-        "over": consumer.stream.name if consumer.stream is not None else consumer.state.over,
+        "over": consumer.state.over if consumer.state.name else consumer.name,
         "low": consumer.low,
         "claimed": len(consumer.claims),
         "waiting": waiting,
         "delayed": delayed,
         "oldest": oldest.time_ns / 1e9 if oldest is not None else None,
         "handles": consumer.opens,
-        "parked": len(consumer.parked),
+        "parked": len(consumer.reads.parked),
         **attrs.asdict(consumer.counts),
     }
 

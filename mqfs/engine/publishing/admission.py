@@ -9,6 +9,7 @@ from typing import Protocol
 import attrs
 
 from mqfs import errors
+from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.wait_list import PollList
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.engine.log.counts import Counts
@@ -35,7 +36,8 @@ class Consumer(Protocol):
     @property
     def name(self) -> str: ...
 
-    def exceeds_backlog(self, messages: int) -> bool: ...
+    @property
+    def backlog(self) -> Backlog: ...
 
 
 class Stream(Owner, Protocol):
@@ -56,9 +58,9 @@ class Batch(Protocol):
 
     lacking: Stream | None  # in which it waits for room
 
-    def verdict(self) -> Admission: ...
+    def admit(self) -> Admission: ...
 
-    def carry_out(self) -> Step[int]: ...
+    def append(self) -> Step[int]: ...
 
 
 @attrs.define
@@ -123,7 +125,7 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
         for consumer in stream.bounded_consumers:
             covered_by.setdefault(consumer, []).append(stream)
     for consumer, covered in covered_by.items():
-        if consumer.exceeds_backlog(sum(messages[stream] for stream in covered)):
+        if consumer.backlog.exceeds(sum(messages[stream] for stream in covered)):
             if settings.full == "block":
                 return covered[0]
             raise errors.StreamFull(f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog")

@@ -6,8 +6,7 @@ messages come from is the business of batch_file.py and transactions.py.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -18,9 +17,8 @@ from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing.admission import Admission, Stream, WriteRequest, depth_reached, has_room, lacking_backlog
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.group_state import Change
-from mqfs.log import batch
-from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.model import Draft, Kind, UnsequencedRecords
+from mqfs.log.record_batch import RecordBatch, Source
+from mqfs.model import Kind
 from mqfs.wait import Step
 
 T = TypeVar("T")
@@ -37,45 +35,6 @@ class StreamTotals:
     messages: int = 0
     size: int = 0  # of their bodies
     last: int = 0  # which message of the unit is its last one
-
-
-@attrs.frozen
-class Source:
-    """Messages as blanks (mqfs/log/batch.py). `pieces` reads them each time: they may be too many for memory."""
-
-    messages: int
-    room: int  # bytes they take in a log
-    numbers: array[int]  # of each place the stream's
-    pieces: Callable[[], Iterable[bytes]]  # whole ones in each
-
-
-class CombinedBatch(UnsequencedRecords):
-    """Messages of several sources, in order, and behind them other records of the same unit."""
-
-    def __init__(self, sources: Sequence[Source], behind: Sequence[Draft] = ()) -> None:
-        self._sources, self.behind = sources, behind
-        self.taking = sum(source.messages for source in sources)
-        self.room = sum(source.room for source in sources)
-        self.room += sum(padded(HEAD_BYTES + len(draft.body)) for draft in behind)
-
-    def followed_by(self, tail: Sequence[Draft]) -> CombinedBatch:
-        return CombinedBatch(self._sources, [*self.behind, *tail])
-
-    def __len__(self) -> int:
-        return self.taking + len(self.behind)
-
-    def pieces(self) -> Iterator[tuple[bytes, array[int]]]:
-        for source in self._sources:
-            for data in source.pieces():
-                yield data, source.numbers
-
-    def messages(self) -> Iterator[Draft]:
-        for data, numbers in self.pieces():
-            yield from batch.decode_batch(data, numbers)
-
-    def __iter__(self) -> Iterator[Draft]:
-        yield from self.messages()
-        yield from self.behind
 
 
 @attrs.define(eq=False)
@@ -98,7 +57,7 @@ class AtomicBatch:
     _waited: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.size = sum(source.room for source in self.sources)
+        self.size = sum(source.stored_bytes for source in self.sources)
         self.messages = sum(source.messages for source in self.sources)
 
     # ------------------------------------------------------------ looking
@@ -112,12 +71,12 @@ class AtomicBatch:
         request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self)
         return self.publisher.blocked.park(self.lacking, request)
 
-    def verdict(self) -> Admission:
+    def admit(self) -> Admission:
         """Whether it can go on, having waited. Raises what refuses it now."""
         self.lacking = self._guarded(self._admit)
         return Admission.APPEND if self.lacking is None else Admission.WAIT
 
-    def carry_out(self) -> Step[int]:
+    def append(self) -> Step[int]:
         return self._guarded(self._append)
 
     def _guarded(self, call: Callable[[], T]) -> T:
@@ -181,7 +140,7 @@ class AtomicBatch:
             if self.changes:
                 publisher.log.append_batch((), self.changes)
         elif self.messages or self.changes:
-            self._count(publisher.log.append_batch(CombinedBatch(self.sources), self.changes))
+            self._count(publisher.log.append_batch(RecordBatch(self.sources), self.changes))
         if self.first:
             self._deliver(self.first)
         if self.done is not None:
@@ -199,7 +158,7 @@ class AtomicBatch:
     def _deliver(self, first: int) -> None:
         publisher, streams = self.publisher, {stream.number: stream for stream in self.tallies}
         rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
-        drafts = enumerate(CombinedBatch(self.sources).messages(), first)
+        drafts = enumerate(RecordBatch(self.sources).messages(), first)
         # A reader that was served has left the wait list, and cannot rejoin before this returns.
         while (self.ranked or publisher.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _DELIVERED))):
             for sequence, draft in some:

@@ -78,7 +78,7 @@ class Publisher:
         counts.written += 1
         counts.written_bytes += size
         self.mark_dirty()
-        if sequence + 1 >= consumers.next_end:
+        if sequence + 1 >= consumers.read_ends.next:
             self.fanout.deliver(stream, Record(sequence, time_ns, stream.number, MESSAGE, 0, b"", body))
         return log.after_data_sync(size)
 
@@ -108,7 +108,7 @@ class Publisher:
     def admit(self, stream: Stream, request: WriteRequest) -> Admission:
         """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
         if request.unit is not None:
-            return request.unit.verdict()
+            return request.unit.admit()
         if request.kind != MESSAGE or self._is_duplicate(request):
             return Admission.APPEND
         settings = self.log.settings
@@ -123,7 +123,7 @@ class Publisher:
     def append_admitted(self, stream: Stream, request: WriteRequest) -> Step[int]:
         """Append and deliver; the step comes to `request.total` when the group's `sync` is kept."""
         if request.unit is not None:
-            return request.unit.carry_out()
+            return request.unit.append()
         if request.id is not None and (known := self._ids.find_duplicate(request.id)):
             if request.on_sequence is not None:
                 request.on_sequence(known)

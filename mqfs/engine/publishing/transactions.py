@@ -16,10 +16,11 @@ from mqfs.engine.language.permissions import W, allowed, require_owner
 from mqfs.engine.log import faults
 from mqfs.engine.log.timers import PARTS, Alarm, Timers
 from mqfs.engine.publishing.admission import Stream
-from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
+from mqfs.engine.publishing.atomic_batch import AtomicBatch, StreamTotals, require_fit
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.staged_batch import StagedBatch, Staging
 from mqfs.group_state import Attributes, Change
+from mqfs.log.record_batch import Source
 from mqfs.model import User
 from mqfs.seams import Clock
 from mqfs.shares import require_share
@@ -191,7 +192,7 @@ class Transactions:
                 tally.last = before + mine.last
             sources.append(Source(part.messages, part.staged.size, numbers, part.pieces))
             before += part.messages
-        require_fit(before, sum(source.room for source in sources))
+        require_fit(before, sum(source.stored_bytes for source in sources))
         self._freeze(parts, True)
         ranked = any(part.ranked for part in parts)
         return AtomicBatch(

@@ -32,7 +32,7 @@ class Sharer(Protocol):
 
     def is_acked(self, sequence: int) -> bool: ...
 
-    def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The parts of [first, last] that are acked."""
         ...
 
@@ -165,7 +165,7 @@ class KeptRange:
 
     def _raise(self, floor: int) -> None:
         old, before = self.state.floor, self.count
-        self.state.floor = floor = max(floor, old)
+        floor = self.state.raise_floor(floor)
         if before < 0:
             self.count, self.size = self.counted(floor)
             settings, owner = self.log.settings, self._owner
@@ -212,7 +212,7 @@ class KeptRange:
         last = self.log.end.next if end is None else end - 1
         common = [(first, last)]
         for consumer in self._owner.interested_consumers():
-            common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
+            common = [run for begin, stop in common for run in consumer.acked_in(begin, stop)]
         return common
 
     def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
@@ -329,7 +329,7 @@ class KeptRange:
 
     def carry_out_cut(self, cut: Cut) -> None:
         """Raise the floor, which the log has already; readers behind it get FellBehind. More may have been appended."""
-        self.state.floor = max(self.state.floor, cut.floor)
+        self.state.raise_floor(cut.floor)
         self._count_gone(cut)
         if cut.lost:
             self.evicted_before = max(self.evicted_before, cut.last_lost + 1)

@@ -107,7 +107,7 @@ class Retention:
         """The sequences of all messages for one receiver."""
         return self._host.ranks.all_singles()
 
-    def loosened(self) -> None:
+    def retention_changed(self) -> None:
         """A change of the group may have made messages unwanted."""
         self._dirty = True
 

@@ -1,4 +1,4 @@
-"""Nodes of the tree, what stat(2) says of them, and where they stand."""
+"""Nodes of the tree: found by name, their parents, and what stat(2) says of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 from mqfs import errors
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
-from mqfs.engine.nodes.own_files import FOLDERS, Folder, Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta, SnapshotNode, TakeFile
 from mqfs.engine.nodes.txn_nodes import PartFolder, StagedStream, StagingFolder, TxnCtl, TxnFolder
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
@@ -70,6 +70,30 @@ def parent(node: Node) -> Group | Folder:
     if isinstance(node, Consumer | TakeFile):
         return Folder(group_of(node), ".consumers")
     return Folder(group_of(node), ".kept") if isinstance(node, SnapshotNode) else group_of(node)
+
+
+def find_in_group(group: Group, name: str) -> Node | None:
+    """The file or directory of that name in a group."""
+    if name in META_FILES:
+        return Meta(group, name)
+    return _folder(group, name) or group.streams.get(name) or group.groups.get(name) or group.views.get(name)
+
+
+def _folder(group: Group, name: str) -> Folder | None:
+    if name not in FOLDERS:
+        return None
+    return TxnFolder(group) if name == ".txn" else Folder(group, name)
+
+
+def find_in_folder(folder: Folder, name: str) -> Node | None:
+    """The file or part of that name in one of a group's own directories."""
+    if isinstance(folder, StagingFolder):
+        return folder.find(name)
+    if folder.name == ".consumers":
+        taken = folder.group.streams.get(name[1:]) if name.startswith(".") else None
+        return folder.group.consumers.get(name) or (TakeFile(taken) if taken is not None else None)
+    stream = folder.group.streams.get(name)
+    return SnapshotNode(stream) if stream is not None else None
 
 
 def depth(group: Group) -> int:

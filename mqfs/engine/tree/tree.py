@@ -20,14 +20,23 @@ from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.log.faults import Faults
 from mqfs.engine.log.timers import Timers
 from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta, SnapshotNode, TakeFile
-from mqfs.engine.nodes.txn_nodes import StagedStream, StagingFolder, TxnFolder
+from mqfs.engine.nodes.txn_nodes import StagedStream, StagingFolder
 from mqfs.engine.publishing.blocked_writers import refuse_all
 from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
 from mqfs.engine.tree import node_stat
 from mqfs.engine.tree.maintenance import Maintenance
-from mqfs.engine.tree.node_stat import Node, attributes, depth, group_of, require_unprotected, stat_of
+from mqfs.engine.tree.node_stat import (
+    Node,
+    attributes,
+    depth,
+    find_in_folder,
+    find_in_group,
+    group_of,
+    require_unprotected,
+    stat_of,
+)
 from mqfs.engine.tree.open_files import OpenFiles
 from mqfs.engine.tree.recovery import ROOT, Unserved, adopt, read_states
 from mqfs.file_locks import Locks
@@ -133,29 +142,10 @@ class Tree:
             require(user, node.attributes, X, node.name)
         if name == "..":
             return self.parent(node)
-        found = self._in_folder(node, name) if isinstance(node, Folder) else self._in_group(group, name)
+        found = find_in_folder(node, name) if isinstance(node, Folder) else find_in_group(group, name)
         if found is None:
             raise errors.NotFound(name)
         return found
-
-    def _in_group(self, group: Group, name: str) -> Node | None:
-        if name in META_FILES:
-            return Meta(group, name)
-        return self._folder(group, name) or group.streams.get(name) or group.groups.get(name) or group.views.get(name)
-
-    def _folder(self, group: Group, name: str) -> Folder | None:
-        if name not in FOLDERS:
-            return None
-        return TxnFolder(group) if name == ".txn" else Folder(group, name)
-
-    def _in_folder(self, folder: Folder, name: str) -> Node | None:
-        if isinstance(folder, StagingFolder):
-            return folder.find(name)
-        if folder.name == ".consumers":
-            taken = folder.group.streams.get(name[1:]) if name.startswith(".") else None
-            return folder.group.consumers.get(name) or (TakeFile(taken) if taken is not None else None)
-        stream = folder.group.streams.get(name)
-        return SnapshotNode(stream) if stream is not None else None
 
     def find(self, user: User, path: str) -> Node:
         """The file at a path from the root."""
@@ -180,7 +170,7 @@ class Tree:
             require(user, group.state, X, directory.name)
             nodes += directory.files()
         elif isinstance(directory, Group):
-            nodes += [node for name in (*META_FILES, *FOLDERS) if (node := self._in_group(group, name))]
+            nodes += [node for name in (*META_FILES, *FOLDERS) if (node := find_in_group(group, name))]
             nodes += [*group.streams.values(), *group.groups.values(), *group.views.values()]
         elif directory.name == ".consumers":
             nodes += group.consumers.values()
@@ -260,7 +250,7 @@ class Tree:
         if group.removed:
             raise errors.NotFound(f"{group.name} was removed")
         require(user, group.state, W | X, group.name)
-        if self._in_group(group, name) is not None:
+        if find_in_group(group, name) is not None:
             raise errors.Exists(name)
         check_name(name)
 
@@ -274,7 +264,7 @@ class Tree:
         require(user, group.state, W | X, directory.name)
         if directory.removed:
             raise errors.NotFound(name)
-        node = self._in_group(group, name) if isinstance(directory, Group) else self._in_folder(directory, name)
+        node = find_in_group(group, name) if isinstance(directory, Group) else find_in_folder(directory, name)
         if node is None:
             raise errors.NotFound(name)
         if node.directory:
@@ -309,7 +299,7 @@ class Tree:
             return None
         victim = group.groups.get(name)
         if victim is None:
-            if self._in_group(group, name) is not None:
+            if find_in_group(group, name) is not None:
                 raise errors.NotDirectory(name)
             raise errors.NotFound(name)
         require_unsticky(user, group.state, victim.state, name)
@@ -336,7 +326,7 @@ class Tree:
             raise errors.NotPermitted(f"{name} cannot be renamed")
         node = group.streams.get(name) or group.groups.get(name)
         if node is None:
-            if self._in_group(group, name) is not None:
+            if find_in_group(group, name) is not None:
                 raise errors.NotPermitted(f"{name} cannot be renamed")
             raise errors.NotFound(name)
         if to is not group:

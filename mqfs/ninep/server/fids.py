@@ -1,27 +1,31 @@
-"""What a fid stands for: a file of the tree, perhaps open, on behalf of a user; and the reading of directories.
+"""Fids: each a file of the tree, perhaps open, on behalf of a user; the table of a connection's; open directories.
 
-Owns no replies and no tags (session.py); it calls the tree, but never waits.
+Owns no replies and no tags; it calls the tree, but never waits.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqfs import limits
 from mqfs.engine.tree.listing import Listing
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError
+from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError, NotFound, NotPermitted, OverLimit
+from mqfs.file_locks import Key
 from mqfs.model import QTDIR, User
 from mqfs.net import identity
+from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.linux_messages import Entry
 from mqfs.ninep.codec.messages import Dir
 from mqfs.ninep.codec.wire import ENTRY, stat_bytes
 from mqfs.seams import Handle
+from mqfs.shares import Shares
+from mqfs.wait import Step
 
-if TYPE_CHECKING:
-    from mqfs.ninep.server.pending import Pending
+log = logging.getLogger("mqfs.ninep")
 
 NOWHERE = -1  # Fid.rest: no offset is to be answered with 0 bytes
 DT_DIR, DT_REG = 4, 8
@@ -70,7 +74,7 @@ class Fid:
         self.nonblocking = False
         self.remove_at_close = False
         self.locked = False
-        self.pending: set[Pending] = set()
+        self.pending: set[int] = set()  # tags of its parked requests
 
     @property
     def open(self) -> bool:
@@ -121,6 +125,70 @@ class Fid:
         self.takes = self.reader is not None and bool(getattr(handle, "takes", False))
         self.fills = self.fills and handle.parkable and not nonblocking
         self.nonblocking = nonblocking
+
+    def remove(self, tree: Tree) -> Step[None]:
+        """Remove its file or group from the tree."""
+        node = self.node
+        if node is tree.root:
+            raise NotPermitted("the root group stays")
+        if node.removed:
+            raise NotFound
+        if node.directory:
+            return tree.rmdir(self.user, tree.parent(node), node.name)
+        return tree.unlink(self.user, tree.parent(node), node.name)
+
+    def close(self, tree: Tree, session: int) -> None:
+        """Release its locks, which are those of a session's number, and close its file."""
+        if self.locked:
+            tree.locks.release_through(Key(self.node.qid.path, False), (session, self.number))
+        if self.listing is not None:
+            self.listing.close()
+        handle, self.handle, self.reader, self.writer, self.listing = self.handle, None, None, None, None
+        if handle is not None:
+            handle.close()
+        if self.remove_at_close:
+            try:
+                self.remove(tree)
+            except MqfsError as error:
+                log.info("not removed at its close: %s: %s", self.node.name, error)
+
+
+class FidTable:
+    """The fids of a connection by number, those of Tauth apart. Each counts against the user's share of `memory`."""
+
+    def __init__(self, memory: Shares, account: Hashable) -> None:
+        self.by_number: dict[int, Fid] = {}
+        self.proofs: dict[int, Proof] = {}  # of Tauth
+        self._memory, self._account = memory, account
+
+    def find(self, number: int) -> Fid:
+        """Raises BadFid."""
+        fid = self.by_number.get(number)
+        if fid is None:
+            raise BadFid(f"fid {number} is not known")
+        return fid
+
+    def check_new(self, number: int) -> None:
+        """Raises BadFid or OverLimit where a number cannot become a fid."""
+        if number in self.by_number or number in self.proofs:
+            raise BadFid(f"fid {number} is in use")
+        if len(self.by_number) + len(self.proofs) >= limits.FIDS:
+            raise OverLimit(f"{limits.FIDS} fids of this connection are in use")
+
+    def add(self, fid: Fid) -> None:
+        """Add a fid of a new number. Raises OverLimit."""
+        self._memory.take(self._account, limits.FID_BYTES)
+        self.by_number[fid.number] = fid
+
+    def remove(self, fid: Fid) -> None:
+        del self.by_number[fid.number]
+        self._memory.give(self._account, limits.FID_BYTES)
+
+    def clear(self) -> list[Fid]:
+        """Remove all. Returns them, for the caller to close."""
+        fids, self.by_number, self.proofs = self.by_number, {}, {}
+        self._memory.give(self._account, limits.FID_BYTES * len(fids))
+        return list(fids.values())
 
 
 def qid_mode(mode: int, kind: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -22,10 +22,8 @@ from mqfs.ninep.codec.wire import READ_OVERHEAD
 from mqfs.ninep.server.fids import Fid
 from mqfs.ninep.server.operations import become, directory, opened, rename_node, synced
 from mqfs.ninep.server.pending import Later, later
+from mqfs.ninep.server.state import SessionState
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.ninep.server.session import Session
 
 # Flags of Tlopen and Tlcreate: Linux's numbers on every machine
 O_EXCL, O_NONBLOCK, O_DIRECTORY = 0o200, 0o4000, 0o200000
@@ -39,8 +37,8 @@ BLOCK_BYTES, STAT_BLOCK_BYTES = 4_096, 512
 # ---------------------------------------------------------------- opening and making
 
 
-def lopen(session: Session, request: linux.Tlopen) -> Fcall:
-    fid = session.fid(request.fid).closed()
+def lopen(session: SessionState, request: linux.Tlopen) -> Fcall:
+    fid = session.fids.find(request.fid).closed()
     if request.flags & O_DIRECTORY and not fid.node.directory:
         raise NotDirectory
     qid, iounit = opened(session, fid, request.flags & os.O_ACCMODE, nonblocking=bool(request.flags & O_NONBLOCK))
@@ -52,8 +50,8 @@ def acting(user: User, gid: int) -> User:
     return attrs.evolve(user, gid=gid) if gid != user.gid and gid in user.groups else user
 
 
-def lcreate(session: Session, request: linux.Tlcreate) -> Fcall | Later:
-    fid = session.fid(request.fid).closed()
+def lcreate(session: SessionState, request: linux.Tlcreate) -> Fcall | Later:
+    fid = session.fids.find(request.fid).closed()
     group = directory(fid)
     flags, nonblocking = request.flags & os.O_ACCMODE, bool(request.flags & O_NONBLOCK)
     made = True
@@ -72,54 +70,55 @@ def lcreate(session: Session, request: linux.Tlcreate) -> Fcall | Later:
     return later(step, then, calls=True)
 
 
-def mkdir(session: Session, request: linux.Tmkdir) -> Fcall | Later:
-    fid = session.fid(request.dfid)
+def mkdir(session: SessionState, request: linux.Tmkdir) -> Fcall | Later:
+    fid = session.fids.find(request.dfid)
     step = session.tree.mkdir(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
     return later(step, lambda node: linux.Rmkdir(request.tag, node.qid))
 
 
-def mknod(session: Session, request: linux.Tmknod) -> Fcall | Later:
+def mknod(session: SessionState, request: linux.Tmknod) -> Fcall | Later:
     """A regular file is a stream; nothing else can be made."""
     if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
         raise NotPermitted("only streams and groups can be made")
-    fid = session.fid(request.fid)
+    fid = session.fids.find(request.fid)
     step = session.tree.create(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
     return later(step, lambda node: linux.Rmknod(request.tag, node.qid))
 
 
-def symlink(session: Session, request: linux.Tsymlink) -> Fcall:
-    directory(session.fid(request.fid))
+def symlink(session: SessionState, request: linux.Tsymlink) -> Fcall:
+    directory(session.fids.find(request.fid))
     raise NotPermitted("there are no symbolic links here")
 
 
-def link(session: Session, request: linux.Tlink) -> Fcall:
-    directory(session.fid(request.dfid))
-    session.fid(request.fid)
+def link(session: SessionState, request: linux.Tlink) -> Fcall:
+    directory(session.fids.find(request.dfid))
+    session.fids.find(request.fid)
     raise NotPermitted("there are no links here")
 
 
-def readlink(session: Session, request: linux.Treadlink) -> Fcall:
-    session.fid(request.fid)
+def readlink(session: SessionState, request: linux.Treadlink) -> Fcall:
+    session.fids.find(request.fid)
     raise BadRequest("not a symbolic link")
 
 
 # ---------------------------------------------------------------- renaming and removing
 
 
-def rename(session: Session, request: linux.Trename) -> Fcall | Later:
-    to = directory(session.fid(request.dfid))
-    return later(rename_node(session, session.fid(request.fid), request.name, to), lambda _: linux.Rrename(request.tag))
+def rename(session: SessionState, request: linux.Trename) -> Fcall | Later:
+    to = directory(session.fids.find(request.dfid))
+    step = rename_node(session, session.fids.find(request.fid), request.name, to)
+    return later(step, lambda _: linux.Rrename(request.tag))
 
 
-def renameat(session: Session, request: linux.Trenameat) -> Fcall | Later:
-    fid = session.fid(request.olddirfid)
-    to = directory(session.fid(request.newdirfid))
+def renameat(session: SessionState, request: linux.Trenameat) -> Fcall | Later:
+    fid = session.fids.find(request.olddirfid)
+    to = directory(session.fids.find(request.newdirfid))
     step = session.tree.rename(fid.user, directory(fid), request.oldname, to, request.newname)
     return later(step, lambda _: linux.Rrenameat(request.tag))
 
 
-def unlinkat(session: Session, request: linux.Tunlinkat) -> Fcall | Later:
-    fid = session.fid(request.dirfd)
+def unlinkat(session: SessionState, request: linux.Tunlinkat) -> Fcall | Later:
+    fid = session.fids.find(request.dirfd)
     take = session.tree.rmdir if request.flags & AT_REMOVEDIR else session.tree.unlink
     return later(take(fid.user, directory(fid), request.name), lambda _: linux.Runlinkat(request.tag))
 
@@ -127,19 +126,19 @@ def unlinkat(session: Session, request: linux.Tunlinkat) -> Fcall | Later:
 # ---------------------------------------------------------------- reading directories
 
 
-def readdir(session: Session, request: linux.Treaddir) -> Fcall:
-    fid = session.fid(request.fid)
+def readdir(session: SessionState, request: linux.Treaddir) -> Fcall:
+    fid = session.fids.find(request.fid)
     if fid.listing is None:
         raise NotDirectory if fid.open else BadFid(f"fid {request.fid} is not open")
-    count = min(request.count, session.msize - READ_OVERHEAD)
+    count = min(request.count, session.negotiated.msize - READ_OVERHEAD)
     return linux.Rreaddir(request.tag, fid.listing.entries(fid, request.offset, count))
 
 
 # ---------------------------------------------------------------- attributes
 
 
-def getattr_(session: Session, request: linux.Tgetattr) -> Fcall:
-    fid = session.fid(request.fid)
+def getattr_(session: SessionState, request: linux.Tgetattr) -> Fcall:
+    fid = session.fids.find(request.fid)
     it = session.tree.stat(fid.node)
     mtime, mtime_ns = divmod(it.mtime_ns, 10**9)
     ctime, ctime_ns = divmod(it.ctime_ns, 10**9)
@@ -168,18 +167,18 @@ def getattr_(session: Session, request: linux.Tgetattr) -> Fcall:
     )
 
 
-def setattr_(session: Session, request: linux.Tsetattr) -> Fcall | Later:
+def setattr_(session: SessionState, request: linux.Tsetattr) -> Fcall | Later:
     """Size and times are accepted and dropped."""
-    fid = session.fid(request.fid)
+    fid = session.fids.find(request.fid)
     wanted = {"mode": (SET_MODE, request.mode & 0o777), "uid": (SET_UID, request.uid), "gid": (SET_GID, request.gid)}
     changes = {name: value for name, (bit, value) in wanted.items() if request.valid & bit}
     step = session.tree.setattr(fid.user, fid.node, **changes) if changes else None
     return later(step, lambda _: linux.Rsetattr(request.tag))
 
 
-def statfs(session: Session, request: linux.Tstatfs) -> Fcall:
+def statfs(session: SessionState, request: linux.Tstatfs) -> Fcall:
     """Numbers that make df and those who look for room content; the bounds are each group's."""
-    session.fid(request.fid)
+    session.fids.find(request.fid)
     blocks = limits.GROUP_BYTES // BLOCK_BYTES
     return linux.Rstatfs(
         tag=request.tag,
@@ -195,27 +194,27 @@ def statfs(session: Session, request: linux.Tstatfs) -> Fcall:
     )
 
 
-def fsync(session: Session, request: linux.Tfsync) -> Fcall | Later:
-    fid = session.fid(request.fid)
+def fsync(session: SessionState, request: linux.Tfsync) -> Fcall | Later:
+    fid = session.fids.find(request.fid)
     if not fid.open:
         raise BadFid(f"fid {request.fid} is not open")
     return later(synced(session, fid), lambda _: linux.Rfsync(request.tag))
 
 
-def xattrwalk(session: Session, request: linux.Txattrwalk) -> Fcall:
+def xattrwalk(session: SessionState, request: linux.Txattrwalk) -> Fcall:
     """No file has extended attributes: the list of them is empty, and none of them is found."""
-    fid = session.fid(request.fid)
+    fid = session.fids.find(request.fid)
     if request.name:
         raise NoAttribute
-    session.check_new(request.newfid)
+    session.fids.check_new(request.newfid)
     listed = fid.clone(request.newfid, fid.node)
     listed.xattr = True
-    session.add(listed)
+    session.fids.add(listed)
     return linux.Rxattrwalk(request.tag, 0)
 
 
-def xattrcreate(session: Session, request: linux.Txattrcreate) -> Fcall:
-    session.fid(request.fid)
+def xattrcreate(session: SessionState, request: linux.Txattrcreate) -> Fcall:
+    session.fids.find(request.fid)
     raise Unsupported("extended attributes")
 
 
@@ -226,7 +225,7 @@ READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2
 GRANTED, BLOCKED = 0, 1
 
 
-def _lock(session: Session, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> tuple[Key, Held]:
+def _lock(session: SessionState, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> tuple[Key, Held]:
     if fid.handle is None and fid.listing is None:
         raise BadFid(f"fid {fid.number} is not open")
     end = min(request.start + request.length, END) if request.length else END  # 0: to the end of the file
@@ -236,9 +235,9 @@ def _lock(session: Session, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> 
     return Key(fid.node.qid.path, False), held
 
 
-def lock(session: Session, request: linux.Tlock) -> Fcall:
+def lock(session: SessionState, request: linux.Tlock) -> Fcall:
     """Granted or refused at once: who is told BLOCKED asks again."""
-    fid = session.fid(request.fid)
+    fid = session.fids.find(request.fid)
     key, wanted = _lock(session, fid, request)
     if request.type == UNLOCK:
         session.tree.locks.release(key, wanted.owner, wanted.start, wanted.end)
@@ -250,9 +249,9 @@ def lock(session: Session, request: linux.Tlock) -> Fcall:
     return linux.Rlock(request.tag, GRANTED if granted else BLOCKED)
 
 
-def getlock(session: Session, request: linux.Tgetlock) -> Fcall:
+def getlock(session: SessionState, request: linux.Tgetlock) -> Fcall:
     """The lock that stands in the way, or the question back with type UNLOCK."""
-    fid = session.fid(request.fid)
+    fid = session.fids.find(request.fid)
     held = session.tree.locks.conflict(*_lock(session, fid, request))
     if held is None:
         return linux.Rgetlock(request.tag, UNLOCK, *request[3:])
@@ -262,7 +261,7 @@ def getlock(session: Session, request: linux.Tgetlock) -> Fcall:
     return linux.Rgetlock(request.tag, kind, held.start, length, held.pid, client_id)
 
 
-OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {
+OPERATIONS: dict[type[Any], Callable[[SessionState, Any], Fcall | Later]] = {
     linux.Tlopen: lopen,
     linux.Tlcreate: lcreate,
     linux.Tmkdir: mkdir,

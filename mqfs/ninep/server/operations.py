@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqfs import limits
-from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFid, BadRequest, MqfsError, NoAuthentication, NotDirectory, NotFound, NotPermitted
 from mqfs.model import QTDIR, Qid, User
 from mqfs.net import identity
@@ -21,10 +20,8 @@ from mqfs.ninep.codec.messages import NOFID, Fcall
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from mqfs.ninep.server.fids import Fid, stat
 from mqfs.ninep.server.pending import Later, both, later
+from mqfs.ninep.server.state import SessionState
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.ninep.server.session import Session
 
 QTAUTH = 0x08
 OEXEC, ORDONLY_BITS = 3, 3
@@ -39,50 +36,49 @@ FILLS = (",v9fs", "!v9fs")  # behind the aname (mount(8) lets no comma through):
 # ---------------------------------------------------------------- beginning and walking
 
 
-def auth(session: Session, request: m.Tauth) -> Fcall:
+def auth(session: SessionState, request: m.Tauth) -> Fcall:
     """Over TCP, where the server has tokens: the fid to which one is written."""
     tokens = session.peer.tokens
     if tokens is None:
         raise NoAuthentication
-    session.check_new(request.afid)
-    session.proofs[request.afid] = Proof(tokens, request.uname, request.n_uname)
+    session.fids.check_new(request.afid)
+    session.fids.proofs[request.afid] = Proof(tokens, request.uname, request.n_uname)
     return m.Rauth(request.tag, Qid(QTAUTH, 0, 0))
 
 
-def _attached(session: Session, request: m.Tattach) -> User:
+def _attached(session: SessionState, request: m.Tattach) -> User:
     """The user of an attach: who the token says, or the socket."""
     if request.afid == NOFID:
         return session.peer.attach(request.uname, request.n_uname)
-    proof = session.proofs.get(request.afid)
+    proof = session.fids.proofs.get(request.afid)
     if proof is None:
         more = ": no authentication is required" if session.peer.tokens is None else "; Tauth makes one"
         raise BadFid(f"afid {request.afid} is not known{more}")
     return identity.user(proof.user(request.uname, request.n_uname), session.peer.where)
 
 
-def attach(session: Session, request: m.Tattach) -> Fcall:
-    session.check_new(request.fid)
+def attach(session: SessionState, request: m.Tattach) -> Fcall:
+    session.fids.check_new(request.fid)
     user = _attached(session, request)
     path = request.aname
     for mark in FILLS:
         path = path.removesuffix(mark)
     root = session.tree.find(user, path) if path.strip("/") else session.tree.root
-    assert session.dialect is not None
-    session.v9fs = session.v9fs or path != request.aname
-    fills = session.dialect.unix or session.v9fs
-    session.add(Fid(request.fid, user, root, root, fills))
+    terms = session.negotiated
+    terms.v9fs = terms.v9fs or path != request.aname
+    session.fids.add(Fid(request.fid, user, root, root, terms.unix or terms.v9fs))
     session.attached = True
     return m.Rattach(request.tag, root.qid)
 
 
-def walk(session: Session, request: m.Twalk) -> Fcall:
-    fid = session.fid(request.fid)
+def walk(session: SessionState, request: m.Twalk) -> Fcall:
+    fid = session.fids.find(request.fid)
     if len(request.names) > limits.WALK_NAMES:
         raise BadRequest(f"{len(request.names)} names in one walk; at most {limits.WALK_NAMES} is right")
     if request.newfid == request.fid:
         fid.closed()
     else:
-        session.check_new(request.newfid)
+        session.fids.check_new(request.newfid)
     node = fid.node
     qids: list[Qid] = []
     for name in request.names:
@@ -96,34 +92,36 @@ def walk(session: Session, request: m.Twalk) -> Fcall:
     if request.newfid == request.fid:
         fid.node = node
     else:
-        session.add(fid.clone(request.newfid, node))
+        session.fids.add(fid.clone(request.newfid, node))
     return m.Rwalk(request.tag, tuple(qids))
 
 
 # ---------------------------------------------------------------- opening and making
 
 
-def _flags(session: Session, fid: Fid, mode: int) -> int:
+def _flags(session: SessionState, fid: Fid, mode: int) -> int:
     """The flags of open(2) for a mode of Topen or Tcreate."""
-    if mode & ~(ORDONLY_BITS | OTRUNC | OCEXEC | ORCLOSE | (OAPPEND if session.unix else 0)):
+    if mode & ~(ORDONLY_BITS | OTRUNC | OCEXEC | ORCLOSE | (OAPPEND if session.negotiated.unix else 0)):
         raise BadRequest(f"open mode {mode:#x}")
     return os.O_RDONLY if mode & 3 == OEXEC else mode & 3
 
 
-def _may_remove(session: Session, fid: Fid, node: Any) -> None:
+def _may_remove(session: SessionState, fid: Fid, node: Any) -> None:
     session.tree.access(fid.user, session.tree.parent(node), os.W_OK)
 
 
-def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False) -> tuple[Qid, int]:
+def opened(
+    session: SessionState, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False
+) -> tuple[Qid, int]:
     """Open a fid's file: the qid and the iounit of the reply."""
     fid.open_node(session.tree, flags, session.peer.account, nonblocking=nonblocking, made=made)
     if fid.writer is not None:
-        fid.writer.whole_below = session.msize - IO_OVERHEAD  # one as long may be cut by the client
-    return fid.node.qid, session.msize - IO_OVERHEAD
+        fid.writer.whole_below = session.negotiated.msize - IO_OVERHEAD  # one as long may be cut by the client
+    return fid.node.qid, session.negotiated.msize - IO_OVERHEAD
 
 
-def open_(session: Session, request: m.Topen) -> Fcall:
-    fid = session.fid(request.fid).closed()
+def open_(session: SessionState, request: m.Topen) -> Fcall:
+    fid = session.fids.find(request.fid).closed()
     flags = _flags(session, fid, request.mode)
     if request.mode & 3 == OEXEC:
         session.tree.access(fid.user, fid.node, os.X_OK)
@@ -141,8 +139,8 @@ def directory(fid: Fid) -> Any:
     return fid.node
 
 
-def create(session: Session, request: m.Tcreate) -> Fcall | Later:
-    fid = session.fid(request.fid).closed()
+def create(session: SessionState, request: m.Tcreate) -> Fcall | Later:
+    fid = session.fids.find(request.fid).closed()
     group = directory(fid)
     flags = _flags(session, fid, request.mode)
     if request.perm & DM_SPECIAL:
@@ -167,10 +165,10 @@ def create(session: Session, request: m.Tcreate) -> Fcall | Later:
 
 
 def become(
-    session: Session, fid: Fid, node: Any, flags: int, *, nonblocking: bool = False, made: bool = True
+    session: SessionState, fid: Fid, node: Any, flags: int, *, nonblocking: bool = False, made: bool = True
 ) -> tuple[Qid, int]:
     """The fid of a group becomes that of a file just made in it (or found there), open."""
-    if session.fids.get(fid.number) is not fid:
+    if session.fids.by_number.get(fid.number) is not fid:
         raise BadFid(f"fid {fid.number} was clunked meanwhile")
     fid.closed()
     group, fid.node = fid.node, node
@@ -184,31 +182,19 @@ def become(
 # ---------------------------------------------------------------- letting go
 
 
-def clunk(session: Session, request: m.Tclunk) -> Fcall:
-    if session.proofs.pop(request.fid, None) is not None:
+def clunk(session: SessionState, request: m.Tclunk) -> Fcall:
+    if session.fids.proofs.pop(request.fid, None) is not None:
         return m.Rclunk(request.tag)
-    session.clunk(session.fid(request.fid))
+    session.clunk(session.fids.find(request.fid))
     return m.Rclunk(request.tag)
 
 
-def remove_node(tree: Tree, fid: Fid) -> Step[None]:
-    """Remove what a fid stands for."""
-    node = fid.node
-    if node is tree.root:
-        raise NotPermitted("the root group stays")
-    if node.removed:
-        raise NotFound
-    if node.directory:
-        return tree.rmdir(fid.user, tree.parent(node), node.name)
-    return tree.unlink(fid.user, tree.parent(node), node.name)
-
-
-def remove(session: Session, request: m.Tremove) -> Fcall | Later:
+def remove(session: SessionState, request: m.Tremove) -> Fcall | Later:
     """Whatever becomes of it, the fid is clunked."""
-    fid = session.fid(request.fid)
+    fid = session.fids.find(request.fid)
     fid.remove_at_close = False
     try:
-        step = remove_node(session.tree, fid)
+        step = fid.remove(session.tree)
     finally:
         session.clunk(fid)
     return later(step, lambda _: m.Rremove(request.tag))
@@ -217,14 +203,14 @@ def remove(session: Session, request: m.Tremove) -> Fcall | Later:
 # ---------------------------------------------------------------- attributes
 
 
-def stat_(session: Session, request: m.Tstat) -> Fcall:
-    fid = session.fid(request.fid)
+def stat_(session: SessionState, request: m.Tstat) -> Fcall:
+    fid = session.fids.find(request.fid)
     return m.Rstat(request.tag, stat(session.tree, fid.node, fid.size))
 
 
-def wstat(session: Session, request: m.Twstat) -> Fcall | Later:
+def wstat(session: SessionState, request: m.Twstat) -> Fcall | Later:
     """Name, mode, owner and group can be changed, all or nothing; length and times are accepted and dropped."""
-    fid, wanted = session.fid(request.fid), request.stat
+    fid, wanted = session.fids.find(request.fid), request.stat
     changes = _changes(session, fid, wanted)
     renamed = bool(wanted.name) and wanted.name != fid.node.name
     if not changes and not renamed:
@@ -235,14 +221,14 @@ def wstat(session: Session, request: m.Twstat) -> Fcall | Later:
     return later(step, lambda _: m.Rwstat(request.tag))
 
 
-def synced(session: Session, fid: Fid) -> Step[None]:
+def synced(session: SessionState, fid: Fid) -> Step[None]:
     """What was written to a fid's group is on disk. All its writers wait for that: it is for who may write."""
     if fid.writer is None:
         session.tree.access(fid.user, fid.node, os.W_OK)
     return session.tree.sync(fid.node)
 
 
-def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
+def _changes(session: SessionState, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     """The attributes a Twstat changes, as the tree takes them."""
     changes = {}
     qid = fid.node.qid
@@ -261,7 +247,7 @@ def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     return changes
 
 
-def _change(session: Session, fid: Fid, name: str, changes: dict[str, int]) -> Step[None]:
+def _change(session: SessionState, fid: Fid, name: str, changes: dict[str, int]) -> Step[None]:
     """Rename first, which fails most; take that back if the rest is refused."""
     tree, node = session.tree, fid.node
     old = node.name
@@ -276,7 +262,7 @@ def _change(session: Session, fid: Fid, name: str, changes: dict[str, int]) -> S
     return both(moved, changed)
 
 
-def rename_node(session: Session, fid: Fid, name: str, to: Any = None) -> Step[None]:
+def rename_node(session: SessionState, fid: Fid, name: str, to: Any = None) -> Step[None]:
     """Give what a fid stands for another name, in its group or (for the tree to refuse) in another."""
     node = fid.node
     if node is session.tree.root:
@@ -287,7 +273,7 @@ def rename_node(session: Session, fid: Fid, name: str, to: Any = None) -> Step[N
     return session.tree.rename(fid.user, directory, node.name, directory if to is None else to, name)
 
 
-OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {
+OPERATIONS: dict[type[Any], Callable[[SessionState, Any], Fcall | Later]] = {
     m.Tauth: auth,
     m.Tattach: attach,
     m.Twalk: walk,

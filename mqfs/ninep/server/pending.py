@@ -1,19 +1,23 @@
-"""Replies that wait: what an operation returns for one, and what the session keeps of it."""
+"""Parked requests: those of which the call into the tree returned a `Wait`, until it is settled, flushed or aborted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from mqfs.ninep.codec.messages import Fcall
+from mqfs import limits
+from mqfs.errors import Interrupted, OverLimit
+from mqfs.net.peer import Peer
+from mqfs.ninep.codec.messages import Fcall, Rflush, Tflush
+from mqfs.ninep.server.fids import Fid
+from mqfs.ninep.server.replies import Replies
+from mqfs.shares import Shares
 from mqfs.wait import Step, Wait
-
-if TYPE_CHECKING:
-    from mqfs.ninep.server.fids import Fid
 
 
 class Later(NamedTuple):
-    """A reply that waits: `then` makes it from the wait's result. It calls the tree only if `calls`."""
+    """A reply to be made by `then` from the result of `wait`. `then` calls the tree only if `calls`."""
 
     wait: Wait[Any]
     then: Callable[[Any], Fcall]
@@ -22,7 +26,7 @@ class Later(NamedTuple):
 
 
 class Pending:
-    """A request that waits, and the tags of the flushes that wait for it."""
+    """A parked request, and the tags of the flushes that wait for it."""
 
     __slots__ = ("calls", "counted", "fid", "flushes", "tag", "then", "wait")
 
@@ -30,7 +34,7 @@ class Pending:
         self.tag = tag
         self.wait, self.then, self.fid, self.calls = later
         self.flushes: list[int] = []
-        self.counted = True  # among what its user has waiting
+        self.counted = True  # against the share of its user
 
 
 def later(step: Step[Any], then: Callable[[Any], Fcall], *, calls: bool = False) -> Fcall | Later:
@@ -58,3 +62,104 @@ def both(first: Step[Any], second: Step[Any]) -> Step[None]:
     for wait in tuple(waits):
         wait.subscribe(settled)
     return whole
+
+
+class PendingRequests:
+    """The parked requests of a connection. A flush of one that cannot be cancelled waits with it.
+
+    Each counts against its user's share of `waits`. `wake` is called when a reply came by a `Wait`, perhaps from
+    inside the engine.
+    """
+
+    def __init__(self, waits: Shares, peer: Peer, replies: Replies, wake: Callable[[], object]) -> None:
+        self.by_tag: dict[int, Pending] = {}  # the flushes too
+        self.wake = wake
+        self._waits, self._peer, self._replies = waits, peer, replies
+        self._ready: deque[Pending] = deque()  # settled, and the reply needs the tree
+
+    def park(self, tag: int, later: Later) -> None:
+        """Keep a request until its wait is settled. Raises OverLimit where one over the limit can be cancelled."""
+        if len(self.by_tag) >= limits.TAGS and not later.wait.settled and later.wait.cancel():
+            raise OverLimit(f"{limits.TAGS} requests of this connection wait")
+        pending = Pending(tag, later)
+        try:
+            self._waits.take(self._peer.account)
+        except OverLimit:
+            if later.wait.cancel():
+                raise
+            pending.counted = False
+        self.by_tag[tag] = pending
+        if later.fid is not None:
+            later.fid.pending.add(tag)
+        later.wait.subscribe(lambda _: self._settled(pending))
+
+    def _settled(self, pending: Pending) -> None:
+        """Perhaps called from inside the engine, which must not be called from here."""
+        if self.by_tag.get(pending.tag) is not pending:
+            return  # aborted by a Tversion, or by the end of the connection
+        if pending.calls:
+            self._ready.append(pending)
+        else:
+            self._complete(pending)
+        self.wake()
+
+    def complete_ready(self) -> None:
+        """Make the replies that need the tree. Not to be called from inside the engine."""
+        while self._ready:
+            self._complete(self._ready.popleft())
+
+    def _complete(self, pending: Pending) -> None:
+        if self.by_tag.get(pending.tag) is not pending:
+            return
+        self._remove(pending)
+        try:
+            self._replies.reply(pending.then(pending.wait.result()))
+        except Exception as error:
+            self._replies.refuse(pending.tag, error)
+        for tag in pending.flushes:
+            self._replies.reply(Rflush(tag))
+
+    def _remove(self, pending: Pending) -> None:
+        for tag in (pending.tag, *pending.flushes):
+            del self.by_tag[tag]
+        if pending.counted:
+            self._waits.give(self._peer.account)
+        if pending.fid is not None:
+            pending.fid.pending.discard(pending.tag)
+
+    def flush(self, request: Tflush) -> None:
+        """Cancel a request. One that cannot be cancelled any more is answered first, then the flush."""
+        pending = self.by_tag.get(request.oldtag)
+        if pending is None:
+            self._replies.reply(Rflush(request.tag))
+        elif pending.wait.cancel():
+            self._remove(pending)
+            self._replies.reply(Rflush(request.tag))
+        else:
+            pending.flushes.append(request.tag)
+            self.by_tag[request.tag] = pending
+
+    def interrupt(self, fid: Fid) -> None:
+        """Refuse the requests of a fid that can be cancelled."""
+        for tag in list(fid.pending):
+            pending = self.by_tag[tag]
+            if pending.wait.cancel():
+                self._remove(pending)
+                self._replies.refuse(tag, Interrupted())
+
+    def abort(self) -> Iterator[None]:
+        """Cancel all requests that can be, without an answer, in steps. The others stay parked."""
+        for pending in reversed(dict.fromkeys(self.by_tag.values())):  # so that none becomes the first of its queue
+            if self.by_tag.get(pending.tag) is pending and pending.wait.cancel():
+                self._remove(pending)
+            yield
+
+    def clear(self) -> Iterator[None]:
+        """Forget all requests, in steps. A write that was appended stays, unanswered."""
+        parked, self.by_tag = self.by_tag, {}
+        self._ready.clear()
+        for pending in reversed(dict.fromkeys(parked.values())):
+            pending.wait.cancel()
+            if pending.counted:
+                self._waits.give(self._peer.account)
+            yield

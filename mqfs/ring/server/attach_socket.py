@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -21,10 +21,9 @@ from mqfs.net.address import UnixAddress, explain_failure
 from mqfs.net.peer import Peer
 from mqfs.net.sockets import SocketFile, peer, peer_groups
 from mqfs.ring import protocol
+from mqfs.ring.server.attachment import Attachment
+from mqfs.ring.server.registry import RingRegistry
 from mqfs.shares import Shares
-
-if TYPE_CHECKING:
-    from mqfs.ring.server.registry import Attachment, RingRegistry
 
 log = logging.getLogger("mqfs.ring")
 

@@ -11,7 +11,6 @@ import errno
 import functools
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,8 +19,11 @@ from typing import TYPE_CHECKING, Any
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group, Tree
 from mqfs.engine.language.permissions import R, W, X, require
-from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
+from mqfs.engine.language.settings import parse_settings
 from mqfs.model import User
+from mqfs.ring.server.attachment import Attachment
+from mqfs.ring.server.eligibility import is_excluded, why_ended, why_not
+from mqfs.ring.server.follower import Follower, Post
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
 from mqfs.seams import Store
@@ -33,122 +35,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqfs.ring")
 
-Post = Callable[[Callable[[], None]], None]
-_LOOK_S = 0.25  # how often the thread of a ring looks who holds its lock
-_LOOK_AGAIN_S = 0.05  # while somebody does
-_RETRY_S = 0.25  # when the log had no room
+_NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.OverLimit, OSError)  # but the machine's
 
 
-# but the disk's or the machine's
-_NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.OverLimit, OSError)
-
-
-class Follower:
-    """The thread that sleeps until something is published in a ring, and then has the engine take it."""
-
-    def __init__(self, journal: RingLog, post: Post) -> None:
-        self._journal, self._ring, self._post = journal, journal.ring, post
-        self._position = journal.ring.tail
-        self._again = threading.Semaphore(0)
-        self._stopped = threading.Event()
-        self._held: tuple[int, int, float] = (0, 0, 0.0)  # (thread, tail, since when)
-        self._thread = threading.Thread(target=self._follow, name="ring", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Returns when it uses the ring no more, in a moment."""
-        self._stopped.set()
-        self._again.release()
-        self._thread.join()
-
-    def _follow(self) -> None:
-        try:
-            while not self._stopped.is_set():
-                if self._ring.wait(self._position, _LOOK_AGAIN_S if self._held[0] else _LOOK_S):
-                    self._ask(self._take)
-                elif self._is_held_too_long():
-                    self._ask(self._abandon)
-                if self._ring.retired:
-                    return
-        except RuntimeError:
-            log.debug("something was published after the end of the loop")
-
-    def _ask(self, call: Callable[[], None]) -> None:
-        self._post(call)
-        self._again.acquire()
-        if self._journal.blocked:
-            self._stopped.wait(_RETRY_S)
-
-    def _take(self) -> None:
-        try:
-            self._journal.pump(limits.RING_TURN_BYTES)
-            if not self._journal.ended:
-                self._position = self._journal.position
-        except Exception:
-            log.exception("ring of group %d: taking from it failed", self._journal.group.number)
-            self._stopped.set()
-        finally:
-            self._again.release()
-
-    def _is_held_too_long(self) -> bool:
-        """Whether one thread has had the lock, and published nothing, for longer than anybody may."""
-        now = time.monotonic()
-        thread, tail, since = self._held
-        if not self._ring.holder or (self._ring.holder, self._ring.tail) != (thread, tail):
-            self._held = self._ring.holder, self._ring.tail, now
-            return False
-        return now - since >= limits.RING_HOLD_S
-
-    def _abandon(self) -> None:
-        self._journal.held_up = True
-        self._journal.retire(f"thread {self._held[0]} held its lock too long")
-        self._again.release()
-
-
-class Attachment:
-    """One client's right to use a group's ring, as long as the generation lasts."""
-
-    def __init__(self, rings: RingRegistry, user: User, group: Group, journal: RingLog) -> None:
-        self._rings, self.user, self.group, self._journal = rings, user, group, journal
-        self.generation = journal.ring.generation
-
-    def fileno(self) -> int:
-        """The ring's memory, to be passed on."""
-        return self._journal.ring.fileno()
-
-    def number(self, name: str) -> int | None:
-        """Of a stream; None: that is a view. Raises NotFound; Stale where the ring was retired; DiskFailed."""
-        self._require()
-        if self._journal.why:
-            raise errors.Stale(f"a newer generation takes the ring's place: {self._journal.why}")
-        stream = self.group.streams.get(name)
-        if stream is not None:
-            return stream.number
-        if name in self.group.views:
-            return None
-        raise errors.NotFound(name)
-
-    def name(self, number: int) -> str:
-        """Of the stream of that number, also when the ring was retired. Raises NotFound, DiskFailed."""
-        self._require()
-        stream = self.group.numbers.get(number)
-        if stream is None:
-            raise errors.NotFound(f"no stream has number {number}")
-        return stream.name
-
-    def _require(self) -> None:
-        if self.group.log.end.failed is not None:
-            raise errors.DiskFailed(f"the disk failed: {self.group.log.end.failed}")
-
-    def close(self) -> None:
-        self._rings.left(self)
-
-
-class _Own:
+class _GroupRing:
     """A group's ring and who uses it."""
 
-    def __init__(self, journal: RingLog) -> None:
-        self.journal = journal
+    def __init__(self, ring_log: RingLog) -> None:
+        self.ring_log = ring_log
         self.attached: set[Attachment] = set()
         self.follower: Follower | None = None
         self.alone_since = time.monotonic()
@@ -160,8 +54,8 @@ class RingRegistry:
     def __init__(self, store: Store, post: Post) -> None:
         self._store, self._post = store, post
         self._tree: Tree | None = None
-        self._rings: dict[Group, _Own] = {}
-        self._ending: dict[RingLog, _Own] = {}
+        self._rings: dict[Group, _GroupRing] = {}
+        self._ending: dict[RingLog, _GroupRing] = {}
         self._draining: dict[RingLog, float] = {}  # ended, and followers are yet to change over: since when
         self._generations: dict[int, int] = {}
         self._cooldown: dict[tuple[str, int], deque[float]] = {}  # when whose (see _whose) were, or held the server up
@@ -217,7 +111,7 @@ class RingRegistry:
         self._tree = group.tree
         generations, last = self._held.pop(group.number, []), group.log.end.next - 1
         try:
-            journal = self._begin_held(group, generations)
+            ring_log = self._begin_held(group, generations)
         except _NOT_ITS_FAULT as error:
             for kept in generations:
                 kept.close()
@@ -226,23 +120,23 @@ class RingRegistry:
         self._unresumed.discard(group.number)
         for ended in generations[:-1]:
             group.log.upkeep.sync(functools.partial(self._tell, group.number, ended, last))
-        if journal is None:
+        if ring_log is None:
             return
         log.info("the ring of group %d goes on", group.number)
-        journal.pump()
-        journal.commit()  # the server before may have taken more than it told
-        if not journal.ended and journal.ring.retired:
-            journal.retire("the server before had begun to")
+        ring_log.pump()
+        ring_log.commit()  # the server before may have taken more than it told
+        if not ring_log.ended and ring_log.ring.retired:
+            ring_log.retire("the server before had begun to")
 
     def _begin_held(self, group: Group, generations: list[Ring]) -> RingLog | None:
-        """The journal of the newest generation; None where there is none, or it is given up."""
+        """The ring_log of the newest generation; None where there is none, or it is given up."""
         if (why := self._unreadable.pop(group.number, None)) is not None:
             raise why
         if not generations:
             return None
         newest = generations[-1]
         try:
-            return self._begin(group, newest).journal
+            return self._begin(group, newest).ring_log
         except _NOT_ITS_FAULT:
             raise
         except Exception as error:  # somebody else has the server's seat, say
@@ -270,7 +164,7 @@ class RingRegistry:
         self._admit(user, group)
         own = self._current(group) or self._make(group)
         self._require_seat(group, own, user)
-        attachment = Attachment(self, user, group, own.journal)
+        attachment = Attachment(user, group, own.ring_log, self._left)
         own.attached.add(attachment)
         return attachment
 
@@ -289,7 +183,7 @@ class RingRegistry:
         if spoilt is not None and often and time.monotonic() - spoilt[0] < limits.RING_REST_S:
             raise errors.Unsupported("corrupt rings, or locked too long, three times in a minute: none for a while")
 
-    def _require_seat(self, group: Group, own: _Own, user: User) -> None:
+    def _require_seat(self, group: Group, own: _GroupRing, user: User) -> None:
         """Raises OverLimit. Of a ring for all each user has a share of the seats; another is its owner's whole."""
         if len(own.attached) >= limits.ATTACHMENTS:
             raise errors.OverLimit(f"at most {limits.ATTACHMENTS} clients are attached to a ring")
@@ -297,19 +191,19 @@ class RingRegistry:
             mine = sum(other.user.uid == user.uid for other in own.attached) + 1
             require_share("attachments to one ring", limits.ATTACHMENTS, user.uid, mine, len(own.attached) + 1)
 
-    def _current(self, group: Group) -> _Own | None:
+    def _current(self, group: Group) -> _GroupRing | None:
         """The generation that is not retired."""
         own = self._rings.get(group)
-        if own is None or not own.journal.why:
+        if own is None or not own.ring_log.why:
             return own
-        own.journal.tick()
-        if not own.journal.ended:
+        own.ring_log.tick()
+        if not own.ring_log.ended:
             raise errors.Busy("the ring's last generation is not all in the log yet: ask again")
         if self._rings.get(group) is own:  # it is not committed yet, but no longer in the way
-            self._ending[own.journal] = self._rings.pop(group)
+            self._ending[own.ring_log] = self._rings.pop(group)
         return None
 
-    def left(self, attachment: Attachment) -> None:
+    def _left(self, attachment: Attachment) -> None:
         """A client has gone."""
         own = self._rings.get(attachment.group)
         if own is not None:
@@ -318,7 +212,7 @@ class RingRegistry:
 
     # ------------------------------------------------------------ rings come and go
 
-    def _make(self, group: Group) -> _Own:
+    def _make(self, group: Group) -> _GroupRing:
         self._make_room(group.state.uid)
         number = group.number
         generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
@@ -338,29 +232,29 @@ class RingRegistry:
 
     def _make_room(self, owner: int) -> None:
         """Where a ring more of that owner is one too many, the one that was left longest ago goes. Raises OverLimit."""
-        owners = [journal.group.state.uid for journal in (*(own.journal for own in self._all()), *self._draining)]
+        owners = [ring_log.group.state.uid for ring_log in (*(own.ring_log for own in self._all()), *self._draining)]
         mine = owners.count(owner)
         try:
             require_share("rings", limits.RINGS, owner, mine + 1, len(owners) + 1)
         except errors.OverLimit:
             whose = {owner} if mine >= limits.RINGS // 2 else set(owners)
-            draining = [journal for journal in self._draining if journal.group.state.uid in whose]
-            unused = [own for own in self._rings.values() if not own.attached and own.journal.group.state.uid in whose]
+            draining = [ring_log for ring_log in self._draining if ring_log.group.state.uid in whose]
+            unused = [own for own in self._rings.values() if not own.attached and own.ring_log.group.state.uid in whose]
             if draining:
-                self._let_go(draining[0])
+                self._release(draining[0])
             elif unused:
-                min(unused, key=lambda own: own.alone_since).journal.retire("another group wants one")
+                min(unused, key=lambda own: own.alone_since).ring_log.retire("another group wants one")
             else:
                 raise
 
-    def _begin(self, group: Group, made: Ring) -> _Own:
-        journal = RingLog(group, made, lambda change: self._judge(group, change), self._over)
-        own = self._rings[group] = _Own(journal)
+    def _begin(self, group: Group, made: Ring) -> _GroupRing:
+        ring_log = RingLog(group, made, lambda change: self._judge(group, change), self._on_end)
+        own = self._rings[group] = _GroupRing(ring_log)
         try:
-            own.follower = Follower(journal, self._post)
+            own.follower = Follower(ring_log, self._post)
         except RuntimeError as error:
             del self._rings[group]
-            journal.detach()
+            ring_log.detach()
             raise errors.OverLimit(f"ring not followed: {error} (expected a machine with room for a thread)") from None
         return own
 
@@ -385,26 +279,26 @@ class RingRegistry:
                 return f"{stream.name} was made, which not everybody attached may read and write"
         return ""
 
-    def _over(self, journal: RingLog) -> None:
+    def _on_end(self, ring_log: RingLog) -> None:
         """It has ended, and what was in it is committed."""
-        own = self._ending.pop(journal, None) or self._rings.pop(journal.group)
-        if journal.corrupt or journal.held_up:
-            whose = self._cooldown.setdefault(_whose(journal.group), deque(maxlen=limits.RING_SPOILT))
+        own = self._ending.pop(ring_log, None) or self._rings.pop(ring_log.group)
+        if ring_log.corrupt or ring_log.held_up:
+            whose = self._cooldown.setdefault(_whose(ring_log.group), deque(maxlen=limits.RING_SPOILT))
             whose.append(time.monotonic())
         if own.follower is not None:
             own.follower.stop()
-        self._drop(journal.group.number, journal.ring.generation)
-        if journal in journal.group.past_rings and self._closing is None:
-            self._draining[journal] = time.monotonic()
+        self._drop(ring_log.group.number, ring_log.ring.generation)
+        if ring_log in ring_log.group.past_rings and self._closing is None:
+            self._draining[ring_log] = time.monotonic()
         else:
-            journal.release()
+            ring_log.release()
         if self._closing is not None and not self._closing.settled and not self._is_committing():
             self._closing.settle(None)
 
-    def _let_go(self, journal: RingLog) -> None:
+    def _release(self, ring_log: RingLog) -> None:
         """Whoever followed it has changed over, or is given up."""
-        self._draining.pop(journal)
-        journal.release()
+        self._draining.pop(ring_log)
+        ring_log.release()
 
     def _drop(self, number: int, generation: int) -> None:
         if self._keeper is not None:
@@ -418,36 +312,36 @@ class RingRegistry:
         if self._keeper is not None:
             self._keeper.look()
         for own in self._all():
-            self._contain(own.journal, "maintaining its ring", own.journal.tick)
-            if not own.attached and not own.journal.why and now - own.alone_since >= limits.RING_IDLE_S:
-                own.journal.retire("nobody is attached")
-        for journal, since in list(self._draining.items()):
-            if now - since >= limits.RING_CHANGE_S or not journal.is_needed():
-                self._let_go(journal)
+            self._contain(own.ring_log, "maintaining its ring", own.ring_log.tick)
+            if not own.attached and not own.ring_log.why and now - own.alone_since >= limits.RING_IDLE_S:
+                own.ring_log.retire("nobody is attached")
+        for ring_log, since in list(self._draining.items()):
+            if now - since >= limits.RING_CHANGE_S or not ring_log.intake.readers.look():
+                self._release(ring_log)
 
     def close(self) -> Step[None]:
         """What was published is in the log. Where that has no room, or a ring was not resumed, the keeper goes on
         holding it. The step comes when who waits for a commit was told of it."""
         for own in self._all():
-            self._contain(own.journal, "ending its ring", functools.partial(own.journal.retire, "the server stops"))
-        if self._keeper is not None and not self._unresumed and all(own.journal.ended for own in self._all()):
+            self._contain(own.ring_log, "ending its ring", functools.partial(own.ring_log.retire, "the server stops"))
+        if self._keeper is not None and not self._unresumed and all(own.ring_log.ended for own in self._all()):
             self._keeper.quit()
             self._keeper = None
-        for journal in list(self._draining):
-            self._let_go(journal)
+        for ring_log in list(self._draining):
+            self._release(ring_log)
         if not self._is_committing():
             return None
         self._closing = Wait(lambda _: True)
         return self._closing
 
-    def _contain(self, journal: RingLog, what: str, act: Callable[[], None]) -> None:
-        journal.group.faults.contain(journal.group, what, act)
+    def _contain(self, ring_log: RingLog, what: str, act: Callable[[], None]) -> None:
+        ring_log.group.faults.contain(ring_log.group, what, act)
 
-    def _all(self) -> list[_Own]:
+    def _all(self) -> list[_GroupRing]:
         return [*self._rings.values(), *self._ending.values()]
 
     def _is_committing(self) -> bool:
-        return any(own.journal.ended for own in self._all())
+        return any(own.ring_log.ended for own in self._all())
 
 
 def _whose(group: Group) -> tuple[str, int]:
@@ -470,31 +364,4 @@ def _first_untaken(held: Ring) -> int:
         taker.close()
 
 
-def is_excluded(group: Group, settings: Settings, user: User) -> bool:
-    """Who attaches trusts the others who do, with all the group's messages: by `ring owner` they are one user, and
-    those who could do as much without it."""
-    return settings.ring == "owner" and user.uid not in (group.state.uid, 0, os.geteuid())
-
-
-def why_ended(now: Settings, settings: Settings, bounded: bool) -> str:
-    """Why new settings end a ring; "" where it goes on."""
-    for name in ("ttl", "keep"):  # clients and the journal were told of them
-        if getattr(settings, name) != getattr(now, name):
-            return f"{name} has changed"
-    return why_not(settings, bounded)
-
-
-def why_not(settings: Settings, bounded: bool) -> str:
-    """Why a group of such settings has no ring: each write has to be looked at before it is appended."""
-    if settings.ring == "off":
-        return "a group with 'ring off' has no ring"
-    if settings.data != "message":
-        return f"a group with 'data {settings.data}' has no ring"
-    if settings.full != "drop-old" and settings.depth is not NO_DEPTH:
-        return f"a group with 'depth' and 'full {settings.full}' has no ring"
-    if settings.full in ("reject", "block", "drop-new") and bounded:
-        return f"a group with 'full {settings.full}' and a consumer with a backlog has no ring"
-    return ""
-
-
-__all__ = ["Attachment", "RingRegistry", "why_not"]
+__all__ = ["RingRegistry"]

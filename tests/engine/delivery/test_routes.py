@@ -49,6 +49,16 @@ def test_a_write_does_not_look_at_the_backlogs_of_consumers_of_other_streams() -
     assert costs[0] == costs[1]
 
 
+def test_a_program_that_polled_a_consumer_costs_a_write_nothing() -> None:
+    queues = Queues("replay all")
+    queues.consumer()
+    handle, writer = queues.at(".consumers/w", os.O_RDWR), queues.at("s", os.O_WRONLY)
+    before = calls(lambda: writer.write(b"x"))
+    handle.watch(lambda: None)
+    handle.watch(None)
+    assert calls(lambda: writer.write(b"x")) == before
+
+
 def test_a_read_that_ends_somewhere_ends_there_whatever_stream_takes_it() -> None:
     queues = Queues("replay all")
     queues.stream("other")
@@ -122,14 +132,14 @@ class Campaign:
         name = self.random.choice(list(group.streams))
         stream = group.streams[name]
         waiting = {c: wait for c, wait in self.waits.items() if isinstance(wait, Wait) and not wait.settled}
-        theirs = {c for c in waiting if group.consumers[c].covers(stream)}
+        theirs = {c for c in waiting if group.consumers[c].coverage.covers(stream)}
         self.queues.write(name, b"x")
         assert {c for c, wait in waiting.items() if wait.settled} == theirs
 
     def look(self) -> None:
         consumers = self.queues.group.consumers
         for stream in self.queues.group.streams.values():
-            covering = [consumer for consumer in consumers.values() if consumer.covers(stream)]
+            covering = [consumer for consumer in consumers.values() if consumer.coverage.covers(stream)]
             assert sorted(stream.consumers(), key=id) == sorted(covering, key=id)
             bounded = [consumer for consumer in covering if consumer.state.backlog]
             assert sorted(stream.routes().bounded, key=id) == sorted(bounded, key=id)

@@ -155,7 +155,7 @@ def test_a_consumer_made_before_it_is_taken_may_take_it(tmp_path: Path, replay: 
 def test_it_is_noted_once() -> None:
     q = Queues()
     sequences = [q.put(b"x", single=True) for _ in range(2)]
-    assert q.group.streams["s"].all_untaken() == sequences
+    assert q.group.streams["s"].all_unclaimed() == sequences
 
 
 @pytest.mark.parametrize("claimed", [False, True])

@@ -12,7 +12,8 @@ from tests.support import ROOT
 STRICT = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
 LIMITED = "-DPy_LIMITED_API=0x030B0000"
 HERE = Path(__file__).resolve().parent
-RING = ROOT / "mqfs" / "ring"
+MQFS = ROOT / "mqfs"
+NATIVE = [MQFS / "log", MQFS / "ring"]  # each with an extension in C
 
 
 def compiler(*arguments: str | Path) -> None:
@@ -20,17 +21,23 @@ def compiler(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def sources(folder: Path) -> list[Path]:
+    """Those of the extension of a package."""
+    return sorted({*folder.glob("*.c"), folder.parent / "log" / "crc32c.c"})
+
+
 def module(folder: Path, *flags: str) -> Path:
     """Compile the C of `folder` there."""
     made = folder / "_native.abi3.so"
     include = sysconfig.get_paths()["include"]
-    compiler("-std=c11", "-O1", "-fPIC", "-shared", LIMITED, f"-I{include}", *flags, *folder.glob("*.c"), "-o", made)
+    compiler("-std=c11", "-O1", "-fPIC", "-shared", LIMITED, f"-I{include}", *flags, *sources(folder), "-o", made)
     return made
 
 
 def driver(made: Path, *flags: str) -> Path:
     """Compile the C driver of the ring's core."""
-    compiler("-std=c11", "-g", *flags, f"-I{RING}", HERE / "driver.c", "-o", made, "-pthread")
+    core, crc = MQFS / "ring" / "core.c", MQFS / "log" / "crc32c.c"
+    compiler("-std=c11", "-g", *flags, f"-I{core.parent}", HERE / "driver.c", core, crc, "-o", made, "-pthread")
     return made
 
 

@@ -17,15 +17,23 @@ from tests.support import ROOT
 from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S
 
-NATIVE = sorted(path.parent for path in (ROOT / "mqfs").glob("*/_native.c"))
-
 
 def test_compiles_without_a_warning(tmp_path: Path) -> None:
     include = build.sysconfig.get_paths()["include"]
-    for folder in NATIVE:
-        made, sources = tmp_path / f"{folder.name}.so", folder.glob("*.c")
+    for folder in build.NATIVE:
+        made, sources = tmp_path / f"{folder.name}.so", build.sources(folder)
         build.compiler(*build.STRICT, build.LIMITED, "-fPIC", "-shared", f"-I{include}", *sources, "-o", made)
-    build.compiler(*build.STRICT, f"-I{build.RING}", build.HERE / "driver.c", "-o", tmp_path / "driver", "-pthread")
+    build.driver(tmp_path / "driver", *build.STRICT)
+
+
+@pytest.mark.parametrize("folder", build.NATIVE, ids=lambda folder: folder.name)
+def test_exports_nothing_but_its_entry(folder: Path, tmp_path: Path) -> None:
+    """A name of ours that another library has, too, would be taken from there."""
+    shutil.copytree(build.MQFS / "log", tmp_path / "log", ignore=shutil.ignore_patterns("*.so"))
+    shutil.copytree(build.MQFS / "ring", tmp_path / "ring", ignore=shutil.ignore_patterns("*.so"))
+    made = build.module(tmp_path / folder.name)
+    shown = subprocess.run(["nm", "-D", "--defined-only", made], capture_output=True, text=True, check=True).stdout
+    assert [line.split()[-1] for line in shown.splitlines()] == ["PyInit__native"]
 
 
 def run(driver: Path, *arguments: object) -> None:
@@ -83,9 +91,10 @@ def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_miss
     assert "apt install gcc libc6-dev python3-dev" in done.stderr
 
 
-@pytest.mark.parametrize("folder", NATIVE, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", build.NATIVE, ids=lambda folder: folder.name)
 def test_what_is_imported_was_built_from_this_source(folder: Path) -> None:
     """Else `pip install -e .` is to be run again, as script/setup does."""
-    sources = sorted({*folder.glob("*.[ch]"), *(ROOT / "mqfs" / "log").glob("*.h")})
+    log = build.MQFS / "log"
+    sources = sorted({*folder.glob("*.[ch]"), *log.glob("*.h"), log / "crc32c.c"})
     found = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     assert found == importlib.import_module(f"mqfs.{folder.name}._native").SOURCE

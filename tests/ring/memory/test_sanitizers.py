@@ -28,8 +28,8 @@ def test_under_sanitizers(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-    for source in (tmp_path / "mqfs").glob("*/_native.c"):
-        build.module(source.parent, *flags)
+    for folder in build.NATIVE:
+        build.module(tmp_path / "mqfs" / folder.name, *flags)
     libraries = [build.found(f"lib{name}.so") for name in ("asan", "ubsan")]
     environment = {
         **os.environ,

@@ -66,10 +66,9 @@ MUTANTS = {
 def test_mutants_are_caught(mutant: str, tmp_path: Path) -> None:
     text, instead, only = MUTANTS[mutant]
     shutil.copytree(ROOT / "mqfs", tmp_path / "mqfs", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    core = tmp_path / "mqfs" / "ring" / "core.h"
-    source = core.read_text()
-    assert source.count(text) == 1
-    core.write_text(source.replace(text, instead))
+    (source,) = (path for path in (tmp_path / "mqfs" / "ring").glob("*.[ch]") if text in path.read_text())
+    assert source.read_text().count(text) == 1
+    source.write_text(source.read_text().replace(text, instead))
     build.module(tmp_path / "mqfs" / "ring")
     for folder in ("ring", "support"):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -16,7 +16,8 @@ from mqfs.clock import SystemClock
 from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
-from mqfs.ring.server.registry import Attachment, RingRegistry
+from mqfs.ring.server.attachment import Attachment
+from mqfs.ring.server.registry import RingRegistry
 from mqfs.seams import Store
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
@@ -122,7 +123,7 @@ class Rig:
     def pump(self) -> None:
         """Take what is in the ring now, whether its thread has noticed or not."""
         if self.own is not None:
-            self.own.journal.pump()
+            self.own.ring_log.pump()
         self.run()
 
     def tick(self) -> None:
@@ -182,7 +183,7 @@ class Rig:
             assert own.follower is not None
             own.follower._stopped.set()
             own.follower._again.release()
-            own.journal._taker.close()
+            own.ring_log.intake.close()
         self.rings._rings.clear()
 
     def stop(self) -> None:

@@ -73,9 +73,9 @@ class Story:
 
     def _watch(self, disk: LyingDisk) -> None:
         own = self.rig.own if self.rig is not None else None
-        if own is not None and not isinstance(own.journal.ring, Watched):
-            own.journal.ring = Watched(own.journal.ring, disk)
-            own.journal._taker = Watched(own.journal._taker, disk)
+        if own is not None and not isinstance(own.ring_log.ring, Watched):
+            own.ring_log.ring = own.ring_log.intake._ring = Watched(own.ring_log.ring, disk)
+            own.ring_log.intake._consumer = Watched(own.ring_log.intake._consumer, disk)
 
     def _attach_again(self, client: Client) -> None:
         """What a client does whose ring is over, or whose server went away."""
@@ -253,8 +253,8 @@ class Story:
         self.rig.tick()
         rows = self.rig.log()
         own = self.rig.own
-        if own is not None and not own.journal.why:
-            assert own.journal.ring.seats()[0][2] == own.journal.ring.tail, "its room is not given back"
+        if own is not None and not own.ring_log.why:
+            assert own.ring_log.ring.seats()[0][2] == own.ring_log.ring.tail, "its room is not given back"
         assert self.rig.group.log.upkeep.damaged == 0
         assert self.rig.rings._cooldown == {}, "nobody wrote nonsense"
         bodies = [body for _, _, body in rows]

@@ -313,7 +313,7 @@ def test_no_owner_has_all_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     c = rig.rings.attach(SOMEBODY, "c")
     rig.until(lambda: rig.tree.root.groups["a"].ring is None)
     assert rig.own.attached
-    assert not rig.own.journal.why
+    assert not rig.own.ring_log.why
     b.close()
     c.close()
     rig.stop()

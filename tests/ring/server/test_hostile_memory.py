@@ -26,8 +26,8 @@ import pytest
 import mqfs
 from mqfs import errors, limits, ring
 from mqfs.ninep.blocking import connect
+from mqfs.ring.server.intake import RingIntake
 from mqfs.ring.server.keeper_link import KeeperLink
-from mqfs.ring.server.ring_log import RingLog
 from tests.ring.server.crowd import Member, check, check_followers, log_of
 from tests.ring.server.rig import ME, Client, Rig
 from tests.ring.server.story import small
@@ -187,10 +187,10 @@ class Story:
 def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """That a ring is given up where reading it fails is the last resort: here nothing may come to that."""
 
-    def fail(journal: RingLog) -> None:
+    def fail(intake: RingIntake) -> None:
         raise AssertionError("a number was computed with before it was bounded") from sys.exception()
 
-    monkeypatch.setattr(RingLog, "_break_off", fail)
+    monkeypatch.setattr(RingIntake, "_break_off", fail)
 
 
 @pytest.mark.timeout(3600)
@@ -239,7 +239,7 @@ def test_a_ring_that_cannot_be_read_is_one_groups(keeper: Any, monkeypatch: pyte
     client = rig.attach()
     client.ring.publish(16, b"taken")
     rig.pump()
-    monkeypatch.setattr(rig.own.journal, "_is_in_order", lambda rows: 1 // 0)
+    monkeypatch.setattr(rig.own.ring_log.intake.checks, "is_sound", lambda rows, own: 1 // 0)
     client.ring.publish(16, b"not taken")
     rig.tick()
     assert rig.own is None

@@ -161,7 +161,7 @@ def test_records_that_may_not_be_published(keeper: Any) -> None:
                             rig.pump()
                         spoiler.changed(stream)
                         if dice.random() < 0.3:  # it is all that is looked at; others publish behind it, unaware
-                            rig.own.journal._take()
+                            rig.own.ring_log.intake.take()
                 except errors.Stale:
                     break
             timed(rig, rig.pump)
@@ -222,7 +222,7 @@ def test_words_and_noise(keeper: Any) -> None:
                 rig.write("s", b"and on")
                 assert rig.log()[-1][1:] == ("s", b"and on")
                 if rig.own is not None:
-                    timed(rig, rig.own.journal.retire, "the test is over")
+                    timed(rig, rig.own.ring_log.retire, "the test is over")
                 again = rig.attach()
                 rig.rings._cooldown.clear()
                 again.ring.publish(stream, b"again", b"", 1, 0, 1.0)

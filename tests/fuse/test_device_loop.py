@@ -1,4 +1,4 @@
-"""The lane without a kernel: what the kernel rarely or never sends."""
+"""The device loop without a kernel: requests that a kernel rarely or never sends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USER = User(0, 0)
 
 
 class Bench:
-    """A lane whose device is a socket, and whose libfuse is another."""
+    """A device loop whose device is a socket, and whose libfuse is another."""
 
     def __init__(self) -> None:
         self.tree = Tree(MemoryStore(), SystemClock(), owner=USER)
@@ -38,7 +38,7 @@ class Bench:
         for end in (self.kernel, device, ours):
             end.setblocking(False)
         self.ends = (self.kernel, device, self.libfuse, ours)
-        self.lane = DeviceLoop(self.tree, Nodes(self.tree), self.files, device.fileno(), ours)
+        self.loop = DeviceLoop(self.tree, Nodes(self.tree), self.files, device.fileno(), ours)
         stream: Any = self.tree.create(USER, self.tree.root, "s", 0o644)
         self.fh = self.files.add(stream, self.tree.open(USER, stream, os.O_RDWR), True, True)
 
@@ -64,7 +64,7 @@ def with_bench(check: Callable[[Bench], Awaitable[None]]) -> None:
     async def run() -> None:
         bench = Bench()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bench.lane.requests)
+            nursery.start_soon(bench.loop.requests)
             await check(bench)
             nursery.cancel_scope.cancel()
         for end in bench.ends:
@@ -81,7 +81,7 @@ def test_an_interrupt_may_overtake_its_request() -> None:
         bench.read(12, bench.fh)
         bench.ask(protocol.INTERRUPT, 13, protocol.U64.pack(12))
         assert await bench.reply() == (12, errno.EINTR, b"")
-        assert (bench.tree.waits.used, len(bench.lane.early), len(bench.lane.waiting)) == (0, 0, 0)
+        assert (bench.tree.waits.used, len(bench.loop.parked.early), len(bench.loop.parked.by_unique)) == (0, 0, 0)
 
     with_bench(check)
 
@@ -96,11 +96,11 @@ def test_one_user_does_not_take_all_reads_that_wait(monkeypatch: pytest.MonkeyPa
             assert await bench.reply() == (unique, errno.ENFILE, b"")
         bench.read(50, bench.fh, uid=1002)
         await trio.testing.wait_all_tasks_blocked()
-        assert (len(bench.lane.waiting), bench.tree.waits.used) == (17, 17)
+        assert (len(bench.loop.parked.by_unique), bench.tree.waits.used) == (17, 17)
         bench.ask(protocol.INTERRUPT, 51, protocol.U64.pack(50))
         assert await bench.reply() == (50, errno.EINTR, b"")
-        bench.lane.close()
-        assert (len(bench.lane.waiting), bench.tree.waits.used) == (0, 0)
+        bench.loop.close()
+        assert (len(bench.loop.parked.by_unique), bench.tree.waits.used) == (0, 0)
 
     with_bench(check)
 
@@ -129,12 +129,12 @@ def test_remembered_interrupts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         for i in range(100):
             bench.ask(protocol.INTERRUPT, 1, protocol.U64.pack(1000 + i))
             await trio.testing.wait_all_tasks_blocked()
-        assert list(bench.lane.early) == list(range(1090, 1100))
+        assert list(bench.loop.parked.early) == list(range(1090, 1100))
 
     with_bench(check)
 
 
-def test_requests_that_mean_nothing_are_refused_and_the_lane_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_that_mean_nothing_are_refused_and_the_loop_continues(caplog: pytest.LogCaptureFixture) -> None:
     async def check(bench: Bench) -> None:
         bench.ask(9999, 2, b"")
         assert await bench.reply() == (2, errno.ENOSYS, b"")
@@ -160,14 +160,14 @@ def test_an_open_whose_caller_is_gone_is_closed_again() -> None:
     """The reply to it is not taken: nobody would ever release the handle."""
 
     async def check(bench: Bench) -> None:
-        lane = bench.lane
-        lane.send = lambda reply: False  # type: ignore[method-assign, assignment]
+        loop = bench.loop
+        loop.device.send = lambda reply: False  # type: ignore[method-assign, assignment]
         bench.ask(protocol.OPEN, 20, bytes(8))
         with trio.fail_after(5):
-            while not lane.passed:
+            while not loop.passed:
                 await trio.sleep(0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lane.replies)
+            nursery.start_soon(loop.replies)
             bench.libfuse.send(protocol.OPENED.pack(32, 0, 20, bench.fh, 0, 0))
             with trio.fail_after(5):
                 while bench.files.open:

@@ -1,0 +1,261 @@
+"""What each request of a mount does, but for reads, writes and those that pyfuse3 performs.
+
+Each handler takes its request from the device's buffer and replies, or parks it. What a file means is its handle's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+from collections.abc import Callable
+from typing import Any
+
+from mqfs import errors
+from mqfs.engine.tree.listing import Listing
+from mqfs.engine.tree.node_stat import Node
+from mqfs.engine.tree.tree import Tree
+from mqfs.file_locks import Held, Key
+from mqfs.fuse import identity, protocol
+from mqfs.fuse.device import Device
+from mqfs.fuse.nodes import Files, Nodes
+from mqfs.fuse.operations import BLOCK_BYTES, known_name
+from mqfs.fuse.parked import ParkedRequests
+from mqfs.model import Stat
+from mqfs.wait import Wait
+
+SIZE_NOT_ASKED = 1  # in a lookup: the kernel asks before it tells a size; at 0 sendfile would end without a read
+READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.POLLWRNORM
+
+
+class Handlers:
+    """The handlers of one mount; `by_opcode` maps a request's number to a function of its `unique`."""
+
+    def __init__(self, tree: Tree, nodes: Nodes, files: Files, device: Device, parked: ParkedRequests) -> None:
+        self._tree, self._nodes, self._files, self._device, self._parked = tree, nodes, files, device, parked
+        self._locks = tree.locks
+        self.by_opcode: dict[int, Callable[[int], None]] = {
+            protocol.LOOKUP: self._lookup,
+            protocol.GETATTR: self._getattr,
+            protocol.FORGET: self._forget,
+            protocol.BATCH_FORGET: self._batch_forget,
+            protocol.POLL: self._poll,
+            protocol.GETLK: self._getlk,
+            protocol.SETLK: self._setlk,
+            protocol.SETLKW: self._setlkw,
+            protocol.FLUSH: self._flush,
+            protocol.RELEASE: self._release,
+            protocol.FSYNC: self._fsync,
+            protocol.FSYNCDIR: self._fsync,
+            protocol.FALLOCATE: self._fallocate,
+            protocol.OPENDIR: self._opendir,
+            protocol.READDIR: self._readdir,
+            protocol.RELEASEDIR: self._releasedir,
+        }
+
+    def _finish(self, unique: int, step: Any) -> None:
+        """Reply that a request is done, when a step is."""
+        if isinstance(step, Wait):
+            self._parked.park(unique, step, lambda _: self._device.refuse(unique, 0))
+        else:
+            self._device.refuse(unique, 0)
+
+    def _fsync(self, unique: int) -> None:
+        """All writers of the group wait for it: it is for who may write."""
+        fh = protocol.U64.unpack_from(self._device.buffer, protocol.IN_HEADER)[0]
+        listing = self._files.listings.get(fh)
+        if listing is None:
+            file = self._files.find(fh)
+            user, node, writes = file.handle.user, file.node, file.writes
+        else:
+            user, node, writes = listing.user, listing.node, False
+        if not writes:
+            self._tree.access(user, node, os.W_OK)
+        self._finish(unique, self._tree.sync(node))
+
+    def _fallocate(self, unique: int) -> None:
+        """Succeeds and does nothing, as setting the size: else the C library would write a byte, a message, instead."""
+        mode = protocol.U32.unpack_from(self._device.buffer, protocol.IN_HEADER + 24)[0]
+        self._device.refuse(unique, errno.EOPNOTSUPP if mode & ~protocol.FALLOC_FL_KEEP_SIZE else 0)
+
+    # ------------------------------------------------------------ poll
+
+    def _poll(self, unique: int) -> None:
+        fh, kh, flags, events = protocol.POLL_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
+        file = self._files.find(fh)
+        handle, ready = file.handle, 0
+        if flags & protocol.POLL_SCHEDULE_NOTIFY:
+            handle.watch(lambda: self._notify(kh))
+        if self._parked.closing:
+            ready = READABLE | WRITABLE
+        else:
+            if events & READABLE and file.reads and handle.readable:
+                ready |= READABLE
+            if events & WRITABLE and file.writes and handle.writable:
+                ready |= WRITABLE
+        self._device.send(protocol.POLLED.pack(24, 0, unique, ready, 0))
+
+    def _notify(self, kh: int) -> None:
+        self._device.send(protocol.NOTIFIED.pack(24, protocol.NOTIFY_POLL, 0, kh))
+
+    # ------------------------------------------------------------ locks
+
+    def _wanted(self) -> tuple[Key, Held, int]:
+        fh, owner, start, end, kind, pid, flags = protocol.LOCK_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
+        key = Key(self._files.find(fh).ino, bool(flags & protocol.LK_FLOCK))
+        uid = protocol.U32.unpack_from(self._device.buffer, protocol.USER)[0]
+        return key, Held(owner, kind == 1, start, end + 1, pid, user=uid), kind
+
+    def _getlk(self, unique: int) -> None:
+        key, wanted, _ = self._wanted()
+        lock = self._locks.conflict(key, wanted)
+        if lock is None:
+            self._device.send(protocol.LOCKED.pack(40, 0, unique, 0, 0, 2, 0))
+        else:
+            kind = 1 if lock.exclusive else 0
+            self._device.send(protocol.LOCKED.pack(40, 0, unique, lock.start, lock.end - 1, kind, lock.pid))
+
+    def _setlk(self, unique: int) -> None:
+        self._lock(unique, wait=False)
+
+    def _setlkw(self, unique: int) -> None:
+        if not self._parked.is_interrupted(unique):
+            self._lock(unique, wait=True)
+
+    def _lock(self, unique: int, *, wait: bool) -> None:
+        key, wanted, kind = self._wanted()
+        if kind == 2:
+            self._locks.release(key, wanted.owner, wanted.start, wanted.end)
+            self._device.refuse(unique, 0)
+            return
+        try:
+            step = self._locks.take(key, wanted, wait=wait and not self._parked.closing)
+        except errors.OverLimit:
+            self._device.refuse(unique, errno.ENOLCK)
+            return
+        if step is False:
+            self._device.refuse(unique, errno.EAGAIN)
+        elif isinstance(step, Wait):
+            self._parked.park(unique, step, lambda _: self._grant(unique, key, wanted))
+        else:
+            self._grant(unique, key, wanted)
+
+    def _grant(self, unique: int, key: Key, lock: Held) -> None:
+        if not self._device.refuse(unique, 0):
+            self._locks.release(key, lock.owner, lock.start, lock.end)
+
+    # ------------------------------------------------------------ closing
+
+    def _flush(self, unique: int) -> None:
+        """One duplicate of a descriptor was closed: by POSIX that ends the process's locks on the file. An unfinished
+        command is carried out, and close(2) says how it went."""
+        fh, owner = protocol.FLUSH_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
+        file = self._files.open.get(fh)
+        step: Any = None
+        if file is not None:
+            self._locks.release(Key(file.ino, False), owner)
+            step = file.handle.flush()
+        self._finish(unique, step)
+
+    def _release(self, unique: int) -> None:
+        fh, _, flags, owner = protocol.RELEASE_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
+        file = self._files.open.get(fh)
+        if file is not None and flags & protocol.RELEASE_FLOCK_UNLOCK:
+            self._locks.release(Key(file.ino, True), owner)
+        try:
+            self._files.close(fh)
+        finally:
+            self._device.refuse(unique, 0)
+
+    # ------------------------------------------------------------ paths
+
+    def _lookup(self, unique: int) -> None:
+        size, _, _, parent, uid, gid, thread = protocol.HEADER.unpack_from(self._device.buffer)
+        name = known_name(bytes(self._device.view[protocol.IN_HEADER : size - 1]))
+        node = self._tree.walk(identity.user(uid, gid, thread), self._nodes.node(parent), name)
+        found = self._tree.stat(node)
+        attributes = pack_attributes(found, None if node.directory else found.size or SIZE_NOT_ASKED)
+        nodeid = self._nodes.enter(node, thread)
+        entry = protocol.ENTRY.pack(nodeid, 0, 0, 0, 0, 0)
+        size = protocol.OUT_HEADER + protocol.ENTRY_BYTES
+        if not self._device.send(protocol.REPLY.pack(size, 0, unique) + entry + attributes):
+            self._nodes.forget(nodeid, 1)
+
+    def _getattr(self, unique: int) -> None:
+        nodeid = protocol.U64.unpack_from(self._device.buffer, 16)[0]
+        flags, fh = protocol.GETATTR_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
+        file = self._files.open.get(fh) if flags & protocol.GETATTR_FH else None
+        fixed = self._nodes.size(nodeid) if file is None else getattr(file.handle, "size", None)
+        attributes = pack_attributes(self._tree.stat(self._nodes.node(nodeid)), fixed)
+        size = protocol.OUT_HEADER + protocol.ATTR_TIMES.size + protocol.ATTR.size
+        self._device.send(protocol.REPLY.pack(size, 0, unique) + protocol.ATTR_TIMES.pack(0, 0, 0) + attributes)
+
+    def _forget(self, _: int) -> None:
+        """No reply."""
+        nodeid, lookups = (protocol.U64.unpack_from(self._device.buffer, at)[0] for at in (16, protocol.IN_HEADER))
+        self._nodes.forget(nodeid, lookups)
+
+    def _batch_forget(self, _: int) -> None:
+        """No reply."""
+        count = protocol.U32.unpack_from(self._device.buffer, protocol.IN_HEADER)[0]
+        at = protocol.IN_HEADER + 8
+        forgotten = self._device.view[at : at + count * protocol.FORGET_ONE.size]
+        for nodeid, lookups in protocol.FORGET_ONE.iter_unpack(forgotten):
+            self._nodes.forget(nodeid, lookups)
+
+    # ------------------------------------------------------------ listings
+
+    def _opendir(self, unique: int) -> None:
+        _, _, _, nodeid, uid, gid, thread = protocol.HEADER.unpack_from(self._device.buffer)
+        user, node = identity.user(uid, gid, thread), self._nodes.directory(nodeid)
+        self._tree.access(user, node, os.R_OK)
+        fh = self._files.add_listing(Listing(self._tree, user, node, uid))
+        if not self._device.send(protocol.OPENED.pack(32, 0, unique, fh, 0, 0)):
+            self._files.close_listing(fh)
+
+    def _readdir(self, unique: int) -> None:
+        _, _, fh, offset, room, _, _ = protocol.HOT.unpack_from(self._device.buffer)
+        listing = self._files.listings.get(fh)
+        if listing is None:
+            raise errors.Stale(f"file handle {fh}")
+        if offset == 0:
+            listing.begin()
+        self._device.answer(unique, pack_names(listing, offset, room))
+
+    def _releasedir(self, unique: int) -> None:
+        self._files.close_listing(protocol.U64.unpack_from(self._device.buffer, protocol.IN_HEADER)[0])
+        self._device.refuse(unique, 0)
+
+
+def pack_attributes(found: Stat, size: int | None = None) -> bytes:
+    """Attributes of a file, as the kernel takes them. `size`: of its snapshot."""
+    mtime, mtime_ns = divmod(found.mtime_ns, 10**9)
+    ctime, ctime_ns = divmod(found.ctime_ns, 10**9)
+    return protocol.ATTR.pack(
+        *(found.qid.path, found.size if size is None else size, (found.kept_bytes + 511) // 512, mtime, mtime, ctime),
+        *(mtime_ns, mtime_ns, ctime_ns, found.mode, found.nlink, found.uid, found.gid, 0, BLOCK_BYTES, 0),
+    )
+
+
+def pack_names(listing: Listing, offset: int, room: int) -> bytes:
+    """Entries of a directory from a position on, as many as fit. Position n is behind the nth: ".", "..", names."""
+    directory = listing.node
+    packed: list[bytes] = []
+    names = listing.nodes
+    for position in range(offset, len(names) + 2):
+        if position < 2:
+            node: Node = listing.parent if position else directory
+            name = b".." if position else b"."
+        else:
+            node = names[position - 2]
+            if node.removed:
+                continue
+            name = node.name.encode()
+        size = (protocol.DIRENT.size + len(name) + 7) & ~7
+        if size > room:
+            break
+        room -= size
+        kind = (stat.S_IFDIR if node.directory else stat.S_IFREG) >> 12
+        packed.append((protocol.DIRENT.pack(node.qid.path, position + 1, len(name), kind) + name).ljust(size, b"\0"))
+    return b"".join(packed)

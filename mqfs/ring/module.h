@@ -1,0 +1,87 @@
+/* What the parts of this extension share: its objects, their errors, and how arguments are read. */
+#ifndef MQFS_RING_MODULE_H
+#define MQFS_RING_MODULE_H
+#define _GNU_SOURCE
+#include <Python.h>
+#include "core.h"
+
+#define LARGE_BYTES 65536 /* above it a copy lets other threads run */
+#define FOREVER INT64_MAX
+#define FAST(function) ((PyCFunction)(void (*)(void))(function))
+
+typedef struct Ring {
+    PyObject_HEAD
+    struct ring_handle h;
+    int fd, publishes, users, forked; /* fd: a description without locks, to be passed on */
+    uint64_t generation;
+    struct Ring *following;
+} Ring;
+
+typedef struct {
+    PyObject_HEAD
+    Ring *ring;
+    uint64_t position, released, last;
+    int seat, gates, hold, busy, fell; /* fell: it was overtaken and is yet to be told */
+    enum ring_wait how;
+} Consumer;
+
+#pragma GCC visibility push(hidden)
+extern struct errors { /* of mqfs.errors */
+    PyObject *again, *bad_ring, *busy, *damaged, *disconnected, *disk_full, *fell_behind, *over_limit, *stale;
+} errors;
+extern PyTypeObject *ring_type, *consumer_type;
+extern PyType_Spec ring_spec, consumer_spec;
+
+void close_ring(Ring *ring);
+int refuse(enum ring_result result);
+PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords);
+PyObject *native_scan(PyObject *module, PyObject *const *args, Py_ssize_t count);
+#pragma GCC visibility pop
+
+static inline int usable(const Ring *ring)
+{
+    if (ring->h.shared) return 1;
+    PyErr_SetString(errors.stale, ring->forked ? "a child does not inherit the ring: attach to it again" : "the ring was closed");
+    return 0;
+}
+
+static inline int64_t deadline(PyObject *timeout)
+{
+    if (!timeout || timeout == Py_None) return FOREVER;
+    double seconds = PyFloat_AsDouble(timeout);
+    if (seconds == -1.0 && PyErr_Occurred()) return -1;
+    if (!(seconds > 0)) return 0;
+    return seconds > 1e9 ? FOREVER : ring_clock(CLOCK_MONOTONIC) + (int64_t)(seconds * 1e9);
+}
+
+static inline int64_t remaining(int64_t until)
+{
+    if (until == FOREVER || until == 0) return until;
+    int64_t left = until - ring_clock(CLOCK_MONOTONIC);
+    return left > 0 ? left : 0;
+}
+
+static inline int arguments(const char *name, Py_ssize_t count, Py_ssize_t least, Py_ssize_t most)
+{
+    if (count >= least && count <= most) return 1;
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd arguments, not %zd", name, least, most, count);
+    return 0;
+}
+
+static inline int number(PyObject *object, uint64_t most, uint64_t *value)
+{
+    *value = PyLong_AsUnsignedLongLong(object);
+    if (*value == UINT64_MAX && PyErr_Occurred()) return 0;
+    if (*value <= most) return 1;
+    PyErr_SetString(PyExc_OverflowError, "number too large");
+    return 0;
+}
+
+/* Begin to publish, or to change seats: `publishes` is to be set to 0 at the end. */
+static inline int claim(Ring *ring)
+{
+    if (!usable(ring)) return 0;
+    if (ring->publishes) return PyErr_SetString(errors.busy, "one thread at a time publishes through a handle: attach another"), 0;
+    return ring->publishes = 1;
+}
+#endif

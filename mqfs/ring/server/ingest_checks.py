@@ -1,0 +1,147 @@
+"""The checks of a ring's records before the log takes them: whoever has a ring mapped may write anything there.
+
+Owns what a client may publish, and the budget for a ring in which something else was found. Changes neither ring nor
+log.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from array import array
+from collections.abc import Iterator
+from operator import le
+from typing import TYPE_CHECKING
+
+from mqfs import limits
+from mqfs.engine.group import Group
+from mqfs.group_state import FIRST_STREAM
+from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
+from mqfs.model import Columns, Kind, Record
+from mqfs.ring import OWN
+from mqfs.seams import LogEnd
+
+if TYPE_CHECKING:
+    from mqfs.ring import Ring
+
+HEAD_COST = 1_024  # bytes that take as long as a look at a head
+_HIT_COST = 64
+_BUDGET_BYTES = 2 << 20  # some 10 ms
+_AHEAD_NS = 10**9  # a record's time may be after the wall clock: it was set back, or another CPU's is ahead
+_BATCHES = re.compile(rb"(?:\x00|\x01\x03*\x02)*")  # flags of whole atomic batches
+
+
+class IngestChecks:
+    """The checks of one ring. `end` is that of the group's log."""
+
+    def __init__(self, group: Group, end: LogEnd, made: Ring) -> None:
+        self._group, self._end = group, end
+        self.capacity = made.size // HEAD_BYTES  # messages that the ring can hold
+        # Below that another server may have taken or written messages.
+        self._resumed = min(made.next, end.next + self.capacity) if made.tail else 0
+        self.corrupt = ""  # the first finding that no client may write
+        self.slack = 0  # messages that may be missing, as refused bytes may have been theirs
+        self._budget = _BUDGET_BYTES  # for bytes that are examined one by one
+
+    def report(self, finding: str) -> None:
+        self.corrupt = self.corrupt or finding
+
+    def spend(self, cost: int) -> bool:
+        """Whether the budget allowed for that. A server's time is not what corrupt bytes may cost."""
+        self._budget -= cost
+        return self._budget >= 0
+
+    # ------------------------------------------------------------ a run of records
+
+    def is_sound(self, rows: Columns, own: range) -> bool:
+        """Whether all of a run may be taken as it is. `own`: sequences of the server's messages."""
+        return self._is_in_order(rows) and self._is_plain(rows, own)
+
+    def _is_in_order(self, rows: Columns) -> bool:
+        sequences, times = rows.sequences, rows.times
+        first, count = sequences[0], len(sequences)
+        holes = self.capacity if first < self._resumed or self.corrupt else 0
+        if not 0 <= first - self._end.next <= holes:
+            return False
+        if sequences.tobytes() != array("Q", range(first, first + count)).tobytes():
+            return False
+        return is_plausible(times[-1]) and all(map(le, times, times[1:]))
+
+    def _is_plain(self, rows: Columns, own: range) -> bool:
+        """Whether every record that is not the server's is one that a client may publish."""
+        first, count = rows.sequences[0], len(rows.sequences)
+        if own and first <= own.start < first + count:
+            begin, end = own.start - first, own.stop - first
+            around = [rows.part(a, b) for a, b in ((0, begin), (end, count)) if a < b]
+            return all(map(self._is_clients, around))
+        return self._is_clients(rows)
+
+    def _is_clients(self, rows: Columns) -> bool:
+        if rows.kinds.tobytes() != b"\1" * len(rows.kinds) or any(rows.headers):
+            return False
+        if _BATCHES.fullmatch(rows.flags.tobytes()) is None:
+            return False
+        if max(rows.bodies) > limits.MESSAGE_BYTES or not min(rows.bodies):
+            return False
+        return all(number in self._group.numbers for number in set(rows.streams))
+
+    # ------------------------------------------------------------ one record, where a run is not sound
+
+    def is_settled(self, record: Record) -> bool:
+        """Whether an earlier server took a record, or never answered who wrote it."""
+        ahead = record.sequence - self._end.next
+        return record.sequence < self._resumed and ahead <= self.capacity and (ahead < 0 or bool(record.flags & OWN))
+
+    def is_acceptable(self, record: Record) -> bool:
+        """Whether a record may come next, and a client may publish it."""
+        if not 0 <= record.sequence - self._end.next <= self.slack:
+            return False
+        if record.kind != Kind.MESSAGE or record.headers or record.flags & ~3:
+            return False
+        if not FIRST_STREAM <= record.stream < self._group.state.next_stream:
+            return False
+        return 0 < len(record.body) <= limits.MESSAGE_BYTES and is_plausible(record.time_ns)
+
+    def pieces(self, data: memoryview, at: int, rows: Columns) -> Iterator[tuple[int, int, Record | None]]:
+        """(begin, end, record) of those rows, which begin at `at`, and of the bytes behind them: None is no record."""
+        for begin, size in _spans(rows):
+            yield at + begin, at + begin + padded(size), decode(bytes(data[at + begin : at + begin + size]))
+        at += rows.end
+        if at < len(data):
+            yield at, self._next_record(data, at), None
+
+    def _next_record(self, data: memoryview, bad: int) -> int:
+        """Where a record may begin behind what is none. Only a sequence and a time that may be ours are examined."""
+        whole, low = data.obj, self._end.next
+        assert isinstance(whole, bytes)
+        if self._budget < 0:
+            return len(data)
+        before = len(whole) - len(data)
+        sequences = {number.to_bytes(8, "little")[3:] for number in (low, low + self.capacity)}
+        times = {moment.to_bytes(8, "little")[6:] for moment in (max(self._end.last_ns, 0), time.time_ns())}
+        for at in _heads(whole, times, before + bad):
+            if not self.spend(_HIT_COST):
+                break
+            if (at - before - bad) % 8 or whole[at + 11 : at + 16] not in sequences:
+                continue
+            if not self.spend(HEAD_COST + min(int.from_bytes(whole[at : at + 4], "little"), len(whole) - at)):
+                break
+            if row_at(whole, at):
+                return at - before
+        return len(data)
+
+
+def is_plausible(time_ns: int) -> bool:
+    """Whether a record may have that time."""
+    return time_ns <= time.time_ns() + _AHEAD_NS
+
+
+def _heads(data: bytes, times: set[bytes], bad: int) -> Iterator[int]:
+    """Where behind a place record heads may be whose time ends with one of those bytes."""
+    ends = re.compile(b"|".join(map(re.escape, times)))
+    return (found.start() - 22 for found in ends.finditer(data, bad + 8 + 22))
+
+
+def _spans(rows: Columns) -> Iterator[tuple[int, int]]:
+    for position, headers, body in zip(rows.positions, rows.headers, rows.bodies, strict=True):
+        yield position, HEAD_BYTES + headers + body

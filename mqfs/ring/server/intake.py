@@ -1,0 +1,355 @@
+"""From a group's ring into its log: ranges of records at once, one by one where not all of them are sound.
+
+Owns the position in the ring, and the order of the server's own messages among those of others. What may be taken is
+decided in ingest_checks.py; what is not goes to quarantine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits, ring
+from mqfs.engine.group import Group
+from mqfs.engine.publishing.ring_ingest import count_unstored, has_live_readers, ingest
+from mqfs.log.record import HEAD_BYTES, padded
+from mqfs.model import MORE, Columns, Record
+from mqfs.ring.server.ingest_checks import HEAD_COST, IngestChecks
+from mqfs.ring.server.readers import RingReaders
+from mqfs.seams import Bucket
+
+if TYPE_CHECKING:
+    from mqfs.ring import Consumer, Ring
+
+log = logging.getLogger("mqfs.ring")
+
+UNWRITABLE = (errors.DiskFull, errors.StreamFull, errors.DiskFailed, errors.ReadOnly)
+
+_TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
+_LEAST_KEPT = 64 << 10  # bytes that take as long as to make a file
+
+
+class _Range:
+    """Records copied from the ring and not all taken yet."""
+
+    def __init__(self, data: bytes | memoryview, rows: Columns) -> None:
+        self.data, self.rows = data, rows
+        self.at = 0  # the next row
+
+    def __len__(self) -> int:
+        return len(self.rows.sequences)
+
+    @property
+    def sequence(self) -> int:
+        """Of the next row."""
+        return self.rows.sequences[self.at]
+
+    def between(self, begin: int, end: int) -> memoryview:
+        """The records of these rows."""
+        positions = self.rows.positions
+        stop = positions[end] if end < len(positions) else self.rows.end
+        return memoryview(self.data)[positions[begin] : stop]
+
+
+class RingIntake:
+    """What takes one ring's records into the group's log. `inner` is that log; `retire` ends publishing in the ring."""
+
+    def __init__(self, group: Group, made: Ring, inner: Bucket, retire: Callable[[str], None]) -> None:
+        self._group, self._ring, self._inner, self._retire = group, made, inner, retire
+        self._consumer: Consumer = made.consumer(kept=True, hold=True)
+        self.checks = IngestChecks(group, inner.end, made)
+        self.readers = RingReaders(made, inner.end, self._consumer.position, group.retention.note_change)
+        self.taking = False
+        self.blocked = ""  # why the log takes nothing now
+        self._range: _Range | None = None
+        self._raw: bytes | memoryview = b""  # copied and not scanned yet
+        self._salvaged: int | None = None  # the end of what is taken, where the ring could not be read on
+        self._broken = False  # nothing more is taken from it
+        self._own = range(0)  # sequences of the server's messages that are being written
+        self._void = range(0)  # of those that could not be
+        self._quarantined = 0  # bytes
+
+    @property
+    def position(self) -> int:
+        """The ring below it was taken, or copied to be."""
+        return self._consumer.position
+
+    @property
+    def is_empty(self) -> bool:
+        return self._range is None and not self._raw and self._ring.tail == self._consumer.position
+
+    @property
+    def final_position(self) -> int | None:
+        """Where the ring ends, now that nothing more is published in it; None while something is to be taken."""
+        if self.blocked or self._range is not None or self._raw:
+            return None
+        return self._consumer.position if self._salvaged is None else self._salvaged
+
+    def close(self) -> None:
+        """Leave the ring as it is."""
+        self._consumer.close()
+
+    # ------------------------------------------------------------ the server's own messages
+
+    def take_before_own(self, own: range) -> int | None:
+        """Take what was published before the server's messages of those sequences; their time, or None where they are
+        not there. `own_appended` or `own_refused` is to follow."""
+        self._own = own
+        self.take(own.start)
+        there = self._range
+        if there is None or there.sequence != own.start:
+            return None
+        self._skip_to(own.start)
+        return int(there.rows.times[there.at])
+
+    def own_appended(self) -> bool:
+        """The server's own messages are in the log. Whether they were in the ring."""
+        there, own, self._own = self._range, self._own, range(0)
+        if not own or there is None:
+            return False
+        there.at += len(own)
+        self._done_with_range()
+        return True
+
+    def own_refused(self) -> None:
+        """The server's own messages are not taken: their writer gets an error."""
+        if self._own:
+            self._void, self._own = self._own, range(0)
+
+    # ------------------------------------------------------------ taking
+
+    def take(self, until: int | None = None, most_bytes: int | None = None) -> None:
+        """Take what is in the ring: up to that sequence, about so many bytes. `blocked`: the log had no room."""
+        if self.taking or self._broken:
+            return
+        self.taking, self.blocked = True, ""
+        left = limits.RING_BYTES if most_bytes is None else most_bytes
+        try:
+            while left > 0:
+                there = self._range
+                if there is None:
+                    scanned = self._scan_next()
+                    left -= scanned if self._range is None else 0
+                    if not scanned:
+                        return
+                elif until is not None and there.sequence >= until:
+                    return
+                else:
+                    left -= self._take_rows(there, until)
+        except UNWRITABLE as error:
+            self.blocked = error.detail
+        except Exception:
+            self._break_off()
+        finally:
+            self.taking = False
+
+    def _break_off(self) -> None:
+        """Take no more: reading the ring met a bug. What was not taken goes to quarantine."""
+        log.exception("ring of group %d given up: reading it failed", self._group.number)
+        there, untaken = self._range, self._raw
+        self._range, self._raw, self._broken = None, b"", True
+        if there is not None and there.at < len(there):
+            untaken = bytes(there.between(there.at, len(there))) + bytes(untaken)
+        if self._salvaged is None:
+            self._salvaged = self._consumer.position - len(untaken)
+        self._refuse(bytes(untaken))
+
+    def _scan_next(self) -> int:
+        """Make what was published next a range, or take what is sound of it; how many bytes that were. 0: nothing."""
+        data = self._raw or self._copy()
+        if not data:
+            return 0
+        rows = ring.scan(data)
+        while rows.end == len(data) and rows.flags[-1] & MORE and (more := self._copy()):
+            data = bytes(data) + more
+            rows = ring.scan(data)
+            if len(data) > self._ring.size:
+                break  # an atomic batch that never ends
+        self._raw = data
+        if rows.end == len(data) and self.checks.is_sound(rows, self._own or self._void):
+            self._range, self._raw = _Range(data, rows), b""
+        else:
+            self._filter_range(data)
+        return len(data)
+
+    def _copy(self) -> bytes:
+        if self._salvaged is not None:
+            return b""
+        try:
+            return self._consumer.range(limits.RING_RANGE_BYTES, 0) or b""
+        except (errors.Damaged, errors.FellBehind) as error:
+            self.checks.corrupt = error.detail
+            return self._salvage()
+
+    def _salvage(self) -> bytes:
+        """All bytes behind what is no record: there may be records again."""
+        self._retire("it is corrupt")
+        memory, begin, tail = self._ring.fileno(), self._consumer.position, self._ring.tail
+        of = self._ring.size
+        size, at = tail - begin if begin <= tail <= begin + of else of, begin & (of - 1)
+        self._salvaged = begin + size
+        whole = os.pread(memory, min(size, of - at), ring.HEAD_BYTES + at)
+        return whole + os.pread(memory, size - len(whole), ring.HEAD_BYTES)
+
+    def _take_rows(self, there: _Range, until: int | None) -> int:
+        """Take rows of a range, up to that sequence; returns how many bytes."""
+        begin, end, sequences = there.at, len(there), there.rows.sequences
+        if until is not None and sequences[end - 1] >= until:
+            end = begin + until - sequences[begin]
+        if self._void and self._void.start <= sequences[end - 1]:
+            return self._leave_out_void(there)
+        data, part = there.between(begin, end), there.rows.part(begin, end)
+        if self._is_wanted(part):
+            self._group.retention.reserve_room(len(data))
+            if part.times[0] < self._inner.end.last_ns:
+                data = _lifted(data, part, self._inner.end.last_ns)
+            self._skip_to(part.sequences[0])
+            base = self._inner.ranges.reserve_space(len(data), end - begin)
+            part = ring.scan(data, base)
+            self._inner.ranges.append_range(data, part)
+            there.at = end
+            try:
+                ingest(self._group, data, base, part)
+            finally:
+                self._done_with_range()
+        else:
+            self._inner.ranges.reserve_space(0, end - begin)
+            self._inner.ranges.skip_to(part.sequences[-1] + 1)
+            count_unstored(self._group, part)
+            there.at = end
+            self._done_with_range()
+        return len(data)
+
+    def _is_wanted(self, rows: Columns) -> bool:
+        """Whether they must be retained, or a reader has not had them."""
+        group = self._group
+        return group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings) or self.readers.exist()
+
+    def _skip_to(self, sequence: int) -> None:
+        """Messages below it that were not taken exist nowhere."""
+        missing = sequence - self._inner.end.next
+        if missing > 0:
+            self._inner.ranges.reserve_space(0, missing)
+            self._inner.ranges.skip_to(sequence)
+
+    def _leave_out_void(self, there: _Range) -> int:
+        """Pass over messages of the server that it answered with an error; take those before them first."""
+        first, void = there.sequence, self._void
+        if first < void.start:
+            self._void = range(0)
+            try:
+                return self._take_rows(there, void.start)
+            finally:
+                self._void = void
+        there.at += min(void.stop - first, len(there) - there.at)
+        self._inner.ranges.skip_to(void.stop)
+        self._void = range(0)
+        self._done_with_range()
+        return 0
+
+    def _done_with_range(self) -> None:
+        """Release the ring's room that a range took, if all of it was taken."""
+        there = self._range
+        if there is None or there.at < len(there):
+            return
+        self._range = None
+        if self._raw or self._salvaged is not None:
+            return
+        self._consumer.release()
+        self.readers.mark(self._consumer.position)
+
+    # ------------------------------------------------------------ one by one, where not all is sound
+
+    def _filter_range(self, data: bytes | memoryview) -> None:
+        """Take the sound records, up to the server's own; the others go to quarantine. Where too much is not sound the
+        rest goes there, too."""
+        refused: list[memoryview] = []
+        view, at, checks = memoryview(data), 0, self.checks
+        try:
+            while at < len(view):
+                rows = ring.scan(view[at:])
+                if rows.sequences and checks.is_sound(rows, self._own or self._void):
+                    self._range, self._raw = _Range(view[at : at + rows.end], rows), view[at + rows.end :]
+                    return
+                for begin, end, record in checks.pieces(view, at, rows):
+                    self._raw = view[begin:]  # should the log have no room
+                    if record is not None and record.sequence in self._own:
+                        self._range = self._split_own()
+                        return
+                    at = end
+                    if record is None or not self._take_record(record):
+                        more = checks.spend(HEAD_COST)
+                        at = end if more else len(view)
+                        refused.append(view[begin:at])
+                        checks.slack += (at - begin) // HEAD_BYTES
+                        if not more:
+                            break
+            self._raw = b""
+        finally:
+            if refused:
+                self._refuse(b"".join(refused))
+        if self._salvaged is None:
+            self._consumer.release()
+
+    def _take_record(self, record: Record) -> bool:
+        """Take a record, or pass over one that the log does not miss. False: it may not be there."""
+        ahead = record.sequence - self._inner.end.next
+        if self.checks.is_settled(record):
+            self._skip_to(record.sequence + 1)
+            self.checks.slack += ahead < 0
+        elif record.sequence in self._void and 0 <= ahead <= self.checks.capacity:
+            self._skip_to(record.sequence + 1)
+        elif self.checks.is_acceptable(record):
+            self._append(record)
+        else:
+            return False
+        return True
+
+    def _split_own(self) -> _Range:
+        """The server's own records at the head of `_raw`, which keeps the rest."""
+        rows = ring.scan(self._raw)
+        count = min(len(self._own), len(rows.sequences))
+        end = rows.positions[count] if count < len(rows.sequences) else rows.end
+        there = _Range(self._raw[:end], rows.part(0, count)._replace(end=end))
+        self._raw = self._raw[end:]
+        return there
+
+    def _append(self, record: Record) -> None:
+        stream = self._group.numbers.get(record.stream)
+        if stream is None:  # removed, since it was published
+            self._skip_to(record.sequence + 1)
+            return
+        self._group.retention.reserve_room(HEAD_BYTES + len(record.body))
+        self._skip_to(record.sequence)
+        self._inner.ranges.reserve_space(padded(HEAD_BYTES + len(record.body)), 1)
+        self._inner.writer.append(record.kind, record.stream, record.time_ns, record.body)
+        stream.kept.appended(record.sequence, record.kind, len(record.body))
+        self._group.publisher.deliver(stream, record.sequence, record.body, b"")
+        self._group.retention.bound_depth(stream)
+
+    def _refuse(self, data: bytes) -> None:
+        if not self.checks.corrupt:
+            log.error("ring of group %d corrupt: %d bytes that no client may write", self._group.number, len(data))
+        self.checks.report("bytes that no client may write")
+        room = max(limits.RING_RANGE_BYTES - self._quarantined, 0)  # enough for a person to look at
+        kept = data[:room]
+        self._quarantined += max(len(kept), _LEAST_KEPT)
+        if kept:
+            self._inner.ranges.quarantine(kept, "bytes that no client may write in a ring")
+
+
+def _lifted(data: memoryview, rows: Columns, least_ns: int) -> memoryview:
+    """The same records, none before that time. An earlier one was published while the log had a later one written, or
+    before the clock was set back, or it was forged; messages of others expire by their own time."""
+    made = bytearray(data)
+    for position, headers, body, time_ns in zip(rows.positions, rows.headers, rows.bodies, rows.times, strict=True):
+        if time_ns >= least_ns:
+            break
+        at = position - rows.positions[0]
+        end = at + HEAD_BYTES + headers + body
+        _TIME.pack_into(made, at + 16, least_ns)
+        _CRC.pack_into(made, at + 4, ring.crc32c(bytes(made[at + 8 : end]), ring.crc32c(bytes(made[at : at + 4]))))
+    return memoryview(bytes(made))
