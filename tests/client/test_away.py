@@ -235,7 +235,7 @@ def test_transports(server: Server) -> None:
             assert inner.group().groups() == ["er"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else for a server")
+@pytest.mark.root
 def test_what_is_there_needs_no_permission_to_make_it(server: Server) -> None:
     with server.connect() as owner, server.connect(user="nobody") as guest:
         group = owner.group("g", create=True, ctl=["replay all", "consumer c s"])

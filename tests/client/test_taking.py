@@ -377,10 +377,7 @@ def took(claims: Claims, into: list[bytes]) -> None:
             into.append(claim.body)
 
 
-ACCOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="only root is somebody else")
-
-
-@ACCOUNTS
+@pytest.mark.root
 def test_who_may_not_read_the_stream_may_not_take(server: Server) -> None:
     with server.connect() as client, server.connect(user="nobody", transport="9p") as nobody:
         group = work(client, "g")

@@ -22,8 +22,6 @@ from tests.fuse.served_by import Served
 from tests.support.anyone import NOBODY, python_for_anyone
 from tests.support.eventually import HANG_S
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
-
 
 def complaint(path: Path) -> str:
     with pytest.raises(MountError) as caught:
@@ -97,7 +95,7 @@ def open_device() -> Iterator[None]:
     os.chmod("/dev/fuse", before)
 
 
-@needs_root
+@pytest.mark.root
 def test_an_ordinary_user_mounts_and_unmounts(open_device: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Also: what the user's dead server leaves, his next one cleans."""
     base = tmp_path_factory.mktemp("user")

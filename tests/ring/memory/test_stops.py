@@ -70,7 +70,8 @@ def test_mutants_are_caught(mutant: str, tmp_path: Path) -> None:
     assert source.read_text().count(text) == 1
     source.write_text(source.read_text().replace(text, instead))
     build.module(tmp_path / "mqfs" / "ring")
-    shutil.copytree(ROOT / "tests" / "ring", tmp_path / "tests" / "ring", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("ring", "support"):
+        shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests" / "__init__.py").touch()
     done = subprocess.run(
         [sys.executable, "-m", "tests.ring.memory.stops", only],

@@ -223,7 +223,7 @@ def by_nobody(away: Server, group: str) -> list[Any]:
     return found
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+@pytest.mark.root
 def test_it_needs_r_and_w_on_every_stream() -> None:
     """Modes are set through a mount: 9P's own clients can as well, but this is what people do."""
     with short_folder() as folder:
@@ -246,7 +246,7 @@ def test_it_needs_r_and_w_on_every_stream() -> None:
             away.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+@pytest.mark.root
 def test_ring_says_who_attaches() -> None:
     """`ring owner` is the default: the group's owner, root and the server's user. Others' calls go by the files."""
     with short_folder() as folder:

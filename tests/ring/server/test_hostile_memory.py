@@ -354,7 +354,7 @@ class Stranger(Member):
 
 
 @pytest.mark.timeout(3_600)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+@pytest.mark.root
 def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words of one group's ring are overwritten in a real server while publishers and readers run: it never ends, who
     uses files of that group loses nothing, and rings of other groups and users are as they were."""

@@ -305,7 +305,7 @@ def test_a_ring_that_ends_under_publishers(away: Server) -> None:
         assert bodies(group.history(pattern="s")) == wanted
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+@pytest.mark.root
 def test_chmod_cuts() -> None:
     """Who may not any more: what was shared memory before is of no use."""
     python, path = python_for_anyone()
