@@ -92,7 +92,7 @@ class Stream(Numbered):
         settings = self.group.log.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
-    # ------------------------------------------------------------ who shares it
+    # ------------------------------------------------------------ its consumers
 
     def own_consumer(self) -> Consumer:
         """The nameless consumer it has under `deliver one`."""
@@ -101,7 +101,7 @@ class Stream(Numbered):
         return self.default_consumer
 
     def shown_consumer(self) -> Consumer:
-        """The same, to be looked at: where nothing was ever taken, one that is not kept."""
+        """The same, to be shown: where nothing was ever claimed, one that is not kept."""
         return self.own_consumer() if self._has_consumer else self.group.consumers.untouched(self)
 
     @property
@@ -110,7 +110,7 @@ class Stream(Numbered):
 
     @property
     def shared(self) -> bool:
-        """Whether consumers alone are to have its messages, so that one goes when the last of them acknowledged it."""
+        """Whether its messages are for consumers alone: each goes when the last of them acked it."""
         group = self.group
         if group.log.settings.deliver == "one":
             return True

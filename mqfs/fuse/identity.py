@@ -10,7 +10,7 @@ from mqfs.model import User
 
 
 def user(uid: int, gid: int, thread: int, *, process: bool = False) -> User:
-    """Who asks. Root needs no groups; `process` has the process looked up for root too."""
+    """The user of a request. Root needs no groups; `process` has the process looked up for root too."""
     if uid == 0 and not process:
         return User(uid, gid, frozenset(), thread, "fuse")
     pid, groups = membership(thread)

@@ -21,13 +21,13 @@ def encode(said: dict[str, Any]) -> bytes:
 def decode(data: bytes) -> dict[str, Any]:
     """Raises BadRequest."""
     if len(data) > limits.RING_PACKET_BYTES:
-        raise errors.BadRequest(f"a packet has at most {limits.RING_PACKET_BYTES} bytes")
+        raise errors.BadRequest(f"packet too long (expected at most {limits.RING_PACKET_BYTES} bytes)")
     try:
         said = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise errors.BadRequest(f"a packet is one JSON object: {error}") from None
+        raise errors.BadRequest(f"invalid packet: {error} (expected a JSON object)") from None
     if not isinstance(said, dict):
-        raise errors.BadRequest("a packet is one JSON object")
+        raise errors.BadRequest("invalid packet (expected a JSON object)")
     return said
 
 

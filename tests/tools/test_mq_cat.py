@@ -291,8 +291,8 @@ def test_two_take_from_one_consumer(server: Server) -> None:
 
 def test_a_consumer_that_is_not_there_or_removed(server: Server) -> None:
     group = work(server, "no consumer")
-    assert refused(1, "--consumer", "x", group).startswith(f"{group}: no consumer 'x'; make it with: touch ")
-    assert "no consumer's name" in refused(1, "--consumer", "../a", group)
+    assert refused(1, "--consumer", "x", group).startswith(f"{group}: no consumer 'x' (create it: touch ")
+    assert "invalid consumer '../a'" in refused(1, "--consumer", "../a", group)
     with running("mq-cat", "--consumer", "w", group) as process:
         wait_until_waiting(process)
         (group / ".consumers" / "w").unlink()
@@ -311,7 +311,7 @@ def test_options_that_exclude_each_other(server: Server) -> None:
         ["--order", "--consumer", "w"],
         ["--from", "first", "--consumer", "w"],
     ):
-        assert "exclude each other" in refused(2, *words, group)
+        assert ": not with -" in refused(2, *words, group)
 
 
 def test_nul_ends_each_message(server: Server) -> None:
@@ -459,7 +459,7 @@ def test_a_group_that_is_removed_ends_it(server: Server, order: list[str]) -> No
         subprocess.run(["rm", "-r", str(group)], check=True)
         assert process.wait(HANG_S) == 1
         assert process.stderr is not None
-        assert process.stderr.read().decode() == f"mq-cat: {group}: no such group (any more)\n"
+        assert process.stderr.read().decode() == f"mq-cat: {group}: the group was removed\n"
 
 
 @pytest.mark.parametrize("order", [[], ["--order"]])
@@ -526,10 +526,10 @@ def refused(code: int, *arguments: object, **more: object) -> str:
 def test_what_is_not_there(server: Server) -> None:
     group = server.group("there", streams=["a", "b"])
     assert refused(1, group / "not") == f"{group / 'not'}: no such group"
-    assert "not a group but a file" in refused(1, group / "a")
-    assert refused(1, group, "a", "x") == f"{group}: no stream 'x'; its streams: a, b"
-    assert refused(1, server.group("empty"), "x").endswith("no stream 'x'; its streams: none")
-    assert "it has no file 'order'" in refused(1, "/")
+    assert "a file (expected GROUP" in refused(1, group / "a")
+    assert refused(1, group, "a", "x") == f"{group}: no stream 'x' (expected one of: a, b)"
+    assert refused(1, server.group("empty"), "x").endswith("no stream 'x' (expected one of: none)")
+    assert "no file 'order' in it" in refused(1, "/")
     assert "seek" in refused(1, "--from", "9" * 40, group)
 
 
@@ -541,7 +541,7 @@ def test_what_makes_no_sense(server: Server) -> None:
     assert "bad duration" in refused(2, "--idle", "soon", group)
     assert "bad start" in refused(2, "--from", "yesterday", group)
     assert "bad time" in refused(2, "--from", "@yesterday", group)
-    assert "exclude" in refused(2, "-t", "--json", group)
+    assert "not with" in refused(2, "-t", "--json", group)
     assert "--nope" in refused(2, "--nope", group)
     assert mq_cat("--help").returncode == 0
 
@@ -677,13 +677,13 @@ def test_views(server: Server) -> None:
         result = mq_cat("-e", *words, group)
         assert (result.stdout, result.stderr) == (b"1\n2\n3\n", b"")
     assert mq_cat("-e", group, "both of").stdout == b"1\n2\n3\n"
-    assert "is a view" in refused(1, "-e", "--order", group, "both of")
+    assert "view 'both of': not in 'order'" in refused(1, "-e", "--order", group, "both of")
 
 
 def test_what_order_cannot_tell_is_refused(server: Server) -> None:
     group = server.group("cannot", "replay all", streams=["a"])
     for option in (["--from", "first"], ["--json"], ["-t"]):
-        assert f"{option[0]} needs a tree with .cursor" in refused(1, "--order", *option, group)
+        assert f"{option[0]}: not with 'order'" in refused(1, "--order", *option, group)
     (group / "ctl").write_text("data coalesce\n")
     say(group / "a", "1", "2")
     assert "data coalesce" in refused(1, "--order", group)

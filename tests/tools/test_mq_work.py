@@ -150,13 +150,13 @@ def test_a_message_that_is_tried_again(server: Server, tmp_path: Path) -> None:
     result = mq_work("-n", 3, consumer, "sh", "-c", "echo $MQ_DELIVERIES; [ $MQ_DELIVERIES = 3 ] || exit 75")
     assert result.stdout == b"1\n2\n3\n"
     assert result.stderr.decode().splitlines() == [
-        "mq-work: mail 1: exit code 75, will be tried again",
-        "mq-work: mail 1: exit code 75, will be tried again (delivery 2)",
+        "mq-work: mail 1: exit code 75, will be retried",
+        "mq-work: mail 1: exit code 75, will be retried (delivery 2)",
     ]
     assert (done(consumer), counts(consumer)["failed"]) == (1, 2)
 
 
-@pytest.mark.parametrize(("command", "why"), [("exit 1", "exit code 1"), ("kill -9 $$", "ended by SIGKILL")])
+@pytest.mark.parametrize(("command", "why"), [("exit 1", "exit code 1"), ("kill -9 $$", "killed by SIGKILL")])
 def test_a_failure_is_counted_and_becomes_a_dead_letter(server: Server, command: str, why: str) -> None:
     group, consumer = work(server, f"failure {len(command)}", "retries 2")
     say(group / "mail", "x")
@@ -198,7 +198,7 @@ def test_a_dead_letter_cannot_become_one(server: Server) -> None:
     consumer = group / ".consumers" / "w"
     say(group / "dead", "x")
     result = mq_work("-n", 2, consumer, "sh", "-c", "[ $MQ_DELIVERIES = 2 ] || exit 65")
-    text = "mq-work: dead 1: exit code 65, but it cannot be a dead letter: will be tried again\n"
+    text = "mq-work: dead 1: exit code 65, cannot become a dead letter, will be retried\n"
     assert (result.returncode, result.stderr.decode()) == (0, text)
     assert done(consumer) == 1
 
@@ -209,15 +209,15 @@ def test_what_no_argument_can_hold(server: Server, body: bytes) -> None:
     say(group / "mail", body, "good")
     result = mq_work("-n", 2, consumer, "echo", "{}")
     assert (result.returncode, result.stdout) == (0, b"good\n")
-    assert result.stderr.startswith(b"mq-work: mail 1: the message ")
+    assert result.stderr.startswith(b"mq-work: mail 1: message ")
     assert letters(group) == [("mail", "1", "1", "w")]
 
 
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [
-        (("/etc/passwd",), 126, "/etc/passwd: permission denied, given back"),
-        (("no-such-command",), 127, "no-such-command: no such file or directory, given back"),
+        (("/etc/passwd",), 126, "/etc/passwd: permission denied, released"),
+        (("no-such-command",), 127, "no-such-command: no such file or directory, released"),
     ],
 )
 def test_a_command_that_cannot_be_run(server: Server, command: tuple[str, ...], code: int, text: str) -> None:
@@ -264,7 +264,7 @@ def test_a_command_that_takes_too_long(server: Server, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"trap '' TERM; sh -c 'trap \"\" TERM; echo $$ >>{pids}; sleep 1000' & echo $$ >>{pids}; wait; wait"
     result = mq_work("-n", 1, "--timeout", "0.5", "--grace", "0.2", consumer, "sh", "-c", script)
-    assert (result.returncode, result.stderr) == (0, b"mq-work: mail 1: took too long\n")
+    assert (result.returncode, result.stderr) == (0, b"mq-work: mail 1: timed out\n")
     eventually(lambda: not any(map(alive, pids.read_text().split())), "the end of all processes")
     assert letters(group) == [("mail", "1", "1", "w")]
 
@@ -289,7 +289,7 @@ def test_a_time_out_is_a_failure_whatever_the_command_says(server: Server) -> No
     group, consumer = work(server, "late", "retries 1")
     say(group / "mail", "x")
     script = "trap 'exit 0' TERM; sleep 1000 & wait"
-    assert b"took too long" in mq_work("-n", 1, "--timeout", "0.3", consumer, "sh", "-c", script).stderr
+    assert b"timed out" in mq_work("-n", 1, "--timeout", "0.3", consumer, "sh", "-c", script).stderr
     assert letters(group) == [("mail", "1", "1", "w")]
 
 
@@ -321,9 +321,9 @@ def test_a_lease_that_ran_out(server: Server, tmp_path: Path) -> None:
         assert mq_work("-n", 1, consumer, "sh", "-c", "echo $MQ_DELIVERIES").stdout == b"2\n"
         process.send_signal(signal.SIGCONT)
         assert process.stderr is not None
-        assert b"its lease ran out while the command runs" in process.stderr.readline()
+        assert b"lease ran out while the command runs" in process.stderr.readline()
         fifo.write_text("go on\n")
-        assert process.stderr.readline() == b"mq-work: mail 1: done, too late: its lease had run out\n"
+        assert process.stderr.readline() == b"mq-work: mail 1: done, after its lease ran out\n"
         say(group / "mail", "next")  # and it works on
         assert process.stdout.readline() == b"2\n"
         eventually(lambda: done(consumer) == 2, "both")
@@ -422,7 +422,7 @@ def test_a_second_signal_gives_back_and_kills(server: Server, tmp_path: Path) ->
         process.send_signal(signal.SIGINT)
         eventually(lambda: "SigPnd:\t0000000000000000" in Path(f"/proc/{process.pid}/status").read_text(), "the first")
         process.send_signal(signal.SIGTERM)
-        assert ended(process) == (128 + signal.SIGTERM, "mq-work: mail 1: killed, given back\n")
+        assert ended(process) == (128 + signal.SIGTERM, "mq-work: mail 1: killed, released\n")
         assert not alive(pid)
     assert counts(consumer)["failed"] == 0
     assert mq_work("-n", 1, consumer, "sh", "-c", "echo $MQ_DELIVERIES").stdout == b"1\n"
@@ -513,8 +513,8 @@ def test_it_outlives_the_server(tmp_path: Path, number: int) -> None:
             code, said = ended(process)
         assert code == 0
         rows = said.splitlines()
-        assert "could not be told 'ack'" in rows[0]
-        assert [row.endswith(("waiting for it to come back", ": back")) for row in rows[1:]] == [True, True]
+        assert "ack failed: " in rows[0]
+        assert [row.endswith(("; retrying", ": reconnected")) for row in rows[1:]] == [True, True]
 
 
 def cpu_s(pid: int) -> float:
@@ -552,8 +552,8 @@ def test_a_consumer_that_is_removed_ends_it(server: Server) -> None:
 def test_what_is_not_there(server: Server) -> None:
     group, _ = work(server, "not there")
     missing = group / ".consumers" / "missing"
-    assert refused(missing) == f"mq-work: {missing}: no such consumer; make it with: touch {missing}\n"
-    assert "a consumer is a file GROUP/.consumers/NAME" in refused(group / "mail")
+    assert refused(missing) == f"mq-work: {missing}: no such consumer (create it: touch {missing})\n"
+    assert "a stream (expected GROUP/.consumers/NAME)" in refused(group / "mail")
     assert "is the tree mounted?" in refused(server.path / "nothing" / ".consumers" / "w")
     assert mq_work("-e", "--make", missing, "true").returncode == 0
     assert missing.exists()

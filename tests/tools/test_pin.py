@@ -136,8 +136,8 @@ def test_an_ended_session_shows_its_history_and_status(mount: Path) -> None:
     eventually(lambda: b"exit 5\n" in mq_cat("-e", session, "status").stdout)
     result = pin("-a", "-m", mount, "ended", stdin=subprocess.DEVNULL)
     assert (result.returncode, result.stdout, result.stderr) == (5, b"said\r\n", b"")
-    assert refused(1, "-w", "-m", mount, "ended", "x") == "session 'ended' has ended (status 5)"
-    assert refused(1, "-c", "-m", mount, "ended").startswith("session 'ended' has ended (status 5); to use the name")
+    assert refused(1, "-w", "-m", mount, "ended", "x") == "session 'ended' has ended with status 5"
+    assert refused(1, "-c", "-m", mount, "ended").startswith("session 'ended' has ended with status 5 (remove it")
 
 
 def test_a_command_that_a_signal_ended(mount: Path) -> None:
@@ -392,9 +392,9 @@ def test_a_session_whose_host_is_gone_is_dead(mount: Path) -> None:
         terminal.expect_exact("seen\r\nseen\r\n")
         os.kill(host_of(session), signal.SIGKILL)
         assert code_of(terminal) == 1
-        assert b"session 'dead' is dead: its host is gone" in terminal.before
-    assert "is dead" in refused(1, "-w", "-m", mount, "dead", "x")
-    assert "is dead" in refused(1, "-c", "-m", mount, "dead")
+        assert b"session 'dead' has lost its host" in terminal.before
+    assert "has lost its host" in refused(1, "-w", "-m", mount, "dead", "x")
+    assert "has lost its host" in refused(1, "-c", "-m", mount, "dead")
     result = pin("-a", "-m", mount, "dead", stdin=subprocess.DEVNULL)
     assert (result.returncode, result.stdout) == (1, b"seen\r\nseen\r\n")
 
@@ -426,7 +426,9 @@ def test_a_restart_of_the_server_loses_nothing(tmp_path: Path, number: int) -> N
             terminal.expect_exact("got 1\r\n")
             server.stop(number)
             assert code_of(terminal) == 1
-            assert re.search(rb"pin: lost the tree at \S+; when it is served again: pin -a long\r\n", terminal.before)
+            assert re.search(
+                rb"pin: lost the tree at \S+ \(once it is served again: pin -a long\)\r\n", terminal.before
+            )
         (tmp_path / "go").touch()
         eventually(lambda: (tmp_path / "gone").exists(), "output while the server is away")
         server.start()
@@ -479,8 +481,8 @@ def refused(code: int, *arguments: object, **more: object) -> str:
 
 def test_what_makes_no_sense(mount: Path) -> None:
     assert "ID" in refused(2)
-    assert "exclude" in refused(2, "-aw", "x")
-    assert "takes no COMMAND" in refused(2, "-a", "x", "ls")
+    assert "both given" in refused(2, "-aw", "x")
+    assert "-a and COMMAND" in refused(2, "-a", "x", "ls")
     assert "-z" in refused(2, "-z", "x")
     bad = {"": "is empty", "a/b": "'/'", ".x": "is reserved", "ctl": "is reserved", "x" * 256: "255"}
     bad["a\x1b"] = "control"
@@ -492,15 +494,15 @@ def test_what_makes_no_sense(mount: Path) -> None:
 
 def test_what_is_not_there(mount: Path, tmp_path: Path) -> None:
     assert refused(1, "-c", "-m", tmp_path, "x") == (
-        f"{tmp_path}: no mqfs tree is mounted here; start one, or name its mount with -m or $MQFS"
+        f"{tmp_path}: no tree mounted there (start a server, or set -m or $MQFS)"
     )
-    assert refused(1, "-a", "-m", mount, "not") == f"no session 'not' in {mount}; make one with: pin -c not"
+    assert refused(1, "-a", "-m", mount, "not") == f"no session 'not' in {mount} (create it: pin -c not)"
     assert "no session 'not'" in refused(1, "-w", "-m", mount, "not", "x")
     (mount / "room").mkdir()
-    assert refused(1, "-a", "-m", mount, "room") == f"{mount}/room is not a session: it has no stream 'in'"
-    assert "is not a session" in refused(1, "-c", "-m", mount, "room")
+    assert refused(1, "-a", "-m", mount, "room") == f"{mount}/room: not a session: no stream 'in' in it"
+    assert "not a session" in refused(1, "-c", "-m", mount, "room")
     create(mount, "twice", "cat")
-    assert refused(1, "-c", "-m", mount, "twice") == "session 'twice' exists already; attach with: pin -a twice"
+    assert refused(1, "-c", "-m", mount, "twice") == "session 'twice' exists (attach: pin -a twice)"
 
 
 def test_a_command_that_cannot_be_run_leaves_nothing(mount: Path) -> None:
@@ -511,7 +513,7 @@ def test_a_command_that_cannot_be_run_leaves_nothing(mount: Path) -> None:
 def test_attached_to_itself_is_refused(mount: Path) -> None:
     create(mount, "self", "pin", "-a", "-m", str(mount), "self")
     result = pin("-a", "-m", mount, "self", stdin=subprocess.DEVNULL)
-    assert (result.returncode, b"this is session 'self'" in result.stdout) == (1, True)
+    assert (result.returncode, b"cannot attach session 'self' to itself" in result.stdout) == (1, True)
 
 
 def test_what_is_typed_does_not_reach_a_session_of_another_user(mount: Path) -> None:
@@ -528,7 +530,7 @@ def test_what_is_typed_does_not_reach_a_session_of_another_user(mount: Path) -> 
         assert lines(process.stdout, 2) == [b"other\r\n", b"got other\r\n"]
         assert process.wait(HANG_S) == 0
         assert lines(process.stderr, 1) == [
-            b"pin: session 'lookalike' belongs to another user (expected you or root); only looking on\n"
+            b"pin: session 'lookalike' belongs to another user (expected you or root); read-only\n"
         ]
     session = create(mount, "typed", "cat")
     os.chown(session / "in", 65534, 65534)
