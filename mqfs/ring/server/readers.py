@@ -52,7 +52,7 @@ class RingReaders:
 
     def look(self) -> bool:
         """Whether there are any now; brings the floor to the slowest one."""
-        positions = [position for seat, _, position, _, lives in self._ring.seats() if seat and lives]
+        positions = [position for slot, _, position, _, lives in self._ring.slots() if slot and lives]
         before = self._floor
         if positions:
             self._raise_floor(min(positions))
