@@ -25,7 +25,7 @@ sys.argv[1:] = []
 
 from benchmarks.spark_read import FRAME, SIZE, noop, session, timed  # noqa: E402
 from mqfs.ninep import blocking  # noqa: E402
-from tests.server.process import serving  # noqa: E402
+from tests.support.server import serving  # noqa: E402
 
 BATCHES = 15  # of each floor; the first ones warm up and do not count
 WARM = 5

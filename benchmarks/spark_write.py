@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.spark_read import MESSAGES, SIZE, STREAMS, session  # noqa: E402
 from mqfs.ninep import blocking  # noqa: E402
-from tests.server.process import serving  # noqa: E402
+from tests.support.server import serving  # noqa: E402
 
 SMALL = 100_000
 ROUNDS = 3

@@ -1,4 +1,4 @@
-"""mq-cat's command line: what was asked for, and which of the two ways of reading answers it."""
+"""The command line of mq-cat: options, and the source that serves them (cursor, consumer, or `order`)."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ import click
 
 from mq_cat.order import OrderedMerge
 from mq_cat.output import Format, Output, as_json, as_record, die_of_sigpipe, ended_by_newline, ended_by_nul, raw, timed
-from mq_tools.cli_types import guarded, parsed
+from mq_tools.cli_types import SECONDS, Parsed, parse, run_tool
 from mq_tools.consumer import Consumer
 from mq_tools.cursor import Cursor, Message
-from mq_tools.errors import USAGE, ToolError, note, reason
-from mq_tools.times import Duration, ctl_duration, unix_time
+from mq_tools.errors import USAGE, ToolError, print_line, reason
+from mq_tools.times import ctl_duration, unix_time
 from mq_tools.tree import check_group, check_streams, inodes, streams_of, views_of
 
 PROGRAM = "mq-cat"
 FORMATS = ("raw", "line", "nul", "each", "json", "record")
-LOOK_S = 2.0  # how often a silent reader looks whether its streams are still there
-_DAMAGED_IN_A_ROW = 1000  # reads that fail one after the other, before the disk itself is taken to be gone
+CHECK_S = 2.0  # from check to check of an idle reader that its streams exist
+_FAILED_READS = 1000  # consecutive, before the disk is taken to be lost
 
 
 class Source(Protocol):
-    """A way of reading a group."""
+    """An open reader of a group."""
 
     fd: int
 
-    def take(self) -> list[Message] | None: ...
+    def read(self) -> list[Message] | None: ...
 
     def close(self) -> None: ...
 
 
 @attrs.frozen
 class Options:
-    """What the command line asked for."""
+    """Parsed command-line options."""
 
     group: str
     streams: Sequence[str]
@@ -55,81 +55,71 @@ class Options:
     format: str | None
 
     @property
-    def shape(self) -> str:
-        """The format asked for by any of the options."""
+    def effective_format(self) -> str:
+        """The format of --json or -f."""
         return "json" if self.json else self.format or "raw"
 
 
-class Start(click.ParamType[str]):
-    """Where to begin, as the cursor's `seek` has it; `@` also takes an ISO 8601 time."""
-
-    name = "WHERE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        where = str(value)
-        if re.fullmatch(r"first|last|end|-?[0-9]+", where):
-            return where
-        try:
-            if where.startswith("@"):
-                return _seek_time(where)
-            if where.startswith("-"):
-                return f"-{ctl_duration(where[1:])}"
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        self.fail(f"bad start {where!r} (expected first, last, end, SEQUENCE, -N, -DURATION or @TIME)", param, ctx)
+def seek_position(text: str) -> str:
+    """An argument of `seek`; `@` also takes an ISO 8601 time. Raises ValueError."""
+    if re.fullmatch(r"first|last|end|-?[0-9]+", text):
+        return text
+    if re.fullmatch(r"@[0-9]+(\.[0-9]{1,9})?", text):
+        unix_time(text)
+        return text  # with all its decimals
+    if text.startswith("@"):
+        return f"@{unix_time(text[1:]):.6f}"
+    if text.startswith("-"):
+        return f"-{ctl_duration(text[1:])}"
+    raise ValueError(f"bad start {text!r} (expected first, last, end, SEQUENCE, -N, -DURATION or @TIME)")
 
 
-def _seek_time(where: str) -> str:
-    """`@TIME` as `seek` has it, with all decimals that were given. Raises ValueError."""
-    if re.fullmatch(r"@[0-9]+(\.[0-9]{1,9})?", where):
-        unix_time(where)
-        return where
-    return f"@{unix_time(where[1:]):.6f}"
+START = Parsed("WHERE", seek_position)
 
 
 @click.command(PROGRAM, add_help_option=True)
 @click.option("-n", "count", type=click.IntRange(0), metavar="N", help="End after N messages.")
-@click.option("-e", "end", is_flag=True, help="End at the present end instead of waiting for more.")
-@click.option("--idle", "idle_s", type=Duration(), help="End with code 124 after T without a message.")
+@click.option("-e", "end", is_flag=True, help="Stop at the present end instead of waiting.")
+@click.option("--idle", "idle_s", type=SECONDS, help="End with code 124 after T without a message.")
 @click.option("-0", "nul", is_flag=True, help="End each message with a NUL byte: -f nul.")
-@click.option("--from", "start", type=Start(), help="Begin at first, last, end, SEQUENCE, -N, -DURATION or @TIME.")
-@click.option("-f", "format", type=click.Choice(FORMATS), metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")
-@click.option("--json", "json", is_flag=True, help="One JSON object a message: -f json.")
-@click.option("--consumer", metavar="NAME", help="Take the messages of a consumer, and acknowledge what was written.")
-@click.option("-t", "times", is_flag=True, help="Put time and stream before each message.")
-@click.option("--order", "order", is_flag=True, help="Use 'order' and the streams even where there is a .cursor.")
+@click.option("--from", "start", type=START, help="Begin at first, last, end, SEQUENCE, -N, -DURATION or @TIME.")
+@click.option("-f", "format", type=click.Choice(FORMATS), metavar="FORMAT", help=f"Format: {', '.join(FORMATS)}.")
+@click.option("--json", "json", is_flag=True, help="Print one JSON object a message: -f json.")
+@click.option("--consumer", metavar="NAME", help="Claim the messages of a consumer, and ack each after output.")
+@click.option("-t", "times", is_flag=True, help="Prefix each message with time and stream.")
+@click.option("--order", "order", is_flag=True, help="Read 'order' and the streams, not .cursor.")
 @click.argument("group", type=click.Path(readable=False))
 @click.argument("streams", nargs=-1, metavar="[STREAM]...")
-def _command(**given: Any) -> Options:
-    """Print the messages of a GROUP's streams in the order they were written, and wait for more."""
-    return Options(**given)
+def _command(**options: Any) -> Options:
+    """Print the messages of the streams of GROUP in the order of their publication, and wait for more."""
+    return Options(**options)
 
 
-def source_of(wish: Options) -> Source:
-    """The open reader. Raises ToolError."""
-    if wish.consumer is not None:
-        return _consumer(wish, wish.consumer)
-    if wish.order or not os.path.lexists(os.path.join(wish.group, ".cursor")):
-        return _in_order(wish)
-    cursor = Cursor(wish.group, records=wish.shape == "record")
-    if wish.streams:
-        cursor.select(wish.streams)
-    if wish.start is not None:
-        cursor.command(f"seek {wish.start}")
-    elif wish.streams and _replays_last(wish.group):
-        cursor.command("seek last")  # the newest of these streams, not of the group
-    if wish.end:
+def open_source(options: Options) -> Source:
+    """Open the reader of the options. Raises ToolError."""
+    if options.consumer is not None:
+        return _open_consumer(options, options.consumer)
+    if options.order or not os.path.lexists(os.path.join(options.group, ".cursor")):
+        return _open_ordered(options)
+    cursor = Cursor(options.group, records=options.effective_format == "record")
+    if options.streams:
+        cursor.select(options.streams)
+    if options.start is not None:
+        cursor.command(f"seek {options.start}")
+    elif options.streams and _replays_last(options.group):
+        cursor.command("seek last")  # the newest of these streams
+    if options.end:
         cursor.command("until end")
     return cursor
 
 
-def _consumer(wish: Options, name: str) -> Consumer:
-    consumer = Consumer(wish.group, name, records=wish.shape == "record")
-    if wish.streams:
-        consumer.select(wish.streams)
-    if wish.end:
+def _open_consumer(options: Options, name: str) -> Consumer:
+    consumer = Consumer(options.group, name, records=options.effective_format == "record")
+    if options.streams:
+        consumer.select(options.streams)
+    if options.end:
         consumer.command("until end")
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # what cannot be written is given back first
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # so that unwritten messages are released first
     return consumer
 
 
@@ -141,77 +131,82 @@ def _replays_last(group: str) -> bool:
         return False
 
 
-def _in_order(wish: Options) -> OrderedMerge:
-    told = {"json": "--json" if wish.json else "-f json", "record": "-f record"}.get(wish.shape, "")
-    for asked, option in ((wish.start, "--from"), (told, told), (wish.times, "-t")):
-        if asked:
+def _open_ordered(options: Options) -> OrderedMerge:
+    metadata = {"json": "--json" if options.json else "-f json", "record": "-f record"}.get(
+        options.effective_format, ""
+    )
+    for needed, option in ((options.start, "--from"), (metadata, metadata), (options.times, "-t")):
+        if needed:
             raise ToolError(
-                f"{wish.group}: {option} needs a tree with .cursor files: 'order' tells only streams' names"
+                f"{options.group}: {option}: not with 'order', which has only names of streams (expected .cursor)"
             )
-    source = OrderedMerge(wish.group, wish.streams, lambda text: note(PROGRAM, text))
-    views = views_of(wish.group)
-    for name in wish.streams:
+    source = OrderedMerge(options.group, options.streams, lambda text: print_line(PROGRAM, text))
+    views = views_of(options.group)
+    for name in options.streams:
         if name in views:
-            raise ToolError(f"{wish.group}: {name!r} is a view, which 'order' does not name; give its streams")
-    source.open(wish.streams or [name for name in streams_of(wish.group) if name not in views])
+            raise ToolError(f"{options.group}: view {name!r}: not in 'order' (expected its streams)")
+    source.open(options.streams or [name for name in streams_of(options.group) if name not in views])
     return source
 
 
-def check_wish(wish: Options) -> None:
-    """Raises ToolError where options exclude each other."""
-    for both, text in (
-        (wish.json and wish.times, "-t and --json exclude each other: a JSON object has the time in it"),
-        (wish.json and wish.format not in (None, "json"), f"--json and -f {wish.format} exclude each other"),
-        (wish.times and wish.shape in ("json", "record"), f"-t and -f {wish.shape} exclude each other"),
-        (wish.nul and wish.shape in ("each", "record"), f"-0 and -f {wish.shape} exclude each other"),
-        (wish.order and wish.consumer, "--order and --consumer exclude each other"),
-        (wish.start and wish.consumer, "--from and --consumer exclude each other: all who work with it have one place"),
+def check_options(options: Options) -> None:
+    """Raises ToolError for options that exclude each other."""
+    for conflict, text in (
+        (options.json and options.times, "-t: not with --json, whose objects have the time"),
+        (options.json and options.format not in (None, "json"), f"--json: not with -f {options.format}"),
+        (
+            options.times and options.effective_format in ("json", "record"),
+            f"-t: not with -f {options.effective_format}",
+        ),
+        (options.nul and options.effective_format in ("each", "record"), f"-0: not with -f {options.effective_format}"),
+        (options.order and options.consumer, "--order: not with --consumer"),
+        (options.start and options.consumer, "--from: not with --consumer, whose position its workers share"),
     ):
-        if both:
+        if conflict:
             raise ToolError(text, USAGE)
 
 
-def format_of(wish: Options) -> Format:
-    if wish.shape == "record":
+def format_of(options: Options) -> Format:
+    if options.effective_format == "record":
         return as_record
-    body = as_json if wish.shape == "json" else timed if wish.times else raw
-    if wish.nul or wish.shape == "nul":
+    body = as_json if options.effective_format == "json" else timed if options.times else raw
+    if options.nul or options.effective_format == "nul":
         return ended_by_nul(body)
-    return ended_by_newline(body) if wish.times or wish.shape in ("json", "line") else body
+    return ended_by_newline(body) if options.times or options.effective_format in ("json", "line") else body
 
 
-def copy(source: Source, output: Output, wish: Options, wanted: frozenset[int]) -> int:
-    """Write what comes, until one of the ends that were asked for."""
+def copy(source: Source, output: Output, options: Options, streams: frozenset[int]) -> int:
+    """Write messages until an end condition holds; the exit code. `streams`: inodes. Raises ToolError."""
     failures = 0
     while not output.full:
         try:
-            messages = source.take()
+            messages = source.read()
         except EOFError:
-            if wish.end and _there(wish.group):
+            if options.end and _exists(options.group):
                 return 0
-            raise ToolError(_why_over(wish, wanted)) from None
+            raise ToolError(_end_reason(options, streams)) from None
         except OSError as error:
             failures += 1
             if error.errno == errno.EPIPE:
-                note(PROGRAM, "reader fell behind")
-            elif error.errno == errno.EIO and failures < _DAMAGED_IN_A_ROW:
-                note(PROGRAM, f"{wish.group}: a message could not be read: {reason(error)}")
+                print_line(PROGRAM, "reader fell behind")
+            elif error.errno == errno.EIO and failures < _FAILED_READS:
+                print_line(PROGRAM, f"{options.group}: cannot read a message: {reason(error)}")
             else:
-                raise ToolError(f"{wish.group}: {reason(error)}") from error
+                raise ToolError(f"{options.group}: {reason(error)}") from error
             continue
         failures = 0
         if messages:
             deliver_until_end(source, output, messages)
         elif messages is None:
-            if wish.end and isinstance(source, OrderedMerge):
+            if options.end and isinstance(source, OrderedMerge):
                 return 0
-            if not output.wait(source.fd, LOOK_S) and wish.streams:
-                check_left(wish.group, wanted)
+            if not output.wait(source.fd, CHECK_S) and options.streams:
+                check_any_left(options.group, streams)
     return 0
 
 
 def deliver_until_end(source: Source, output: Output, messages: list[Message]) -> None:
-    """Write messages; where they were claimed, acknowledge what was written and give back what was not."""
+    """Write messages; ack the claimed ones that were written, release the others."""
     if not isinstance(source, Consumer):
         output.put(messages)
         return
@@ -219,59 +214,59 @@ def deliver_until_end(source: Source, output: Output, messages: list[Message]) -
     try:
         written = output.put(messages)
     except BrokenPipeError:
-        source.give_back(messages)
+        source.release(messages)
         die_of_sigpipe()
     finally:
-        source.give_back(messages[written:])
+        source.release(messages[written:])
     source.acknowledge(messages[:written])
 
 
-def check_left(group: str, wanted: frozenset[int]) -> None:
-    """Raises ToolError where none of the streams is there any more, under whatever name: nothing would ever come."""
+def check_any_left(group: str, streams: frozenset[int]) -> None:
+    """Raises ToolError where all streams were removed (a rename keeps the inode): no message could follow."""
     try:
-        left = inodes(group) & wanted
+        left = inodes(group) & streams
     except OSError:
-        return  # the next read says why
+        return  # the next read fails with the reason
     if not left:
         raise ToolError(f"{group}: the streams were removed")
 
 
-def _there(group: str) -> bool:
+def _exists(group: str) -> bool:
     return os.path.lexists(os.path.join(group, "order"))
 
 
-def _why_over(wish: Options, wanted: frozenset[int]) -> str:
-    """Why reading ended though nobody asked for it."""
-    group = wish.group
+def _end_reason(options: Options, streams: frozenset[int]) -> str:
+    """The error of an end of file without -e."""
+    group = options.group
     try:
         check_group(group)
-        if wanted:
-            check_left(group, wanted)
+        if streams:
+            check_any_left(group, streams)
     except ToolError as error:
-        return f"{error} (any more)" if "no such group" in str(error) else str(error)
-    if wish.consumer is not None and not os.path.lexists(os.path.join(group, ".consumers", wish.consumer)):
-        return f"{group}: the consumer {wish.consumer!r} was removed"
-    return f"{group}: the tree ended the reading"
+        return str(error) if os.path.lexists(group) else f"{group}: the group was removed"
+    if options.consumer is not None and not os.path.lexists(os.path.join(group, ".consumers", options.consumer)):
+        return f"{group}: the consumer {options.consumer!r} was removed"
+    return f"{group}: unexpected end of file"
 
 
 def run(arguments: Sequence[str]) -> int:
-    wish = parsed(_command, arguments)
-    if not isinstance(wish, Options):
-        return int(wish or 0)  # --help
-    check_wish(wish)
-    output = Output(format_of(wish), wish.count, wish.idle_s, each=wish.shape == "each")
+    options = parse(_command, arguments)
+    if not isinstance(options, Options):
+        return int(options or 0)  # --help
+    check_options(options)
+    output = Output(format_of(options), options.count, options.idle_s, each=options.effective_format == "each")
     try:
-        check_group(wish.group)
-        wanted = check_streams(wish.group, wish.streams)
-        source = source_of(wish)
+        check_group(options.group)
+        streams = check_streams(options.group, options.streams)
+        source = open_source(options)
     except OSError as error:
-        raise ToolError(f"{error.filename or wish.group}: {reason(error)}") from error
+        raise ToolError(f"{error.filename or options.group}: {reason(error)}") from error
     try:
-        return copy(source, output, wish, wanted)
+        return copy(source, output, options, streams)
     finally:
         source.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program."""
-    return guarded(PROGRAM, run, arguments)
+    """Run mq-cat; the exit code."""
+    return run_tool(PROGRAM, run, arguments)

@@ -1,16 +1,16 @@
-"""OrderedMerge: several streams in the order they were written, from `order` and the streams alone.
+"""OrderedMerge: several streams in the order of publication, from `order` and the streams alone.
 
-`order` and a stream are opened one after the other, so where a late reader starts at the end, a message written in
-between is in one and not in the other, and a reader that pairs the n-th name with the n-th message is wrong for ever.
-Here `order` is opened first and nothing of a stream is given out until the two were seen to agree:
+`order` and a stream cannot be opened at the same moment. A message written in between is in one of the two only, and
+pairing the n-th name with the n-th message would be wrong from then on. So `order` is opened first, and no message of a
+stream is returned until the two are aligned:
 
-1. read `order` until it has nothing more; 2. read the stream until it has nothing more; 3. read `order` again.
+1. read `order` to its present end; 2. read the stream to its present end; 3. read `order` again.
 
-If step 3 found no further name of that stream, nothing was written to it between 1 and 3, so names and messages not yet
-paired end at the same message: they are paired from the end, and what is left over on one side was written before the
-other was opened. From then on one name is one message. A message that is not there although `order` names it, or is
-there although `order` does not (it expired, or was cleared, or the reader was overtaken), sets the stream back to be
-aligned once more. Never guesses: what has no known place is left out, and said so.
+If step 3 reads no further name of the stream, nothing was written to it between 1 and 3. Unpaired names and messages
+then end at the same message: they are paired from the end, and a surplus on one side was written before the other was
+opened. From then on one name is one message. A message missing though named, or present though not named (it expired,
+was cleared, or the reader was overtaken), makes the stream unaligned again. A message whose position is unknown is left
+out, with a warning.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from typing import NoReturn
 from mq_tools.cursor import READ_BYTES, Message, read_all
 from mq_tools.errors import ToolError, close, reason
 
-HELD_BYTES = 64 << 20  # messages held while their place is not yet known
-HELD_NAMES = 1 << 20  # names held meanwhile
-NAMES_AT_ONCE = 4096  # names read before messages are printed
+BUFFER_BYTES = 64 << 20  # of messages whose position is not yet known
+BUFFER_NAMES = 1 << 20  # of unpaired names
+NAMES_PER_READ = 4096  # before messages are returned
 _NAME_BYTES = 4096  # more than any name
-_ANSWER_S = 5  # a read with O_NONBLOCK that has not come back by then is waiting
+_ANSWER_S = 5  # longer: a read with O_NONBLOCK is blocking
 
 
 class MergeSource:
-    """One stream, open for reading."""
+    """One open stream."""
 
     def __init__(self, path: str) -> None:
         self.fd = _open(path)
         self.aligned = False
-        self.held: deque[bytes] = deque()
+        self.buffer: deque[bytes] = deque()
 
-    def take(self) -> bytes | None:
-        """The next message; None where there is nothing. End marks are passed over: `order` does not name them."""
+    def read(self) -> bytes | None:
+        """The next message; None where there is none. Skips EOF markers, which `order` omits. Raises EOFError."""
         for _ in range(1000):
             data = read_all(self.fd)
             if data is None or data:
@@ -54,41 +54,41 @@ class MergeSource:
 
 
 class OrderedMerge:
-    """A reader of a group that has no `.cursor`, or is to be read as if it had none."""
+    """A reader of a group without `.cursor`, or with --order. `warn` prints a line for a person."""
 
-    def __init__(self, group: str, streams: Sequence[str], tell: Callable[[str], None]) -> None:
+    def __init__(self, group: str, streams: Sequence[str], warn: Callable[[str], None]) -> None:
         self.group = group
         self._wanted = frozenset(streams)
-        self._tell = tell
-        self._taps: dict[str, MergeSource] = {}
+        self._warn = warn
+        self._sources: dict[str, MergeSource] = {}
         self._names: deque[str] = deque()  # read from `order`, not yet paired
-        self._count: Counter[str] = Counter()  # the same, counted
-        self._barred: set[str] = set()  # streams that may not be read, and that was said
-        self._touched: set[str] = set()  # streams read since the last still moment
+        self._count: Counter[str] = Counter()  # unpaired names by stream
+        self._unreadable: set[str] = set()  # streams without permission, warned of
+        self._unchecked: set[str] = set()  # streams read since the last idle check
         self.fd = _open(os.path.join(group, "order"))
-        with _answers_within(group):
+        with _nonblocking_checked(group):
             self._read_order(1)
 
     def open(self, streams: Sequence[str]) -> None:
-        """Open what is there; other streams of the group are opened when `order` first names them."""
+        """Open these streams; others are opened when `order` first names them."""
         for name in streams:
-            self._tap(name)
+            self._open_source(name)
 
-    def take(self) -> list[Message] | None:
-        """The next messages; None where there is nothing yet. Raises EOFError where the group is gone."""
-        still = self._read_order()
-        if still:
-            for name in [n for n, tap in self._taps.items() if not tap.aligned]:
+    def read(self) -> list[Message] | None:
+        """The next messages; None where there are none yet. Raises EOFError where the group was removed."""
+        at_end = self._read_order()
+        if at_end:
+            for name in [n for n, source in self._sources.items() if not source.aligned]:
                 self._align(name)
         messages = list(self._paired())
-        if still and not messages and not self._names:
-            self._check_still()
-            if all(tap.aligned for tap in self._taps.values()):
+        if at_end and not messages and not self._names:
+            self._check_idle()
+            if all(source.aligned for source in self._sources.values()):
                 return None
         return messages
 
-    def _read_order(self, count: int = NAMES_AT_ONCE) -> bool:
-        """The names there are now, so many at most; whether there are no more."""
+    def _read_order(self, count: int = NAMES_PER_READ) -> bool:
+        """Read at most `count` names; whether the present end was reached."""
         for _ in range(count):
             try:
                 data = os.read(self.fd, _NAME_BYTES)
@@ -97,148 +97,148 @@ class OrderedMerge:
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
-                self._fell_behind(self._taps)
+                self._fell_behind(self._sources)
                 continue
             if not data:
                 raise EOFError
-            self._named(data)
+            self._add_name(data)
         return False
 
-    def _named(self, data: bytes) -> None:
+    def _add_name(self, data: bytes) -> None:
         names = [name for name in data.split(b"\0") if name]
         if len(names) != 1:
-            raise ToolError(f"{self.group}: 'data coalesce' runs messages together, their order cannot be told")
+            raise ToolError(f"{self.group}: cannot read in order with 'data coalesce' (use .cursor)")
         name = os.fsdecode(names[0])
         if not self._wanted or name in self._wanted:
             self._names.append(name)
             self._count[name] += 1
-            if len(self._names) > HELD_NAMES:
-                self._too_fast()
-            self._tap(name)
+            if len(self._names) > BUFFER_NAMES:
+                self._fail_too_fast()
+            self._open_source(name)
 
-    def _tap(self, name: str) -> None:
-        if name in self._taps:
+    def _open_source(self, name: str) -> None:
+        if name in self._sources:
             return
         try:
-            self._taps[name] = MergeSource(os.path.join(self.group, name))
+            self._sources[name] = MergeSource(os.path.join(self.group, name))
         except OSError as error:
             if error.errno != errno.ENOENT and (error.errno != errno.EACCES or name in self._wanted):
                 raise
-            if error.errno == errno.EACCES and name not in self._barred:
-                self._barred.add(name)
-                self._tell(f"{name}: {reason(error)}")
-            self._forget(name, self._count[name])
+            if error.errno == errno.EACCES and name not in self._unreadable:
+                self._unreadable.add(name)
+                self._warn(f"{name}: {reason(error)}")
+            self._drop_names(name, self._count[name])
 
     def _align(self, name: str) -> None:
-        """Steps 2 and 3 of the module's head; step 1 was done."""
-        tap = self._taps[name]
+        """Steps 2 and 3 of the module's docstring, after step 1."""
+        source = self._sources[name]
         before = self._count[name]
         try:
-            size = sum(len(body) for other in self._taps.values() for body in other.held)
-            while (body := tap.take()) is not None:
-                tap.held.append(body)
+            size = sum(len(body) for other in self._sources.values() for body in other.buffer)
+            while (body := source.read()) is not None:
+                source.buffer.append(body)
                 size += len(body)
-                if size > HELD_BYTES:
-                    self._too_fast()
+                if size > BUFFER_BYTES:
+                    self._fail_too_fast()
         except EOFError:
-            self._gone(name)
+            self._reopen(name)
             return
         except OSError as error:
-            self._lost(name, error)
+            self._check_overtaken(name, error)
             return
-        if self._read_order() and self._taps.get(name) is tap and self._count[name] == before:
-            self._pair_from_the_end(name, tap)
+        if self._read_order() and self._sources.get(name) is source and self._count[name] == before:
+            self._pair_from_the_end(name, source)
 
-    def _pair_from_the_end(self, name: str, tap: MergeSource) -> None:
-        surplus = self._count[name] - len(tap.held)
+    def _pair_from_the_end(self, name: str, source: MergeSource) -> None:
+        surplus = self._count[name] - len(source.buffer)
         if surplus > 0:
-            self._forget(name, surplus)
+            self._drop_names(name, surplus)
         elif surplus < 0:
             for _ in range(-surplus):
-                tap.held.popleft()
-            self._tell(f"{name}: {-surplus} kept messages left out, their place in the order is not known")
-        tap.aligned = True
+                source.buffer.popleft()
+            self._warn(f"{name}: {-surplus} retained messages left out: unknown position in the order")
+        source.aligned = True
 
-    def _forget(self, name: str, count: int) -> None:
-        """Drop the first `count` names of that stream."""
+    def _drop_names(self, name: str, count: int) -> None:
+        """Drop the first `count` names of the stream."""
         self._count[name] -= count
-        kept: deque[str] = deque()
+        others: deque[str] = deque()
         for other in self._names:
             if other == name and count:
                 count -= 1
             else:
-                kept.append(other)
-        self._names = kept
+                others.append(other)
+        self._names = others
 
     def _paired(self) -> Iterator[Message]:
-        """Messages from the front, as long as the stream whose turn it is is aligned."""
+        """Messages from the front, up to the first name of an unaligned stream."""
         size = 0
         while self._names and size < READ_BYTES:
             name = self._names[0]
-            tap = self._taps[name]
-            if not tap.aligned:
+            source = self._sources[name]
+            if not source.aligned:
                 return
             try:
-                body = tap.held.popleft() if tap.held else tap.take()
+                body = source.buffer.popleft() if source.buffer else source.read()
             except EOFError:
-                self._gone(name)
+                self._reopen(name)
                 continue
             except OSError as error:
-                self._lost(name, error)
+                self._check_overtaken(name, error)
                 return
-            if body is None:  # named, but not there
-                tap.aligned = False
+            if body is None:  # named, but missing
+                source.aligned = False
                 return
             self._names.popleft()
             self._count[name] -= 1
-            self._touched.add(name)
+            self._unchecked.add(name)
             size += len(body)
             yield Message(0, 0, name, body)
 
-    def _check_still(self) -> None:
-        """At a still moment no stream has a message that was not named."""
-        for name in self._touched:
-            tap = self._taps.get(name)
-            if tap is not None and not tap.held:
+    def _check_idle(self) -> None:
+        """Check, at the end of `order`, that no stream has an unnamed message."""
+        for name in self._unchecked:
+            source = self._sources.get(name)
+            if source is not None and not source.buffer:
                 try:
-                    body = tap.take()
+                    body = source.read()
                 except (EOFError, OSError):
-                    body = None  # seen again, and dealt with, at the next name
+                    body = None  # handled at the next name
                 if body is not None:
-                    tap.held.append(body)
-                    tap.aligned = False
-        self._touched.clear()
+                    source.buffer.append(body)
+                    source.aligned = False
+        self._unchecked.clear()
 
-    def _lost(self, name: str, error: OSError) -> None:
+    def _check_overtaken(self, name: str, error: OSError) -> None:
         if error.errno != errno.EPIPE:
             raise error
         self._fell_behind([name])
 
     def _fell_behind(self, names: Sequence[str] | dict[str, MergeSource]) -> None:
-        self._tell("reader fell behind")
+        self._warn("reader fell behind")
         for name in names:
-            self._taps[name].aligned = False
+            self._sources[name].aligned = False
 
-    def _gone(self, name: str) -> None:
-        """The stream was removed; there may be another of the same name by now."""
-        self._taps.pop(name).close()
-        self._tap(name)
+    def _reopen(self, name: str) -> None:
+        """After the stream was removed: open its successor, if there is one."""
+        self._sources.pop(name).close()
+        self._open_source(name)
 
-    def _too_fast(self) -> NoReturn:
-        raise ToolError(f"{self.group}: written faster than its order can be found out; try again")
+    def _fail_too_fast(self) -> NoReturn:
+        raise ToolError(f"{self.group}: written too fast to merge by order (use .cursor)")
 
     def close(self) -> None:
         close(self.fd)
-        for tap in self._taps.values():
-            tap.close()
+        for source in self._sources.values():
+            source.close()
 
 
 def _open(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-class _answers_within:
-    """A tree that makes a non-blocking read wait cannot be read in order: say so rather than hang."""
+class _nonblocking_checked:
+    """Raise ToolError where a read with O_NONBLOCK blocks: such a tree cannot be read in order."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -248,7 +248,7 @@ class _answers_within:
         signal.alarm(_ANSWER_S)
 
     def _late(self, _number: int, _frame: FrameType | None) -> None:
-        raise ToolError(f"{self._group}: this tree has no .cursor and lets reads with O_NONBLOCK wait")
+        raise ToolError(f"{self._group}: reads with O_NONBLOCK block (expected a tree with .cursor)")
 
     def __exit__(self, *_: object) -> None:
         signal.alarm(0)

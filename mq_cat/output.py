@@ -1,7 +1,7 @@
-"""Output: where messages go, and every way of waiting for the next one.
+"""Output: formats of mq-cat, standard output, and waiting for the next message.
 
-Owns the formats of mq-cat and the end of its reader: whoever waits here is told when the other side of standard output
-has gone away. Never reads the tree.
+Owns the end of a pipe: the program ends, while it waits too, once no process reads its standard output. Never reads the
+tree.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from datetime import UTC, datetime
 from mq_tools.cursor import Message, quote
 from mq_tools.errors import TIMED_OUT, ToolError, printable
 
-_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
-_AT_ONCE_S = 0.0005
-_LAZY_S = 0.05  # how long to wait where poll says "readable" and a read says "nothing"
+_CLOSED = select.POLLERR | select.POLLHUP | select.POLLNVAL
+_IMMEDIATE_S = 0.0005
+_PAUSE_S = 0.05  # where poll(2) reports "readable" though a read has nothing
 
 Format = Callable[[Message], bytes]
 
 
 def raw(message: Message) -> bytes:
-    """The message as it was written."""
+    """The body, unchanged."""
     return message.body
 
 
 def timed(message: Message) -> bytes:
-    """Local time, stream, body, with blanks between."""
+    """Local time, stream and body, separated by blanks."""
     second, ns = divmod(message.time_ns, 1_000_000_000)
     local = datetime.fromtimestamp(second, UTC).astimezone()
     stamp = f"{local:%Y-%m-%dT%H:%M:%S}.{ns // 1000:06d}{local.isoformat()[19:]}"
@@ -39,7 +39,7 @@ def timed(message: Message) -> bytes:
 
 
 def as_json(message: Message) -> bytes:
-    """One JSON object, the body in base64 where it is not UTF-8."""
+    """One JSON object; a body that is not UTF-8 in base64."""
     second, ns = divmod(message.time_ns, 1_000_000_000)
     try:
         body = f'"body":{json.dumps(message.body.decode(), ensure_ascii=False)}'
@@ -53,7 +53,7 @@ def as_json(message: Message) -> bytes:
 
 
 def as_record(message: Message) -> bytes:
-    """The bytes of the log."""
+    """The record, as in the log."""
     return message.record
 
 
@@ -63,7 +63,7 @@ def ended_by_nul(format: Format) -> Format:
 
 
 def ended_by_newline(format: Format) -> Format:
-    """Each message ended by a newline, its own where it has one."""
+    """Each message followed by a newline, unless it ends in one."""
 
     def line(message: Message) -> bytes:
         data = format(message)
@@ -73,7 +73,7 @@ def ended_by_newline(format: Format) -> Format:
 
 
 class Output:
-    """Standard output in one format, with a bound on messages and on idle time."""
+    """Standard output in one format, with a limit on messages and on idle time."""
 
     def __init__(
         self, format: Format, count: int | None, idle_s: float | None, *, each: bool = False, fd: int = 1
@@ -83,26 +83,26 @@ class Output:
         self._format = format
         self._left = count
         self._idle_s = idle_s
-        self._news = time.monotonic()
-        self._fruitless = 0
+        self._last_message = time.monotonic()
+        self._empty_polls = 0  # in a row that returned immediately
 
     @property
     def full(self) -> bool:
-        """As many messages as were asked for have been written."""
+        """Whether the limit of messages is reached."""
         return self._left == 0
 
     def put(self, messages: Iterable[Message]) -> int:
-        """Write messages, in one go as far as the other side takes them. How many were asked for, and so written."""
+        """Write messages up to the limit, in one write if possible; the count. Raises ToolError, BrokenPipeError."""
         chosen = list(messages)[: self._left]
         if not chosen:
             return 0
-        shaped = map(self._format, chosen)
-        for data in shaped if self._each else (b"".join(shaped),):
+        formatted = map(self._format, chosen)
+        for data in formatted if self._each else (b"".join(formatted),):
             self._write(data)
         if self._left is not None:
             self._left -= len(chosen)
-        self._news = time.monotonic()
-        self._fruitless = 0
+        self._last_message = time.monotonic()
+        self._empty_polls = 0
         return len(chosen)
 
     def _write(self, data: bytes) -> None:
@@ -110,34 +110,31 @@ class Output:
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:  # somebody made our standard output non-blocking
+            except BlockingIOError:  # standard output is non-blocking
                 self._poll({self._fd: select.POLLOUT}, None)
             except BrokenPipeError:
-                raise  # where SIGPIPE has not ended us, it is to be known what was not written
+                raise  # SIGPIPE is ignored: the caller releases the unwritten messages
             except OSError as error:
                 raise ToolError(f"standard output: {os.strerror(error.errno or 0).lower()}") from error
 
-    def wait(self, fd: int, at_most_s: float) -> bool:
-        """Return when `fd` may be readable: True; or after that time: False.
-
-        Ends the program when nobody reads its output any more, or at the time-out of `--idle`.
-        """
-        left = at_most_s
+    def wait(self, fd: int, timeout_s: float) -> bool:
+        """Wait until `fd` may be readable; whether it is. Ends the program at the end of its pipe and after --idle."""
+        left = timeout_s
         if self._idle_s is not None:
-            left = min(left, self._news + self._idle_s - time.monotonic())
+            left = min(left, self._last_message + self._idle_s - time.monotonic())
             if left <= 0:
                 raise ToolError("", TIMED_OUT)
-        if self._fruitless > 3:  # a file system without poll says "readable" at all times
-            pause = min(_LAZY_S, left)
+        if self._empty_polls > 3:  # without poll(2) a file system always reports "readable"
+            pause = min(_PAUSE_S, left)
             self._poll({}, pause)
             left -= pause
         started = time.monotonic()
         ready = self._poll({fd: select.POLLIN}, left)
-        self._fruitless = self._fruitless + 1 if time.monotonic() - started < _AT_ONCE_S else 0
+        self._empty_polls = self._empty_polls + 1 if time.monotonic() - started < _IMMEDIATE_S else 0
         return ready
 
     def _poll(self, fds: dict[int, int], seconds: float | None) -> bool:
-        """Whether one of them is ready. Ends the program when nobody reads its output any more."""
+        """Whether one of `fds` is ready. Ends the program at the end of its pipe."""
         poll = select.poll()
         poll.register(self._fd, fds.get(self._fd, 0))
         for fd, mask in fds.items():
@@ -146,12 +143,12 @@ class Output:
         timeout = None if seconds is None else max(0, int(seconds * 1000) + 1)
         ready = poll.poll(timeout)
         for fd, event in ready:
-            if fd == self._fd and event & _GONE:
+            if fd == self._fd and event & _CLOSED:
                 die_of_sigpipe()
         return bool(ready)
 
 
 def die_of_sigpipe() -> None:
-    """End as a program does that writes where nobody reads: silently."""
+    """End silently by SIGPIPE."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)

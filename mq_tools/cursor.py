@@ -1,7 +1,7 @@
-"""Cursor: a private, positioned reader of a group, through its file `.cursor`.
+"""Cursor: a private, positioned reader of a group, by its file `.cursor`.
 
-Owns the cursor's commands, rc(1) quoting and the reading of `format record`. Never waits: a read either has messages,
-or has nothing yet, or is at the end. Never writes to a stream.
+Owns the commands of a cursor, rc(1) quoting and the decoding of `format record`. Never waits: a read returns messages,
+nothing yet, or end of file. Never writes to a stream.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _NAME = struct.Struct("<IH")
 _VALUE = struct.Struct("<H")
 _MESSAGE, _NAMES = 1, 7
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-_EXPLAINED = (errno.EINVAL, errno.EACCES, errno.ENOENT, errno.ENFILE)  # the next read says more
+_EXPLAINED = (errno.EINVAL, errno.EACCES, errno.ENOENT, errno.ENFILE)  # the next read returns the error text
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:+@%/-]+")
 
 
 class Message(NamedTuple):
-    """One message as it stands in the group's log."""
+    """A message of a group's log."""
 
     sequence: int
     time_ns: int
     stream: str
     body: bytes
     headers: Mapping[str, str] = _NO_HEADERS
-    record: bytes = b""  # the log's own bytes, behind those that name its stream where that is news
-    deliveries: int = 0  # how often a consumer handed it out
+    record: bytes = b""  # the bytes in the log, preceded by the NAMES record of a new stream
+    deliveries: int = 0  # by consumers only
 
 
-_buffer = memoryview(bytearray(READ_BYTES))  # one for all: a fresh MiB a read would cost more than the read
+_buffer = memoryview(bytearray(READ_BYTES))  # shared: allocating a MiB costs more than the read
 
 
 def read_all(fd: int) -> bytes | None:
-    """One read of as much as a message can be; None where it would wait."""
+    """One read of up to the largest message; None where it would wait."""
     try:
         return bytes(_buffer[: os.readv(fd, [_buffer])])
     except BlockingIOError:
@@ -50,7 +50,7 @@ def read_all(fd: int) -> bytes | None:
 
 
 def quote(name: str) -> str:
-    """A name as one word of a command, quoted as in rc(1)."""
+    """A name as one word of a command, quoted as by rc(1)."""
     return name if _PLAIN.fullmatch(name) else "'" + name.replace("'", "''") + "'"
 
 
@@ -85,8 +85,8 @@ class Cursor:
         self.group = group
         self.names: dict[int, str] = {}
         self._rest = b""
-        self._records = records  # whether anybody wants the records themselves
-        self._unsent = b""  # names that no message came behind yet
+        self._records = records  # whether messages have their records
+        self._pending = b""  # NAMES records before the next message
         try:
             self.fd = os.open(os.path.join(group, file), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -98,11 +98,11 @@ class Cursor:
             raise
 
     def select(self, names: Iterable[str]) -> None:
-        """Show only these streams."""
+        """Narrow the cursor to these streams. Raises ToolError."""
         self.command("select " + " ".join(map(quote, names)))
 
     def command(self, line: str) -> None:
-        """Give one command. Raises ToolError with the tree's own words where it is refused."""
+        """Write one command. Raises ToolError with the server's text where it is refused."""
         try:
             os.write(self.fd, os.fsencode(line) + b"\n")
         except OSError as error:
@@ -118,8 +118,8 @@ class Cursor:
                 return text.splitlines()[0]
         return reason(error)
 
-    def take(self) -> list[Message] | None:
-        """The next messages; None where there is nothing yet. Raises EOFError at the end, OSError."""
+    def read(self) -> list[Message] | None:
+        """The next messages; None where there are none yet. Raises EOFError at the end, OSError."""
         data = read_all(self.fd)
         if data is None:
             return None
@@ -139,11 +139,11 @@ class Cursor:
             if kind == _NAMES:
                 self.names.update(_names(body))
             if self._records:
-                self._unsent += data[at:next_]
+                self._pending += data[at:next_]
             if kind == _MESSAGE:
                 headers = _headers(data[start - header_bytes : start]) if header_bytes else _NO_HEADERS
-                messages.append(Message(sequence, time_ns, self.names[stream], body, headers, self._unsent))
-                self._unsent = b""
+                messages.append(Message(sequence, time_ns, self.names[stream], body, headers, self._pending))
+                self._pending = b""
             at = next_
         self._rest = data[at:]
         return messages

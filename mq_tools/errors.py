@@ -1,4 +1,4 @@
-"""ToolError: what ends a tool with one clear line on standard error, and the exit codes that mq-cat and pin share."""
+"""ToolError, which ends a tool with one line on standard error, and the exit codes of the tools."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from contextlib import suppress
 
 USAGE = 2
-TIMED_OUT = 124  # as timeout(1) has it
+TIMED_OUT = 124  # as timeout(1)
 INTERRUPTED = 130  # 128 + SIGINT
 
 
 class ToolError(Exception):
-    """One line for standard error, and the exit code that goes with it."""
+    """One line for standard error, and the exit code."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)
@@ -20,20 +20,20 @@ class ToolError(Exception):
 
 
 def reason(error: OSError) -> str:
-    """The words of an errno, small as they stand behind a colon."""
+    """The text of an errno, lower case for use after a colon."""
     text = os.strerror(error.errno) if error.errno else str(error)
     return text[:1].lower() + text[1:]
 
 
 def printable(text: str) -> str:
-    """The text for a person: what a terminal would act on (control characters, changes of direction) is escaped."""
+    """The text with control characters and changes of direction escaped, safe for a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def note(program: str, text: str) -> None:
-    """Say something on standard error, whatever has become of it."""
+def print_line(program: str, text: str) -> None:
+    """Print a line on standard error; a failure to do so is ignored."""
     try:
         sys.stderr.write(f"{program}: {printable(text)}\n")
         sys.stderr.flush()
@@ -42,6 +42,6 @@ def note(program: str, text: str) -> None:
 
 
 def close(fd: int) -> None:
-    """Close a file for reading, which is closed even where its server cannot be told any more."""
+    """Close a file for reading; an error is ignored, as the descriptor is closed even if the server is away."""
     with suppress(OSError):
         os.close(fd)

@@ -1,6 +1,6 @@
-"""The files that commands are written to and answers read from: ctl, .put, .stats, .cursor.
+"""The command files of a group (ctl, .put, .stats, .cursor): opened, written, read.
 
-Owns the reading of a refusal's own words: the next read of the same handle.
+Owns the text of a refusal: the next read of the same handle.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from mq_tools.errors import ToolError, close, reason
-from mq_tools.place import Place
 
 READ_BYTES = 1 << 20
 _HINTS = {
-    errno.EMSGSIZE: "the message is too long; the most is 1,044,480 bytes",
-    errno.ENOSPC: "the stream is full, or the disk",
+    errno.EMSGSIZE: "message too long (expected at most 1,044,480 bytes)",
+    errno.ENOSPC: "stream or disk full",
 }
 
 
 @contextmanager
 def opened(path: str, flags: int) -> Iterator[int]:
-    """Raises ToolError where it cannot be opened."""
+    """An open file, closed with the block. Raises ToolError."""
     try:
         fd = os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
@@ -36,7 +35,7 @@ def opened(path: str, flags: int) -> Iterator[int]:
 
 
 def write(fd: int, data: bytes, path: str) -> None:
-    """One write. Raises ToolError, with the server's own text where the file is open for reading too."""
+    """Write once. Raises ToolError, with the server's text where the file is also open for reading."""
     try:
         os.write(fd, data)
     except OSError as error:
@@ -45,7 +44,7 @@ def write(fd: int, data: bytes, path: str) -> None:
 
 
 def refusal(fd: int) -> str:
-    """Why the last write was refused; empty where the file does not say."""
+    """The server's text of the last refused write; empty where there is none."""
     try:
         os.set_blocking(fd, False)
         return " ".join(os.read(fd, 65536).decode("utf-8", "replace").split())
@@ -53,13 +52,13 @@ def refusal(fd: int) -> str:
         return ""
 
 
-def tell_ctl(place: Place, lines: Sequence[str]) -> None:
+def write_ctl(group: str, lines: Sequence[str]) -> None:
     """Write lines to a group's ctl, all or nothing. Raises ToolError with the server's text."""
-    path = place.file("ctl")
+    path = os.path.join(group, "ctl")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
-        raise ToolError(f"{path}: permission denied; only the group's owner may write it") from None
+        raise ToolError(f"{path}: permission denied (expected the group's owner)") from None
     except OSError as error:
         raise ToolError(f"{path}: {reason(error)}") from error
     try:
@@ -68,8 +67,8 @@ def tell_ctl(place: Place, lines: Sequence[str]) -> None:
         close(fd)
 
 
-def read_whole(path: str) -> str:
-    """Raises ToolError."""
+def read_text(path: str) -> str:
+    """A whole file. Raises ToolError."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -78,10 +77,10 @@ def read_whole(path: str) -> str:
 
 
 def stats_of(group: str) -> dict[str, Any]:
-    """A group's counters. Raises ToolError."""
+    """The counters of a group. Raises ToolError."""
     path = os.path.join(group, ".stats")
     try:
-        value = json.loads(read_whole(path))
+        value = json.loads(read_text(path))
     except ValueError as error:
         raise ToolError(f"{path}: {error}") from error
     return value if isinstance(value, dict) else {}

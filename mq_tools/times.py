@@ -1,6 +1,6 @@
 """Times and durations on the command lines of the tools: one grammar each.
 
-Owns the texts, what they mean, and the error where they mean nothing. Reads no clock.
+Owns the texts, their values and their errors. Reads no clock.
 """
 
 from __future__ import annotations
@@ -8,13 +8,10 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
-
-import click
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(ms|[smhd]?)")
 _UNITS_NS = {"ms": 10**6, "": 10**9, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
-_MOST_NS = 2**63 - 1  # what a server can count, 292 years
+_MOST_NS = 2**63 - 1  # the server's limit, 292 years
 _UNIX_TIME = re.compile(r"@[0-9]+(\.[0-9]{1,9})?|(?![0-9]{8}$)[0-9]+(\.[0-9]{1,9})?")  # 8 digits are a date
 _END_S = 253_402_300_800  # the year 10,000: ISO 8601 has no more
 
@@ -28,7 +25,7 @@ def duration_ns(text: str) -> int:
 
 
 def ctl_duration(text: str) -> str:
-    """The same duration in whole milliseconds, as `ctl` and `.put` take it; only 0 becomes 0. Raises ValueError."""
+    """The duration in whole milliseconds, rounded up, as `ctl` and `.put` take it. Raises ValueError."""
     return f"{-(-duration_ns(text) // 10**6)}ms"
 
 
@@ -43,16 +40,4 @@ def unix_time(text: str) -> float:
     raise ValueError(f"bad time {text!r} (expected 2030-01-31T08:00, 2030-01-31T08:00Z or @1900000000)")
 
 
-class Duration(click.ParamType[float]):
-    """A duration in seconds."""
-
-    name = "T"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return duration_ns(str(value)) / 1e9
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-__all__ = ["Duration", "ctl_duration", "duration_ns", "unix_time"]
+__all__ = ["ctl_duration", "duration_ns", "unix_time"]

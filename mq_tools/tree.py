@@ -1,15 +1,104 @@
-"""What can be told about a group before it is read: that it is one, and which streams it has."""
+"""Groups, streams, views and consumers as paths: what a path names, which names a group has, where a tree begins.
+
+Owns finding them. Reads `ctl` and directories, never a message.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import attrs
 
 from mq_tools.errors import ToolError, reason
 
+CONSUMERS = ".consumers"
+_DEFAULT_MOUNT = "./mq"
 _QUOTED = r"'(?:[^']|'')*'"
+
+
+@attrs.frozen
+class TreePath:
+    """A group, or a stream or consumer in it."""
+
+    group: str
+    name: str = ""
+    kind: str = "group"  # group, stream or consumer
+
+    @property
+    def path(self) -> str:
+        folder = os.path.join(self.group, CONSUMERS) if self.kind == "consumer" else self.group
+        return os.path.join(folder, self.name) if self.name else folder
+
+    def file(self, name: str) -> str:
+        """The path of a file of its group, such as `ctl`."""
+        return os.path.join(self.group, name)
+
+
+# ---------------------------------------------------------------- what a path names
+
+
+def is_group(path: str) -> bool:
+    return os.path.lexists(os.path.join(path, "ctl")) and os.path.lexists(os.path.join(path, "order"))
+
+
+def is_group_file(name: str) -> bool:
+    """Whether a name in a group is the server's: no stream is called so."""
+    return name in ("ctl", "order") or name.startswith(".")
+
+
+def resolve(path: str) -> TreePath:
+    """The group, stream or consumer of a path: as it stands, else below $MQFS. Raises ToolError outside of a tree."""
+    mount = os.environ.get("MQFS")
+    paths = [path] if os.path.isabs(path) or not mount else [path, os.path.join(mount, path)]
+    matches = [match for match in map(_match, paths) if match is not None]
+    if not matches:
+        raise ToolError(f"{path}: {_mismatch(path)}")
+    return next((match for match in matches if os.path.lexists(match.path)), matches[0])
+
+
+def _match(path: str) -> TreePath | None:
+    if is_group(path):
+        return TreePath(path.rstrip("/") or "/")
+    folder, name = os.path.split(path.rstrip("/"))
+    folder = folder or "."
+    if os.path.basename(folder) == CONSUMERS and is_group(os.path.dirname(folder) or "."):
+        return TreePath(os.path.dirname(folder) or ".", name, "consumer")
+    return TreePath(folder, name, "stream") if name and is_group(folder) else None
+
+
+def _mismatch(path: str) -> str:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return "no such group, stream or consumer (is the tree mounted?)"
+    except OSError as error:
+        return reason(error)
+    return "not in a tree of groups (is it mounted?)"
+
+
+def resolve_group(path: str) -> str:
+    """The group's path. Raises ToolError."""
+    target = resolve(path)
+    if target.kind != "group":
+        raise ToolError(
+            f"{path}: no such group" if not os.path.lexists(target.path) else wrong_kind(path, target, "group")
+        )
+    return target.group
+
+
+def wrong_kind(path: str, target: TreePath, expected: str) -> str:
+    return f"{path}: a {target.kind} (expected a {expected})"
+
+
+def check_exists(target: TreePath, path: str) -> None:
+    """Raises ToolError where the stream or consumer does not exist, or is a file of the group. `path`: as typed."""
+    if not os.path.lexists(target.path):
+        raise ToolError(f"{path}: no such {target.kind}")
+    if target.kind == "stream" and is_group_file(target.name):
+        raise ToolError(f"{path}: a file of the group (expected a stream)")
 
 
 def check_group(group: str) -> None:
@@ -21,23 +110,64 @@ def check_group(group: str) -> None:
     except OSError as error:
         raise ToolError(f"{group}: {reason(error)}") from error
     if not stat.S_ISDIR(mode):
-        raise ToolError(f"{group}: not a group but a file; give the group first, then its streams")
+        raise ToolError(f"{group}: a file (expected GROUP, then its streams)")
     if not os.path.lexists(os.path.join(group, "order")):
-        raise ToolError(f"{group}: not a group: it has no file 'order'; is the tree mounted?")
+        raise ToolError(f"{group}: not a group: no file 'order' in it (is the tree mounted?)")
+
+
+# ---------------------------------------------------------------- groups of a tree
+
+
+def default_group() -> str:
+    """The group of a command without one: $MQFS, the tree of the current directory, or ./mq. Raises ToolError."""
+    mount = os.environ.get("MQFS")
+    if mount:
+        if not is_group(mount):
+            raise ToolError(f"MQFS={mount}: no tree mounted there")
+        return mount
+    if is_group("."):
+        return _root(os.getcwd())
+    if is_group(_DEFAULT_MOUNT):
+        return _DEFAULT_MOUNT
+    raise ToolError("missing argument GROUP: MQFS is not set and no tree is mounted at ./mq")
+
+
+def _root(path: str) -> str:
+    """The top of the tree that an absolute path is in."""
+    while is_group(parent := os.path.dirname(path)) and parent != path:
+        path = parent
+    return path
+
+
+def groups_below(group: str) -> Iterator[str]:
+    """The group and all groups in it, each before those inside."""
+    yield group
+    for name in sorted(subgroups(group)):
+        yield from groups_below(os.path.join(group, name))
+
+
+def subgroups(group: str) -> list[str]:
+    try:
+        with os.scandir(group) as entries:
+            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError:
+        return []
+
+
+# ---------------------------------------------------------------- names in a group
 
 
 def streams_of(group: str) -> list[str]:
-    """The names of its streams, sorted."""
+    """The names of its streams and views, sorted. Raises ToolError."""
     try:
         with os.scandir(group) as entries:
-            names = [e.name for e in entries if e.name not in ("ctl", "order") and e.name[0] != "." and not e.is_dir()]
+            return sorted(entry.name for entry in entries if not is_group_file(entry.name) and not entry.is_dir())
     except OSError as error:
         raise ToolError(f"{group}: {reason(error)}") from error
-    return sorted(names)
 
 
 def views_of(group: str) -> dict[str, list[str]]:
-    """What each view of a group is bound to; nothing where its ctl may not be read."""
+    """The programs and patterns bound to each view of a group; empty where its ctl may not be read."""
     views: dict[str, list[str]] = {}
     try:
         with open(os.path.join(group, "ctl"), encoding="utf-8") as ctl:
@@ -45,31 +175,30 @@ def views_of(group: str) -> dict[str, list[str]]:
     except (OSError, ValueError):
         return {}
     for line in text.splitlines():
-        found = re.fullmatch(rf"bind\s+({_QUOTED}|\S+)\s+(.*)", line)
-        if found:
-            is_word = re.fullmatch(_QUOTED, found[2])  # else a program
-            views.setdefault(unquoted(found[1]), []).append(unquoted(found[2]) if is_word else found[2])
+        match = re.fullmatch(rf"bind\s+({_QUOTED}|\S+)\s+(.*)", line)
+        if match:
+            is_word = re.fullmatch(_QUOTED, match[2])  # else a program
+            views.setdefault(unquote(match[1]), []).append(unquote(match[2]) if is_word else match[2])
     return views
 
 
-def unquoted(word: str) -> str:
+def unquote(word: str) -> str:
     """A word without the quotes of rc(1)."""
     return word[1:-1].replace("''", "'") if word.startswith("'") else word
 
 
 def inodes(group: str) -> frozenset[int]:
-    """What stands for its files whatever they are called."""
+    """The inodes of its files, which survive a rename."""
     with os.scandir(group) as entries:
         return frozenset(entry.inode() for entry in entries)
 
 
-def check_streams(group: str, wanted: Sequence[str]) -> frozenset[int]:
-    """The inodes of what is wanted. Raises ToolError, with what there is, where one of them is not there."""
-    if not wanted:
+def check_streams(group: str, names: Sequence[str]) -> frozenset[int]:
+    """The inodes of these streams. Raises ToolError, with the streams of the group, where one does not exist."""
+    if not names:
         return frozenset()
-    there = streams_of(group)
-    for name in wanted:
-        if name not in there:
-            has = ", ".join(there) if there else "none"
-            raise ToolError(f"{group}: no stream {name!r}; its streams: {has}")
-    return frozenset(os.stat(os.path.join(group, name)).st_ino for name in wanted)
+    streams = streams_of(group)
+    for name in names:
+        if name not in streams:
+            raise ToolError(f"{group}: no stream {name!r} (expected one of: {', '.join(streams) or 'none'})")
+    return frozenset(os.stat(os.path.join(group, name)).st_ino for name in names)

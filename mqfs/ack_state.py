@@ -1,7 +1,7 @@
-"""How far a consumer is in a log: what it has acknowledged, and what became of the rest that it looked at.
+"""How far a consumer is in a log: what it has acked, and the state of the rest that it looked at.
 
-Owns the body of an ACK record, what it does to a consumer's progress, at run time and when a log is read again alike,
-and the life of a message at a consumer as a table. Never does I/O, knows no time.
+Owns the body of an ACK record, its effect on a consumer's progress, which is the same at run time and in recovery, and
+the life of a message at a consumer as a table. Never does I/O, knows no time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MOST = 1 << 63  # sequences
 
 
 class Op(enum.IntEnum):
-    """What one step of an ACK record says of the message `last`; [first, last] is its slot, see `Entry`."""
+    """What one step of an ACK record says of the message `last`; [first, last] is its slot, see `Unacked`."""
 
-    CLAIM = 1  # a handle has it
-    ACK = 2  # it was dealt with
-    REQUEUE = 3  # it is to be had again, from `due_ns` on
-    SEEK = 4  # everything below `last` is dealt with, nothing above
+    CLAIM = 1  # a receiver has it
+    ACK = 2  # a receiver is done with it
+    REQUEUE = 3  # it is to be delivered again, from `due_ns` on
+    SEEK = 4  # everything below `last` is acked, nothing above
 
 
 CLAIM, ACK, REQUEUE, SEEK = (int(op) for op in Op)
@@ -46,8 +46,8 @@ def check(body: bytes) -> None:
 
 
 class Unacked:
-    """A message that was looked at and is not acknowledged. Its slot [first, sequence] holds no other message that is
-    wanted, so that slots of acknowledged neighbours join to one run."""
+    """A message that was looked at and is not acked. Its slot [first, sequence] holds no other message for the
+    consumer, so that slots of acked neighbours join to one range."""
 
     __slots__ = ("claimed", "due_ns", "failed", "first")
 
@@ -56,88 +56,99 @@ class Unacked:
 
 
 class Ranges:
-    """Disjoint runs of sequences, ends included, ascending; neighbours are joined."""
+    """Disjoint ranges of sequences, ends included, ascending; neighbours are joined."""
 
-    __slots__ = ("_firsts", "_lasts")
+    __slots__ = ("_lasts", "firsts")
 
-    def __init__(self, runs: Sequence[Sequence[int]] = ()) -> None:
-        self._firsts = [first for first, _ in runs]
-        self._lasts = [last for _, last in runs]
-
-    def __len__(self) -> int:
-        return len(self._firsts)
+    def __init__(self, ranges: Sequence[Sequence[int]] = ()) -> None:
+        self.firsts = [first for first, _ in ranges]  # empty: there are none
+        self._lasts = [last for _, last in ranges]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(zip(self._firsts, self._lasts, strict=True))
+        return iter(zip(self.firsts, self._lasts, strict=True))
 
     def end_of(self, sequence: int) -> int:
-        """The end of the run that holds it; 0 if none does."""
-        at = bisect_right(self._firsts, sequence) - 1
+        """The end of the range that holds it; 0 if none does."""
+        at = bisect_right(self.firsts, sequence) - 1
         return self._lasts[at] if at >= 0 and self._lasts[at] >= sequence else 0
 
     def add(self, first: int, last: int) -> None:
         begin = bisect_left(self._lasts, first - 1)
-        end = bisect_right(self._firsts, last + 1)
+        end = bisect_right(self.firsts, last + 1)
         if begin < end:
-            first, last = min(first, self._firsts[begin]), max(last, self._lasts[end - 1])
-        self._firsts[begin:end] = [first]
+            first, last = min(first, self.firsts[begin]), max(last, self._lasts[end - 1])
+        self.firsts[begin:end] = [first]
         self._lasts[begin:end] = [last]
 
     def remove(self, first: int, last: int) -> None:
         begin = bisect_left(self._lasts, first)
-        end = bisect_right(self._firsts, last)
+        end = bisect_right(self.firsts, last)
         if begin >= end:
             return
-        left, right = self._firsts[begin], self._lasts[end - 1]
+        left, right = self.firsts[begin], self._lasts[end - 1]
         rest = [(left, first - 1)] if left < first else []
         rest += [(last + 1, right)] if right > last else []
-        self._firsts[begin:end] = [f for f, _ in rest]
+        self.firsts[begin:end] = [f for f, _ in rest]
         self._lasts[begin:end] = [x for _, x in rest]
 
-    def pop_below(self, low: int) -> int:
-        """Take away the first run if it joins `low`; returns the new `low`."""
-        while self._firsts and self._firsts[0] <= low:
-            low = max(low, self._lasts[0] + 1)
-            del self._firsts[0], self._lasts[0]
-        return low
+    def pop_below(self, floor: int) -> int:
+        """Remove the ranges that join on to `floor`, and return where the last of them ends."""
+        while self.firsts and self.firsts[0] <= floor:
+            floor = max(floor, self._lasts[0] + 1)
+            del self.firsts[0], self._lasts[0]
+        return floor
 
 
 @attrs.define
 class AckState:
-    """Everything below `low` is dealt with, so are the runs above it; `open` is what else was looked at."""
+    """Everything below `ack_floor` is acked, and `acked_ranges` above it; `in_flight` is the rest that was looked at,
+    whether a receiver has it or not."""
 
     ack_floor: int = 0
     acked_ranges: Ranges = attrs.Factory(Ranges)
     in_flight: dict[int, Unacked] = attrs.Factory(dict)
 
     def is_acked(self, sequence: int) -> bool:
-        return sequence < self.ack_floor or (bool(self.acked_ranges) and self.acked_ranges.end_of(sequence) > 0)
+        if sequence < self.ack_floor or not self.acked_ranges.firsts:
+            return sequence < self.ack_floor
+        return self.acked_ranges.end_of(sequence) > 0
+
+    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The parts of [first, last] that are acked."""
+        if first < self.ack_floor:
+            yield first, min(last, self.ack_floor - 1)
+        for begin, end in self.acked_ranges:
+            if end >= first and begin <= last:
+                yield max(begin, first), min(end, last)
 
     def apply(self, body: bytes) -> None:
-        """Carry out the steps of an ACK record."""
+        """Apply the steps of an ACK record."""
         for op, failed, first, last, due_ns in _STEP.iter_unpack(body):
             if op == ACK:
                 self.in_flight.pop(last, None)
-                self.mark_acked(first, last)
+                if first <= self.ack_floor <= last and not self.acked_ranges.firsts:
+                    self.ack_floor = last + 1
+                else:
+                    self._mark_acked(first, last)
             elif op == SEEK:
                 self.ack_floor, self.acked_ranges = last, Ranges()
                 self.in_flight.clear()
             elif op in (CLAIM, REQUEUE):
-                if last not in self.in_flight:
-                    self._take_back(first, last)
+                if last not in self.in_flight and (last < self.ack_floor or self.acked_ranges.firsts):
+                    self._reopen(first, last)
                 self.in_flight[last] = Unacked(first, failed, due_ns, op == CLAIM)
 
-    def mark_acked(self, first: int, last: int) -> None:
-        """[first, last] is dealt with."""
+    def _mark_acked(self, first: int, last: int) -> None:
+        """[first, last] is acked."""
         if first <= self.ack_floor:
             self.ack_floor = max(self.ack_floor, last + 1)
         else:
             self.acked_ranges.add(first, last)
-        if self.acked_ranges:
+        if self.acked_ranges.firsts:
             self.ack_floor = self.acked_ranges.pop_below(self.ack_floor)
 
-    def _take_back(self, first: int, last: int) -> None:
-        """Something that was acknowledged is open again."""
+    def _reopen(self, first: int, last: int) -> None:
+        """[first, last] is acked no more."""
         if last < self.ack_floor:
             if last + 1 < self.ack_floor:
                 self.acked_ranges.add(last + 1, self.ack_floor - 1)
@@ -150,22 +161,22 @@ class AckState:
         return [self.ack_floor, list(self.acked_ranges), entries]
 
     @classmethod
-    def decode(cls, low: int, runs: list[list[int]], entries: list[list[int]]) -> AckState:
-        """Raises ValueError where the runs are not ascending and disjoint."""
-        ends = [low, *(end for run in runs for end in run)]
+    def decode(cls, floor: int, ranges: list[list[int]], entries: list[list[int]]) -> AckState:
+        """Raises ValueError where the ranges are not ascending and disjoint."""
+        ends = [floor, *(end for acked in ranges for end in acked)]
         if any(before > after for before, after in pairwise(ends)):
-            raise ValueError("runs of acknowledged messages are not in order")
-        opened = {s: Unacked(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
-        return cls(low, Ranges(runs), opened)
+            raise ValueError("ranges of acked messages are not in order")
+        unacked = {s: Unacked(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
+        return cls(floor, Ranges(ranges), unacked)
 
 
 class State(enum.StrEnum):
     """Where a message is, for one consumer."""
 
     READY = "ready"
-    IN_FLIGHT = "in flight"  # a handle has it
+    IN_FLIGHT = "in flight"  # a receiver has it
     DELAYED = "delayed"  # after a failed delivery
-    UNCONFIRMED = "unconfirmed"  # acknowledged by being read; its reader may still be found dead
+    UNCONFIRMED = "unconfirmed"  # acked by being read; its reader may still be found dead
     ACKED = "acked"
     DEAD = "dead letter"
     GONE = "gone"
@@ -174,7 +185,7 @@ class State(enum.StrEnum):
 
 @attrs.frozen
 class Transition:
-    """What an event does to a message, and which step of an ACK record says so (None: nothing is recorded)."""
+    """The effect of an event on a message, and the step of an ACK record that says so (None: nothing is recorded)."""
 
     state: State
     event: str
@@ -183,7 +194,7 @@ class Transition:
     is_counted: bool = False  # as a failed delivery
 
 
-# The life of a message at a consumer: a table of the documents, walked by tests/engine/test_life_of_a_message.py.
+# A message at a consumer: a table of the documents, walked by tests/engine/delivery/test_life_of_a_message.py.
 LIFE = (
     Transition(State.READY, "read, with `ack next` or at a consumer", State.IN_FLIGHT, Op.CLAIM),
     Transition(State.READY, "read, with `ack read`", State.UNCONFIRMED, Op.ACK),

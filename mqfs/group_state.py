@@ -42,6 +42,11 @@ class StreamState(Attributes):
     made_ns: int
     floor: int = 0
 
+    def raise_floor(self, floor: int) -> int:
+        """Keep nothing below that sequence; returns the floor."""
+        self.floor = max(self.floor, floor)
+        return self.floor
+
 
 @attrs.define
 class ConsumerState(Attributes):

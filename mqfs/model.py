@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 import enum
 import io
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import NamedTuple, TypeAlias
 
 import attrs
 
@@ -136,37 +134,6 @@ class Stat(NamedTuple):
     mtime_ns: int  # the newest message's time
     ctime_ns: int
     name: str
-
-
-class LazyBatch(Sequence[Draft]):
-    """Drafts made at each iteration, as all at once may need too much memory. `room`: the bytes they take in a log;
-    `taking`: how many of them take a sequence."""
-
-    room: int
-    taking: int
-
-    @abc.abstractmethod
-    def followed_by(self, tail: Sequence[Draft]) -> LazyBatch:
-        """These, and behind them other records of the same batch."""
-        ...
-
-    @abc.abstractmethod
-    def __iter__(self) -> Iterator[Draft]: ...
-
-    def __getitem__(self, at: Any) -> Any:
-        raise TypeError("drafts of a lazy batch have no index (expected iteration)")
-
-
-class UnsequencedRecords(LazyBatch):
-    """Messages that are encoded except for the fields that the log sets (mqfs/log/batch.py), and behind them other
-    drafts of the same atomic batch. Iterated, all are drafts."""
-
-    behind: Sequence[Draft]
-
-    @abc.abstractmethod
-    def pieces(self) -> Iterator[tuple[bytes, array[int]]]:
-        """Whole unsequenced records, some at a time, and the stream number of each."""
-        ...
 
 
 class Listed(NamedTuple):

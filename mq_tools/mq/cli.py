@@ -1,4 +1,4 @@
-"""mq's command line: what each command reads and writes, and how it is printed."""
+"""The command line of mq: arguments, the files read and written by each command, and its output."""
 
 from __future__ import annotations
 
@@ -13,39 +13,38 @@ import click
 from click.shell_completion import get_completion_class
 
 from mq_cat.cli import _command as mq_cat_command
-from mq_tools import files, place
-from mq_tools.cli_types import guarded, parsed
+from mq_tools import files, tree
+from mq_tools.cli_types import CTL_DURATION, SECONDS, TIME, parse, run_tool
 from mq_tools.cursor import quote
 from mq_tools.errors import USAGE, ToolError, printable
-from mq_tools.mq.put import Length, Metadata, Moment, Putter, bodies_of, headers_of
+from mq_tools.mq.put import Metadata, Putter, bodies_of, headers_of
 from mq_tools.mq.rows import Row, rows_of
 from mq_tools.mq.table import aligned
-from mq_tools.times import Duration
 
 PROGRAM = "mq"
 SORTS = ("waiting", "in", "out", "age", "dropped", "dead", "name")
 SHELLS = ("bash", "zsh", "fish")
 FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
-_PATH = click.Path(readable=False)  # for shell completion; what it is, place.py finds out
+_PATH = click.Path(readable=False)  # for shell completion; tree.resolve checks it
 
 
-class Told(click.Group):
-    """Commands in the order in which they are told."""
+class DeclaredOrder(click.Group):
+    """Commands in the order of their declaration."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
 
-@click.group(PROGRAM, cls=Told, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(PROGRAM, cls=DeclaredOrder, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Message queues as files, for people who prefer commands: each is a few reads and writes of a tree's files.
+    """Message queues as commands: each reads and writes a few files of a mounted tree.
 
-    Paths are the tree's own; one that is not there is looked for below $MQFS.
+    A relative path that does not exist is looked up below $MQFS.
     """
 
 
 def as_json(help: str) -> Callable[[FC], FC]:
-    """The option --json, which each command tells in its own words."""
+    """The option --json with a help text of the command."""
     return click.option("--json", "json_", is_flag=True, help=help)
 
 
@@ -56,74 +55,90 @@ def print_json(value: Any) -> None:
 @command.command()
 @click.argument("stream", metavar="GROUP/STREAM", type=_PATH)
 @click.argument("body", nargs=-1)
-@click.option("--delay", type=Length(), help="Nobody gets it before D from now: 500ms, 30s, 5m, 2h, 7d.")
-@click.option("--at", type=Moment(), help="Nobody gets it before TIME: 2030-01-31T08:00 or @UNIXTIME.")
-@click.option("--ttl", type=Length(), help="Nobody gets it after D from now.")
-@click.option("--priority", type=click.IntRange(0, 9), metavar="N", help="9 is served first, 0 last; else it is 5.")
-@click.option("--id", metavar="ID", help="The same ID again within the group's 'dedup' is not appended.")
-@click.option("--single", is_flag=True, help="One reader only gets it.")
-@click.option("-H", "--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header. Repeatable.")
-@click.option("-l", "--lines", is_flag=True, help="Each line of standard input is a message.")
-@click.option("-N", "--no-newline", is_flag=True, help="No newline after the words of BODY.")
-@click.option("--make", is_flag=True, help="Make the stream where it is not there.")
+@click.option("--delay", type=CTL_DURATION, help="Deliver after D: 500ms, 30s, 5m, 2h, 7d.")
+@click.option("--at", type=TIME, help="Deliver at TIME: 2030-01-31T08:00 or @UNIXTIME.")
+@click.option("--ttl", type=CTL_DURATION, help="Expire after D.")
+@click.option(
+    "--priority", type=click.IntRange(0, 9), metavar="N", help="Priority: 9 is served first, 0 last; 5 without it."
+)
+@click.option("--id", metavar="ID", help="Idempotency key: a repeat within the group's 'dedup' is not appended.")
+@click.option("--single", is_flag=True, help="Deliver to exactly one receiver.")
+@click.option("-H", "--header", "headers", multiple=True, metavar="KEY=VALUE", help="Add a header. Repeatable.")
+@click.option("-l", "--lines", is_flag=True, help="Write each line of standard input as a message.")
+@click.option("-N", "--no-newline", is_flag=True, help="Add no newline to the words of BODY.")
+@click.option("--make", is_flag=True, help="Create the stream if missing.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the sequence of each message.")
 @as_json("Print an object with the sequence of each message.")
-def put(stream: str, body: Sequence[str], **given: Any) -> None:
+def put(stream: str, body: Sequence[str], **options: Any) -> None:
     """Write a message: the words of BODY with a newline, else standard input as it is."""
-    where = place.place_of(stream)
-    if where.kind != "stream":
-        raise ToolError(f"{stream}: a {where.kind}, where a stream is needed")
-    if given["delay"] is not None and given["at"] is not None:
-        raise ToolError("--delay and --at exclude each other", USAGE)
-    if body and given["lines"]:
-        raise ToolError("-l reads standard input: give no BODY", USAGE)
-    fields = {key: given[key] for key in ("delay", "at", "ttl", "priority", "id", "single")}
-    metadata = Metadata(**fields, headers=headers_of(given["headers"]))
-    bodies = bodies_of(body, lines=given["lines"], newline=not given["no_newline"])
-    putter = Putter(where, stream, make=given["make"])
-    told = given["json_"] or given["verbose"]
-    if not told and not metadata.keys():
-        putter.plain(bodies)
+    target = tree.resolve(stream)
+    if target.kind != "stream":
+        raise ToolError(tree.wrong_kind(stream, target, "stream"))
+    if options["delay"] is not None and options["at"] is not None:
+        raise ToolError("--delay and --at: both given (expected one)", USAGE)
+    if body and options["lines"]:
+        raise ToolError("-l and BODY: both given (expected one)", USAGE)
+    fields = {key: options[key] for key in ("delay", "at", "ttl", "priority", "id", "single")}
+    metadata = Metadata(**fields, headers=headers_of(options["headers"]))
+    bodies = bodies_of(body, lines=options["lines"], newline=not options["no_newline"])
+    putter = Putter(target, stream, make=options["make"])
+    verbose = options["json_"] or options["verbose"]
+    if not verbose and not metadata.keys():
+        putter.append(bodies)
         return
-    for sequence in putter.told(bodies, metadata):
-        if given["json_"]:
+    for sequence in putter.put(bodies, metadata):
+        if options["json_"]:
             print_json({"sequence": sequence})
-        elif told:
+        elif verbose:
             print(sequence)
 
 
 @command.command()
-@click.argument("what", metavar="GROUP[/STREAM|/.consumers/NAME]", type=_PATH)
-@click.option("-n", "count", type=click.IntRange(0), default=10, metavar="N", help="At most N messages (10); 0: all.")
+@click.argument("path", metavar="GROUP[/STREAM|/.consumers/NAME]", type=_PATH)
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Print at most N messages; 0: all.",
+)
 @as_json("Print an object a message.")
-def peek(what: str, count: int, json_: bool) -> None:
-    """Print the messages that wait, oldest first, without taking them."""
+def peek(path: str, count: int, json_: bool) -> None:
+    """Print waiting messages, oldest first; none is claimed."""
     from mq_tools.mq.peek import peek as messages_of
 
-    where = place.place_of(what)
-    if where.kind != "group":
-        place.check_there(where, what)
+    target = _existing(path)
     out = sys.stdout.buffer
-    for number, (body, about) in enumerate(messages_of(where), 1):
-        data = about if json_ else body
+    for number, (body, row) in enumerate(messages_of(target), 1):
+        data = row if json_ else body
         out.write(data if data.endswith(b"\n") else data + b"\n")
         if number == count:
             break
     out.flush()
 
 
+def _existing(path: str) -> tree.TreePath:
+    """The group, stream or consumer of a path. Raises ToolError where it does not exist."""
+    target = tree.resolve(path)
+    if target.kind != "group":
+        tree.check_exists(target, path)
+    return target
+
+
 @command.command("ls")
 @click.argument("group", required=False, type=_PATH)
-@click.option("-r", "--recursive", is_flag=True, help="The groups inside, too.")
+@click.option("-r", "--recursive", is_flag=True, help="Also list the groups inside.")
 @as_json("Print an object a line.")
 def ls(group: str | None, recursive: bool, json_: bool) -> None:
-    """List groups, streams, views and consumers, with what waits in each."""
-    top = place.group_of(group).group if group else place.default_group()
+    """List groups, streams, views and consumers with their waiting messages."""
+    top = tree.resolve_group(group) if group else tree.default_group()
     rows = rows_of(top)
     if recursive:
-        for inner in list(place.groups_below(top))[1:]:
-            front = os.path.relpath(inner, top)
-            rows += [attrs.evolve(row, name=f"{front}/{row.name}") for row in rows_of(inner)]
+        for inner in list(tree.groups_below(top))[1:]:
+            prefix = os.path.relpath(inner, top)
+            rows += [attrs.evolve(row, name=f"{prefix}/{row.name}") for row in rows_of(inner)]
         rows.sort(key=lambda row: row.name)
     if json_:
         for row in rows:
@@ -139,68 +154,67 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 @command.command()
-@click.argument("what", required=False, metavar="[GROUP[/STREAM|/.consumers/NAME]]", type=_PATH)
+@click.argument("path", required=False, metavar="[GROUP[/STREAM|/.consumers/NAME]]", type=_PATH)
 @as_json("Print the JSON object itself.")
-def stat(what: str | None, json_: bool) -> None:
+def stat(path: str | None, json_: bool) -> None:
     """Print the counters of a group, or of a stream or consumer in it."""
-    where = place.place_of(what) if what else place.Place(place.default_group())
-    value: Any = files.stats_of(where.group)
-    if where.kind != "group":
-        place.check_there(where, what or "")
-        table = {**value.get("views", {}), **value["streams"]} if where.kind == "stream" else value.get("consumers", {})
-        if where.name not in table:
-            raise ToolError(f"{what}: the server counts nothing for it")
-        value = table[where.name]
+    target = _existing(path) if path else tree.TreePath(tree.default_group())
+    value: Any = files.stats_of(target.group)
+    if target.kind != "group":
+        table = (
+            {**value.get("views", {}), **value["streams"]} if target.kind == "stream" else value.get("consumers", {})
+        )
+        if target.name not in table:
+            raise ToolError(f"{path}: no counters in .stats")
+        value = table[target.name]
     if json_:
         print_json(value)
     else:
-        for key, text in flat(value):
+        for key, text in flatten(value):
             print(printable(key), printable(text))
 
 
-def flat(value: dict[str, Any], front: str = "") -> list[tuple[str, str]]:
-    """`key value` lines, what is inside behind a blank."""
+def flatten(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """(key, value) pairs; the keys of nested objects are joined by blanks."""
     lines: list[tuple[str, str]] = []
     for key, inner in value.items():
-        name = f"{front}{quote(key)}"
+        name = f"{prefix}{quote(key)}"
         if isinstance(inner, dict):
-            lines += flat(inner, f"{name} ")
+            lines += flatten(inner, f"{name} ")
         else:
             lines.append((name, inner if isinstance(inner, str) else json.dumps(inner)))
     return lines
 
 
 @command.command()
-@click.argument("what", metavar="GROUP[/STREAM|/.consumers/NAME]", type=_PATH)
+@click.argument("path", metavar="GROUP[/STREAM|/.consumers/NAME]", type=_PATH)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def purge(what: str, yes: bool) -> None:
-    """Drop what waits: in a stream, in all of a group, or for a consumer (which goes on at the end)."""
-    where = place.place_of(what)
-    if where.kind != "group":
-        place.check_there(where, what)
+def purge(path: str, yes: bool) -> None:
+    """Drop the waiting messages of a stream, of all streams of a group, or of a consumer."""
+    target = _existing(path)
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise ToolError("nobody to ask whether to drop messages: give -y", USAGE)
-        text = "all streams of " if where.kind == "group" else "what waits for " if where.kind == "consumer" else ""
-        if not click.confirm(f"Drop {text}{what}?", err=True):
+            raise ToolError("not a terminal (pass -y to drop messages)", USAGE)
+        owner = {"group": "all streams of ", "stream": "", "consumer": "consumer "}[target.kind]
+        if not click.confirm(f"Drop the waiting messages of {owner}{path}?", err=True):
             raise ToolError("nothing dropped")
-    if where.kind == "consumer":
-        with files.opened(where.path, os.O_WRONLY) as fd:
-            files.write(fd, b"seek end\n", where.path)
+    if target.kind == "consumer":
+        with files.opened(target.path, os.O_WRONLY) as fd:
+            files.write(fd, b"seek end\n", target.path)
     else:
-        files.tell_ctl(where, [f"clear {quote(where.name)}".strip() if where.name else "clear"])
+        files.write_ctl(target.group, [f"clear {quote(target.name)}" if target.name else "clear"])
 
 
 @command.command()
 @click.argument("group", type=_PATH)
 @click.argument("stream", required=False)
-@click.option("-n", "count", type=click.IntRange(1), metavar="N", help="At most N of that STREAM, oldest first.")
+@click.option("-n", "count", type=click.IntRange(1), metavar="N", help="Move at most N of STREAM, oldest first.")
 def redrive(group: str, stream: str | None, count: int | None) -> None:
-    """Put dead letters back where they came from: all, or those of STREAM."""
+    """Move dead letters back to their streams: all, or those of STREAM."""
     if count is not None and stream is None:
-        raise ToolError("-n needs a STREAM", USAGE)
+        raise ToolError("-n: missing argument STREAM", USAGE)
     words = ["redrive", *([quote(stream)] if stream else []), *([str(count)] if count else [])]
-    files.tell_ctl(place.group_of(group), [" ".join(words)])
+    files.write_ctl(tree.resolve_group(group), [" ".join(words)])
 
 
 @command.command("ctl")
@@ -208,13 +222,13 @@ def redrive(group: str, stream: str | None, count: int | None) -> None:
 @click.argument("lines", nargs=-1, metavar="[LINE]...")
 @as_json("Print the settings as an object.")
 def ctl(group: str, lines: Sequence[str], json_: bool) -> None:
-    """Print a group's settings; or write each LINE (a - is standard input), all or none."""
-    where = place.group_of(group)
+    """Print the settings of a group, or write each LINE (-: standard input), all or none."""
+    path = tree.resolve_group(group)
     if lines:
         text = [sys.stdin.read().rstrip("\n") if line == "-" else line for line in lines]
-        files.tell_ctl(where, text)
+        files.write_ctl(path, text)
         return
-    text = files.read_whole(where.file("ctl")).splitlines()
+    text = files.read_text(os.path.join(path, "ctl")).splitlines()
     if not json_:
         print("\n".join(text))
         return
@@ -230,18 +244,25 @@ def ctl(group: str, lines: Sequence[str], json_: bool) -> None:
 
 @command.command()
 @click.argument("groups", nargs=-1, metavar="[GROUP]...", type=_PATH)
-@click.option("--interval", "interval_s", type=Duration(), default=1.0, metavar="T", help="From frame to frame (1s).")
+@click.option("--interval", "interval_s", type=SECONDS, default="1s", show_default=True, help="Refresh interval.")
 @click.option("-n", "count", type=click.IntRange(1), metavar="N", help="End after N frames.")
-@click.option("--sort", type=click.Choice(SORTS), default="waiting", metavar="BY", help=f"{', '.join(SORTS)}.")
+@click.option(
+    "--sort",
+    type=click.Choice(SORTS),
+    default="waiting",
+    show_default=True,
+    metavar="BY",
+    help=f"Sort by {', '.join(SORTS)}.",
+)
 @as_json("Print an array a frame.")
 def top(groups: Sequence[str], interval_s: float, count: int | None, sort: str, json_: bool) -> None:
-    """Show what waits, comes and goes in groups and those inside, again and again; q ends it.
+    """Show waiting messages and rates of groups and those inside; q ends it.
 
-    Not on a terminal it prints one frame (-n: more) as text.
+    Without a terminal, print one frame (-n: more) as text.
     """
     from mq_tools.mq.top import show_live, show_plain  # here, so that the other commands start without rich
 
-    paths = [place.group_of(group).group for group in groups] or [place.default_group()]
+    paths = [tree.resolve_group(group) for group in groups] or [tree.default_group()]
     if json_ or not (sys.stdin.isatty() and sys.stdout.isatty()):
         show_plain(paths, interval_s, sort, count or 1, as_json=json_)
     else:
@@ -251,12 +272,12 @@ def top(groups: Sequence[str], interval_s: float, count: int | None, sort: str, 
 @command.command()
 @click.argument("shell", type=click.Choice(SHELLS), required=False, metavar="[bash|zsh|fish]")
 def completion(shell: str | None) -> None:
-    """Print what makes SHELL (by default $SHELL) complete mq, mq-work and mq-cat."""
+    """Print the completion script of mq, mq-work and mq-cat for SHELL (default: $SHELL)."""
     from mq_tools.work.cli import _command as mq_work_command
 
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     if name not in SHELLS:
-        raise ToolError(f"which shell? one of {', '.join(SHELLS)}", USAGE)
+        raise ToolError(f"unknown shell {name!r} (expected {', '.join(SHELLS)})", USAGE)
     kind = get_completion_class(name)
     assert kind is not None
     for tool in (command, mq_work_command, mq_cat_command):
@@ -271,7 +292,7 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(command.get_help(context), err=True)
         return USAGE
     try:
-        result = parsed(command, arguments)
+        result = parse(command, arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         return 0
@@ -279,5 +300,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program."""
-    return guarded(PROGRAM, run, arguments)
+    """Run mq; the exit code."""
+    return run_tool(PROGRAM, run, arguments)

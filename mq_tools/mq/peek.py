@@ -1,4 +1,4 @@
-"""`mq peek`: what waits in a group, a stream or a consumer, taken from nobody."""
+"""`mq peek`: the waiting messages of a group, stream or consumer; none is claimed."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from mq_cat.output import as_json
 from mq_tools.cursor import Cursor, Message
 from mq_tools.errors import ToolError, reason
 from mq_tools.files import READ_BYTES, opened, stats_of
-from mq_tools.place import Place
+from mq_tools.tree import TreePath
 
 
-def peek(place: Place) -> Iterator[tuple[bytes, bytes]]:
-    """Each message that waits: its body, and one JSON object about it."""
-    if place.kind == "group":
-        return _by_cursor(place, "")
-    if place.kind == "stream" and not _is_shared(place):
-        return _by_cursor(place, place.name)
-    return _by_file(place)
+def peek(target: TreePath) -> Iterator[tuple[bytes, bytes]]:
+    """Each waiting message: its body, and the message as one JSON object. Raises ToolError."""
+    if target.kind == "group":
+        return _by_cursor(target.group)
+    if target.kind == "stream" and not _is_work_queue(target):
+        return _by_cursor(target.group, target.name)
+    return _by_file(target.path)
 
 
-def _is_shared(place: Place) -> bool:
-    """Whether it is a work queue, which itself shows what waits."""
-    return "consumer" in stats_of(place.group).get("streams", {}).get(place.name, {})
+def _is_work_queue(target: TreePath) -> bool:
+    return "consumer" in stats_of(target.group).get("streams", {}).get(target.name, {})
 
 
-def _by_file(place: Place) -> Iterator[tuple[bytes, bytes]]:
-    """Opened for reading only, it shows what waits, a message a read, then the end."""
-    with opened(place.path, os.O_RDONLY | os.O_NONBLOCK) as fd:
+def _by_file(path: str) -> Iterator[tuple[bytes, bytes]]:
+    """A work queue or consumer, open for reading only: a waiting message a read, then end of file."""
+    with opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         while True:
             try:
                 body = os.read(fd, READ_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
-                raise ToolError(f"{place.path}: {reason(error)}") from error
+                raise ToolError(f"{path}: {reason(error)}") from error
             if not body:
                 return
             yield body, body_as_json(body)
@@ -50,23 +49,23 @@ def body_as_json(body: bytes) -> bytes:
         return json.dumps({"body_base64": base64.b64encode(body).decode()}).encode()
 
 
-def _by_cursor(place: Place, stream: str) -> Iterator[tuple[bytes, bytes]]:
-    cursor = Cursor(place.group)
+def _by_cursor(group: str, stream: str = "") -> Iterator[tuple[bytes, bytes]]:
+    cursor = Cursor(group)
     try:
         if stream:
             cursor.select([stream])
         cursor.command("seek first")
         cursor.command("until end")
-        while (messages := _take(cursor)) is not None:
+        while (messages := _read(cursor)) is not None:
             for message in messages:
                 yield message.body, as_json(message)
     finally:
         cursor.close()
 
 
-def _take(cursor: Cursor) -> list[Message] | None:
+def _read(cursor: Cursor) -> list[Message] | None:
     try:
-        return cursor.take()
+        return cursor.read()
     except EOFError:
         return None
     except OSError as error:

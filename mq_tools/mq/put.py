@@ -1,4 +1,4 @@
-"""`mq put`: what goes in front of a message's body in `.put`, and what the bodies are."""
+"""`mq put`: the bodies of messages, their metadata, and the two ways to write them: plainly or by `.put`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import click
 
 from mq_tools.errors import USAGE, ToolError, reason
 from mq_tools.files import opened, write
-from mq_tools.place import Place, check_there
-from mq_tools.times import ctl_duration, unix_time
+from mq_tools.tree import TreePath, check_exists, is_group_file
 
 
 @attrs.frozen
 class Metadata:
-    """What `.put` takes beside the stream and the body."""
+    """The keys of `.put` beside the stream and the body."""
 
     delay: str | None = None
     at: float | None = None
@@ -30,49 +28,23 @@ class Metadata:
     headers: Mapping[str, str] = attrs.Factory(dict)
 
     def keys(self) -> dict[str, Any]:
-        """Those that were asked for."""
+        """The keys that have a value."""
         return {key: value for key, value in attrs.asdict(self).items() if value not in (None, False, {})}
 
 
-class Length(click.ParamType[str]):
-    """A duration as `ctl` has it."""
-
-    name = "D"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return ctl_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Moment(click.ParamType[float]):
-    """A time, in UNIX seconds."""
-
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            return unix_time(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 def headers_of(words: Sequence[str]) -> dict[str, str]:
-    """Raises ToolError."""
+    """The headers of KEY=VALUE words. Raises ToolError."""
     headers = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise ToolError(f"-H {word!r}: write KEY=VALUE", USAGE)
+            raise ToolError(f"-H: bad header {word!r} (expected KEY=VALUE)", USAGE)
         headers[key] = value
     return headers
 
 
 def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[bytes]:
-    """The words as one message, else standard input: as one, or each of its lines. Raises ToolError."""
+    """The words as one body, else standard input: whole, or line by line. Raises ToolError."""
     if words:
         return [os.fsencode(" ".join(words)) + (b"\n" if newline else b"")]
     if lines:
@@ -84,36 +56,37 @@ def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[b
 
 
 class Putter:
-    """Writes messages to one stream: plainly, or through `.put` where there is something to tell about them."""
+    """Writes messages to one stream. Raises ToolError where it does not exist and is not to be created."""
 
-    def __init__(self, place: Place, given: str, *, make: bool) -> None:
-        if not make or place.name in ("ctl", "order") or place.name.startswith("."):
-            check_there(place, given)
-        self._place, self._make = place, make
+    def __init__(self, stream: TreePath, path: str, *, make: bool) -> None:
+        """`path`: as typed, for errors."""
+        if not make or is_group_file(stream.name):
+            check_exists(stream, path)
+        self._stream, self._make = stream, make
 
-    def plain(self, bodies: Iterable[bytes]) -> None:
-        """One write a message."""
+    def append(self, bodies: Iterable[bytes]) -> None:
+        """Write each body to the stream. Raises ToolError."""
         flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT if self._make else 0)
-        path = self._place.path
+        path = self._stream.path
         with opened(path, flags) as fd:
             for body in bodies:
                 check_body(body)
                 write(fd, body, path)
 
-    def told(self, bodies: Iterable[bytes], metadata: Metadata) -> Iterable[int]:
-        """Through `.put`; the sequence of each message."""
-        if self._make and not os.path.lexists(self._place.path):
-            with opened(self._place.path, os.O_WRONLY | os.O_CREAT):
+    def put(self, bodies: Iterable[bytes], metadata: Metadata) -> Iterable[int]:
+        """Write each body by `.put`; the sequence of each message. Raises ToolError."""
+        if self._make and not os.path.lexists(self._stream.path):
+            with opened(self._stream.path, os.O_WRONLY | os.O_CREAT):
                 pass
-        path = self._place.file(".put")
-        front = json.dumps({"stream": self._place.name, **metadata.keys()}, ensure_ascii=False)
+        path = self._stream.file(".put")
+        head = json.dumps({"stream": self._stream.name, **metadata.keys()}, ensure_ascii=False)
         with opened(path, os.O_RDWR) as fd:
             for body in bodies:
                 check_body(body)
-                write(fd, front.encode("utf-8", "surrogateescape") + b"\n" + body, path)
+                write(fd, head.encode("utf-8", "surrogateescape") + b"\n" + body, path)
                 yield int(os.read(fd, 100) or b"0")
 
 
 def check_body(body: bytes) -> None:
     if not body:
-        raise ToolError("a message has at least one byte")
+        raise ToolError("empty message (expected at least one byte)")

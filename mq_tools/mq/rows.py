@@ -1,6 +1,6 @@
-"""What there is in a group and what waits there, as rows: for `mq ls` and `mq top`.
+"""The groups, streams, views and consumers of a group with their counters, as rows of `mq ls` and `mq top`.
 
-Owns what the counters of `.stats` mean for people. Never prints.
+Owns the mapping from `.stats` to columns. Never prints.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import attrs
 
 from mq_tools.errors import ToolError
 from mq_tools.files import stats_of
-from mq_tools.place import subgroups
-from mq_tools.tree import views_of
+from mq_tools.tree import subgroups, views_of
 
 
 @attrs.frozen
@@ -23,7 +22,7 @@ class Row:
 
     name: str
     kind: str
-    waiting: int | None = None  # messages kept, or not acknowledged yet
+    waiting: int | None = None  # messages retained, or not acked yet
     claimed: int | None = None
     delayed: int | None = None
     readers: int | None = None
@@ -32,9 +31,9 @@ class Row:
     failed: int | None = None
     dead: int | None = None
     dropped: int | None = None
-    first: int | None = None  # the first sequence kept, where the server does not tell the oldest's time
-    oldest: float | None = None  # when what waits longest was written, UNIX seconds
-    over: str = ""  # what a view or consumer is over
+    first: int | None = None  # the first retained sequence, where the server does not report `oldest`
+    oldest: float | None = None  # when the oldest waiting message was written, UNIX seconds
+    over: str = ""  # the source of a view or consumer
 
 
 def rows_of(group: str) -> list[Row]:
@@ -51,26 +50,26 @@ def rows_of(group: str) -> list[Row]:
 
 def _group(group: str, name: str) -> Row:
     try:
-        return whole(f"{name}/", stats_of(os.path.join(group, name)))
+        return group_row(f"{name}/", stats_of(os.path.join(group, name)))
     except ToolError:
         return Row(f"{name}/", "group")
 
 
-def whole(name: str, stats: Mapping[str, Any]) -> Row:
+def group_row(name: str, stats: Mapping[str, Any]) -> Row:
     """A group in one row: the sum of its streams."""
     streams = streams_of(stats)
-    takers = [*streams, *consumers_of(stats)]
+    receivers = [*streams, *consumers_of(stats)]
     return Row(
         name,
         "group",
         waiting=_sum([row.waiting for row in streams]),
-        claimed=_sum([row.claimed for row in takers]),
-        delayed=_sum([row.delayed for row in takers]) + int(stats.get("held", 0)),
-        readers=_sum([row.readers for row in takers]),
+        claimed=_sum([row.claimed for row in receivers]),
+        delayed=_sum([row.delayed for row in receivers]) + int(stats.get("held", 0)),
+        readers=_sum([row.readers for row in receivers]),
         written=stats.get("written", 0),
         taken=stats.get("read"),
-        failed=_sum([row.failed for row in takers]),
-        dead=_sum([row.dead for row in takers]),
+        failed=_sum([row.failed for row in receivers]),
+        dead=_sum([row.dead for row in receivers]),
         dropped=drops(stats),
         first=min([row.first for row in streams if row.first], default=None),
     )
@@ -81,7 +80,7 @@ def _sum(values: list[int | None]) -> int:
 
 
 def drops(stats: Mapping[str, Any]) -> int:
-    """Messages nobody will have, since the server started."""
+    """Messages dropped unread, since the server started."""
     return int(stats.get("discarded", 0)) + int(stats.get("cut", 0))
 
 

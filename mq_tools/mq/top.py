@@ -1,6 +1,6 @@
-"""`mq top`: who has how much waiting, coming and going, frame after frame.
+"""`mq top`: waiting messages, rates and ages of groups, streams and consumers, frame after frame.
 
-Owns the frames and the terminal they are on. Reads `.stats`, and `.cursor` for the age of what waits longest.
+Owns the frames and the terminal. Reads `.stats`, and `.cursor` for the age of the oldest waiting message.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rich.text import Text
 from mq_tools.cursor import quote
 from mq_tools.errors import ToolError, close, printable
 from mq_tools.files import READ_BYTES, stats_of
-from mq_tools.mq.rows import Row, consumers_of, streams_of, whole
+from mq_tools.mq.rows import Row, consumers_of, group_row, streams_of
 from mq_tools.mq.table import aligned
-from mq_tools.place import groups_below
+from mq_tools.tree import groups_below
 
 _HEAD = ("NAME", "WAITING", "IN/s", "OUT/s", "LAG s", "OLDEST", "READERS", "FAILED", "DEAD", "DROPPED")
 _MARGIN = 6  # lines of a terminal that are not rows
@@ -42,7 +42,7 @@ class Line:
     waiting: int
     rate_in: float | None
     rate_out: float | None
-    lag_s: float | None  # how long what waits takes at the present rate
+    lag_s: float | None  # time to drain the backlog at the present rate
     age_s: float | None
     readers: int
     failed: int
@@ -50,31 +50,31 @@ class Line:
     dropped: int
 
 
-_looks: Counter[str] = Counter()  # how often we have read in a group ourselves
-Sample = dict[str, tuple[str, Row]]  # by path: its group, and what there is
+_own_reads: Counter[str] = Counter()  # by group, which counts them as read messages
+Sample = dict[str, tuple[str, Row]]  # by path: its group and its row
 
 
 def sample(groups: Sequence[str]) -> Sample:
-    """All groups asked for with those inside, their streams and consumers."""
-    found: Sample = {}
+    """The groups, those inside, their streams and consumers."""
+    rows: Sample = {}
     for group in groups:
         for inner in groups_below(group):
-            with suppress(ToolError):  # removed, or closed to us
+            with suppress(ToolError):  # removed, or not readable
                 stats = stats_of(inner)
-                row = whole(f"{inner}/", stats)
-                found[f"{inner.rstrip('/')}/"] = inner, attrs.evolve(row, taken=(row.taken or 0) - _looks[inner])
+                row = group_row(f"{inner}/", stats)
+                rows[f"{inner.rstrip('/')}/"] = inner, attrs.evolve(row, taken=(row.taken or 0) - _own_reads[inner])
                 for row in streams_of(stats) + consumers_of(stats):
-                    found[os.path.join(inner, row.name)] = inner, row
-    return found
+                    rows[os.path.join(inner, row.name)] = inner, row
+    return rows
 
 
-def frame(before: Sample, now: Sample, seconds: float, sort: str, most: int | None) -> list[Line]:
-    """The lines between two samples, sorted, the first `most` of them."""
+def frame(before: Sample, now: Sample, seconds: float, sort: str, limit: int | None) -> list[Line]:
+    """The lines of the difference of two samples, sorted, at most `limit`."""
     lines = [_line(path, row, before.get(path, ("", None))[1], seconds) for path, (_, row) in now.items()]
     if sort == "age":
         lines = [attrs.evolve(line, age_s=_age(now[line.name])) for line in lines]
     lines.sort(key=lambda line: (_rank(line, sort), line.name))
-    return [attrs.evolve(line, age_s=_age(now[line.name])) for line in lines[:most]]
+    return [attrs.evolve(line, age_s=_age(now[line.name])) for line in lines[:limit]]
 
 
 def _rank(line: Line, sort: str) -> float:
@@ -109,7 +109,7 @@ def _rate(now: int | None, before: int | None, seconds: float) -> float | None:
 
 
 def _age(entry: tuple[str, Row]) -> float | None:
-    """How long what waits longest has waited."""
+    """Seconds that the oldest waiting message has waited; None where unknown."""
     group, row = entry
     if row.oldest is not None:
         return max(0.0, time.time() - row.oldest)
@@ -122,7 +122,7 @@ def _age(entry: tuple[str, Row]) -> float | None:
     try:
         select_ = f"select {quote(row.name)}\n" if row.kind == "stream" else ""
         os.write(fd, f"{select_}format json\nseek {row.first}\nuntil end\n".encode())
-        _looks[group] += 1
+        _own_reads[group] += 1
         return _age_of(fd)
     except (OSError, ValueError):
         return None
@@ -171,23 +171,23 @@ def _span(seconds: float | None) -> str:
     return f"{seconds:.1f}s"
 
 
-def frames(groups: Sequence[str], sort: str, most: Callable[[], int | None]) -> Iterator[list[Line]]:
-    """A frame for each who asks; he does the waiting in between."""
+def frames(groups: Sequence[str], sort: str, limit: Callable[[], int | None]) -> Iterator[list[Line]]:
+    """Yield one frame per iteration; the caller sleeps."""
     before, at = sample(groups), time.monotonic()
-    yield frame({}, before, 0, sort, most())
+    yield frame({}, before, 0, sort, limit())
     while True:
         now, then = sample(groups), time.monotonic()
-        yield frame(before, now, then - at, sort, most())
+        yield frame(before, now, then - at, sort, limit())
         before, at = now, then
 
 
 def show_plain(groups: Sequence[str], interval_s: float, sort: str, count: int, *, as_json: bool) -> None:
-    """So many frames as text, the first after one interval, so that it has rates."""
-    each = frames(groups, sort, lambda: None)
-    next(each)
+    """Print `count` frames as text, the first after one interval: rates need two samples."""
+    series = frames(groups, sort, lambda: None)
+    next(series)
     for _ in range(count):
         time.sleep(interval_s)
-        lines = next(each)
+        lines = next(series)
         if as_json:
             print(json.dumps([attrs.asdict(line) for line in lines], ensure_ascii=False), flush=True)
         else:
@@ -195,7 +195,7 @@ def show_plain(groups: Sequence[str], interval_s: float, sort: str, count: int, 
 
 
 def show_live(groups: Sequence[str], interval_s: float, sort: str, count: int | None) -> None:
-    """Frames on a terminal until q, Ctrl-C, or so many."""
+    """Show frames on a terminal until q, Ctrl-C, or `count` of them."""
     console = Console()
     shown = 0
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -208,7 +208,7 @@ def show_live(groups: Sequence[str], interval_s: float, sort: str, count: int | 
 
 @contextmanager
 def _keys() -> Iterator[_Key]:
-    """The terminal gives each key as it is pressed."""
+    """Read single keys from the terminal within the block."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd)
@@ -219,7 +219,7 @@ def _keys() -> Iterator[_Key]:
 
 
 class _Key:
-    """Waits, and says whether q was pressed."""
+    """Wait some seconds; True once q is pressed."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -1,6 +1,6 @@
 """Attach: the user's terminal on a session, and `-w`, which only types.
 
-Owns the terminal's state: whatever way the attachment ends (but SIGKILL), the terminal is as it was found.
+Owns the state of the terminal: every end of the attachment but SIGKILL restores it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from types import FrameType
 from typing import Any
 
 from mq_tools.cursor import Cursor, Message
-from mq_tools.errors import ToolError, note, reason
+from mq_tools.errors import ToolError, print_line, reason
 from mq_tools.pin.host import get_size
-from mq_tools.pin.session import GRACE_S, Session, exit_status
+from mq_tools.pin.session import GRACE_S, Session, parse_status
 
 PROGRAM = "pin"
 READ_BYTES = 65536
-LOOK_S = 2.0  # how often a silent session is asked whether its host is still there
-LOOK_AGAIN_S = 0.2  # and where it was not
+CHECK_S = 2.0  # from check to check for the host of an idle session
+RECHECK_S = 0.2  # the same while it is missing
 STDIN, STDOUT = 0, 1
 
 
 class Detached(Exception):
-    """A signal asks us to go."""
+    """A signal ended the attachment."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -39,7 +39,7 @@ class Detached(Exception):
 
 
 class Attachment:
-    """One terminal on one session."""
+    """A terminal on a session."""
 
     def __init__(self, session: Session, detach: bytes) -> None:
         self._session = session
@@ -49,12 +49,12 @@ class Attachment:
         self._cursor.command("seek first")
         self._in = self._open("in")
         self._size = self._open("size")
-        self._typing = True
+        self._reads_input = True
         self._missing_since: float | None = None
-        self._pause_s = LOOK_AGAIN_S  # the first look comes soon
+        self._pause_s = RECHECK_S  # the first check is early
 
     def _open(self, name: str) -> int | None:
-        """None where we may only look on: without w, or where what is typed would reach another user."""
+        """The stream, open for writing; None to only watch: without permission, or if it belongs to another user."""
         try:
             fd = os.open(self._session.stream(name), os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -65,18 +65,18 @@ class Attachment:
             return fd
         os.close(fd)
         if name == "in":
-            note(PROGRAM, f"{foreign(self._session)}; only looking on")
+            print_line(PROGRAM, f"{foreign(self._session)}; read-only")
         return None
 
     def run(self) -> int:
-        """Until the session ends (its status), the user detaches (0) or a signal says so."""
+        """Attach until the session ends (its status), the user detaches (0) or a signal comes; the exit code."""
         try:
             with signals_raised(), self._terminal():
                 status = self._loop()
-        except Detached as left:
-            return 128 + left.number
+        except Detached as detached:
+            return 128 + detached.number
         if status is None:
-            note(PROGRAM, f"detached from {self._session.id}")
+            print_line(PROGRAM, f"detached from {self._session.id}")
         return status or 0
 
     @contextmanager
@@ -84,7 +84,7 @@ class Attachment:
         if not os.isatty(STDIN):
             yield
             return
-        found = termios.tcgetattr(STDIN)
+        settings = termios.tcgetattr(STDIN)
 
         def take_over(*_: object) -> None:
             tty.setraw(STDIN, termios.TCSADRAIN)
@@ -101,7 +101,7 @@ class Attachment:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
             with suppress(OSError, termios.error):  # the terminal may be gone
-                termios.tcsetattr(STDIN, termios.TCSADRAIN, found)
+                termios.tcsetattr(STDIN, termios.TCSADRAIN, settings)
                 if os.isatty(STDOUT):
                     os.write(STDOUT, b"\r\n")
 
@@ -111,90 +111,90 @@ class Attachment:
             try:
                 os.write(self._size, b"%d %d\n" % size)
             except OSError:
-                pass  # told by the next read
+                pass  # the next read fails with the reason
 
     def _loop(self) -> int | None:
-        """The status of the session's command, or None for a detachment."""
+        """The exit status of the session; None after detaching."""
         while True:
-            messages = self._news()
+            messages = self._read()
             for message in messages or ():
                 if message.stream == "status":
-                    if (status := exit_status(message.body)) is not None:
+                    if (status := parse_status(message.body)) is not None:
                         return status
                 else:
                     write_all(STDOUT, message.body)
             if messages is None and self._wait() and not self._type():
                 return None
 
-    def _news(self) -> list[Message] | None:
+    def _read(self) -> list[Message] | None:
         try:
-            messages = self._cursor.take()
+            messages = self._cursor.read()
         except EOFError:
-            raise ToolError(self._why_over()) from None
+            raise ToolError(self._end_reason()) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
                 write_all(STDOUT, b"\r\n[pin: output was lost, this reader fell behind]\r\n")
                 return []
-            raise ToolError(self._why_over()) from error
+            raise ToolError(self._end_reason()) from error
         if messages:
             self._missing_since = None
         return messages
 
-    def _why_over(self) -> str:
-        if self._session.served and not self._session.there:
+    def _end_reason(self) -> str:
+        if self._session.is_served and not self._session.exists:
             return f"session {self._session.id!r} was removed"
-        return f"lost the tree at {self._session.mount}; when it is served again: pin -a {self._session.id}"
+        return f"lost the tree at {self._session.mount} (once it is served again: pin -a {self._session.id})"
 
-    def _look_for_host(self) -> None:
-        if self._session.hosted():
+    def _check_host(self) -> None:
+        if self._session.has_host():
             self._missing_since = None
             return
         now = time.monotonic()
         if self._missing_since is None:
             self._missing_since = now
-        elif now - self._missing_since > GRACE_S and self._session.ended() is None:
-            raise ToolError(self._session.dead_line())
+        elif now - self._missing_since > GRACE_S and self._session.exit_status() is None:
+            raise ToolError(self._session.host_lost())
 
     def _wait(self) -> bool:
-        """Whether there is something typed; returns also for news of the session, and now and then."""
+        """Wait for input, output or the next check of the host; whether there is input."""
         poll = select.poll()
         poll.register(self._cursor.fd, select.POLLIN)
-        if self._typing:
+        if self._reads_input:
             poll.register(STDIN, select.POLLIN)
         ready = poll.poll(int(self._pause_s * 1000))
         if not ready:
-            self._look_for_host()
-            self._pause_s = LOOK_S if self._missing_since is None else LOOK_AGAIN_S
+            self._check_host()
+            self._pause_s = CHECK_S if self._missing_since is None else RECHECK_S
         return any(fd == STDIN for fd, _ in ready)
 
     def _type(self) -> bool:
-        """Pass on what was typed; False where that was the detach key."""
+        """Forward typed input; False after the detach key."""
         try:
             data = os.read(STDIN, READ_BYTES)
         except OSError:
             raise Detached(signal.SIGHUP) from None
         if not data:
-            self._typing = False  # end of a file or pipe: look on
+            self._reads_input = False  # end of a file or pipe: only watch
             return True
         terminal = os.isatty(STDIN)
-        typed, key, _ = data.partition(self._detach) if terminal and self._detach else (data, b"", b"")
-        if typed and self._in is not None:
+        text, key, _ = data.partition(self._detach) if terminal and self._detach else (data, b"", b"")
+        if text and self._in is not None:
             try:
-                os.write(self._in, typed)
+                os.write(self._in, text)
             except OSError:
-                raise ToolError(self._why_over()) from None
+                raise ToolError(self._end_reason()) from None
         return not key
 
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Signals that end us become an exception, so that everything is put back."""
+    """Raise Detached for signals that would end the program, so that the terminal is restored."""
 
-    def leave(number: int, _frame: FrameType | None) -> None:
+    def detach(number: int, _frame: FrameType | None) -> None:
         raise Detached(number)
 
-    ours = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-    before: dict[int, Any] = {number: signal.signal(number, leave) for number in ours}
+    fatal = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before: dict[int, Any] = {number: signal.signal(number, detach) for number in fatal}
     try:
         yield
     finally:
@@ -203,7 +203,7 @@ def signals_raised() -> Iterator[None]:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """All of it, also where somebody made the descriptor non-blocking."""
+    """Write all of it, also to a non-blocking descriptor. Raises Detached, ToolError."""
     rest = memoryview(data)
     while rest:
         try:
@@ -217,7 +217,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def is_trusted(fd: int) -> bool:
-    """Whether the stream belongs to the user or to root: what is typed may be a password."""
+    """Whether the stream belongs to the user or to root: typed input may be a password."""
     return os.fstat(fd).st_uid in (os.geteuid(), 0)
 
 
@@ -226,15 +226,15 @@ def foreign(session: Session) -> str:
 
 
 def attach(session: Session, detach: bytes) -> int:
-    """Attach this terminal: the exit code."""
+    """Attach this terminal; the exit code. Raises ToolError."""
     session.check()
     if os.environ.get("PIN") == session.path:
-        raise ToolError(f"this is session {session.id!r}: attached to itself it would repeat itself for ever")
+        raise ToolError(f"cannot attach session {session.id!r} to itself")
     return Attachment(session, detach).run()
 
 
 def write(session: Session, words: Sequence[str]) -> None:
-    """Type the words and a newline, or all of standard input."""
+    """Type the words and a newline, or all of standard input. Raises ToolError."""
     session.check_running()
     path = session.stream("in")
     try:

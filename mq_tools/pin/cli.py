@@ -1,4 +1,4 @@
-"""pin's command line: what was asked for, and what in the environment bears on it."""
+"""The command line of pin, and its environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import click
 
-from mq_tools.cli_types import guarded, parsed
+from mq_tools.cli_types import parse, run_tool
 from mq_tools.errors import USAGE, ToolError
 from mq_tools.pin.attach import PROGRAM, attach, write
 from mq_tools.pin.host import get_size, start
@@ -19,8 +19,8 @@ DETACH = "^\\"
 
 
 @attrs.frozen
-class Wish:
-    """What the command line asked for."""
+class Options:
+    """Parsed command-line options."""
 
     attach: bool
     create: bool
@@ -32,55 +32,55 @@ class Wish:
 
 @click.command(PROGRAM, context_settings={"allow_interspersed_args": False})
 @click.option("-a", "attach", is_flag=True, help="Attach this terminal to the session.")
-@click.option("-c", "create", is_flag=True, help="Create the session and run COMMAND in it (default: $SHELL -i).")
-@click.option("-w", "write", is_flag=True, help="Type COMMAND's words and a newline, or standard input, into it.")
-@click.option("-m", "mount", envvar="MQFS", default="./mq", metavar="MOUNT", help="The mount (default: $MQFS, ./mq).")
+@click.option("-c", "create", is_flag=True, help="Create the session and run COMMAND in it ($SHELL -i without it).")
+@click.option("-w", "write", is_flag=True, help="Type the words of COMMAND and a newline, or standard input.")
+@click.option("-m", "mount", envvar="MQFS", default="./mq", metavar="MOUNT", help="The mount, else $MQFS, else ./mq.")
 @click.argument("id")
 @click.argument("command", nargs=-1, metavar="[COMMAND]...")
-def _command(**given: Any) -> Wish:
-    """Programs on a terminal that outlives the one they were started from.
+def _command(**options: Any) -> Options:
+    """Run a program on a terminal that outlives the present one.
 
-    Without a flag: attach to session ID, creating it if it is not there. Detach with Ctrl-\\ (see $PIN_DETACH).
+    Without a flag: attach to session ID, creating it if missing. Detach with Ctrl-\\ (see $PIN_DETACH).
     """
-    return Wish(**given)
+    return Options(**options)
 
 
 def detach_key(text: str) -> bytes:
-    """`^X`, one character, or `none`. Raises ToolError."""
+    """The bytes of `^X`, one character, or `none`. Raises ToolError."""
     if text == "none":
         return b""
     if len(text) == 2 and text[0] == "^" and "@" <= text[1].upper() <= "_":
         return bytes([ord(text[1].upper()) - 64])
     if len(text) == 1:
         return os.fsencode(text)
-    raise ToolError(f"$PIN_DETACH is {text!r}: write ^ and a letter such as ^], one character, or none", USAGE)
+    raise ToolError(f"$PIN_DETACH: bad key {text!r} (expected ^], one character, or none)", USAGE)
 
 
 def create(session: Session, command: Sequence[str]) -> None:
-    """Make the session and start its command."""
-    session.make()
+    """Create the session and start its command."""
+    session.create()
     start(session, command or (os.environ.get("SHELL") or "/bin/sh", "-i"), get_size() or (24, 80))
 
 
 def run(arguments: Sequence[str]) -> int:
-    wanted = parsed(_command, arguments)
-    if not isinstance(wanted, Wish):
-        return int(wanted or 0)  # --help
-    if wanted.attach and wanted.write:
-        raise ToolError("-a and -w exclude each other", USAGE)
-    if wanted.attach and not wanted.create and wanted.command:
-        raise ToolError("-a takes no COMMAND: the session runs its own", USAGE)
-    session = Session(wanted.mount, wanted.id)
+    options = parse(_command, arguments)
+    if not isinstance(options, Options):
+        return int(options or 0)  # --help
+    if options.attach and options.write:
+        raise ToolError("-a and -w: both given (expected one)", USAGE)
+    if options.attach and not options.create and options.command:
+        raise ToolError("-a and COMMAND: both given (expected -c with COMMAND)", USAGE)
+    session = Session(options.mount, options.id)
     key = detach_key(os.environ.get("PIN_DETACH", DETACH))
-    flags = wanted.attach or wanted.create or wanted.write
+    flags = options.attach or options.create or options.write
     session.check_mount()
-    if wanted.create or (not flags and not session.there):
-        create(session, wanted.command)
-    if wanted.write:
-        write(session, () if wanted.create else wanted.command)
-    return attach(session, key) if wanted.attach or not flags else 0
+    if options.create or (not flags and not session.exists):
+        create(session, options.command)
+    if options.write:
+        write(session, () if options.create else options.command)
+    return attach(session, key) if options.attach or not flags else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program."""
-    return guarded(PROGRAM, run, arguments)
+    """Run pin; the exit code."""
+    return run_tool(PROGRAM, run, arguments)

@@ -1,8 +1,8 @@
-"""Host: the process behind a session. It has the program on a pseudo-terminal and carries bytes to and from the tree.
+"""Host: the process behind a session, which copies bytes between the tree and a program on a pseudo-terminal.
 
-Owns the program, the terminal's size and the way back to the tree after the server was restarted: it remembers the last
-message it has read and keeps what could not be written (then lets the program wait), so nothing typed is lost or typed
-twice, and no output is lost. Ends with the program, or when its group is removed. Never talks to a user.
+Owns the program, the size of the terminal, and reconnecting after a restart of the server. It keeps its position and
+the unwritten output (at the limit the program blocks), so input is typed exactly once and no output is lost. Ends with
+the program, or when its group is removed. Has no terminal of a user.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from mq_tools.errors import ToolError, close, reason
 from mq_tools.pin.session import Session, write_once
 
 READ_BYTES = 65536
-UNSENT_BYTES = 1 << 20  # output held while the tree is away; above it the program waits
-LAST_READS = 64  # reads, of 4 KiB as a rule, of what an ended program left in its terminal
+UNSENT_BYTES = 1 << 20  # of output while the tree is away; at the limit the program blocks
+LAST_READS = 64  # of mostly 4 KiB, from the terminal of an ended program
 RETRY_S = 0.2
-LAST_WORD_S = 3600.0  # how long an ended program's status waits for the tree
+LAST_WRITE_S = 3600.0  # the status of an ended program waits for the tree at most this long
 
 
 def start(session: Session, command: Sequence[str], size: tuple[int, int]) -> None:
-    """Run the command in a host of its own, apart from this terminal. Returns when it runs; raises Problem."""
-    heard, said = os.pipe()
+    """Run the command in a host process of its own, detached from this terminal. Raises ToolError."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _detach(session, command, size, said)
-    os.close(said)
-    with open(heard, "rb") as pipe:
+        _detach(session, command, size, writing)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
         answer = pipe.read()
     os.waitpid(child, 0)
     if answer != b"ok":
         session.remove()
-        raise ToolError(os.fsdecode(answer) or f"session {session.id!r}: its host did not start")
+        raise ToolError(os.fsdecode(answer) or f"session {session.id!r}: host did not start")
 
 
-def _detach(session: Session, command: Sequence[str], size: tuple[int, int], said: int) -> None:
-    """In the child: become a process without terminal, parent and open files, then the host. Never returns."""
+def _detach(session: Session, command: Sequence[str], size: tuple[int, int], pipe: int) -> None:
+    """In the child: detach, then run the host. Never returns. Writes "ok" or an error to `pipe`."""
     code = 1
     try:
         os.setsid()
@@ -57,32 +57,32 @@ def _detach(session: Session, command: Sequence[str], size: tuple[int, int], sai
         null = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(null, fd)
-        os.closerange(3, said)
-        os.closerange(said + 1, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
         host = Host(session, command, size)
         os.chdir("/")
-        os.write(said, b"ok")
-        os.close(said)
+        os.write(pipe, b"ok")
+        os.close(pipe)
         host.run()
         code = 0
-    except ToolError as problem:
-        os.write(said, os.fsencode(str(problem)))
+    except ToolError as error:
+        os.write(pipe, os.fsencode(str(error)))
     except OSError as error:
-        os.write(said, os.fsencode(f"session {session.id!r}: {reason(error)}"))
+        os.write(pipe, os.fsencode(f"session {session.id!r}: {reason(error)}"))
     finally:
         os._exit(code)
 
 
 class Host:
-    """The program and both ends of its terminal."""
+    """The program, its terminal, and the link to the tree."""
 
     def __init__(self, session: Session, command: Sequence[str], size: tuple[int, int]) -> None:
         self._session = session
         self._inode = os.stat(session.path).st_ino
         self._link: Link | None = Link(session, "first")
-        self._next = 0  # sequence behind the last message read
+        self._next = 0  # sequence after the last message read
         self._unsent: deque[bytes] = deque()
-        self._typed = b""
+        self._input = b""  # not yet read by the program
         self._status: int | None = None
         self._removed = False
         self._wake = self._listen_to_signals()
@@ -91,33 +91,33 @@ class Host:
         write_once(session.stream("status"), b"running\n")
 
     def _listen_to_signals(self) -> int:
-        heard, said = os.pipe()
-        for fd in (heard, said):
+        reading, writing = os.pipe()
+        for fd in (reading, writing):
             os.set_blocking(fd, False)
-        signal.set_wakeup_fd(said)
+        signal.set_wakeup_fd(writing)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._hang_up())
-        return heard
+        return reading
 
     def run(self) -> None:
-        """Until the program has ended and that was told, or the group was removed."""
+        """Run until the program has ended and its status is written, or the group is removed."""
         while self._status is None and not self._removed:
             self._step()
         self._read_terminal(to_the_end=True)
-        self._unsent.append(b"")  # stands for the status
-        until = time.monotonic() + LAST_WORD_S
+        self._unsent.append(b"")  # in place of the status
+        until = time.monotonic() + LAST_WRITE_S
         while self._unsent and not self._removed and time.monotonic() < until:
             self._send()
             if self._unsent and self._link is None:
                 self._reconnect()
-        os.close(self._master)  # hangs up on whoever still has the terminal
+        os.close(self._master)  # hangs up on other processes of the terminal
 
     def _step(self) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         room = sum(map(len, self._unsent)) < UNSENT_BYTES
-        poll.register(self._master, (select.POLLIN if room else 0) | (select.POLLOUT if self._typed else 0))
-        if self._link is not None and not self._typed:
+        poll.register(self._master, (select.POLLIN if room else 0) | (select.POLLOUT if self._input else 0))
+        if self._link is not None and not self._input:
             poll.register(self._link.cursor.fd, select.POLLIN)
         ready = dict(poll.poll(None if self._link and not self._unsent else int(RETRY_S * 1000)))
         if self._wake in ready:
@@ -138,7 +138,7 @@ class Host:
             code = os.waitstatus_to_exitcode(status)
             self._status = code if code >= 0 else 128 - code
         elif terminal & select.POLLHUP:
-            time.sleep(RETRY_S / 4)  # the program closed its terminal and goes on without
+            time.sleep(RETRY_S / 4)  # the program runs on without its terminal
 
     def _hang_up(self) -> None:
         try:
@@ -150,11 +150,11 @@ class Host:
     # ------------------------------------------------------------ terminal
 
     def _read_terminal(self, to_the_end: bool) -> None:
-        """What is there now. Bounded: others may go on writing to the terminal of a program that has ended."""
+        """Read the present output. Bounded: other processes may still write to the terminal of an ended program."""
         for _ in range(LAST_READS):
             try:
                 data = os.read(self._master, READ_BYTES)
-            except OSError:  # nothing there now, or nobody has the terminal any more
+            except OSError:  # no output at present, or no process has the terminal
                 return
             if not data:
                 return
@@ -163,13 +163,13 @@ class Host:
                 return
 
     def _type(self) -> None:
-        if self._typed:
+        if self._input:
             try:
-                self._typed = self._typed[os.write(self._master, self._typed) :]
+                self._input = self._input[os.write(self._master, self._input) :]
             except BlockingIOError:
                 pass
             except OSError:
-                self._typed = b""  # nobody has the terminal any more
+                self._input = b""  # no process has the terminal
 
     def _resize(self, body: bytes) -> None:
         words = body.split()
@@ -182,7 +182,7 @@ class Host:
     # ------------------------------------------------------------ tree
 
     def _send(self) -> None:
-        """Write what there is, as long as it can be written."""
+        """Write the unsent output to the tree, as far as it takes it."""
         while self._unsent and self._link is not None:
             try:
                 if self._unsent[0]:
@@ -198,10 +198,10 @@ class Host:
             self._unsent.popleft()
 
     def _receive(self, link: Link) -> None:
-        if self._typed:
+        if self._input:
             return
         try:
-            messages = link.cursor.take()
+            messages = link.cursor.read()
         except EOFError:
             self._drop_link()
             return
@@ -210,12 +210,12 @@ class Host:
                 self._drop_link()
             return
         for message in messages or ():
-            self._heed(message)
+            self._handle(message)
 
-    def _heed(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         self._next = message.sequence + 1
         if message.stream == "in":
-            self._typed += message.body
+            self._input += message.body
         elif message.stream == "size":
             self._resize(message.body)
 
@@ -225,13 +225,13 @@ class Host:
             self._link = None
 
     def _reconnect(self) -> None:
-        """Try once; where the group is gone though the tree is served, that is the end."""
+        """Try once. A group missing from a served tree was removed: the host ends."""
         try:
             inode = os.stat(self._session.path).st_ino
         except OSError as error:
-            self._removed = error.errno == errno.ENOENT and self._session.served
+            self._removed = error.errno == errno.ENOENT and self._session.is_served
         else:
-            self._removed = inode != self._inode and self._session.served
+            self._removed = inode != self._inode and self._session.is_served
             if not self._removed:
                 try:
                     self._link = Link(self._session, str(self._next))
@@ -243,7 +243,7 @@ class Host:
 
 
 class Link:
-    """What a host has open in the tree."""
+    """The open files of a host in the tree."""
 
     def __init__(self, session: Session, seek: str) -> None:
         self.cursor = Cursor(session.path)
@@ -261,8 +261,8 @@ class Link:
 
 
 def run_on_terminal(command: Sequence[str], size: tuple[int, int], session: Session) -> tuple[int, int]:
-    """Start the command on a new pseudo-terminal: its process and the terminal's other side. Raises ToolError."""
-    heard, said = os.pipe()
+    """Start the command on a new pseudo-terminal: its process id and the master's descriptor. Raises ToolError."""
+    reading, writing = os.pipe()
     pid, master = pty.fork()
     if pid == 0:
         try:
@@ -273,11 +273,11 @@ def run_on_terminal(command: Sequence[str], size: tuple[int, int], session: Sess
             os.environ["PIN"] = session.path
             os.execvp(command[0], list(command))
         except OSError as error:
-            os.write(said, reason(error).encode())
+            os.write(writing, reason(error).encode())
         finally:
             os._exit(127)
-    os.close(said)
-    with open(heard, "rb") as pipe:
+    os.close(writing)
+    with open(reading, "rb") as pipe:
         failure = pipe.read().decode()
     if failure:
         os.close(master)
@@ -287,12 +287,12 @@ def run_on_terminal(command: Sequence[str], size: tuple[int, int], session: Sess
 
 
 def set_size(fd: int, size: tuple[int, int]) -> None:
-    """Rows and columns of a terminal; its foreground programs get SIGWINCH if they changed."""
+    """Set rows and columns of a terminal; a change sends SIGWINCH to its foreground programs."""
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
 
 def get_size() -> tuple[int, int] | None:
-    """Rows and columns of the terminal we run on, if we do and it knows."""
+    """Rows and columns of the standard terminal; None without one."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         try:
             columns, rows = os.get_terminal_size(stream.fileno())

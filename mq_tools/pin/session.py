@@ -1,7 +1,7 @@
 """Session: one group of the tree whose streams are a terminal.
 
-Owns the layout (`in`, `out`, `size`, `status`), its making, and what can be told about a session from its files alone:
-whether it is there, has ended, or lost its host. Never runs a program and never touches a terminal.
+Owns the layout (`in`, `out`, `size`, `status`), creation and removal, and the state of a session by its files: whether
+it exists, has ended, or lost its host. Never runs a program, never touches a terminal.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import json
 import os
 import time
 
-from mq_tools.errors import ToolError, close, reason
+from mq_tools.errors import USAGE, ToolError, close, reason
 
 STREAMS = ("in", "out", "size", "status")
 CONFIGURATION = b"replay all\ndepth 4M\nsync 1s\n"
-GRACE_S = 1.5  # what a host may take to come back after the server was restarted
-_LOOK_S = 0.1
+GRACE_S = 1.5  # for a host to reconnect after a restart of the server
+_POLL_S = 0.1
 
 
 class Session:
-    """A session by its mount and id. Knows names; holds nothing open."""
+    """A session by its mount and id. Holds no open file."""
 
     def __init__(self, mount: str, id: str) -> None:
         check_id(id)
@@ -32,39 +32,37 @@ class Session:
 
     def check_mount(self) -> None:
         """Raises ToolError where the mount does not serve a tree with cursors."""
-        if not self.served:
-            raise ToolError(
-                f"{self.mount}: no mqfs tree is mounted here; start one, or name its mount with -m or $MQFS"
-            )
+        if not self.is_served:
+            raise ToolError(f"{self.mount}: no tree mounted there (start a server, or set -m or $MQFS)")
 
     @property
-    def served(self) -> bool:
+    def is_served(self) -> bool:
         return os.path.lexists(os.path.join(self.mount, ".cursor"))
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         return os.path.lexists(self.path)
 
     def check(self) -> None:
-        """Raises ToolError where there is no such session."""
+        """Raises ToolError where the session does not exist."""
         self.check_mount()
-        if not self.there:
-            raise ToolError(f"no session {self.id!r} in {self.mount}; make one with: pin -c {self.id}")
+        if not self.exists:
+            raise ToolError(f"no session {self.id!r} in {self.mount} (create it: pin -c {self.id})")
         for name in STREAMS:
             try:
                 os.stat(self.stream(name))
             except FileNotFoundError:
-                raise ToolError(f"{self.path} is not a session: it has no stream {name!r}") from None
+                raise ToolError(f"{self.path}: not a session: no stream {name!r} in it") from None
             except OSError as error:
                 raise ToolError(f"{self.path}: {reason(error)}") from error
 
-    def make(self) -> None:
-        """The group and its streams, for its maker alone. Raises ToolError where it is there already."""
+    def create(self) -> None:
+        """Create the group and its streams, private to the user. Raises ToolError where it exists."""
         self.check_mount()
         try:
             os.mkdir(self.path, 0o700)
         except FileExistsError:
-            raise ToolError(self._occupied()) from None
+            raise ToolError(self._conflict()) from None
         except OSError as error:
             raise ToolError(f"{self.path}: {reason(error)}") from error
         try:
@@ -75,22 +73,23 @@ class Session:
             self.remove()
             raise ToolError(f"{self.path}: {reason(error)}") from error
 
-    def _occupied(self) -> str:
+    def _conflict(self) -> str:
+        """The error of an id in use."""
         try:
             self.check()
-        except ToolError as problem:
-            return str(problem)
-        if (status := self.ended()) is not None:
-            return f"session {self.id!r} has ended (status {status}); to use the name again: rm -r {self.path}"
-        if not self.hosted(GRACE_S):
-            return self.dead_line()
-        return f"session {self.id!r} exists already; attach with: pin -a {self.id}"
+        except ToolError as error:
+            return str(error)
+        if (status := self.exit_status()) is not None:
+            return f"session {self.id!r} has ended with status {status} (remove it: rm -r {self.path})"
+        if not self.has_host(GRACE_S):
+            return self.host_lost()
+        return f"session {self.id!r} exists (attach: pin -a {self.id})"
 
-    def dead_line(self) -> str:
-        return f"session {self.id!r} is dead: its host is gone; to use the name again: rm -r {self.path}"
+    def host_lost(self) -> str:
+        return f"session {self.id!r} has lost its host (remove it: rm -r {self.path})"
 
     def remove(self) -> None:
-        """Take back what `make` made."""
+        """Remove the group and its streams; errors are ignored."""
         try:
             for name in STREAMS:
                 if os.path.lexists(self.stream(name)):
@@ -99,15 +98,15 @@ class Session:
         except OSError:
             pass
 
-    def ended(self) -> int | None:
-        """The status its command ended with; None while it runs."""
+    def exit_status(self) -> int | None:
+        """The exit status of its command; None while it runs. Raises ToolError."""
         try:
             fd = os.open(self.stream("status"), os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             raise ToolError(f"{self.stream('status')}: {reason(error)}") from error
         try:
             while data := os.read(fd, 4096):
-                if (status := exit_status(data)) is not None:
+                if (status := parse_status(data)) is not None:
                     return status
         except OSError:
             pass
@@ -115,13 +114,13 @@ class Session:
             close(fd)
         return None
 
-    def hosted(self, within_s: float = 0.0) -> bool:
-        """Whether the session's host is there: it alone has `out` open for writing. May wait for one to come."""
-        until = time.monotonic() + within_s
+    def has_host(self, timeout_s: float = 0.0) -> bool:
+        """Whether the host runs, which alone has `out` open for writing; waits for one up to `timeout_s`."""
+        until = time.monotonic() + timeout_s
         while not self._host_listed():
             if time.monotonic() >= until:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return True
 
     def _host_listed(self) -> bool:
@@ -133,40 +132,40 @@ class Session:
         return any(row["file"] == "out" and "w" in row["mode"] for row in rows)
 
     def check_running(self) -> None:
-        """Raises ToolError where there is nobody to read the session's input."""
+        """Raises ToolError where no host reads the input of the session."""
         self.check()
-        status = self.ended()
+        status = self.exit_status()
         if status is not None:
-            raise ToolError(f"session {self.id!r} has ended (status {status})")
-        if not self.hosted(GRACE_S):
-            raise ToolError(self.dead_line())
+            raise ToolError(f"session {self.id!r} has ended with status {status}")
+        if not self.has_host(GRACE_S):
+            raise ToolError(self.host_lost())
 
 
-def exit_status(message: bytes) -> int | None:
-    """What an `exit N` message in `status` says."""
+def parse_status(message: bytes) -> int | None:
+    """N of an `exit N` message in `status`."""
     words = message.split()
     return int(words[1]) if len(words) == 2 and words[0] == b"exit" and words[1].isdigit() else None
 
 
 def check_id(id: str) -> None:
     """Raises ToolError where it cannot be the name of a group."""
-    wrong = ""
+    fault = ""
     if not id or id in ("ctl", "order") or id.startswith("."):
-        wrong = "is reserved" if id else "is empty"
+        fault = "reserved" if id else "empty"
     elif any(c < " " or c == "\x7f" for c in id):
-        wrong = "has a control character in it"
+        fault = "has a control character"
     elif "/" in id:
-        wrong = "has a '/' in it; the mount is given with -m"
+        fault = "has a '/' (the mount is set by -m)"
     elif len(os.fsencode(id)) > 255:
-        wrong = "is longer than 255 bytes"
+        fault = "too long (expected at most 255 bytes)"
     elif any("\ud800" <= c <= "\udfff" for c in id):
-        wrong = "is not valid UTF-8"
-    if wrong:
-        raise ToolError(f"session id {id!r} {wrong}", 2)
+        fault = "not valid UTF-8"
+    if fault:
+        raise ToolError(f"invalid session id {id!r}: {fault}", USAGE)
 
 
 def write_once(path: str, data: bytes) -> None:
-    """One write to a file that is there."""
+    """Write once to an existing file."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, data)

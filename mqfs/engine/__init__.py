@@ -1,1 +1,1 @@
-"""The tree of groups and streams: synchronous, no I/O of its own, no clock; it waits for nobody."""
+"""The tree of groups and streams: synchronous, without I/O, clock or waiting of its own."""

@@ -6,8 +6,9 @@ Composes them, and makes, removes and renames streams and changes settings. Of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from mqfs import errors, group_state, limits
 from mqfs.engine.delivery.consumer_registry import Consumers
@@ -17,32 +18,52 @@ from mqfs.engine.delivery.wait_list import Waiting
 from mqfs.engine.language.settings import Settings, parse_settings
 from mqfs.engine.log.counts import Counts
 from mqfs.engine.log.group_log import GroupLog
+from mqfs.engine.log.refusals import Refusals, Refused
+from mqfs.engine.log.timers import Timers
 from mqfs.engine.publishing.deduplication import DeduplicationWindow
 from mqfs.engine.publishing.delayed import DelayedMessages
 from mqfs.engine.publishing.publisher import Publisher
+from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.publishing.transactions import Transactions
-from mqfs.engine.retention.cuts import Cut, plan_cut
+from mqfs.engine.retention.cuts import Cut
 from mqfs.engine.retention.retention import Retention
 from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.meta_nodes import FOLDERS, META_FILES, Folder, Meta
-from mqfs.engine.tree.refusals import Refusals, Refused
 from mqfs.group_state import Change, State
 from mqfs.model import NEVER, QTDIR, Qid, User
-from mqfs.seams import Bucket, RingPort
-
-if TYPE_CHECKING:
-    from mqfs.engine.tree.tree import Tree
+from mqfs.seams import Bucket, Clock, ProcessWatcher, RingPort, Store
+from mqfs.shares import Shares
 
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see routing_version
 _LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps
 
 
-class Resetting(NamedTuple):
-    """What new settings come to."""
+class OpenFiles(Protocol):
+    """The handles of a tree, each of a file of one group."""
 
-    changes: list[Change]
-    cuts: dict[Stream, Cut]
+    def of(self, group: Group) -> Iterable[Any]: ...
+
+    def closed(self, handle: Any) -> None: ...
+
+
+class Tree(Protocol):
+    """What all groups of a tree share."""
+
+    store: Store
+    clock: Clock
+    timers: Timers
+    staging: Staging
+    dirty_groups: set[Group]
+    memory: Shares
+    processes: ProcessWatcher | None  # set by a front end that knows the reading process
+    closing: bool
+
+    @property
+    def open_files(self) -> OpenFiles: ...
+
+    def find(self, user: User, path: str) -> Any:
+        """The file at a path from the root."""
+        ...
 
 
 class Group:
@@ -52,7 +73,9 @@ class Group:
 
     def __init__(self, tree: Tree, bucket: Bucket, own: State) -> None:
         self.tree, self.state = tree, own
-        self.clock, self.timers, self.in_memory = tree.clock, tree.timers, not tree.store.path
+        self.clock, self.timers, self.faults, self.staging = tree.clock, tree.timers, tree.timers.faults, tree.staging
+        self.in_memory = not tree.store.path
+        self.mark_dirty = partial(tree.dirty_groups.add, self)
         self._stored = bucket  # its log as the store has it
         self.number = own.group
         self.parent: Group = self  # set by the tree
@@ -63,8 +86,7 @@ class Group:
         self.groups: dict[str, Group] = {}
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
-        self.metas = {name: Meta(self, name) for name in META_FILES}
-        self.folders = {name: Folder(self, name) for name in FOLDERS}
+        self.unlinked: dict[int, tuple[int, int]] = {}  # of its own files: by which process, and the engine time
         self.waiting = Waiting()
         self.ring: RingPort | None = None  # shared memory in which other processes publish and follow this log
         self.past_rings: set[RingPort] = set()  # that ended, and whose followers have not changed over yet
@@ -75,7 +97,7 @@ class Group:
         self.ranks = PriorityIndex(self)
         self.retention: Retention = Retention(self)
         self.held = DelayedMessages(self)
-        self.ids = DeduplicationWindow(self)
+        self.ids = DeduplicationWindow(self.log, self.clock)
         self.views: ViewRegistry = ViewRegistry(self)
         self.consumers = Consumers(self)
         self.log.on_acknowledged = self.consumers.on_acknowledged
@@ -87,7 +109,6 @@ class Group:
         self.retention.interests += [self.fanout.low_watermark, self.consumers.floor, self._ring_low_watermark]
         self.publisher = Publisher(self)
         self.transactions = Transactions(self)
-        self.folders[".txn"] = self.transactions.folder
         for row in own.streams.values():
             self._enter(Stream(self, row))
         self.views.load()
@@ -126,9 +147,6 @@ class Group:
         self.ids.forget()
         return {group_state.PUT: self.held.floor} if self.held.floor else {}
 
-    def mark_dirty(self) -> None:
-        self.tree.dirty_groups.add(self)
-
     def _ring_low_watermark(self, stream: object) -> int:
         """The lowest sequence that a process which follows a ring may not have had."""
         return min((ring.floor for ring in (*self.past_rings, self.ring) if ring is not None), default=NEVER)
@@ -145,11 +163,11 @@ class Group:
         for change in changes:
             self.routing_version += change["do"] in _RESHAPE
             if change["do"] in _LOOSENS:
-                self.retention.loosened()
+                self.retention.retention_changed()
         if self.ring is not None:
             self.ring.changed(changes)
         self.catalog_version += 1
-        self.tree.dirty_groups.add(self)
+        self.mark_dirty()
 
     def make_stream(self, name: str, mode: int, user: User) -> Stream:
         if len(self.streams) >= limits.STREAMS:
@@ -165,7 +183,7 @@ class Group:
                 "mode": mode & 0o777,
                 "uid": user.uid,
                 "gid": user.gid,
-                "time": self.tree.clock.wall_ns(),
+                "time": self.clock.wall_ns(),
             }
         )
         stream = Stream(self, self.state.streams[number])
@@ -179,8 +197,8 @@ class Group:
         stream.end()
         for cursor in [cursor for cursor in self.fanout.cursors if cursor.over]:
             cursor.end()
-        for consumer in self.consumers.all_waiting():
-            consumer.serve()
+        for reads in self.consumers.scopes.waiting():
+            reads.serve()
         self.consumers.on_routing_changed()
 
     def rename_stream(self, stream: Stream, name: str) -> None:
@@ -188,26 +206,8 @@ class Group:
         self.log.change({"do": "rename", "stream": stream.number, "name": name})
         del self.streams[old]
         self.streams[name] = stream
-        self.consumers.renamed(old, name)
+        self.consumers.scopes.rename(old)
         self.consumers.on_routing_changed()
-
-    def plan_settings(self, settings: Settings, *, cut: bool) -> Resetting:
-        """What the log has to say, and, with `cut`, what a new `depth` cuts, when settings are put in force."""
-        now, floors = self.settings, dict[int, int]()
-        if (settings.replay, settings.ttl, settings.depth, settings.full) != (now.replay, now.ttl, now.depth, now.full):
-            # What the old settings did not keep any more must not come back under the new ones.
-            for stream in self.numbers.values():
-                stream.kept.update_low_watermark()
-                floors[stream.number] = stream.state.floor
-        cuts: dict[Stream, Cut] = {}
-        if cut and (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old":
-            mine = [stream for stream in self.numbers.values() if stream.name != settings.dead]
-            cuts = {stream: plan_cut(stream.kept, settings.depth) for stream in mine}
-            floors.update({stream.number: cut.floor for stream, cut in cuts.items()})
-        changes: list[Change] = [{"do": "ctl", "lines": settings.lines(given=True)}]
-        if kept_from := [[number, floor] for number, floor in floors.items() if floor]:
-            changes.insert(0, {"do": "floor", "floors": kept_from})
-        return Resetting(changes, cuts)
 
     def put_in_force(self, settings: Settings, cuts: Mapping[Stream, Cut]) -> None:
         """The log says so."""
@@ -225,14 +225,14 @@ class Group:
     # ------------------------------------------------------------ what is to be done at some time
 
     def start(self) -> None:
-        """After the log was read: time goes on for what waits for it."""
-        self.tree.faults.contain(self, "finding delayed messages", self.held.start)
-        self.tree.faults.contain(self, "starting its consumers", self.consumers.start)
+        """Start timers of delayed messages and consumers, after the log was read."""
+        self.faults.contain(self, "finding delayed messages", self.held.start)
+        self.faults.contain(self, "starting its consumers", self.consumers.start)
 
     def refuse(self, user: User, file: str, text: str) -> None:
         """Remember why a write was refused."""
         self.counts.refused += 1
-        self.refusals.add(Refused(self.tree.clock.wall_ns(), user.uid, user.pid, file, text))
+        self.refusals.add(Refused(self.clock.wall_ns(), user.uid, user.pid, file, text))
 
     def unblock(self) -> None:
         """Something may have made room: let blocked writers go on."""
@@ -243,5 +243,5 @@ class Group:
         """The group is gone, or the server stops: whoever waits is answered."""
         self.fanout.end()
         for consumer in self.consumers.every():
-            consumer.end()
+            consumer.reads.close()
         self.transactions.end()

@@ -6,37 +6,40 @@ and the order of things between streams, are the group's.
 
 from __future__ import annotations
 
-import bisect
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol
 
 from mqfs import errors
-from mqfs.ack_state import ACK, REQUEUE, step
-from mqfs.engine.delivery.consumer import UNTOUCHED, NeverConsumed, Taken
-from mqfs.engine.delivery.wait_list import PollList, WaitList
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.delivery.consumer_registry import Consumers
+from mqfs.engine.delivery.exclusive_messages import ExclusiveMessages
+from mqfs.engine.delivery.fanout import Fanout
+from mqfs.engine.delivery.priority_index import PriorityIndex
+from mqfs.engine.delivery.scopes import NO_ROUTES, Routes
+from mqfs.engine.delivery.sharers import NEVER_CONSUMED, HeldExclusives, NeverConsumed
+from mqfs.engine.delivery.wait_list import PollList, PositionedReader, Waiting, WaitList
 from mqfs.engine.language.node import Numbered
-from mqfs.engine.log.group_log import AckSteps
+from mqfs.engine.log.group_log import GroupLog
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.blocked_writers import refuse_all
 from mqfs.engine.retention.kept_range import KeptRange
+from mqfs.engine.retention.retention import Retention
 from mqfs.group_state import StreamState
+from mqfs.seams import Clock
 from mqfs.wait import Wait
 
-if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Consumer, Crowd
-    from mqfs.engine.files.stream_file import StreamHandle
-    from mqfs.engine.group import Group
 
+class Host(Protocol):
+    """The group, as its streams need it."""
 
-class Routes(NamedTuple):
-    """Which named consumers a stream has, while the group's `routing_version` is the same."""
-
-    version: int
-    crowds: tuple[Crowd, ...]
-    consumers: tuple[Consumer, ...]  # in the order in which they were made
-    bounded: tuple[Consumer, ...]  # those with a `backlog`
-
-
-NO_ROUTES = Routes(-1, (), (), ())
+    number: int
+    log: GroupLog
+    clock: Clock
+    waiting: Waiting
+    ranks: PriorityIndex
+    retention: Retention
+    fanout: Fanout
+    consumers: Consumers
+    routing_version: int
 
 
 class Stream(Numbered):
@@ -46,6 +49,7 @@ class Stream(Numbered):
         "_routes",
         "blocked",
         "default_consumer",
+        "exclusives",
         "group",
         "kept",
         "number",
@@ -60,21 +64,22 @@ class Stream(Numbered):
         "written",
     )
 
-    def __init__(self, group: Group, state: StreamState) -> None:
+    def __init__(self, group: Host, state: StreamState) -> None:
         self.group = group
         self.state = state
         self.number = state.number
         self.removed = False
         self.opens = 0
-        self.readers: set[StreamHandle] = set()
+        self.readers: set[PositionedReader] = set()
         self.waits = WaitList(group.waiting)
         self.blocked: dict[Wait[int], WriteRequest] = {}
         self.pollers = PollList(group.waiting)
         self.kept: KeptRange = KeptRange(self, state, group.log, group.retention)
+        self.exclusives = ExclusiveMessages(self, group.log, group.ranks, group.retention)
         self.written = 0
-        self.unused_since_ns = group.tree.clock.engine_ns()
+        self.unused_since_ns = group.clock.engine_ns()
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
-        self.default_consumer: Consumer | None = None  # who takes, under `deliver one`; see `own_consumer`
+        self.default_consumer: Consumer | None = None  # of `deliver one`; see `own_consumer`
         self._routes = NO_ROUTES
 
     @property
@@ -82,70 +87,12 @@ class Stream(Numbered):
         return self.state.name
 
     @property
-    def parent(self) -> Group:
-        return self.group
-
-    @property
     def outlasts_readers(self) -> bool:
-        """Whether what it keeps after a start is told by what consumers have acknowledged, and not by `depth`."""
-        settings = self.group.settings
+        """Whether after a start it keeps what consumers have not acked, whatever `depth` says."""
+        settings = self.group.log.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
-    # ------------------------------------------------------------ messages for one taker (`single`)
-
-    def next_unclaimed_exclusive(self) -> int:
-        """The lowest sequence of a message that is for one taker and was not taken; 0 where there is none.
-
-        Who took which, its own consumer knows, under `deliver all` too.
-        """
-        singles = self.group.ranks.singles(self.number)
-        if not singles:
-            return 0
-        while singles and (singles[0] < self.state.floor or not self._is_unclaimed(singles[0])):
-            del singles[0]
-        return singles[0] if singles else 0
-
-    def all_untaken(self) -> list[int]:
-        """The sequences of all of those."""
-        singles = self.group.ranks.singles(self.number) if self.next_unclaimed_exclusive() else []
-        return [sequence for sequence in singles if self._is_unclaimed(sequence)]
-
-    def _is_unclaimed(self, sequence: int) -> bool:
-        return not (self.is_taken(sequence) or self.kept.is_deleted(sequence))
-
-    def is_taken(self, sequence: int) -> bool:
-        """Whether somebody has that message which is for one taker, for good or not."""
-        if not self._has_consumer:
-            return False
-        consumer = self.own_consumer()
-        return consumer.is_acked(sequence) or sequence in consumer.claims or sequence in consumer.singles
-
-    def _held_singles(self) -> set[int]:
-        """Of those: what was taken from the stream under `deliver all`, and is not dealt with."""
-        if self.default_consumer is None or not self.default_consumer.singles:
-            return set()
-        group, floor = self.group, self.state.floor
-        held = (s for s in self.default_consumer.singles if s >= floor and group.ranks.is_single(s))
-        return {s for s in held if s not in group.state.dropped and s not in group.retention.lapsed}
-
-    def first_exclusive(self) -> int:
-        """The lowest sequence of one that must be kept: not claimed, or in flight; 0 where there is none."""
-        unclaimed = self.next_unclaimed_exclusive()
-        return min((sequence for sequence in (unclaimed, *self._held_singles()) if sequence), default=0)
-
-    def claim_exclusive(self, sequence: int, *also: AckSteps) -> None:
-        """Somebody takes it: nobody else gets it. Raises DiskFailed, ReadOnly."""
-        self.group.log.acknowledge_all([(self.own_consumer().state, step(ACK, sequence, sequence)), *also])
-        self.group.retention.note_change()
-
-    def release_exclusive(self, sequence: int, *also: AckSteps) -> None:
-        """Who took it could not keep it. Raises DiskFailed, ReadOnly."""
-        self.group.log.acknowledge_all([*also, (self.own_consumer().state, step(REQUEUE, sequence, sequence))])
-        singles = self.group.ranks.singles(self.number)
-        if sequence not in singles and self.group.ranks.is_single(sequence):  # it may have left the log meanwhile
-            bisect.insort(singles, sequence)
-
-    # ------------------------------------------------------------ who shares it
+    # ------------------------------------------------------------ its consumers
 
     def own_consumer(self) -> Consumer:
         """The nameless consumer it has under `deliver one`."""
@@ -154,34 +101,34 @@ class Stream(Numbered):
         return self.default_consumer
 
     def shown_consumer(self) -> Consumer:
-        """The same, to be looked at: where nothing was ever taken, one that is not kept."""
+        """The same, to be shown: where nothing was ever claimed, one that is not kept."""
         return self.own_consumer() if self._has_consumer else self.group.consumers.untouched(self)
 
     @property
     def _has_consumer(self) -> bool:
-        return self.default_consumer is not None or self.number in self.group.state.consumers
+        return self.default_consumer is not None or self.number in self.group.log.state.consumers
 
     @property
     def shared(self) -> bool:
-        """Whether consumers alone are to have its messages, so that one goes when the last of them acknowledged it."""
+        """Whether its messages are for consumers alone: each goes when the last of them acked it."""
         group = self.group
-        if group.settings.deliver == "one":
+        if group.log.settings.deliver == "one":
             return True
-        if group.settings.replay != "off" or not group.consumers:
+        if group.log.settings.replay != "off" or not group.consumers:
             return False
-        if self.name == group.settings.dead or group.fanout.has_live_readers((self,)):
+        if self.name == group.log.settings.dead or group.fanout.has_live_readers((self,)):
             return False
         return bool(self.consumers())
 
-    def interested_consumers(self) -> tuple[Consumer | NeverConsumed | Taken, ...]:
+    def interested_consumers(self) -> tuple[Consumer | NeverConsumed | HeldExclusives, ...]:
         """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
-        if self.group.settings.deliver == "all":
+        if self.group.log.settings.deliver == "all":
             own = self.default_consumer
-            if own is None or not own.singles:
+            if own is None or not own.held_exclusives:
                 return self.consumers()
-            return (*self.consumers(), Taken(own.singles))
+            return (*self.consumers(), HeldExclusives(own.held_exclusives))
         if not self._has_consumer:
-            return (UNTOUCHED, *self.consumers())
+            return (NEVER_CONSUMED, *self.consumers())
         return (self.own_consumer(), *self.consumers())
 
     def consumers(self) -> tuple[Consumer, ...]:
@@ -191,26 +138,24 @@ class Stream(Numbered):
 
     def routes(self) -> Routes:
         if self._routes.version != self.group.routing_version:
-            self._routes = self._look_up_routes()
+            self._routes = self.group.consumers.scopes.routes(self)
         return self._routes
 
-    def _look_up_routes(self) -> Routes:
-        crowds = tuple(self.group.consumers.crowds_of(self))
-        members = [consumer for crowd in crowds for consumer in crowd.members]
-        members.sort(key=lambda consumer: consumer.number)
-        return Routes(self.group.routing_version, crowds, tuple(members), tuple(c for c in members if c.state.backlog))
+    @property
+    def bounded_consumers(self) -> tuple[Consumer, ...]:
+        return self.routes().bounded
 
     @property
     def is_attended(self) -> bool:
-        """Whether a consumer is to be told of each of its messages."""
+        """Whether a consumer needs each of its messages."""
         routes, own = self.routes(), self.default_consumer
-        if routes.bounded or (own is not None and own.crowd.waiting):
+        if routes.bounded or (own is not None and own.reads.is_waiting):
             return True
-        return any(crowd.waiting for crowd in routes.crowds)
+        return any(scope.waiting for scope in routes.scopes)
 
     def is_acked_by_all(self, sequence: int) -> bool:
         hindmost = self.group.consumers.slowest  # of thousands it answers for all, mostly
-        if hindmost is not None and not hindmost.is_acked(sequence) and hindmost.covers(self):
+        if hindmost is not None and not hindmost.is_acked(sequence) and hindmost.coverage.covers(self):
             return False
         return all(sharer.is_acked(sequence) for sharer in self.interested_consumers())
 
@@ -222,6 +167,6 @@ class Stream(Numbered):
         self.waits.close_all()
         if self.default_consumer is not None:
             self.default_consumer.removed = True
-            self.default_consumer.end()
+            self.default_consumer.reads.close()
         refuse_all(self, errors.NotFound(f"{self.name} was removed"))
         self.pollers.wake()

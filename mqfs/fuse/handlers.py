@@ -245,7 +245,7 @@ def pack_names(listing: Listing, offset: int, room: int) -> bytes:
     names = listing.nodes
     for position in range(offset, len(names) + 2):
         if position < 2:
-            node: Node = directory.parent if position else directory
+            node: Node = listing.parent if position else directory
             name = b".." if position else b"."
         else:
             node = names[position - 2]

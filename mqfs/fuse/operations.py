@@ -23,7 +23,7 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from mqfs import errors, limits
-from mqfs.engine.tree.meta_nodes import Meta, SnapshotNode
+from mqfs.engine.nodes.own_files import Meta, SnapshotNode
 from mqfs.engine.tree.node_stat import Node
 from mqfs.engine.tree.tree import Tree
 from mqfs.fuse import identity

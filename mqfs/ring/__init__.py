@@ -21,17 +21,11 @@ else:
 
 OWN = 8  # flag of a record: the server's own, of which the ring does not have everything
 
-if TYPE_CHECKING:
-    from mqfs.ring._native import HEAD_BYTES, Consumer, Ring, attach, crc32c, create
-elif not MISSING:
-    HEAD_BYTES, Consumer, Ring, attach, crc32c, create = (
-        _native.HEAD_BYTES,
-        _native.Consumer,
-        _native.Ring,
-        _native.attach,
-        _native.crc32c,
-        _native.create,
-    )
+if not MISSING:
+    HEAD_BYTES = _native.HEAD_BYTES
+    Consumer = _native.Consumer
+    Ring = _native.Ring
+    attach, crc32c, create = _native.attach, _native.crc32c, _native.create
 
 
 def scan(buffer: Buffer, base: int = 0) -> Columns:

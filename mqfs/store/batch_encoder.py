@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from mqfs import errors, limits
 from mqfs.log.batch import finalize
 from mqfs.log.record import INNER, MORE, Row, encode, padded
-from mqfs.model import Columns, Draft, Kind, LazyBatch, UnsequencedRecords
+from mqfs.log.record_batch import RecordBatch
+from mqfs.model import Columns, Draft, Kind
 from mqfs.store.segment.index import OpenIndex
 
 _END = int(Kind.END)
@@ -18,8 +19,8 @@ _END = int(Kind.END)
 
 def measure(drafts: Sequence[Draft]) -> tuple[int, int]:
     """(bytes they take, how many take a sequence)."""
-    if isinstance(drafts, LazyBatch):
-        return drafts.room, drafts.taking
+    if isinstance(drafts, RecordBatch):
+        return drafts.stored_bytes, drafts.sequence_count
     need = sum(padded(32 + len(draft.headers) + len(draft.body)) for draft in drafts)
     return need, sum(draft.kind <= _END for draft in drafts)
 
@@ -38,16 +39,16 @@ class BatchEncoder:
         self._position, self._marks = position, marks | MORE
 
     def encoded(self) -> Iterator[bytes]:
-        drafts = self._drafts
-        if isinstance(drafts, UnsequencedRecords):
+        drafts: Sequence[Draft] = self._drafts
+        if isinstance(drafts, RecordBatch):
             yield from self._stamped(drafts)
-            drafts = drafts.behind
+            drafts = drafts.tail
         if len(drafts):
             yield from self._encoded(drafts)
 
-    def _stamped(self, drafts: UnsequencedRecords) -> Iterator[bytes]:
+    def _stamped(self, drafts: RecordBatch) -> Iterator[bytes]:
         """The unsequenced records, finalized."""
-        left = drafts.taking if not drafts.behind else 0
+        left = drafts.sequence_count if not drafts.tail else 0
         for blanks, numbers in drafts.pieces():
             try:
                 data, rows = finalize(

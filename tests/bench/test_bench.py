@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.client.conftest import short_folder
-from tests.server.process import COMMAND, environment, mqfs, serving, until
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import COMMAND, Server, environment, mqfs, short_folder
 
-SECONDS = 180.0
 LATENCIES = ["count", "p50", "p90", "p99", "p99.9", "max"]
 
 
-def bench(*arguments: str, cwd: Path, timeout: float = SECONDS, **more: str) -> dict[str, Any]:
+def bench(*arguments: str, cwd: Path, timeout: float = HANG_S, **more: str) -> dict[str, Any]:
     """A run that is to succeed; its JSON."""
     done = mqfs("bench", "--json", "-", *arguments, cwd=cwd, timeout=timeout, **more)
     assert (done.returncode, done.stderr) == (0, "")
@@ -76,7 +75,7 @@ def test_a_rate_is_kept(tmp_path: Path) -> None:
 
 def test_a_table_and_a_file(tmp_path: Path) -> None:
     arguments = ("--messages", "100", "--round-trips", "10", "--json", "found.json")
-    done = mqfs("bench", *arguments, cwd=tmp_path, timeout=SECONDS)
+    done = mqfs("bench", *arguments, cwd=tmp_path, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("64 bytes, 1 publishing, 1 receiving all; auto, sync always\n")
     for wanted in (r"published +100 ", r"received +100 ", r"p50 +p90 +p99 +p99.9 +max", r"round trip.* +\d"):
@@ -91,7 +90,7 @@ def test_a_server_that_runs_is_left_as_it_was(tmp_path: Path) -> None:
         mount = folder / "mq"
         mount.mkdir()
         address = f"unix!{folder / 'socket'}"
-        with serving("--store", str(folder / "store"), "--listen", address, cwd=folder, mount=mount):
+        with Server("--store", str(folder / "store"), "--listen", address, cwd=folder, mount=mount):
             before = os.listdir(mount)
             for place in (("--at", address), ("--mount", str(mount))):
                 for takers in ("--consumers", "--workers"):
@@ -103,7 +102,7 @@ def test_a_server_that_runs_is_left_as_it_was(tmp_path: Path) -> None:
 def test_its_own_store_is_below_the_directory_and_gone_afterwards(tmp_path: Path) -> None:
     process = started(tmp_path, "--store", str(tmp_path), "--seconds", "60", "--round-trips", "0")
     try:
-        until(lambda: any(tmp_path.glob("mqfs-bench-*/store/mqfs")), "its store is there")
+        eventually(lambda: any(tmp_path.glob("mqfs-bench-*/store/mqfs")), "its store is there")
     finally:
         end(process)
     assert list(tmp_path.iterdir()) == []
@@ -125,7 +124,7 @@ def started(cwd: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
 def end(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[str, str]:
     """By a signal, sent to all of its session as a terminal does."""
     os.killpg(process.pid, number)
-    return process.communicate(timeout=SECONDS)
+    return process.communicate(timeout=HANG_S)
 
 
 @pytest.mark.parametrize("takers", ["--consumers", "--workers"])
@@ -135,7 +134,7 @@ def test_ctrl_c_shows_what_was_measured(transport: str, takers: str, tmp_path: P
     process = started(tmp_path, *arguments, "--seconds", "1000", "--store", str(tmp_path))
     try:
         published = (p.stat().st_size > 60_000 for p in tmp_path.glob("mqfs-bench-*/store/buckets/*/*/*.log"))
-        until(lambda: max(published, default=False) or grown(tmp_path), "it publishes")
+        eventually(lambda: max(published, default=False) or grown(tmp_path), "it publishes")
         said, wrong = end(process)
     finally:
         process.kill()
@@ -161,14 +160,14 @@ def test_progress_where_somebody_looks(tmp_path: Path) -> None:
     )
     os.close(theirs)
     seen = b""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + HANG_S
     while process.poll() is None and time.monotonic() < deadline:
         if select.select([ours], [], [], 0.05)[0]:
             try:
                 seen += os.read(ours, 65_536)
             except OSError:
                 break
-    assert process.wait(SECONDS) == 0
+    assert process.wait(HANG_S) == 0
     os.close(ours)
     assert re.search(rb"published [1-9][\d,]*   received [1-9]", seen), seen[-500:]
     assert process.stdout is not None
@@ -177,7 +176,7 @@ def test_progress_where_somebody_looks(tmp_path: Path) -> None:
 
 
 def test_a_picture(tmp_path: Path) -> None:
-    done = mqfs("bench", "--messages", "200", "--plot", "found.png", cwd=tmp_path, timeout=SECONDS)
+    done = mqfs("bench", "--messages", "200", "--plot", "found.png", cwd=tmp_path, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (0, "")
     picture = (tmp_path / "found.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
@@ -246,13 +245,13 @@ def test_nobody_answers(tmp_path: Path) -> None:
 
 def test_the_server_dies(tmp_path: Path) -> None:
     """One line, and no process is left."""
-    with short_folder() as folder, serving("--listen", f"unix!{folder}/s", cwd=folder) as server:
+    with short_folder() as folder, Server("--listen", f"unix!{folder}/s", cwd=folder) as server:
         process = started(tmp_path, "--at", f"unix!{folder}/s", "--seconds", "1000", "--sync", "off")
-        until(lambda: len(children(process.pid)) == 2, "its processes run")
-        until(lambda: bool(server.text()) and cpu(children(process.pid)) > 0.5, "they are at work")
+        eventually(lambda: len(children(process.pid)) == 2, "its processes run")
+        eventually(lambda: bool(server.text()) and cpu(children(process.pid)) > 0.5, "they are at work")
         parts = children(process.pid)
         server.kill()
-        _, wrong = process.communicate(timeout=SECONDS)
+        _, wrong = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert wrong.count("\n") == 1
     assert wrong.startswith("mqfs: not connected")
@@ -263,12 +262,12 @@ def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
     with short_folder() as folder:
         arguments = ("--seconds", "1000", "--store", str(tmp_path), "--sync", "off")
         process = started(tmp_path, *arguments, TMPDIR=str(folder))  # where its socket is left
-        until(lambda: len(children(process.pid)) == 3, "its server and its processes run")
-        until(lambda: grown(tmp_path), "they are at work")
+        eventually(lambda: len(children(process.pid)) == 3, "its server and its processes run")
+        eventually(lambda: grown(tmp_path), "they are at work")
         left = children(process.pid)
         process.kill()
         process.communicate()
-        until(lambda: not any(running(pid) for pid in left), "all have ended")
+        eventually(lambda: not any(running(pid) for pid in left), "all have ended")
 
 
 def running(pid: int) -> bool:
@@ -281,9 +280,9 @@ def running(pid: int) -> bool:
 
 def test_sigterm_is_as_ctrl_c(tmp_path: Path) -> None:
     process = started(tmp_path, "--seconds", "1000", "--store", str(tmp_path), "--sync", "off", "--json", "-")
-    until(lambda: grown(tmp_path), "it is at work")
+    eventually(lambda: grown(tmp_path), "it is at work")
     process.terminate()
-    said, wrong = process.communicate(timeout=SECONDS)
+    said, wrong = process.communicate(timeout=HANG_S)
     assert (process.returncode, wrong) == (0, "")
     assert json.loads(said)["interrupted"]
     assert list(tmp_path.iterdir()) == []
@@ -306,6 +305,6 @@ def test_nothing_of_the_current_folder_is_run(tmp_path: Path) -> None:
     for module in ("click", "trio", "attrs"):
         (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     program = [str(Path(sys.executable).with_name("mqfs")), "bench", "--messages", "10", "--json", "-"]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, env=environment())
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, env=environment())
     assert (done.returncode, done.stderr) == (0, "")
     assert not (tmp_path / "ran").exists()

@@ -18,8 +18,9 @@ from typing import Any
 import mqfs
 from mqfs.client import Client
 from mqfs.errors import FellBehind
-from tests.patience import patient
-from tests.server.process import ROOT, environment
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, patient
+from tests.support.server import environment
 
 Spec = dict[str, Any]
 Result = dict[str, Any]
@@ -146,7 +147,7 @@ class Actor:
 
     def ready(self) -> None:
         if self._client is not None:
-            assert self._ready.wait(patient(60)), self.spec
+            assert self._ready.wait(HANG_S), self.spec
         else:
             assert self._process.stdout is not None
             assert self._process.stdout.readline() == "ready\n", (self.spec, self._process.communicate())
@@ -160,13 +161,13 @@ class Actor:
 
     def result(self) -> Result:
         if self._client is not None:
-            self._thread.join(patient(300))
+            self._thread.join(HANG_S)
             if not isinstance(self._result, dict):
                 raise AssertionError(f"{self.spec}: {self._result!r}") from (
                     self._result if isinstance(self._result, BaseException) else None
                 )
             return self._result
-        out, errors = self._process.communicate(timeout=patient(300))
+        out, errors = self._process.communicate(timeout=HANG_S)
         assert self._process.returncode == 0, f"{self.spec}: {errors}"
         found: Result = json.loads(out)
         return found

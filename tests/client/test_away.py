@@ -14,17 +14,16 @@ import pytest
 
 import mqfs
 from mqfs import errors
-from tests.client.conftest import Away
-from tests.patience import patient
-from tests.server.process import environment
+from tests.support.eventually import HANG_S
+from tests.support.server import Server, environment
 
 
-def test_a_connection_that_is_lost_is_one_clear_error(server: Away) -> None:
+def test_a_connection_that_is_lost_is_one_clear_error(server: Server) -> None:
     with server.connect(reconnect=False) as client:
         group = client.group("g", create=True)
         group.publish("s", b"1")
         messages = group.subscribe()
-        server.process.kill()
+        server.kill()
         with pytest.raises(errors.Disconnected, match="not connected: unix!"):
             next(messages)
         for _ in range(2):
@@ -35,15 +34,15 @@ def test_a_connection_that_is_lost_is_one_clear_error(server: Away) -> None:
             group.publish("s", b"3")
 
 
-def test_a_call_after_the_restart_connects_again(server: Away) -> None:
+def test_a_call_after_the_restart_connects_again(server: Server) -> None:
     with server.connect(transport="9p") as client:
         group = client.group("g", create=True, ctl=["replay all"])
         group.publish("s", b"1")
-        server.again()
+        server.restart()
         with pytest.raises(errors.Disconnected):
             group.publish("s", b"2", id="two")
         group.publish("s", b"2", id="two")
-        server.process.kill()
+        server.kill()
         with pytest.raises(errors.Disconnected):
             group.publish("s", b"3")
         with pytest.raises(errors.Disconnected, match="connection refused"):
@@ -55,7 +54,7 @@ def test_a_call_after_the_restart_connects_again(server: Away) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("pattern", ["#", "s", "*"])
-def test_a_subscription_goes_on_behind_the_last(server: Away, number: int, pattern: str) -> None:
+def test_a_subscription_goes_on_behind_the_last(server: Server, number: int, pattern: str) -> None:
     """Everything once, in order, whenever the server goes away: before the first message, between, while it waits."""
     got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     with server.connect() as client, server.connect() as waits:
@@ -65,20 +64,20 @@ def test_a_subscription_goes_on_behind_the_last(server: Away, number: int, patte
         thread = threading.Thread(target=lambda: [got.put(message.body) for message in read], daemon=True)
         thread.start()
         group.publish("s", b"0")
-        assert got.get(timeout=20) == b"0"
+        assert got.get(timeout=HANG_S) == b"0"
         for turn in range(1, 4):
-            server.again(number)
+            server.restart(number)
             with server.connect() as other:
                 other.group("g").publish_many([("s", f"{turn}a"), ("s", f"{turn}b")])
         wanted = [b"1a", b"1b", b"2a", b"2b", b"3a", b"3b"]
-        assert [got.get(timeout=20) for _ in wanted] == wanted
-        assert [unread.get(20).body for _ in range(7)] == [b"0", *wanted]
+        assert [got.get(timeout=HANG_S) for _ in wanted] == wanted
+        assert [unread.get(HANG_S).body for _ in range(7)] == [b"0", *wanted]
         read.close()
-        thread.join(20)
+        thread.join(HANG_S)
         assert got.empty()
 
 
-def test_a_kill_under_load_loses_and_repeats_nothing(server: Away) -> None:
+def test_a_kill_under_load_loses_and_repeats_nothing(server: Server) -> None:
     """A publisher with ids that repeats what is not known, a subscription, and a server that is killed five times."""
     got: list[int] = []
     with server.connect() as client, server.connect() as other:
@@ -87,94 +86,94 @@ def test_a_kill_under_load_loses_and_repeats_nothing(server: Away) -> None:
 
         def run() -> None:
             while len(got) < 400:
-                got.append(int(messages.get(60).body))
+                got.append(int(messages.get(HANG_S).body))
 
         reader = threading.Thread(target=run)
         reader.start()
         for number in range(400):
             if number % 80 == 40:
-                threading.Thread(target=server.process.process.kill).start()
+                threading.Thread(target=server.process.kill).start()
             while True:
                 try:
                     other.group("g").publish("s", str(number), id=str(number))
                     break
                 except errors.Disconnected:
-                    server.process.kill()
+                    server.kill()
                     server.start()
-        reader.join(60)
+        reader.join(HANG_S)
     assert got == list(range(400))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_consumer_goes_on(server: Away, number: int) -> None:
+def test_a_consumer_goes_on(server: Server, number: int) -> None:
     with server.connect() as client:
         group = client.group("g", create=True, ctl=["replay all"])
         group.publish_many(("s", str(n)) for n in range(3))
         with group.consume("c") as claims:
-            claims.get(20).ack()
-            lost = claims.get(20)
-            server.again(number)
+            claims.get(HANG_S).ack()
+            lost = claims.get(HANG_S)
+            server.restart(number)
             with pytest.raises(errors.MqfsError) as raised:
                 lost.ack()
             assert isinstance(raised.value, errors.Disconnected | errors.Stale)
-            again = claims.get(20)
+            again = claims.get(HANG_S)
             assert (again.sequence, again.deliveries) == (lost.sequence, 2 if number == signal.SIGKILL else 1)
             with pytest.raises(errors.Stale, match="connection lost"):
                 lost.ack()
             again.ack()
-            claims.get(20).ack()
+            claims.get(HANG_S).ack()
         assert group.stats()["consumers"]["c"]["waiting"] == 0
 
 
-def test_who_receives_hands_on_when_it_has_its_own(server: Away) -> None:
+def test_who_receives_hands_on_when_it_has_its_own(server: Server) -> None:
     """Threads that wait on one connection; whichever receives for all, the others get theirs after it has left."""
     with server.connect(transport="9p") as client, server.connect() as other:
         group, there = client.group("g", create=True), other.group("g")
         there.create(*(f"s{number}" for number in range(8)))
         got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         readers = [group.subscribe(f"s{number}") for number in range(8)]
-        threads = [threading.Thread(target=lambda r=reader: got.put(r.get(30).body)) for reader in readers]
+        threads = [threading.Thread(target=lambda r=reader: got.put(r.get(HANG_S).body)) for reader in readers]
         for thread in threads:
             thread.start()
         while there.stats()["cursors"] < 8:
             pass
         for number in range(8):
             there.publish(f"s{number}", str(number))
-            assert got.get(timeout=20) == str(number).encode()
+            assert got.get(timeout=HANG_S) == str(number).encode()
         for thread in threads:
             thread.join()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_was_there_before_comes_also_where_the_server_goes_before_the_first_is_read(
-    server: Away, number: int
+    server: Server, number: int
 ) -> None:
     with server.connect() as client, server.connect(transport="9p") as writer:
         group = writer.group("g", create=True, ctl=["replay last"])
         group.publish("s", b"last")
         with client.group("g").subscribe(existing=True) as messages:
-            server.again(number)
-            assert messages.get(patient(20)).body == b"last"
+            server.restart(number)
+            assert messages.get(HANG_S).body == b"last"
 
 
-def test_patience_has_an_end(server: Away) -> None:
+def test_patience_has_an_end(server: Server) -> None:
     with server.connect(reconnect=0.05) as client:
         messages = client.group("g", create=True).subscribe()
-        server.process.kill()
+        server.kill()
         with pytest.raises(errors.Disconnected):
             messages.get()
         server.start()
 
 
-def test_closing_ends_a_reader_that_waits_for_the_server(server: Away) -> None:
+def test_closing_ends_a_reader_that_waits_for_the_server(server: Server) -> None:
     with server.connect() as client:
         messages = client.group("g", create=True).subscribe()
         ended: queue.SimpleQueue[object] = queue.SimpleQueue()
         thread = threading.Thread(target=lambda: ended.put(list(messages)))
         thread.start()
-        server.process.kill()
+        server.kill()
         messages.close()
-        assert ended.get(timeout=20) == []
+        assert ended.get(timeout=HANG_S) == []
         thread.join()
         server.start()
 
@@ -182,10 +181,10 @@ def test_closing_ends_a_reader_that_waits_for_the_server(server: Away) -> None:
 # ---------------------------------------------------------------- addresses and stores
 
 
-def test_a_store_that_a_server_has(server: Away, tmp_path: Path) -> None:
+def test_a_store_that_a_server_has(server: Server, tmp_path: Path) -> None:
     with pytest.raises(errors.BadStore) as raised:
         mqfs.open(server.folder / "store")
-    assert f"in use by process {server.process.pid}; mqfs.connect('{server.address}') reaches it" in str(raised.value)
+    assert f"in use by process {server.pid}; mqfs.connect('{server.address}') reaches it" in str(raised.value)
     with mqfs.open(tmp_path / "store"), pytest.raises(errors.BadStore, match="that is this process"):
         mqfs.open(tmp_path / "store")
 
@@ -195,7 +194,7 @@ def test_a_store_is_free_again_and_keeps_what_it_was_told(tmp_path: Path) -> Non
         with mqfs.open(tmp_path / "store", defaults=["replay all"]) as client:
             group = client.group("g", create=True)
             group.publish("s", str(number))
-            with group.consume("c") as claims, claims.get(20) as claim:
+            with group.consume("c") as claims, claims.get(HANG_S) as claim:
                 assert (claim.body, claim.deliveries) == (str(number).encode(), 1)
     with mqfs.open(tmp_path / "store") as client:
         assert [message.body for message in client.group("g").history()] == [b"0", b"1", b"2"]
@@ -207,7 +206,7 @@ def test_what_was_published_inside_survives_a_kill(tmp_path: Path) -> None:
         "import mqfs, os, signal, sys; g = mqfs.open(sys.argv[1]).group('g', create=True, ctl=['replay all']);"
         "g.publish('s', b'kept'); g.publish_many([('s', b'too')]); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], env=environment(), timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], env=environment(), timeout=HANG_S)
     assert done.returncode == -signal.SIGKILL
     with mqfs.open(tmp_path / "store") as client:
         assert [message.body for message in client.group("g").history()] == [b"kept", b"too"]
@@ -219,7 +218,7 @@ def test_in_memory() -> None:
         assert [message.body for message in client.group("a/b").history()] == [b"x"]
 
 
-def test_transports(server: Away) -> None:
+def test_transports(server: Server) -> None:
     with pytest.raises(errors.Unsupported, match=r"ring.*on this machine"):
         mqfs.connect("tcp!127.0.0.1!564", transport="ring")
     with pytest.raises(errors.Unsupported, match=r"ring.*is not the user of this process"):
@@ -236,8 +235,8 @@ def test_transports(server: Away) -> None:
             assert inner.group().groups() == ["er"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else for a server")
-def test_what_is_there_needs_no_permission_to_make_it(server: Away) -> None:
+@pytest.mark.root
+def test_what_is_there_needs_no_permission_to_make_it(server: Server) -> None:
     with server.connect() as owner, server.connect(user="nobody") as guest:
         group = owner.group("g", create=True, ctl=["replay all", "consumer c s"])
         group.publish("s", b"x")
@@ -255,7 +254,7 @@ def test_what_is_there_needs_no_permission_to_make_it(server: Away) -> None:
                 call()
 
 
-def test_a_forked_child_is_told_to_connect_again(server: Away, tmp_path: Path) -> None:
+def test_a_forked_child_is_told_to_connect_again(server: Server, tmp_path: Path) -> None:
     with server.connect() as client, mqfs.open(tmp_path / "store") as inside:
         for tree in (client, inside):
             group = tree.group("g", create=True)
@@ -270,7 +269,7 @@ def test_a_forked_child_is_told_to_connect_again(server: Away, tmp_path: Path) -
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Away, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with server.connect() as client, mqfs.open(tmp_path / "store") as inside:
@@ -283,10 +282,10 @@ def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Away, tmp_path: Path, re
                 next(messages)
             timer.join()
             group.publish("s", b"next")
-            assert messages.get(20).body == b"next"
+            assert messages.get(HANG_S).body == b"next"
 
 
 def test_importing_loads_nothing_of_the_library() -> None:
     code = "import sys, mqfs; assert not [m for m in sys.modules if m.startswith('mqfs.')]; mqfs.connect; "
     code += "assert 'trio' not in sys.modules and 'mqfs.engine.tree.tree' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=HANG_S)

@@ -10,6 +10,7 @@ import pytest
 
 from mqfs.client.backoff import Backoff
 from mqfs.errors import Busy, Disconnected
+from tests.support.eventually import HANG_S
 
 
 def failing(times: int, error: type[Disconnected | Busy] = Disconnected) -> Callable[[], int]:
@@ -72,7 +73,7 @@ def test_closing_ends_a_pause() -> None:
     thread = threading.Thread(target=retry, daemon=True)
     thread.start()
     closed.set()
-    thread.join(30)
+    thread.join(HANG_S)
     assert len(raised) == 1
 
 

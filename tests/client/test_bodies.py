@@ -17,10 +17,10 @@ import mqfs
 from mqfs import Client, errors
 from mqfs.client import Group, large
 from mqfs.client.large import LargeMessage
-from tests.client.conftest import Away
+from tests.support.eventually import HANG_S
+from tests.support.server import Server
 
 LARGEST = 1_044_480
-PATIENCE_S = 20.0
 
 
 def body_of(size: int, seed: int = 1) -> bytes:
@@ -47,7 +47,7 @@ def test_publish_of_any_size(tree: Client, name: str, size: int) -> None:
         group.publish("s", b"before")
         group.publish("s", body, headers={"colour": "blue"})
         group.publish("s", b"after")
-        assert [messages.get(PATIENCE_S).body for _ in range(3)] == [b"before", body, b"after"]
+        assert [messages.get(HANG_S).body for _ in range(3)] == [b"before", body, b"after"]
     first, long, last = group.history()
     assert (first.body, long.body, last.body) == (b"before", body, b"after")
     assert long.headers["colour"] == "blue"
@@ -181,7 +181,7 @@ def test_writers_at_once(tree: Client, name: str) -> None:
         threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
         for thread in threads:
             thread.start()
-        seen = [messages.get(PATIENCE_S).body for _ in range(9)]
+        seen = [messages.get(HANG_S).body for _ in range(9)]
         for thread in threads:
             thread.join()
     for number in range(3):
@@ -203,7 +203,7 @@ def test_handlers_and_filters(tree: Client, name: str) -> None:
     group.on("s", handler, filters=lambda message: message.body[:1] != b"\0", concurrency=2)
     group.publish("s", bytes(1_200_000))
     group.publish("s", body)
-    assert done.wait(PATIENCE_S)
+    assert done.wait(HANG_S)
     assert got == [body]
 
 
@@ -229,26 +229,26 @@ def test_a_body_is_not_held_in_memory(tree: Client, name: str, monkeypatch: pyte
         assert body.read() == b""
 
 
-def test_a_server_that_is_killed(server: Away) -> None:
+def test_a_server_that_is_killed(server: Server) -> None:
     body = body_of(3_000_000)
     with server.connect() as tree:
         group = kept(tree, "g")
         with group.subscribe(existing=True) as messages:
             group.publish("s", b"before")
-            assert messages.get(PATIENCE_S).body == b"before"
+            assert messages.get(HANG_S).body == b"before"
             file = group.writer("s")
             file.write(body)
-            server.again()
+            server.restart()
             with pytest.raises(errors.MqfsError):
                 file.close()
             group.publish("s", body)
-            assert messages.get(PATIENCE_S).body == body
+            assert messages.get(HANG_S).body == body
         assert [len(message.body) for message in group.history()] == [6, len(body)]
         stats = json.loads(tree._link.open("g/.stats", "r").read())
         assert stats["next"] > 3
 
 
-def test_what_was_committed_is_remembered_no_longer_than_it_must(server: Away) -> None:
+def test_what_was_committed_is_remembered_no_longer_than_it_must(server: Server) -> None:
     with server.connect() as tree:
         group = kept(tree, "g")
         group.publish("s", bytes(2_000_000))
@@ -266,14 +266,14 @@ def test_claims(tree: Client, name: str) -> None:
     with group.consume("w") as one, group.consume("w") as two:
         group.publish("s", body, headers={"colour": "blue"})
         group.publish("s", b"next")
-        claim, other = one.get(PATIENCE_S), two.get(PATIENCE_S)
+        claim, other = one.get(HANG_S), two.get(HANG_S)
         assert other.body == b"next"
         with claim.message.open() as file:
             assert file.read() == body
         assert claim.body == body
         assert claim.headers["colour"] == "blue"
         claim.nack(0)
-        again = two.get(PATIENCE_S)
+        again = two.get(HANG_S)
         assert again.deliveries == 2
         assert again.body == body
         again.touch()
@@ -294,7 +294,7 @@ def test_a_worker_and_dead_letters(tree: Client, name: str) -> None:
 
     with group.work("w", work, concurrency=2):
         group.publish("s", body)
-        assert done.wait(PATIENCE_S)
+        assert done.wait(HANG_S)
         with group.consume("letters", over="dead") as letters:
             group.redrive()
             del letters

@@ -10,6 +10,7 @@ import pytest
 
 from mqfs import Claim, Client, errors
 from mqfs.client import Group
+from tests.support.eventually import HANG_S
 
 
 def work(tree: Client, name: str, *ctl: str) -> Group:
@@ -40,7 +41,7 @@ def test_what_a_claim_tells_is_what_history_tells(tree: Client, name: str) -> No
     group = work(tree, name)
     group.publish("s", bytes(range(256)) * 3_000, headers={"k": 'quoted " \n\\ line'}, ttl="1h")
     with group.consume("c") as claims:
-        assert claims.get(20).message == next(group.history())
+        assert claims.get(HANG_S).message == next(group.history())
 
 
 def test_an_exception_is_a_nack(tree: Client, name: str) -> None:
@@ -49,7 +50,7 @@ def test_an_exception_is_a_nack(tree: Client, name: str) -> None:
     seen = []
     with group.consume("c") as claims:
         for _ in range(3):
-            claim = claims.get(20)
+            claim = claims.get(HANG_S)
             seen.append(claim.deliveries)
             with pytest.raises(ZeroDivisionError), claim:
                 1 / 0  # noqa: B018
@@ -57,7 +58,7 @@ def test_an_exception_is_a_nack(tree: Client, name: str) -> None:
     (dead,) = group.history(pattern="dead")
     assert (dead.body, dead.headers["deliveries"], dead.headers["consumer"]) == (b"poison", "3", "c")
     group.redrive("s")
-    with group.consume("c") as claims, claims.get(20) as claim:
+    with group.consume("c") as claims, claims.get(HANG_S) as claim:
         assert (claim.body, claim.deliveries) == (b"poison", 1)
 
 
@@ -65,21 +66,21 @@ def test_every_word_about_a_claim(tree: Client, name: str) -> None:
     group = work(tree, name, "lease 1h")
     group.publish_many(("s", str(number)) for number in range(5))
     with group.consume("c") as claims:
-        first = claims.get(20)
+        first = claims.get(HANG_S)
         first.touch()
         first.release()
-        assert (claims.get(20).body, first.settled) == (b"0", True)
-        second = claims.get(20)
+        assert (claims.get(HANG_S).body, first.settled) == (b"0", True)
+        second = claims.get(HANG_S)
         second.nack(delay=3_600)
-        third = claims.get(20)
+        third = claims.get(HANG_S)
         third.dead("it's no good\nat all")
-        claims.get(20).ack()
-        with claims.get(20) as last:
+        claims.get(HANG_S).ack()
+        with claims.get(HANG_S) as last:
             last.release()  # what was said inside stands
         for settled in (first, second, third):
             with pytest.raises(errors.Stale):
                 settled.ack()
-        assert [claims.get(20).body] == [b"4"]
+        assert [claims.get(HANG_S).body] == [b"4"]
     (dead,) = group.history(pattern="dead")
     assert dead.headers["reason"] == "it's no good at all"
     row = group.stats()["consumers"]["c"]
@@ -91,31 +92,31 @@ def test_the_end_of_the_block(tree: Client, name: str) -> None:
     group = work(tree, name)
     group.publish("s", b"x")
     with group.consume("c") as claims:
-        assert claims.get(20).deliveries == 1
+        assert claims.get(HANG_S).deliveries == 1
     claims = group.consume("c")
-    assert claims.get(20).deliveries == 1
+    assert claims.get(HANG_S).deliveries == 1
     with pytest.raises(ZeroDivisionError), claims:
         1 / 0  # noqa: B018
     with group.consume("c") as claims:
-        assert claims.get(20).deliveries == 2
+        assert claims.get(HANG_S).deliveries == 2
 
 
 def test_a_lease_that_ran_out(tree: Client, name: str) -> None:
     group = work(tree, name, "lease 30ms")
     group.publish("s", b"x")
     with group.consume("c") as claims, group.consume("c") as others:
-        claim, again = claims.get(20), others.get(20)
+        claim, again = claims.get(HANG_S), others.get(HANG_S)
         assert (again.sequence, again.deliveries) == (claim.sequence, 2)
         with pytest.raises(errors.Stale, match="not any more"), claim:
             pass
         group.publish("s", b"y")
-        assert claims.get(20).body == b"y"  # the refusal's text is no message
+        assert claims.get(HANG_S).body == b"y"  # the refusal's text is no message
 
 
 def test_a_lease_that_is_renewed(tree: Client, name: str) -> None:
     group = work(tree, name, "lease 60ms")
     group.publish("s", b"x")
-    with group.consume("c", renew=True) as claims, group.consume("c") as others, claims.get(20) as claim:
+    with group.consume("c", renew=True) as claims, group.consume("c") as others, claims.get(HANG_S) as claim:
         with pytest.raises(TimeoutError):
             others.get(0.5)
         assert claim.deliveries == 1
@@ -126,16 +127,16 @@ def test_over_private_and_transient(tree: Client, name: str) -> None:
     group = work(tree, name)
     group.bind("view it", "a.*")
     group.publish_many([("a.b", b"1"), ("c", b"2"), ("a.c", b"3")])
-    with group.consume("over view", over="view it") as claims, claims.get(20) as one, claims.get(20) as two:
+    with group.consume("over view", over="view it") as claims, claims.get(HANG_S) as one, claims.get(HANG_S) as two:
         assert one.body + two.body == b"13"
     with pytest.raises(errors.Exists):
         group.consume("over view", over="c")
-    with group.consume("c", over="c", private=True) as claims, claims.get(20) as claim:
+    with group.consume("c", over="c", private=True) as claims, claims.get(HANG_S) as claim:
         assert claim.body == b"2"
         with pytest.raises(errors.Busy, match="private"):
             group.consume("c", over="c", private=True)
     with group.consume("passing", transient=True, pattern="a.c") as claims:
-        assert claims.get(20).body == b"3"
+        assert claims.get(HANG_S).body == b"3"
         assert "passing" in group.consumers()
     assert group.consumers() == ["c", "over view"]
     group.remove_consumer("c")
@@ -147,7 +148,7 @@ def test_a_consumer_that_is_removed_ends_it(tree: Client, name: str) -> None:
     group = work(tree, name)
     group.publish("s", b"1")
     with group.consume("c") as claims:
-        claims.get(20).ack()
+        claims.get(HANG_S).ack()
         with pytest.raises(TimeoutError):
             claims.get(0.01)
         group.remove_consumer("c")
@@ -184,13 +185,13 @@ def test_workers(tree: Client, name: str, caplog: pytest.LogCaptureFixture) -> N
     def handler(claim: Claim) -> None:
         if claim.body == b"bad":
             raise ValueError("no good")
-        both.wait(20)
+        both.wait(HANG_S)
         done.put(claim.body)
 
     with group.work("c", handler, concurrency=2):
         group.publish("s", b"bad", priority=9)
         group.publish_many(("s", str(number)) for number in range(10))
-        assert sorted(int(done.get(timeout=20)) for _ in range(10)) == list(range(10))
+        assert sorted(int(done.get(timeout=HANG_S)) for _ in range(10)) == list(range(10))
         while not list(group.history(pattern="dead")):
             pass
     assert "no good" in caplog.text
@@ -203,7 +204,7 @@ def test_a_message_for_one_only(tree: Client, name: str) -> None:
     with group.consume("a") as a, group.consume("b") as b:
         group.publish("s", b"for one", single=True)
         group.publish("s", b"for both")
-        got = [a.get(20).body, b.get(20).body]
+        got = [a.get(HANG_S).body, b.get(HANG_S).body]
         for claims in (a, b):
             with suppress(TimeoutError):
                 got.append(claims.get(0.05).body)
@@ -216,12 +217,12 @@ def test_a_worker_stopped_by_its_handler_ends(tree: Client, name: str) -> None:
     started, stopped = threading.Event(), threading.Event()
 
     def handler(claim: Claim) -> None:
-        started.wait(30)
+        started.wait(HANG_S)
         worker.stop()
         stopped.set()
 
     worker = group.work("w", handler)
     started.set()
-    assert stopped.wait(30)
-    worker.join(30)
+    assert stopped.wait(HANG_S)
+    worker.join(HANG_S)
     assert group.stats()["consumers"]["w"]["waiting"] == 0

@@ -19,7 +19,8 @@ from mqfs.client.transport import ring_subscription
 from mqfs.client.types import read_whole
 from mqfs.errors import Disconnected, FellBehind
 from mqfs.model import Message
-from tests.client.conftest import Away
+from tests.support.eventually import HANG_S
+from tests.support.server import Server
 
 SETTINGS = ([], ["replay last"], ["replay all"], ["replay all", "depth 20"], ["keep ring"], ["keep ring", "depth 20"])
 
@@ -30,7 +31,7 @@ def drain(reading: Subscription, is_last: Callable[[Message], bool]) -> tuple[li
     told: list[FellBehind] = []
     while not found or not is_last(found[-1]):
         try:
-            found.append(reading.get(timeout=30))
+            found.append(reading.get(timeout=HANG_S))
         except FellBehind as error:
             told.append(error)
     return found, told
@@ -48,7 +49,7 @@ def test_a_reader_that_pauses_gets_all_or_is_told_how_many_it_lost(tree: Client,
     group.create("s")
     with group.subscribe("s") as reading:
         group.publish("s", b"first")
-        assert reading.get(timeout=10).body == b"first"
+        assert reading.get(timeout=HANG_S).body == b"first"
         flood(group, count, size)
         group.publish("s", b"last")
         began = time.monotonic()
@@ -75,7 +76,7 @@ def test_a_small_depth_is_no_flood_of_errors(tree: Client, name: str) -> None:
         for turn in range(200):
             group.publish_many(("s", b"%d %d" % (turn, number)) for number in range(10))
             try:
-                found.append(reading.get(timeout=10))
+                found.append(reading.get(timeout=HANG_S))
             except FellBehind as error:
                 told.append(error)
         group.publish("s", b"last")
@@ -83,7 +84,7 @@ def test_a_small_depth_is_no_flood_of_errors(tree: Client, name: str) -> None:
         found, told = found + more[0], told + more[1]
         while len(found) + sum(error.lost for error in told) < 2_001:  # the rest is told within a second
             with pytest.raises(FellBehind) as caught:
-                reading.get(timeout=10)
+                reading.get(timeout=HANG_S)
             told.append(caught.value)
     assert len(told) <= 2 + (time.monotonic() - began)
 
@@ -110,19 +111,19 @@ def test_a_loss_is_told_where_nothing_comes_behind_it(tree: Client, name: str) -
     with group.history(1, pattern="s") as none, group.subscribe("s") as reading:
         assert list(none) == []
         group.publish("s", b"first")
-        reading.get(timeout=10)
+        reading.get(timeout=HANG_S)
         if type(reading) is not CursorSubscription:
             return  # what was cleared is in the ring still
         group.publish_many(("s", b"%d" % number) for number in range(10))
         group.purge("s")
         with pytest.raises(FellBehind) as caught:
-            reading.get(timeout=10)
+            reading.get(timeout=HANG_S)
         assert caught.value.lost == 10
 
 
 @pytest.mark.parametrize("failing", ["CursorSubscription", "_places"])
 def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cursor(
-    shared: Away, name: str, monkeypatch: pytest.MonkeyPatch, failing: str
+    shared: Server, name: str, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """Until it succeeds; nothing is lost meanwhile."""
     if ring.MISSING:
@@ -133,7 +134,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
         group = client.group(name, create=True, ctl=["replay all"])
         with group.subscribe("s") as reading:
             group.publish("s", b"0")
-            assert reading.get(timeout=10).body == b"0"
+            assert reading.get(timeout=HANG_S).body == b"0"
             other.group(name).ctl("ttl 1h")  # ends the ring
             group.publish_many(("s", b"%d" % number) for number in range(1, 4))
 
@@ -146,13 +147,13 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
                 return real(*arguments, **options)
 
             monkeypatch.setattr(where, failing, fail_at_first)
-            assert [reading.get(timeout=20).body for _ in range(3)] == [b"1", b"2", b"3"]
+            assert [reading.get(timeout=HANG_S).body for _ in range(3)] == [b"1", b"2", b"3"]
     assert slots == [1] * (failures + 1)
     assert set(cursors) == {0 if failing == "CursorSubscription" else 1}
 
 
 def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
-    shared: Away, name: str, monkeypatch: pytest.MonkeyPatch
+    shared: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked again, it goes on where it was."""
     if ring.MISSING:
@@ -169,7 +170,7 @@ def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
             with monkeypatch.context() as patched:
                 patched.setattr(ring_subscription, "CursorSubscription", fail)
                 with pytest.raises(Disconnected):
-                    reading.get(timeout=10)
+                    reading.get(timeout=HANG_S)
             found, told = drain(reading, lambda message: message.body == b"last")
     assert [int(message.body.split()[0]) for message in found[:-1]] == list(range(5_000))
     assert told == []
@@ -214,7 +215,7 @@ def test_a_loss_before_the_first_message_is_counted(tree: Client, name: str) -> 
 
 
 @pytest.mark.parametrize("lines", [[], ["replay all"]], ids=" ".join)
-def test_who_begins_when_the_ring_has_just_ended_gets_what_comes(shared: Away, name: str, lines: list[str]) -> None:
+def test_who_begins_when_the_ring_has_just_ended_gets_what_comes(shared: Server, name: str, lines: list[str]) -> None:
     """And nothing that was there before."""
     if ring.MISSING:
         pytest.skip(ring.MISSING)
@@ -225,25 +226,25 @@ def test_who_begins_when_the_ring_has_just_ended_gets_what_comes(shared: Away, n
         there.publish("s", b"1")
         with group.subscribe("*") as reading:
             there.publish_many(("s", b"%d" % number) for number in range(2, 5))
-            assert [reading.get(timeout=20).body for _ in range(3)] == [b"2", b"3", b"4"]
+            assert [reading.get(timeout=HANG_S).body for _ in range(3)] == [b"2", b"3", b"4"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("lines", [[], ["replay last"], ["replay last", "ttl 1h"]], ids=" ".join)
-def test_what_a_server_that_was_started_again_has_not_is_told(server: Away, number: int, lines: list[str]) -> None:
+def test_what_a_server_that_was_started_again_has_not_is_told(server: Server, number: int, lines: list[str]) -> None:
     with server.connect() as client:
         group = client.group("g", create=True, ctl=lines)
         group.create("s")
         with group.subscribe("*") as reading:
             group.publish("s", b"first")
-            assert reading.get(timeout=20).body == b"first"
-            server.again(number)
+            assert reading.get(timeout=HANG_S).body == b"first"
+            server.restart(number)
             with server.connect() as other:
                 other.group("g").publish_many(("s", b"%d" % number) for number in range(200))
                 other.group("g").stats()  # looks at what is kept
                 given, lost = 0, 0
                 try:
-                    given += reading.get(timeout=20).body != b""  # now it is there again
+                    given += reading.get(timeout=HANG_S).body != b""  # now it is there again
                 except FellBehind as error:
                     lost = error.lost
                 other.group("g").publish("s", b"last")
@@ -251,11 +252,11 @@ def test_what_a_server_that_was_started_again_has_not_is_told(server: Away, numb
     assert given + lost + sum(more) >= 201
 
 
-def test_the_first_subscription_after_a_restart_finds_the_server(server: Away) -> None:
+def test_the_first_subscription_after_a_restart_finds_the_server(server: Server) -> None:
     with server.connect() as client:
         group = client.group("g", create=True)
         group.publish("s", b"0")
-        server.again()
+        server.restart()
         try:
             reading = group.subscribe("s")
         except Disconnected:
@@ -263,4 +264,4 @@ def test_the_first_subscription_after_a_restart_finds_the_server(server: Away) -
             reading = group.subscribe("s")
         with reading, server.connect() as other:
             other.group("g").publish("s", b"1")
-            assert reading.get(timeout=20).body == b"1"
+            assert reading.get(timeout=HANG_S).body == b"1"

@@ -3,7 +3,6 @@ how many it lost. Never neither."""
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -15,10 +14,9 @@ import pytest
 import mqfs
 from mqfs import ring
 from mqfs.client import Client
-from tests.campaign import seed, size
-from tests.client.conftest import Away, short_folder
 from tests.client.rush import WHOLE_BYTES, Actor
-from tests.server.process import unmount
+from tests.support.campaign import seed, size
+from tests.support.server import Server, can_mount, short_folder
 
 SECONDS = 1_800 if size(10) == 10 else 20
 ROUND_S = 4.0
@@ -34,19 +32,13 @@ class Place:
 
     def __init__(self, folder: Path, stack: ExitStack, *, inside: bool) -> None:
         self.mount: Path | None = None
-        self.away: Away | None = None
+        self.away: Server | None = None
         self.transports = ["9p"]
         if inside:
             self.store = stack.enter_context(mqfs.open(folder / "store"))
             return
-        options: list[str] = []
-        if os.access("/dev/fuse", os.R_OK | os.W_OK):
-            self.mount = folder / "mq"
-            self.mount.mkdir()
-            options = ["--mount", str(self.mount)]
-            stack.callback(unmount, self.mount)
-        self.away = Away(folder, *options)
-        stack.callback(self.away.close)
+        self.away = stack.enter_context(Server.at(folder, mount=can_mount()))
+        self.mount = self.away.mount
         if not ring.MISSING:
             self.transports = ["auto", "auto", "9p"]
 

@@ -9,6 +9,7 @@ import pytest
 
 from mqfs import Outgoing, errors
 from mqfs.client import Client, Group
+from tests.support.eventually import HANG_S
 
 BAD = [
     "ctl",
@@ -82,7 +83,7 @@ def test_a_subscription_that_could_only_wait_is_refused(tree: Client, name: str)
     group.create("exact:b")  # of which there may be a stream
     with group.subscribe("exact:b") as reading:
         group.publish("exact:b", b"1")
-        assert reading.get(timeout=10).body == b"1"
+        assert reading.get(timeout=HANG_S).body == b"1"
 
 
 def test_work_on_no_thread_is_refused(tree: Client, name: str) -> None:

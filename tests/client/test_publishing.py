@@ -10,6 +10,7 @@ import pytest
 
 from mqfs import Client, Message, Outgoing, errors
 from mqfs.client import Group
+from tests.support.eventually import HANG_S
 
 LARGEST = 1_044_480
 
@@ -43,9 +44,14 @@ def test_bodies_of_any_size(tree: Client, name: str, size: int) -> None:
         group.publish("s", body[:size])
         group.publish("s", body[:size], headers={"with": "headers"})
         group.publish("s", b"the next")
-        for read in (messages.get(20), messages.get(20), claims.get(20).message, claims.get(20).message):
+        for read in (
+            messages.get(HANG_S),
+            messages.get(HANG_S),
+            claims.get(HANG_S).message,
+            claims.get(HANG_S).message,
+        ):
             assert read.body == body[:size]
-        assert messages.get(20).body == claims.get(20).body == b"the next"
+        assert messages.get(HANG_S).body == claims.get(HANG_S).body == b"the next"
     assert [len(body) for body in bodies(group)] == [size, size, 8]
 
 
@@ -88,7 +94,7 @@ def test_a_message_that_waits_for_its_time(tree: Client, name: str) -> None:
         group.publish("s", b"late", delay=timedelta(milliseconds=300))
         group.publish("s", b"at", at=datetime.now(UTC) + timedelta(milliseconds=100))
         group.publish("s", b"now")
-        assert [messages.get(20).body for _ in range(3)] == [b"now", b"at", b"late"]
+        assert [messages.get(HANG_S).body for _ in range(3)] == [b"now", b"at", b"late"]
 
 
 def test_delays_are_kept_to_the_millisecond_not_to_the_second(tree: Client, name: str) -> None:
@@ -97,7 +103,7 @@ def test_delays_are_kept_to_the_millisecond_not_to_the_second(tree: Client, name
     with group.subscribe() as messages:
         for _ in range(12):
             group.publish("s", b"late", delay=0.02)
-            messages.get(20)
+            messages.get(HANG_S)
     assert 12 * 0.02 <= time.monotonic() - began < 8
 
 
@@ -105,7 +111,7 @@ def test_ttl(tree: Client, name: str) -> None:
     group = kept(tree, name)
     group.publish("s", b"short", ttl=0.05)
     group.publish("s", b"long", ttl=3_600)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while bodies(group) != [b"long"]:
         assert time.monotonic() < deadline
 
@@ -149,7 +155,7 @@ def test_threads_publish_through_one_client(tree: Client, name: str) -> None:
     with group.subscribe() as messages:
         for thread in threads:
             thread.start()
-        got = [messages.get(20) for _ in range(1_600)]
+        got = [messages.get(HANG_S) for _ in range(1_600)]
         for thread in threads:
             thread.join()
     assert [m.sequence for m in got] == sorted(m.sequence for m in got)

@@ -10,6 +10,7 @@ import pytest
 
 from mqfs import Client, Message, errors
 from mqfs.client import Group
+from tests.support.eventually import HANG_S
 
 
 def kept(tree: Client, name: str, *ctl: str) -> Group:
@@ -47,8 +48,8 @@ def test_from_now_on_and_from_the_beginning(tree: Client, name: str) -> None:
     group.publish("s", b"old")
     with group.subscribe() as new, group.subscribe(existing=True) as everything:
         group.publish("s", b"new")
-        assert new.get(20).body == b"new"
-        assert [everything.get(20).body for _ in range(2)] == [b"old", b"new"]
+        assert new.get(HANG_S).body == b"new"
+        assert [everything.get(HANG_S).body for _ in range(2)] == [b"old", b"new"]
 
 
 def test_patterns(tree: Client, name: str) -> None:
@@ -60,7 +61,7 @@ def test_patterns(tree: Client, name: str) -> None:
     group.publish_many([("a.info", b"1"), ("a.error", b"2"), ("b.error", b"3"), ("later", b"4"), ("x.y.error", b"5")])
     wanted = [b"12", b"235", b"23", b"3", b"13", b"4"]
     for reader, want in zip(readers, wanted, strict=True):
-        assert b"".join(reader.get(20).body for _ in want) == want
+        assert b"".join(reader.get(HANG_S).body for _ in want) == want
         with pytest.raises(TimeoutError):
             reader.get(0)
         reader.close()
@@ -74,7 +75,7 @@ def test_a_stream_that_is_removed_ends_it(tree: Client, name: str) -> None:
     assert next(messages).body == b"last"
     thread, out = in_thread(lambda: list(messages))
     group.remove("s")
-    assert out.get(timeout=20) == []
+    assert out.get(timeout=HANG_S) == []
     thread.join()
 
 
@@ -85,7 +86,7 @@ def test_closing_ends_who_waits(tree: Client, name: str) -> None:
     parked(group)
     messages.close()
     for thread, out in threads:
-        assert out.get(timeout=20) == []
+        assert out.get(timeout=HANG_S) == []
         thread.join()
     with pytest.raises(EOFError):
         messages.get()
@@ -97,7 +98,7 @@ def test_the_end_of_the_client_ends_who_waits(tree: Client, name: str) -> None:
     thread, out = in_thread(lambda: list(messages))
     parked(group)
     tree.close()
-    ended = out.get(timeout=20)
+    ended = out.get(timeout=HANG_S)
     assert ended == [] or isinstance(ended, errors.Disconnected)
     thread.join()
     with pytest.raises(errors.Disconnected, match="closed"):
@@ -111,7 +112,7 @@ def test_the_end_of_the_client_ends_waits_that_would_reconnect(tree: Client, nam
     parked(group)
     tree.close()
     for thread, out in waits:
-        assert isinstance(out.get(timeout=20), EOFError | errors.Disconnected)
+        assert isinstance(out.get(timeout=HANG_S), EOFError | errors.Disconnected)
         thread.join()
 
 
@@ -139,7 +140,7 @@ def test_a_reader_that_fell_behind_is_told_once(tree: Client, name: str) -> None
     group.publish_many(("s", str(number)) for number in range(5))
     with pytest.raises(errors.FellBehind, match="up to 3 messages of the group were lost"):
         next(messages)
-    assert [messages.get(20).body for _ in range(2)] == [b"3", b"4"]
+    assert [messages.get(HANG_S).body for _ in range(2)] == [b"3", b"4"]
 
 
 def test_filters(tree: Client, name: str) -> None:
@@ -148,8 +149,8 @@ def test_filters(tree: Client, name: str) -> None:
     small: Callable[[Message], bool] = lambda message: int(message.body) < 5  # noqa: E731
     one, both = group.subscribe(filters=even), group.subscribe(filters=[even, small])
     group.publish_many(("s", str(number)) for number in range(8))
-    assert [one.get(20).body for _ in range(4)] == [b"0", b"2", b"4", b"6"]
-    assert [both.get(20).body for _ in range(3)] == [b"0", b"2", b"4"]
+    assert [one.get(HANG_S).body for _ in range(4)] == [b"0", b"2", b"4", b"6"]
+    assert [both.get(HANG_S).body for _ in range(3)] == [b"0", b"2", b"4"]
     with pytest.raises(TimeoutError):
         both.get(0)
 
@@ -158,12 +159,12 @@ def test_a_waiting_reader_holds_up_nobody(tree: Client, name: str) -> None:
     """64 threads wait, one publishes, through one client."""
     group = kept(tree, name, "sync off")
     readers = [group.subscribe(f"s{number}") for number in range(64)]
-    threads = [in_thread(lambda reader=reader: reader.get(30).body) for reader in readers]  # type: ignore[misc]
+    threads = [in_thread(lambda reader=reader: reader.get(HANG_S).body) for reader in readers]  # type: ignore[misc]
     parked(group, 64)
     for number in reversed(range(64)):
         group.publish(f"s{number}", str(number))
     for number, (thread, out) in enumerate(threads):
-        assert out.get(timeout=20) == str(number).encode()
+        assert out.get(timeout=HANG_S) == str(number).encode()
         thread.join()
 
 
@@ -176,7 +177,7 @@ def test_callbacks_in_order(tree: Client, name: str) -> None:
     group.publish("a.b", b"0")
     registration = group.on("a.*", lambda message: got.put(message.body), existing=True)
     group.publish_many(("a.b", str(number)) for number in range(1, 100))
-    assert [got.get(timeout=20) for _ in range(100)] == [str(number).encode() for number in range(100)]
+    assert [got.get(timeout=HANG_S) for _ in range(100)] == [str(number).encode() for number in range(100)]
     registration.unsubscribe()
     group.publish("a.b", b"after")
     assert got.empty()
@@ -196,8 +197,8 @@ def test_the_same_handler_is_called_once(tree: Client, name: str) -> None:
     for _ in range(50):
         group.publish_many([("x.y", b"both"), ("x.z", b"one"), ("a.y", b"the other")])
     group.publish_many([("x", b"end"), ("b.y", b"end")])
-    assert sorted(ends.get(timeout=20) for _ in range(2)) == ["b.y", "x"]
-    assert sorted(got.get(timeout=20) for _ in range(150)) == sorted(["x.y", "x.z", "a.y"] * 50)
+    assert sorted(ends.get(timeout=HANG_S) for _ in range(2)) == ["b.y", "x"]
+    assert sorted(got.get(timeout=HANG_S) for _ in range(150)) == sorted(["x.y", "x.z", "a.y"] * 50)
     assert got.empty()
     assert group.unsubscribe("x.#", handler) == 1
     assert other.active
@@ -212,9 +213,9 @@ def test_once(tree: Client, name: str) -> None:
     got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     registration = group.once("s", lambda message: got.put(message.body))
     group.publish_many([("s", b"1"), ("s", b"2")])
-    registration.join(20)
+    registration.join(HANG_S)
     assert not registration.active
-    assert (got.get(timeout=20), got.empty()) == (b"1", True)
+    assert (got.get(timeout=HANG_S), got.empty()) == (b"1", True)
     assert group.unsubscribe() == 0
 
 
@@ -224,8 +225,8 @@ def test_a_handler_may_end_its_own_subscription(tree: Client, name: str, concurr
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     registration = group.on("s", lambda message: ended.put(group.unsubscribe()), concurrency=concurrency)
     group.publish("s", b"x")
-    assert ended.get(timeout=20) == 1
-    registration.join(20)
+    assert ended.get(timeout=HANG_S) == 1
+    registration.join(HANG_S)
     assert not registration.active
 
 
@@ -243,11 +244,11 @@ def test_a_handler_that_raises(tree: Client, name: str, caplog: pytest.LogCaptur
 
     group.on("s", handler, on_error=told)
     group.publish_many([("s", b"bad"), ("s", b"good")])
-    assert [got.get(timeout=20) for _ in range(2)] == [("no good", b"bad"), b"good"]
+    assert [got.get(timeout=HANG_S) for _ in range(2)] == [("no good", b"bad"), b"good"]
     group.unsubscribe()
     group.on("s", handler)
     group.publish_many([("s", b"bad"), ("s", b"good")])
-    assert got.get(timeout=20) == b"good"
+    assert got.get(timeout=HANG_S) == b"good"
     assert "no good" in caplog.text
 
 
@@ -258,15 +259,15 @@ def test_a_callback_is_told_of_losses(tree: Client, name: str) -> None:
 
     def handler(message: Message) -> None:
         begun.set()
-        busy.wait(20)
+        busy.wait(HANG_S)
         told.put(message.body)
 
     group.on("#", handler, on_error=lambda error, message: told.put(type(error)))
     group.publish("s", b"0")
-    assert begun.wait(20)
+    assert begun.wait(HANG_S)
     group.publish_many(("s", str(number)) for number in range(1, 5))
     busy.set()
-    assert [told.get(timeout=20) for _ in range(3)] == [b"0", errors.FellBehind, b"4"]
+    assert [told.get(timeout=HANG_S) for _ in range(3)] == [b"0", errors.FellBehind, b"4"]
 
 
 def test_concurrency(tree: Client, name: str) -> None:
@@ -280,14 +281,14 @@ def test_concurrency(tree: Client, name: str) -> None:
         with lock:
             running += 1
             most = max(most, running)
-        barrier.wait(20)
+        barrier.wait(HANG_S)
         with lock:
             running -= 1
         done.put(message.body)
 
     group.on("s", handler, concurrency=3)
     group.publish_many(("s", str(number)) for number in range(9))
-    assert sorted(done.get(timeout=20) for _ in range(9)) == [str(number).encode() for number in range(9)]
+    assert sorted(done.get(timeout=HANG_S) for _ in range(9)) == [str(number).encode() for number in range(9)]
     assert most == 3
     with pytest.raises(errors.BadRequest):
         group.on("s", handler, concurrency=0)

@@ -14,11 +14,11 @@ import mqfs
 from mqfs import errors, ring
 from mqfs.client import Group, Subscription, subscription
 from mqfs.syntax.patterns import compile_pattern
-from tests.campaign import seed, size
-from tests.client.conftest import Away, short_folder
 from tests.client.model import Log, Owed
-from tests.patience import patient
-from tests.store.small import lowered
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S, patient
+from tests.support.server import Server, short_folder
+from tests.support.temp_store import lowered
 
 STORIES, IN_CI, STEPS = 1_700, 50, 30
 SLACK = 64
@@ -56,11 +56,11 @@ class World:
 
     def __init__(self, transport: str, folder: Path) -> None:
         self.transport = transport
-        self.away: Away | None = None
+        self.away: Server | None = None
         if transport == "inside":
             self.client = self.writer = self.files = mqfs.open(folder / "store")
         else:
-            self.away = SmallAway(folder, transport=transport)
+            self.away = Server.at(folder, transport=transport, program=(sys.executable, "-c", SMALL_SERVER, "serve"))
             self.client = self.away.connect()
             self.connect()
 
@@ -71,7 +71,7 @@ class World:
 
     def restart(self, number: int) -> None:
         assert self.away is not None
-        self.away.again(number)
+        self.away.restart(number)
         self.writer.close()
         self.files.close()
         self.connect()
@@ -81,12 +81,6 @@ class World:
             client.close()
         if self.away is not None:
             self.away.close()
-
-
-class SmallAway(Away):
-    """With limits that a story of some hundred messages reaches."""
-
-    program = (sys.executable, "-c", SMALL_SERVER, "serve")
 
 
 class Story:
@@ -213,7 +207,7 @@ class Story:
                     return
                 self.get(*follower)
 
-    def get(self, following: Subscription, owed: Owed, timeout: float = patient(20)) -> None:
+    def get(self, following: Subscription, owed: Owed, timeout: float = HANG_S) -> None:
         owed.reads()
         try:
             message = following.get(timeout)

@@ -18,11 +18,8 @@ import pytest
 import mqfs
 from mqfs import Client, errors
 from mqfs.client import Claims, Group, tasks
-from tests.client.conftest import Away, short_folder
-from tests.patience import patient
-from tests.server.process import Running, environment, unmount, until
-
-SOON = patient(20)
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server, environment, short_folder
 
 
 def work(tree: Client, name: str, *ctl: str, deliver: str = "one") -> Group:
@@ -83,7 +80,7 @@ def test_each_message_is_for_one_of_many(tree: Client, name: str) -> None:
     group.publish_many(("s", str(number)) for number in range(300))
     group.publish_many(("s", b"end") for _ in threads)
     for thread in threads:
-        thread.join(SOON)
+        thread.join(HANG_S)
     assert sorted(int(got.get(timeout=1)) for _ in range(300)) == list(range(300))
     assert got.empty()
 
@@ -93,9 +90,9 @@ def test_a_body_of_any_size_is_one_message(tree: Client, name: str) -> None:
     body = os.urandom(2_500_000)
     group.publish("s", body)
     group.publish("s", b"after")
-    with group.take("s") as claims, group.take("s") as others, claims.get(SOON) as claim:
+    with group.take("s") as claims, group.take("s") as others, claims.get(HANG_S) as claim:
         assert claim.body == body
-        assert others.get(SOON).body == b"after"
+        assert others.get(HANG_S).body == b"after"
     assert waiting(group) == (1, 0)
 
 
@@ -104,12 +101,12 @@ def test_what_a_taker_leaves_comes_again(tree: Client, name: str) -> None:
     group = work(tree, name)
     group.publish("s", b"x")
     with group.take("s") as claims:
-        assert claims.get(SOON).deliveries == 1
+        assert claims.get(HANG_S).deliveries == 1
     claims = group.take("s")
-    assert claims.get(SOON).deliveries == 1
+    assert claims.get(HANG_S).deliveries == 1
     with pytest.raises(ZeroDivisionError), claims:
         1 / 0  # noqa: B018
-    with group.take("s") as claims, claims.get(SOON) as claim:
+    with group.take("s") as claims, claims.get(HANG_S) as claim:
         assert claim.deliveries == 2
     assert waiting(group) == (0, 0)
 
@@ -120,20 +117,20 @@ def test_retries_and_dead_letters(tree: Client, name: str) -> None:
     seen = []
     with group.take("s") as claims:
         for _ in range(3):
-            claim = claims.get(SOON)
+            claim = claims.get(HANG_S)
             seen.append(claim.deliveries)
             with pytest.raises(ZeroDivisionError), claim:
                 1 / 0  # noqa: B018
         assert seen == [1, 2, 3]
         (dead,) = group.history(pattern="dead")
         assert (dead.body, dead.headers["stream"], dead.headers["deliveries"]) == (b"poison", "s", "3")
-        with group.take("dead") as letters, letters.get(SOON) as letter:
+        with group.take("dead") as letters, letters.get(HANG_S) as letter:
             assert letter.body == b"poison"
         assert waiting(group, "dead") == (0, 0)
         group.publish("s", b"worse")
-        claims.get(SOON).dead("no good")
+        claims.get(HANG_S).dead("no good")
         group.redrive("s")
-        with claims.get(SOON) as claim:
+        with claims.get(HANG_S) as claim:
             assert (claim.body, claim.deliveries) == (b"worse", 1)
 
 
@@ -141,12 +138,12 @@ def test_every_word_about_a_claim(tree: Client, name: str) -> None:
     group = work(tree, name, "lease 1h")
     group.publish_many(("s", str(number)) for number in range(3))
     with group.take("s") as claims:
-        first = claims.get(SOON)
+        first = claims.get(HANG_S)
         first.touch()
         first.release()
-        assert (claims.get(SOON).body, first.settled) == (b"0", True)
-        claims.get(SOON).nack(delay=3_600)
-        claims.get(SOON).ack()
+        assert (claims.get(HANG_S).body, first.settled) == (b"0", True)
+        claims.get(HANG_S).nack(delay=3_600)
+        claims.get(HANG_S).ack()
         with pytest.raises(errors.Stale):
             first.ack()
         with pytest.raises(TimeoutError):
@@ -159,15 +156,15 @@ def test_a_lease_that_ran_out_and_one_that_is_renewed(tree: Client, name: str) -
     group = work(tree, name, "lease 60ms")
     group.publish("s", b"x")
     with group.take("s") as claims, group.take("s") as others:
-        claim, again = claims.get(SOON), others.get(SOON)
+        claim, again = claims.get(HANG_S), others.get(HANG_S)
         assert (again.sequence, again.deliveries) == (claim.sequence, 2)
         with pytest.raises(errors.Stale, match="not any more"):
             claim.ack()
         again.ack()
         group.publish("s", b"y")
-        assert claims.get(SOON).body == b"y"  # the refusal's text is no message
+        assert claims.get(HANG_S).body == b"y"  # the refusal's text is no message
     group.ctl("lease 500ms")  # short and yet long enough for a machine that is busy
-    with group.take("s", renew=True) as claims, group.take("s") as others, claims.get(SOON):
+    with group.take("s", renew=True) as claims, group.take("s") as others, claims.get(HANG_S):
         with pytest.raises(TimeoutError):
             others.get(1.2)
         assert waiting(group) == (0, 1)
@@ -181,7 +178,7 @@ def test_a_stream_that_is_missing(tree: Client, name: str) -> None:
     assert group.streams() == []
     with group.take("s", create=True) as claims:
         group.publish("s", b"1", create=False)
-        claims.get(SOON).ack()
+        claims.get(HANG_S).ack()
         group.remove("s")
         assert list(claims) == []
     assert group.streams() == []
@@ -202,7 +199,7 @@ def test_it_is_no_consumer(tree: Client, name: str) -> None:
                 call(".s")
     with group.consume("s") as claims, group.take("s") as takes:
         group.publish("s", b"for both")
-        assert claims.get(SOON).body == takes.get(SOON).body == b"for both"
+        assert claims.get(HANG_S).body == takes.get(HANG_S).body == b"for both"
 
 
 def test_a_group_that_delivers_to_all_has_what_is_for_one(tree: Client, name: str) -> None:
@@ -210,14 +207,14 @@ def test_a_group_that_delivers_to_all_has_what_is_for_one(tree: Client, name: st
     group.publish("s", b"before")
     group.publish("s", b"first", single=True)
     with group.take("s") as claims, group.take("s") as others, group.subscribe() as reading:
-        assert claims.get(SOON).body == b"first"
+        assert claims.get(HANG_S).body == b"first"
         group.publish("s", b"between")
         group.publish("s", b"second", single=True)
-        assert others.get(SOON).body == b"second"
+        assert others.get(HANG_S).body == b"second"
         for takes in (claims, others):
             with pytest.raises(TimeoutError):
                 takes.get(0.05)
-        assert reading.get(SOON).body == b"between"
+        assert reading.get(HANG_S).body == b"between"
     assert [message.body for message in group.history()] == [b"before", b"between"]
     with group.take("s") as claims:
         assert drained(claims) == [b"first", b"second"]
@@ -253,14 +250,14 @@ def test_one_for_one_goes_to_one_of_takers_consumers_and_handlers(tree: Client, 
         for number in range(100):
             group.publish("s", str(number), single=True)
         group.publish("s", b"all")
-        got = [taken.get(timeout=SOON) for _ in range(101)]
+        got = [taken.get(timeout=HANG_S) for _ in range(101)]
         assert sorted(got) == sorted([b"all", *(b"%d" % number for number in range(100))])
-        assert [handled.get(timeout=SOON) for _ in range(2)] == [b"all"] * 2
+        assert [handled.get(timeout=HANG_S) for _ in range(2)] == [b"all"] * 2
         group.unsubscribe()
         for claims in (one, two, named):
             claims.finish()
         for thread in threads:
-            thread.join(SOON)
+            thread.join(HANG_S)
     assert handled.empty()
     assert taken.empty()
 
@@ -270,17 +267,17 @@ def test_one_for_one_that_failed_is_taken_again(tree: Client, name: str) -> None
     group = work(tree, name, "retries 2", deliver="all")
     with group.consume("c") as named, group.take("s", create=True) as claims:
         group.publish("s", b"x", single=True)
-        claim = claims.get(SOON)
+        claim = claims.get(HANG_S)
         with pytest.raises(TimeoutError):
             named.get(0.05)
         claim.nack()
         group.publish("s", b"for all")
-        assert named.get(SOON).body == b"for all"
+        assert named.get(HANG_S).body == b"for all"
         with group.take("s") as others:
-            again = others.get(SOON)
+            again = others.get(HANG_S)
             assert (again.body, again.deliveries) == (b"x", 2)
             again.nack()
-        with group.take("dead") as letters, letters.get(SOON) as letter:
+        with group.take("dead") as letters, letters.get(HANG_S) as letter:
             assert (letter.body, letter.headers["deliveries"]) == (b"x", "2")
         assert list(group.history(pattern="dead")) == []
 
@@ -298,7 +295,7 @@ with mqfs.connect(sys.argv[1], transport=sys.argv[2]) as client:
 """
 
 
-def test_a_taker_that_is_killed_gives_back(server: Away) -> None:
+def test_a_taker_that_is_killed_gives_back(server: Server) -> None:
     with server.connect() as client:
         group = work(client, "g", "retries 3")
         group.publish("s", b"x")
@@ -311,26 +308,26 @@ def test_a_taker_that_is_killed_gives_back(server: Away) -> None:
                 assert taker.stdout.readline() == f"x {delivery}\n"
                 assert waiting(group) == (0, 1)
                 taker.kill()
-        with group.take("s") as claims, claims.get(SOON) as claim:
+        with group.take("s") as claims, claims.get(HANG_S) as claim:
             assert claim.deliveries == 3
         assert waiting(group) == (0, 0)
 
 
 @pytest.mark.parametrize("deliver", ["one", "all"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_goes_on_when_the_server_comes_back(server: Away, number: int, deliver: str) -> None:
+def test_it_goes_on_when_the_server_comes_back(server: Server, number: int, deliver: str) -> None:
     """What was claimed comes again; a kill counts it as a failed delivery."""
     with server.connect() as client:
         group = work(client, "g", "sync always", deliver=deliver)
         with group.take("s", create=True) as claims, group.take("s") as waits:
             group.publish("s", b"1", single=True)
             group.publish("s", b"2", single=True)
-            held = claims.get(SOON)
-            waits.get(SOON).ack()
-            server.again(number)
+            held = claims.get(HANG_S)
+            waits.get(HANG_S).ack()
+            server.restart(number)
             with server.connect() as other:
                 other.group("g").publish("s", b"3", single=True)
-            again = waits.get(SOON)
+            again = waits.get(HANG_S)
             assert (again.body, again.deliveries) == (held.body, 1 + (number == signal.SIGKILL))
             again.ack()
             with pytest.raises((errors.Stale, errors.Disconnected)):
@@ -341,18 +338,8 @@ def test_it_goes_on_when_the_server_comes_back(server: Away, number: int, delive
 def test_beside_readers_of_the_file_on_the_mount(tmp_path: Path) -> None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("/dev/fuse is missing or may not be opened")
-    mount = tmp_path / "mq"
-    mount.mkdir()
-    with short_folder() as folder:
-        address = f"unix!{folder}/socket"
-        arguments = ["--store", str(tmp_path / "store"), "--listen", address, "--mount", str(mount)]
-        server = Running(*arguments, cwd=tmp_path)
-        try:
-            beside_readers(address, mount / "g")
-        finally:
-            server.stop()
-            unmount(mount)
-        assert "Traceback" not in server.text(), server.text()
+    with short_folder() as folder, Server.at(folder, mount=True) as server:
+        beside_readers(server.address, server.path / "g")
 
 
 def beside_readers(address: str, path: Path) -> None:
@@ -375,9 +362,11 @@ def beside_readers(address: str, path: Path) -> None:
             thread.start()
             wanted = sorted(b"%d\n" % number for number in range(300))
             group.publish_many(("s", body) for body in wanted)
-            until(lambda: sorted([*mine, *output.read_bytes().splitlines(keepends=True)]) == wanted, "all were had")
+            eventually(
+                lambda: sorted([*mine, *output.read_bytes().splitlines(keepends=True)]) == wanted, "all were had"
+            )
             claims.finish()
-            thread.join(SOON)
+            thread.join(HANG_S)
         assert mine
         assert output.stat().st_size
 
@@ -388,18 +377,15 @@ def took(claims: Claims, into: list[bytes]) -> None:
             into.append(claim.body)
 
 
-ACCOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="only root is somebody else")
-
-
-@ACCOUNTS
-def test_who_may_not_read_the_stream_may_not_take(server: Away) -> None:
+@pytest.mark.root
+def test_who_may_not_read_the_stream_may_not_take(server: Server) -> None:
     with server.connect() as client, server.connect(user="nobody", transport="9p") as nobody:
         group = work(client, "g")
         group.publish("s", b"secret")
         with pytest.raises(errors.Denied):
             nobody.group("g").take("s")
         with group.take("s") as claims:
-            assert claims.get(SOON).body == b"secret"
+            assert claims.get(HANG_S).body == b"secret"
 
 
 # ---------------------------------------------------------------- awaited

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from pathlib import Path
 
 import anyio
 import anyio.abc
 import pytest
 
 from mqfs import Message, errors
-from mqfs.client import tasks
-from mqfs.client.tasks import AsyncClient, AsyncGroup
-from tests.client.conftest import Away
-
-Opening = Callable[[], AbstractAsyncContextManager[AsyncClient]]
-
-
-@pytest.fixture(params=["9p", "inside"])
-def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opening]:
-    if request.param == "9p":
-        shared: Away = request.getfixturevalue("shared")
-        yield partial(tasks.connect, shared.address)
-    else:
-        yield partial(tasks.open, tmp_path / "store")
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+from mqfs.client.tasks import AsyncGroup
+from tests.client.opening import Opening
 
 
 def test_publish_subscribe_and_history(opening: Opening, name: str, backend: str) -> None:

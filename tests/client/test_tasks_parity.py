@@ -16,10 +16,8 @@ from mqfs import client as sync
 from mqfs.client import tasks
 from mqfs.client.large import BodyWriter
 from mqfs.client.tasks import AsyncClaim, AsyncClient
-from tests.client.test_tasks import Opening, backend, opening
-from tests.patience import patient
-
-__all__ = ["backend", "opening"]  # fixtures
+from tests.client.opening import Opening
+from tests.support.eventually import HANG_S
 
 PAIRS = [
     (sync.Client, tasks.AsyncClient),
@@ -31,7 +29,6 @@ PAIRS = [
     (sync.Worker, tasks.AsyncWorker),
     (BodyWriter, tasks.AsyncWriter),
 ]
-WAIT_S = patient(30)
 
 
 def calls(of: type) -> dict[str, Any]:
@@ -69,7 +66,7 @@ def run(main: Callable[[AsyncClient], Any], opening: Opening, backend: str) -> N
     """Run a story with a client, and fail where it hangs."""
 
     async def whole() -> None:
-        with anyio.fail_after(WAIT_S):
+        with anyio.fail_after(HANG_S):
             async with opening() as client:
                 await main(client)
 
@@ -126,7 +123,7 @@ def test_once_and_plain_handlers(opening: Opening, name: str, backend: str) -> N
         await group.publish_many([("s", b"1"), ("s", b"2")])
         seen: list[Message] = []
         registration = await group.once("s", seen.append, existing=True)
-        await registration.join(WAIT_S)
+        await registration.join(HANG_S)
         assert not registration.active
         assert [message.body for message in seen] == [b"1"]
 
@@ -145,7 +142,7 @@ def test_a_handler_ends_its_own_registration(opening: Opening, name: str, backen
         registration = await group.on("s", handler)
         await group.publish("s", b"1")
         await ended.wait()
-        await registration.join(WAIT_S)
+        await registration.join(HANG_S)
         assert not registration.active
 
     run(main, opening, backend)
@@ -182,7 +179,7 @@ def test_work_acknowledges_what_returns_and_requeues_what_raises(opening: Openin
 
         async with await group.work("w", handler, concurrency=2) as worker:
             assert sorted(await done.wait(2)) == [(b"bad", 2), (b"good", 1)]
-        await worker.join(WAIT_S)
+        await worker.join(HANG_S)
         assert (await group.stats())["consumers"]["w"]["waiting"] == 0
 
     run(main, opening, backend)
@@ -203,7 +200,7 @@ def test_a_worker_stopped_by_its_handler_ends(opening: Opening, name: str, backe
         started.set()
         await group.publish("s", b"1")
         await stopped.wait()
-        await worker.join(WAIT_S)
+        await worker.join(HANG_S)
 
     run(main, opening, backend)
 
@@ -212,7 +209,7 @@ def test_the_end_of_the_client_cancels_handlers_and_releases_their_claims(
     opening: Opening, name: str, backend: str
 ) -> None:
     async def whole() -> None:
-        with anyio.fail_after(WAIT_S):
+        with anyio.fail_after(HANG_S):
             with pytest.raises(KeyError):
                 await fail()
             async with opening() as client, (await client.group(name)).consume("w") as claims:
@@ -246,8 +243,8 @@ def test_get_with_a_timeout(opening: Opening, name: str, backend: str) -> None:
             with pytest.raises(TimeoutError):
                 await claims.get(timeout=0.01)
             await group.publish("s", b"1")
-            assert (await messages.get(WAIT_S)).body == b"1"
-            claim = await claims.get(WAIT_S)
+            assert (await messages.get(HANG_S)).body == b"1"
+            claim = await claims.get(HANG_S)
             assert (claim.body, claim.time_ns) == (b"1", claim.message.time_ns)
             await claim.ack()
             assert claim.settled
@@ -349,6 +346,6 @@ def test_handlers_run_in_the_loop(opening: Opening, name: str) -> None:
             loops: asyncio.Queue[asyncio.AbstractEventLoop] = asyncio.Queue()
             await group.on("s", lambda message: loops.put_nowait(asyncio.get_running_loop()))
             await group.publish("s", b"1")
-            assert await asyncio.wait_for(loops.get(), WAIT_S) is asyncio.get_running_loop()
+            assert await asyncio.wait_for(loops.get(), HANG_S) is asyncio.get_running_loop()
 
     asyncio.run(main())

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import pytest
 
 from mqfs.errors import MqfsError
+from tests.support.eventually import HANG_S
 
-PATIENCE_S = 10.0
 A_MOMENT_S = 0.05  # how long a read that must wait is watched doing so
 MESSAGE_BYTES = 1_044_480
 FOLDERS = {".consumers", ".kept", ".txn"}
@@ -106,8 +106,8 @@ def check_streams(client: Client) -> None:
     assert drain(early) == [b"one", b"two", b"three"]
     assert drain(late) == [b"one", b"two", b"three"]
     put(client, "s", b"four")
-    assert late.receive(2, PATIENCE_S) == b"fo", "a buffer that is too small gets the first part"
-    assert late.receive(64, PATIENCE_S) == b"ur", "and the next read the rest"
+    assert late.receive(2, HANG_S) == b"fo", "a buffer that is too small gets the first part"
+    assert late.receive(64, HANG_S) == b"ur", "and the next read the rest"
     both = client.open("s", "r+")
     both.write(b"own")
     assert drain(both)[-1] == b"own", "a handle reads its own writes"
@@ -134,15 +134,15 @@ def check_order(client: Client) -> None:
 def check_ctl(client: Client) -> None:
     client.mkdir("copy")
     put(client, "ctl", b"replay last\ndepth 10\nttl 90s\nfull block\nsync 1s\n")
-    text = client.open("ctl", "r").receive(4096, PATIENCE_S)
+    text = client.open("ctl", "r").receive(4096, HANG_S)
     assert {b"replay last", b"depth 10", b"ttl 90s", b"full block", b"sync 1s"} <= set(text.splitlines())
     put(client, "copy/ctl", text)
-    assert client.open("copy/ctl", "r").receive(4096, PATIENCE_S) == text
+    assert client.open("copy/ctl", "r").receive(4096, HANG_S) == text
     handle = client.open("ctl", "r+")
     refused(errno.EINVAL, lambda: handle.write(b"depth 1\nreplay often\n"))
-    assert b"replay often" in handle.receive(4096, PATIENCE_S), "why is told by the next read of the handle"
-    assert client.open("ctl", "r").receive(4096, PATIENCE_S) == text, "nothing of the write was done"
-    assert b"replay often" in client.open(".errors", "r").receive(65536, PATIENCE_S)
+    assert b"replay often" in handle.receive(4096, HANG_S), "why is told by the next read of the handle"
+    assert client.open("ctl", "r").receive(4096, HANG_S) == text, "nothing of the write was done"
+    assert b"replay often" in client.open(".errors", "r").receive(65536, HANG_S)
 
 
 def check_cursor(client: Client) -> None:
@@ -160,11 +160,11 @@ def check_cursor(client: Client) -> None:
     (row,) = (json.loads(line) for line in drain(cursor))
     assert (row["sequence"], row["stream"], row["body"]) == (2, "b", "1")
     cursor.write(b"seek first\nformat each\n")
-    assert [cursor.receive(64, PATIENCE_S) for _ in range(4)] == [b"0", b"", b"1", b""]
+    assert [cursor.receive(64, HANG_S) for _ in range(4)] == [b"0", b"", b"1", b""]
     cursor.write(b"info\n")
-    assert cursor.receive(4096, PATIENCE_S).startswith(b"sequence 2\nstream b\n")
+    assert cursor.receive(4096, HANG_S).startswith(b"sequence 2\nstream b\n")
     refused(errno.EINVAL, lambda: cursor.write(b"seek yonder\n"))
-    assert b"seek yonder" in cursor.receive(4096, PATIENCE_S)
+    assert b"seek yonder" in cursor.receive(4096, HANG_S)
     for mode in ("r", "w"):
         refused(errno.EACCES, lambda mode=mode: client.open(".cursor", mode))
 
@@ -180,9 +180,9 @@ def check_waiting(client: Client) -> None:
         else:
             raise AssertionError("it did not wait")
         writer.write(b"%d" % i)
-        assert reader.receive(64, PATIENCE_S) == b"%d" % i, "a read that gave up has consumed nothing"
+        assert reader.receive(64, HANG_S) == b"%d" % i, "a read that gave up has consumed nothing"
     client.remove("s")
-    assert reader.receive(64, PATIENCE_S) == b"", "end-of-file when the stream is removed"
+    assert reader.receive(64, HANG_S) == b"", "end-of-file when the stream is removed"
     refused(errno.ENOENT, lambda: writer.write(b"x"))
 
 
@@ -191,7 +191,7 @@ def check_bounds(client: Client) -> None:
     client.create("s")
     reader = client.open("s", "r")
     put(client, "s", b"1", b"2", b"3")
-    refused(errno.EPIPE, lambda: reader.receive(64, PATIENCE_S))
+    refused(errno.EPIPE, lambda: reader.receive(64, HANG_S))
     assert drain(reader) == [b"2", b"3"], "told once, then on"
     put(client, "ctl", b"full reject\n")
     refused(errno.ENOSPC, lambda: put(client, "s", b"4"))
@@ -244,26 +244,24 @@ def check_consumers(client: Client) -> None:
     refused(errno.EPERM, lambda: client.rename(".consumers/w", "v"))
     put(client, "s", b"1", b"2", b"3", b"4")
     one, two = client.open(".consumers/w", "r+"), client.open(".consumers/w", "r+")
-    assert [one.receive(64, PATIENCE_S), two.receive(64, PATIENCE_S)] == [b"1", b"2"]
+    assert [one.receive(64, HANG_S), two.receive(64, HANG_S)] == [b"1", b"2"]
     one.write(b"ack\n")
     two.write(b"release\n")
-    assert one.receive(1, PATIENCE_S) == b"2", "what was given back is the head"
+    assert one.receive(1, HANG_S) == b"2", "what was given back is the head"
     refused(errno.ESTALE, lambda: two.write(b"ack\n"))
-    assert b"stale" in two.receive(4096, PATIENCE_S), "why is told by the next read of the handle"
+    assert b"stale" in two.receive(4096, HANG_S), "why is told by the next read of the handle"
     refused(errno.EBUSY, lambda: client.remove(".consumers/w"))
     shown = client.open(".consumers/w", "r")
-    assert [shown.receive(64, PATIENCE_S) for _ in range(3)] == [b"3", b"4", b""], (
-        "who may not take is shown what waits"
-    )
+    assert [shown.receive(64, HANG_S) for _ in range(3)] == [b"3", b"4", b""], "who may not take is shown what waits"
     one.write(b"info\n")
-    told = one.receive(4096, PATIENCE_S)
+    told = one.receive(4096, HANG_S)
     assert told.startswith(b"sequence 2\nstream s\ntime ")
     assert told.endswith(b"\ndeliveries 1\n\n")
     one.close()
-    assert two.receive(64, PATIENCE_S) == b"2", "the last close gives back"
+    assert two.receive(64, HANG_S) == b"2", "the last close gives back"
     two.write(b"info\nack\n")
-    assert b"\ndeliveries 2\n" in two.receive(4096, PATIENCE_S)
-    assert [two.receive(64, PATIENCE_S), two.receive(64, PATIENCE_S)] == [b"3", b"4"]
+    assert b"\ndeliveries 2\n" in two.receive(4096, HANG_S)
+    assert [two.receive(64, HANG_S), two.receive(64, HANG_S)] == [b"3", b"4"]
     two.write(b"ack 3\nack 4\n")
     try:
         two.receive(64, A_MOMENT_S)
@@ -272,10 +270,10 @@ def check_consumers(client: Client) -> None:
     else:
         raise AssertionError("it did not wait")
     put(client, "s", b"5")
-    assert two.receive(64, PATIENCE_S) == b"5", "a read that gave up has claimed nothing"
+    assert two.receive(64, HANG_S) == b"5", "a read that gave up has claimed nothing"
     two.write(b"ack\n")
     client.remove(".consumers/w")
-    assert two.receive(64, PATIENCE_S) == b""
+    assert two.receive(64, HANG_S) == b""
     refused(errno.ESTALE, lambda: two.write(b"seek first\n"))
     assert entries(client, ".consumers") == set()
 
@@ -284,7 +282,7 @@ def check_consumers_of_ctl(client: Client) -> None:
     client.create("s")
     put(client, "ctl", b"replay all\nconsumer mine s private\nconsumer gone s transient\n")
     assert entries(client, ".consumers") == {"mine", "gone"}
-    text = client.open("ctl", "r").receive(4096, PATIENCE_S)
+    text = client.open("ctl", "r").receive(4096, HANG_S)
     assert b"consumer mine s private\n" in text
     held = client.open(".consumers/mine", "r+")
     refused(errno.EBUSY, lambda: client.open(".consumers/mine", "r+"))
@@ -305,7 +303,7 @@ def check_formats(client: Client) -> None:
     def given(how: bytes, body: bytes) -> bytes:
         put(client, "s", body)
         file.write(b"format " + how + b"\n")
-        data = file.receive(4096, PATIENCE_S)
+        data = file.receive(4096, HANG_S)
         file.write(b"ack\n")
         return data
 
@@ -315,14 +313,14 @@ def check_formats(client: Client) -> None:
     assert given(b"nul", b"x") == b"x\0"
     put(client, "s", b"x", b"y")
     file.write(b"format each\n")
-    assert [file.receive(64, PATIENCE_S) for _ in range(4)] == [b"x", b"", b"y", b""]
+    assert [file.receive(64, HANG_S) for _ in range(4)] == [b"x", b"", b"y", b""]
     file.write(b"ack 5 6\n")
     row = json.loads(given(b"json", b"x"))
     assert (row["sequence"], row["stream"], row["deliveries"], row["body"]) == (7, "s", 1, "x")
     assert json.loads(given(b"json", b"\xff"))["body_base64"] == "/w=="
     put(client, "s", b"one", b"two")
     file.write(b"format record\n")
-    data = file.receive(4096, PATIENCE_S)
+    data = file.receive(4096, HANG_S)
     assert data.index(b"one") < data.index(b"two"), "as many whole records as fit"
     file.write(b"ack\nformat raw\n")
     file.write(b"seek -2\nuntil end\n")
@@ -330,7 +328,7 @@ def check_formats(client: Client) -> None:
     file.write(b"seek @1\nuntil 2\n")
     assert drain(file) == [b"x", b"x"]
     refused(errno.ESTALE, lambda: file.write(b"ack 9\n"))
-    assert b"message 9" in file.receive(4096, PATIENCE_S)
+    assert b"message 9" in file.receive(4096, HANG_S)
 
 
 def check_deliver_one(client: Client) -> None:
@@ -338,26 +336,25 @@ def check_deliver_one(client: Client) -> None:
     client.create("s")
     put(client, "s", b"1", b"2", b"3")
     shown = client.open("s", "r")
-    assert [shown.receive(64, PATIENCE_S) for _ in range(4)] == [b"1", b"2", b"3", b""]
+    assert [shown.receive(64, HANG_S) for _ in range(4)] == [b"1", b"2", b"3", b""]
     one, two = client.open("s", "r+"), client.open("s", "r+")
-    assert [one.receive(64, PATIENCE_S), two.receive(64, PATIENCE_S)] == [b"1", b"2"]
+    assert [one.receive(64, HANG_S), two.receive(64, HANG_S)] == [b"1", b"2"]
     refused(errno.EBUSY, lambda: put(client, "ctl", b"deliver all\n"))
     one.close()
     two.close()
     shown = client.open("s", "r")
-    assert [shown.receive(64, PATIENCE_S) for _ in range(2)] == [b"3", b""], "what was taken is gone"
+    assert [shown.receive(64, HANG_S) for _ in range(2)] == [b"3", b""], "what was taken is gone"
     put(client, "ctl", b"ack next\n")
     one = client.open("s", "r+")
-    assert one.receive(64, PATIENCE_S) == b"3"
+    assert one.receive(64, HANG_S) == b"3"
     one.close()
     one = client.open("s", "r+")
-    assert one.receive(1, PATIENCE_S) == b"3", "not acknowledged, so given back"
+    assert one.receive(1, HANG_S) == b"3", "not acknowledged, so given back"
     put(client, "s", b"45")
-    assert [one.receive(1, PATIENCE_S), one.receive(1, PATIENCE_S)] == [b"4", b"5"]
+    assert [one.receive(1, HANG_S), one.receive(1, HANG_S)] == [b"4", b"5"]
     one.close()
     assert (
-        json.loads(client.open(".stats", "r").receive(65536, PATIENCE_S))["streams"]["s"]["consumer"]["acknowledged"]
-        == 3
+        json.loads(client.open(".stats", "r").receive(65536, HANG_S))["streams"]["s"]["consumer"]["acknowledged"] == 3
     )
 
 
@@ -366,18 +363,18 @@ def check_put(client: Client) -> None:
     client.create("s")
     file = client.open(".put", "r+")
     file.write(b'{"stream":"s","headers":{"colour":"blue"}} hello\n')
-    assert file.receive(64, PATIENCE_S) == b"1\n"
+    assert file.receive(64, HANG_S) == b"1\n"
     file.write(b'{"stream":"s","id":"a"} once')
     file.write(b'{"stream":"s","id":"a"} once')
-    assert file.receive(64, PATIENCE_S) == b"2\n", "the first's sequence"
+    assert file.receive(64, HANG_S) == b"2\n", "the first's sequence"
     refused(errno.EINVAL, lambda: file.write(b'{"stream":"s","colour":"blue"} x'))
-    assert b"colour" in file.receive(4096, PATIENCE_S)
+    assert b"colour" in file.receive(4096, HANG_S)
     refused(errno.ENOENT, lambda: put(client, ".put", b'{"stream":"t"} x'))
     refused(errno.EINVAL, lambda: put(client, ".put", b'{"stream":"s"}'))
     assert drain(client.open("s", "r")) == [b"hello\n", b"once"]
     cursor = client.open(".cursor", "r+")
     cursor.write(b"seek first\nuntil 1\nformat json\n")
-    assert json.loads(cursor.receive(4096, PATIENCE_S))["headers"]["colour"] == "blue"
+    assert json.loads(cursor.receive(4096, HANG_S))["headers"]["colour"] == "blue"
 
 
 def check_kept(client: Client) -> None:
@@ -412,9 +409,9 @@ def check_views(client: Client) -> None:
     refused(errno.EACCES, lambda: client.open("news", "w"))
     put(client, "ctl", b"consumer w news\n")
     worker = client.open(".consumers/w", "r+")
-    assert worker.receive(64, PATIENCE_S) == b"news.uk"
+    assert worker.receive(64, HANG_S) == b"news.uk"
     worker.write(b"ack\n")
-    assert worker.receive(64, PATIENCE_S) == b"news.fr"
+    assert worker.receive(64, HANG_S) == b"news.fr"
     client.remove("all")
     assert "all" not in entries(client, "")
 
@@ -431,9 +428,9 @@ def check_units(client: Client) -> None:
     client.create("t")
     batch = client.open(".batch", "r+")
     batch.write(framed(b"s", b"1") + framed(b"t", b"2"))
-    assert batch.receive(64, PATIENCE_S) == b"1\n"
+    assert batch.receive(64, HANG_S) == b"1\n"
     refused(errno.EINVAL, lambda: batch.write(framed(b"s", b"x") + b"\0"))
-    assert b"frame 2" in batch.receive(4096, PATIENCE_S)
+    assert b"frame 2" in batch.receive(4096, HANG_S)
     refused(errno.ENOENT, lambda: batch.write(framed(b"s", b"x") + framed(b"nowhere", b"x")))
     client.mkdir(".txn/p")
     client.mkdir(".txn/q")
@@ -450,7 +447,7 @@ def check_units(client: Client) -> None:
     put(client, ".txn/ctl", b"commit job.1 q p\n")
     assert drain(client.open("s", "r")) == [b"1", b"3", b"4"]
     assert drain(client.open("t", "r")) == [b"2", b"5"]
-    assert client.open(".txn/ctl", "r").receive(4096, PATIENCE_S) == b"committed job.1\n"
+    assert client.open(".txn/ctl", "r").receive(4096, HANG_S) == b"committed job.1\n"
     client.mkdir(".txn/p")
     client.rmdir(".txn/p")
     assert entries(client, ".txn") == {"ctl"}

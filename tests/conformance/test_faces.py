@@ -6,9 +6,6 @@ import fcntl
 import itertools
 import os
 import select
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,8 @@ from mqfs.ninep import blocking
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.dialect import Dialect
 from tests.conformance.face import MESSAGE_BYTES, check_face
-from tests.tools.mount import ROOT, environment, until
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import NO_FUSE, Server, can_mount, short_folder
 
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
 numbers = itertools.count()
@@ -85,7 +83,7 @@ class Spoken:
     """A 9P connection."""
 
     def __init__(self, address: str, dialect: Dialect, group: str) -> None:
-        self.client, self.group = blocking.connect(address, dialect=dialect, timeout=10), group
+        self.client, self.group = blocking.connect(address, dialect=dialect, timeout=HANG_S), group
         self.client.mkdir(group)
         self.largest = self.client.caller.msize - 24
 
@@ -114,41 +112,32 @@ class Spoken:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a server with a mount (where there is /dev/fuse) and a socket."""
-    folder = tmp_path_factory.mktemp("faces")
-    command = [sys.executable, "-m", "mqfs", "serve", "--store", "store", "--listen", "unix!sock"]
-    if os.access("/dev/fuse", os.R_OK | os.W_OK):
-        (folder / "mq").mkdir()
-        command += ["--mount", "mq"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stderr=log, env=environment(PYTHONPATH=str(ROOT)))
-    until(lambda: b"ready" in (folder / "log").read_bytes() or process.poll() is not None, "the server")
-    yield folder
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    assert b"Traceback" not in (folder / "log").read_bytes()
+def server() -> Iterator[Server]:
+    """With a mount where there is /dev/fuse."""
+    with short_folder() as folder, Server.at(folder, mount=can_mount()) as server:
+        yield server
+        assert server.stop() == 0
 
 
-def test_the_mount(server: Path) -> None:
-    if not (server / "mq").exists():
-        pytest.skip("no /dev/fuse here that we may open: nothing can be mounted")
-    check_face(lambda: Mounted(server / "mq" / f"m{next(numbers)}"))
+def test_the_mount(server: Server) -> None:
+    if server.mount is None:
+        pytest.skip(NO_FUSE)
+    check_face(lambda: Mounted(server.path / f"m{next(numbers)}"))
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
-def test_9p(server: Path, dialect: Dialect) -> None:
-    check_face(lambda: Spoken(f"unix!{server}/sock", dialect, f"n{next(numbers)}"))
+def test_9p(server: Server, dialect: Dialect) -> None:
+    check_face(lambda: Spoken(server.address, dialect, f"n{next(numbers)}"))
 
 
-def test_a_lock_is_seen_over_both_faces(server: Path) -> None:
-    if not (server / "mq").exists():
-        pytest.skip("no /dev/fuse here that we may open: nothing can be mounted")
-    group = Mounted(server / "mq" / "locked")
+def test_a_lock_is_seen_over_both_faces(server: Server) -> None:
+    if server.mount is None:
+        pytest.skip(NO_FUSE)
+    group = Mounted(server.path / "locked")
     group.create("s")
-    with (server / "mq" / "locked" / "s").open("wb", buffering=0) as file:
+    with (server.path / "locked" / "s").open("wb", buffering=0) as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        with blocking.connect(f"unix!{server}/sock", dialect=Dialect.LINUX, timeout=10) as client:
+        with blocking.connect(server.address, dialect=Dialect.LINUX, timeout=HANG_S) as client:
             channel = client.do(client.caller.open("locked/s", os.O_RDWR))
 
             def status() -> Any:
@@ -159,7 +148,7 @@ def test_a_lock_is_seen_over_both_faces(server: Path) -> None:
             assert client.do(status()).status == 0
             with pytest.raises(BlockingIOError):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        until(lambda: not_held(file), "the release with the connection")
+        eventually(lambda: not_held(file), "the release with the connection")
 
 
 def not_held(file: Any) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.clone import clone, installed
-from tests.server.process import mounted, unmount, until
+from tests.support.clone import clone, installed
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import mounted, unmount
 
 
 @pytest.fixture
@@ -20,10 +21,10 @@ def served(tmp_path: Path) -> Iterator[Path]:
         [folder / "script" / "run"], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
     try:
-        until(lambda: mounted(folder / "mq"), "a mount", 60)
+        eventually(lambda: mounted(folder / "mq"), "a mount")
         yield folder
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(HANG_S) == 0
     finally:
         process.kill()
         process.wait()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 PAGES = sorted((ROOT / "man").glob("*.[1-9]"))
 
 _ESCAPES = {r"\e": "\\", r"\-": "-", r"\&": "", r"\(dq": '"'}

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from tests.docs.pages import ROOT
 from tests.docs.scene import commands
-from tests.docs.shell import shell
-from tests.server.process import serving
+from tests.support.server import Server
+from tests.support.shell import shell
 
 SCRIPT = ROOT / "docs" / "terminal.txt"
 COLUMNS, LINE_S = 80, 0.7
@@ -51,7 +51,7 @@ def session(folder: Path) -> list[tuple[str, bool]]:
     with ExitStack() as stack:
         (folder / "mq").mkdir()
         words = ("--store", "store", "--listen", "unix!mqfs.sock")
-        stack.enter_context(serving(*words, cwd=folder, mount=folder / "mq"))
+        stack.enter_context(Server(*words, cwd=folder, mount=folder / "mq"))
         typing = stack.enter_context(shell(folder, f"{commands(folder / '.bin')}:/usr/bin:/bin"))
         rows: list[tuple[str, bool]] = []
         for line in SCRIPT.read_text().splitlines():

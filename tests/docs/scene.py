@@ -14,8 +14,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.docs.pages import ROOT, Block, examples
-from tests.docs.shell import Shell, shell
-from tests.server.process import Running, mounted, serving, unmount, until
+from tests.support.eventually import eventually
+from tests.support.server import Server, mounted, unmount
+from tests.support.shell import Shell, shell
 
 ABSOLUTE = re.compile(r"(?<![\w.])/(?=(?:backup|etc|mnt|run|srv|tmp|var)\b)")
 
@@ -57,12 +58,12 @@ class Scene:
             said = self.type(line.typed, code if line is block.lines[-1] else 0)
             assert said == line.shown, line.typed
 
-    def serve(self, *arguments: str) -> Running:
+    def serve(self, *arguments: str) -> Server:
         """`mqfs serve` of ./store at ./mq, until `stop` or the end."""
         self.mount.mkdir(exist_ok=True)
         self._server = self._cleanup.enter_context(ExitStack())
         words = ("--store", "store", "--listen", "unix!mqfs.sock", *arguments)
-        return self._server.enter_context(serving(*words, cwd=self.folder, mount=self.mount))
+        return self._server.enter_context(Server(*words, cwd=self.folder, mount=self.mount))
 
     def stop(self) -> None:
         assert self._server is not None
@@ -77,12 +78,12 @@ class Scene:
 
     def waiting(self, group: Path, readers: int = 1) -> None:
         """Wait until that many reads wait in the group."""
-        until(lambda: f'"waiting": {readers}' in (group / ".stats").read_text(), f"{readers} waiting in {group}")
+        eventually(lambda: f'"waiting": {readers}' in (group / ".stats").read_text(), f"{readers} waiting in {group}")
 
     def mounts(self, path: Path) -> None:
         """Wait for a mount; it is taken away at the end if it is still there."""
         self._cleanup.callback(unmount, path)
-        until(lambda: mounted(path), f"a mount at {path}")
+        eventually(lambda: mounted(path), f"a mount at {path}")
 
     def defer(self, undo: Callable[[], None]) -> None:
         """To be done at the end, while the server still runs."""

@@ -17,10 +17,12 @@ from mqfs.ninep.blocking import connect
 from tests.docs.pages import Block
 from tests.docs.scene import Scene
 from tests.docs.treated import prepared, treated
-from tests.interop.test_v9fs import BOOT_S, KERNEL, missing
-from tests.server.process import mounted, until
+from tests.support import ROOT
+from tests.support.eventually import eventually
+from tests.support.linux_guest import BOOT_S, KERNEL, missing
+from tests.support.server import mounted
 
-HERE = Path(__file__).parent
+GUEST = ROOT / "tests" / "interop"
 
 # ---------------------------------------------------------------- mqfs(1)
 
@@ -78,7 +80,7 @@ def a_trace(at: Scene, block: Block) -> None:
 
 @treated("mqfs.1", "mount -t 9p")
 def on_another_linux_machine(at: Scene, block: Block) -> None:
-    """The other machine is a guest of qemu; its side of the tunnel is v9fs/tunnel.c, our side is qemu's."""
+    """The other machine is a guest of qemu; its side of the tunnel is port_564/tunnel.c, our side is qemu's."""
     if lack := missing():
         at.lack = f"Linux v9fs: {lack}"
         return
@@ -188,10 +190,10 @@ def a_worker_in_plain_shell(at: Scene, block: Block) -> None:
     for name in ("ann", "bob", "cem"):
         (at.mount / "post" / "mail").write_text(name)
     sent = at.folder / "sent"
-    until(lambda: sent.exists() and len(sent.read_text().split()) == 3, "all are sent")
+    eventually(lambda: sent.exists() and len(sent.read_text().split()) == 3, "all are sent")
     assert sent.read_text().split() == ["ann", "cem", "bob"]
     row = '"acknowledged": 3,\n   "failed": 1'
-    until(lambda: row in (at.mount / "post" / ".stats").read_text(), "all are acknowledged")
+    eventually(lambda: row in (at.mount / "post" / ".stats").read_text(), "all are acknowledged")
     at.typing.interrupt()
 
 
@@ -215,7 +217,7 @@ def later_and_before_the_others(at: Scene, block: Block) -> None:
     assert at.type(short) == []
     assert '"held": 1' in (post / ".stats").read_text()
     assert (post / ".consumers" / "mailer").read_text() == "eve\n"
-    until(lambda: '"held": 0' in (post / ".stats").read_text(), "it is due")
+    eventually(lambda: '"held": 0' in (post / ".stats").read_text(), "it is due")
     assert at.type("read -r first <>mq/post/.consumers/mailer; echo $first") == ["joe"]
 
 
@@ -340,11 +342,11 @@ def guest(folder: Path, example: str, sock: Path) -> str:
     """Boot Linux, with the socket behind 10.0.2.100, type the example, look at what it has brought; what it printed."""
     build = folder / "guest"
     build.mkdir()
-    for file in (HERE / "v9fs" / "guest.sh", HERE.parent / "interop" / "v9fs" / "mkinitrd.sh"):
+    for file in (GUEST / "port_564" / "guest.sh", GUEST / "v9fs" / "mkinitrd.sh"):
         shutil.copy2(file, build)
     initrd = build / "initrd.gz"
     subprocess.run([build / "mkinitrd.sh", KERNEL, initrd, "564"], check=True)
-    subprocess.run(["cc", "-O", "-static", "-o", build / "tunnel", HERE / "v9fs" / "tunnel.c"], check=True)
+    subprocess.run(["cc", "-O", "-static", "-o", build / "tunnel", GUEST / "port_564" / "tunnel.c"], check=True)
     (build / "example").write_text(f"{example}\n")
     archive = ["cpio", "-o", "-H", "newc", "--quiet"]
     more = subprocess.run(archive, cwd=build, input=b"tunnel\nexample\n", stdout=subprocess.PIPE, check=True)

@@ -14,7 +14,7 @@ from tests.docs import bench_pages, server_pages, spark_pages, tool_pages
 from tests.docs.pages import PAGES, examples
 from tests.docs.scene import Scene, scene
 from tests.docs.treated import PREPARED, TREATED, treatment
-from tests.interop.test_v9fs import BOOT_S
+from tests.support.linux_guest import BOOT_S
 
 FILLED_BY = (bench_pages, server_pages, spark_pages, tool_pages)  # the table
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 TEXT = (ROOT / "docs" / "howto" / "migrate.md").read_text()
 _LINK = re.compile(r"`([\w/]*\.py)?::(\w+)`")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
-from mqfs.engine.group import META_FILES
 from mqfs.engine.language.settings import Settings
+from mqfs.engine.nodes.own_files import META_FILES
 from tests.docs.pages import PAGES, ROOT
 
 EXPECTED = {

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.shell import DEADLINE_S, shell
 from tests.docs.typed import Program, steps, type_page
-from tests.server.process import ROOT
-from tests.spark.conftest import java
+from tests.support import ROOT
+from tests.support.java import java
+from tests.support.shell import HANG_S, shell
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
 SPARK_S = 300  # to start, on a busy machine
@@ -22,7 +22,7 @@ def test_page(page: Path, served: Path) -> None:
     if has_spark and (why := java()):
         pytest.skip(why)
     with shell(served) as typing:
-        typing.terminal.timeout = SPARK_S if has_spark else DEADLINE_S
+        typing.terminal.timeout = SPARK_S if has_spark else HANG_S
         assert type_page(page.read_text(), typing, served) > 5
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from tests.docs.pages import PAGES, ROOT
-from tests.server.clone import clone
+from tests.support.clone import clone
 
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 

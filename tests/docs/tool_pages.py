@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.docs.pages import Block
 from tests.docs.scene import Scene
 from tests.docs.treated import prepared, treated
-from tests.server.process import until
-from tests.tools.mount import mq_cat, opened
+from tests.support.eventually import eventually
+from tests.support.tools import mq_cat, opened
 
 KEY = "\x1c"  # Ctrl-\
 
@@ -56,10 +56,10 @@ def what_was_logged_lately(at: Scene, block: Block) -> None:
 @treated("mq-cat.1", "mq-cat -n 1 --idle 1m")
 def at_most_a_minute(at: Scene, block: Block) -> None:
     at.typing.begin(block.text)
-    until(opened(at.mount / "room", ".cursor"), "the reader")
+    eventually(opened(at.mount / "room", ".cursor"), "the reader")
     alice = at.mount / "room" / "alice"
     # It may not have gone to the end yet; then the next one is its one message.
-    until(lambda: alice.write_text("here\n") > 0 and at.typing.prompted(0.2), "the one message")
+    eventually(lambda: alice.write_text("here\n") > 0 and at.typing.prompted(0.2), "the one message")
     assert (at.typing.said, at.typing.code) == (["here"], 0)
     assert at.type(block.text.replace("1m", "0.1")) == ["silence"]
 
@@ -91,10 +91,10 @@ def pass_on_what_is_said(at: Scene, block: Block) -> None:
         return [json.loads(row)["body"] for row in mq_cat(*whole, *of).stdout.splitlines()]
 
     at.typing.begin(block.text)
-    until((at.mount / "archive" / "alice").exists, "the archive")
+    eventually((at.mount / "archive" / "alice").exists, "the archive")
     (at.mount / "room" / "alice").write_text("two\nlines\n")
     said = bodies(at.mount / "room", "alice")
-    until(lambda: bodies(at.mount / "archive") == said, "the same messages there")
+    eventually(lambda: bodies(at.mount / "archive") == said, "the same messages there")
     at.typing.interrupt()
     assert at.typing.code == 130
 
@@ -121,7 +121,7 @@ def eight_at_a_time(at: Scene, block: Block) -> None:
         (at.mount / "jobs" / "mail").write_text(f"letter {number}\n")
     at.typing.begin(block.text)
     sent = at.folder / "sent"
-    until(lambda: sent.exists() and len(sent.read_text().splitlines()) == 4, "all are sent")
+    eventually(lambda: sent.exists() and len(sent.read_text().splitlines()) == 4, "all are sent")
     at.typing.interrupt()
     assert sorted(sent.read_text().splitlines()) == [f"letter {number}" for number in range(4)]
     assert at.type("mq-work -e mq/jobs/.consumers/mailer -- echo not yet done:") == []
@@ -219,7 +219,7 @@ def a_make_file(at: Scene) -> None:
 def a_shell_that_stays(at: Scene, block: Block) -> None:
     terminal = at.typing.terminal
     at.typing.begin(block.text)
-    until(at.typing.raw, "attached")
+    eventually(at.typing.raw, "attached")
     terminal.sendline("echo answer-$((40 + 2))")
     terminal.expect_exact("answer-42\r\n")
     terminal.send(KEY)
@@ -243,18 +243,18 @@ def a_long_build(at: Scene, block: Block) -> None:
 def type_into_it_from_elsewhere(at: Scene, block: Block) -> None:
     for line, shows in zip(block.lines, (r"-rw.* Makefile\r\n", r"\d\d:\d\d:\d\d .*\d{4}\r\n"), strict=True):
         assert at.type(line.typed) == []
-        until(lambda: re.search(shows, history(at)) is not None, line.typed)  # noqa: B023
+        eventually(lambda: re.search(shows, history(at)) is not None, line.typed)  # noqa: B023
 
 
 @treated("pin.1", "printf '\\003' | pin -w work")
 def interrupt_what_runs_in_it(at: Scene, block: Block) -> None:
     at.type("pin -w work 'echo begun-$((1)); sleep 1000; echo not this'")
-    until(lambda: "begun-1\r\n" in history(at), "it runs")
-    until(lambda: runs("sleep 1000", at.folder), "it sleeps")
+    eventually(lambda: "begun-1\r\n" in history(at), "it runs")
+    eventually(lambda: runs("sleep 1000", at.folder), "it sleeps")
     assert at.type(block.text) == []
-    until(lambda: not runs("sleep 1000", at.folder), "the interrupt")
+    eventually(lambda: not runs("sleep 1000", at.folder), "the interrupt")
     at.type("pin -w work 'echo ended-$((1))'")
-    until(lambda: "ended-1\r\n" in history(at), "the session goes on")
+    eventually(lambda: "ended-1\r\n" in history(at), "the session goes on")
     assert "\nnot this" not in history(at)
 
 
@@ -277,7 +277,7 @@ def hang_up(at: Scene) -> None:
     """End all sessions."""
     for session in at.mount.glob("*/out"):
         shutil.rmtree(session.parent)
-    until(lambda: not runs("/bin/bash -i", at.folder), "the session's end")
+    eventually(lambda: not runs("/bin/bash -i", at.folder), "the session's end")
 
 
 def runs(command: str, folder: Path) -> bool:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pexpect
 
 from tests.docs.pages import Line
-from tests.docs.shell import Shell
-from tests.server.process import until
+from tests.support.eventually import eventually
+from tests.support.shell import Shell
 
 BLOCK = re.compile(r'^```(console|python title="([\w.]+)")\n(.*?)^```', re.MULTILINE | re.DOTALL)
 
@@ -75,4 +75,4 @@ def type_line(line: Line, typing: Shell, folder: Path) -> None:
     if line.typed.endswith("&"):  # readers, which are to wait before more is typed
         (stream,) = set(re.findall(r"mq/\S+", line.typed))
         waiting = f'"waiting": {line.typed.count("&")}'
-        until(lambda: waiting in (folder / stream).with_name(".stats").read_text(), "the readers wait")
+        eventually(lambda: waiting in (folder / stream).with_name(".stats").read_text(), "the readers wait")

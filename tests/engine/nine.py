@@ -15,10 +15,10 @@ from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.server.session import Session
 from mqfs.store.memory import MemoryStore
-from tests.clocks import ManualClock
 from tests.engine.subject import USER
-from tests.model import WAIT
-from tests.parked import parked
+from tests.models.pubsub import WAIT
+from tests.support.clock import ManualClock
+from tests.support.parked import parked
 
 TEXTS = {
     kind.text: name

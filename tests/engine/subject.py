@@ -7,14 +7,15 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+from mqfs.engine.nodes.own_files import META_FILES, Meta
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
 from mqfs.model import User
 from mqfs.seams import Store
 from mqfs.wait import Wait
-from tests.clocks import ManualClock
-from tests.model import WAIT
-from tests.parked import parked
+from tests.models.pubsub import WAIT
+from tests.support.clock import ManualClock
+from tests.support.parked import parked
 
 USER = User(uid=0, gid=0)
 
@@ -31,7 +32,7 @@ class TreeSubject:
         self.waits: dict[int, Wait[Any]] = {}
         self.handles: dict[str, Any] = {}
         self.offsets: dict[str, int] = {}
-        self.ctl_handle = self.tree.open(USER, self.group.metas["ctl"], os.O_RDWR)
+        self.ctl_handle = self.tree.open(USER, Meta(self.group, "ctl"), os.O_RDWR)
         self.ctl("sync off")
 
     def _try(self, call: Callable[[], Any], wait: int | None = None, done: Callable[[Any], None] | None = None) -> Any:
@@ -83,7 +84,7 @@ class TreeSubject:
 
     def open(self, key: str, name: str, flags: int) -> Any:
         meta = {"order": "order", "cursor": ".cursor"}.get(name, name)
-        node = self.group.metas.get(meta) or self.group.streams.get(meta)
+        node = Meta(self.group, meta) if meta in META_FILES else self.group.streams.get(meta)
         if node is None:
             return "NotFound"
         got = self._try(lambda: self.tree.open(USER, node, flags))
@@ -131,7 +132,7 @@ class TreeSubject:
         self.store = maker(path)
         self.tree = Tree(self.store, self.clock, owner=USER)
         self.group = self.tree.root.groups["g"]
-        self.ctl_handle = self.tree.open(USER, self.group.metas["ctl"], os.O_RDWR)
+        self.ctl_handle = self.tree.open(USER, Meta(self.group, "ctl"), os.O_RDWR)
 
     def settle(self) -> None:
         """Everything that is under way has arrived."""

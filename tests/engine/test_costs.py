@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mqfs import limits
-from tests.calls import calls, calls_once, lines
-from tests.engine.conftest import ROOT, Hand
-from tests.queues.hand import Queues
+from tests.support.calls import calls, calls_once, lines
+from tests.support.hand import ROOT, Hand
+from tests.support.queues import Queues
 
 
 def selecting(streams: int, patterns: int) -> Any:

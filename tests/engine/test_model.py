@@ -13,10 +13,10 @@ from hypothesis.stateful import rule
 
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from tests import campaign
-from tests.engine.machine import Machine
 from tests.engine.nine import NineSubject
 from tests.engine.subject import TreeSubject
+from tests.models.pubsub_machine import Machine
+from tests.support import campaign
 
 
 class OverMemory(Machine):

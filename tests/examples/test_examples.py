@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pexpect
 
-from tests.tools.mount import DEADLINE_S, ROOT, Server, environment, mq, mq_cat, opened, say, until
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server
+from tests.support.tools import environment, mq, mq_cat, opened, say
 
 EXAMPLES = ROOT / "examples"
 
@@ -23,7 +26,7 @@ def run(name: str, *arguments: object, **env: str) -> str:
         [str(EXAMPLES / name), *map(str, arguments)],
         env=environment(**env),
         capture_output=True,
-        timeout=DEADLINE_S,
+        timeout=HANG_S,
         check=False,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -34,7 +37,7 @@ def run(name: str, *arguments: object, **env: str) -> str:
 
 def chat(room: Path, name: str) -> pexpect.spawn:
     script = str(EXAMPLES / "chat.sh")
-    settings = {"env": environment(), "timeout": DEADLINE_S, "encoding": "utf-8", "use_poll": True}
+    settings = {"env": environment(), "timeout": HANG_S, "encoding": "utf-8", "use_poll": True}
     terminal = pexpect.spawn(script, [str(room), name], **settings)
     terminal.delaybeforesend = None
     terminal.setecho(False)
@@ -42,11 +45,11 @@ def chat(room: Path, name: str) -> pexpect.spawn:
 
 
 def test_chat_room(server: Server) -> None:
-    room = server.mount / "room"
+    room = server.path / "room"
     alice = chat(room, "alice")
-    until(lambda: (room / "alice").exists(), "the room")
+    eventually(lambda: (room / "alice").exists(), "the room")
     bob = chat(room, "bob smith")
-    until(lambda: (room / "bob smith").exists() and opened(room, ".cursor", 2)(), "both in the room")
+    eventually(lambda: (room / "bob smith").exists() and opened(room, ".cursor", 2)(), "both in the room")
     alice.sendline("hello, bob")
     for terminal in (alice, bob):
         terminal.expect(r"\d\d:\d\d:\d\d\.\d+[+-]\d\d:\d\d alice hello, bob\r\n")
@@ -60,14 +63,14 @@ def test_chat_room(server: Server) -> None:
         terminal.expect(pexpect.EOF)
         terminal.close()
         assert terminal.exitstatus == 0
-    until(lambda: not opened(room, ".cursor")(), "the readers' end")
+    eventually(lambda: not opened(room, ".cursor")(), "the readers' end")
 
 
 def test_persistent_shell(server: Server) -> None:
-    said = run("shell.sh", "demo", MQFS=str(server.mount))
+    said = run("shell.sh", "demo", MQFS=str(server.path))
     assert re.search(r"^the answer: 42\r?$", said, re.MULTILINE)
     assert said.endswith("the shell ended with status 3\n")
-    assert not (server.mount / "demo").exists()
+    assert not (server.path / "demo").exists()
 
 
 @contextmanager
@@ -78,23 +81,23 @@ def started(name: str, *arguments: object, **env: str) -> Iterator[subprocess.Po
         try:
             yield process
             process.send_signal(signal.SIGTERM)
-            assert process.wait(DEADLINE_S) == 0
+            assert process.wait(HANG_S) == 0
         finally:
             process.kill()
 
 
 def test_mail_worker(server: Server, tmp_path: Path) -> None:
-    group = server.mount / "outbox"
+    group = server.path / "outbox"
     mailer = tmp_path / "mailer"
     mailer.write_text(f"#!/bin/sh\nread -r _ to\ncase $to in *@*) echo $to >>{tmp_path}/sent;; *) exit 65;; esac\n")
     mailer.chmod(0o755)
     with started("mail-worker.sh", group, "--rate", "50/s", MAILER=str(mailer)):
-        until(lambda: (group / "mail").exists(), "the group")
+        eventually(lambda: (group / "mail").exists(), "the group")
         for to in ("ann@example.org", "nobody", "bob@example.org"):
             mq("put", group / "mail", f"To: {to}")
         sent = tmp_path / "sent"
-        until(lambda: sent.exists() and len(sent.read_text().splitlines()) == 2, "two mails")
-        until(lambda: mq("peek", group / "dead").stdout == b"To: nobody\n", "the dead letter")
+        eventually(lambda: sent.exists() and len(sent.read_text().splitlines()) == 2, "two mails")
+        eventually(lambda: mq("peek", group / "dead").stdout == b"To: nobody\n", "the dead letter")
     assert sorted(sent.read_text().split()) == ["ann@example.org", "bob@example.org"]
     assert mq("peek", group / ".consumers" / "mailer").stdout == b""
 
@@ -106,16 +109,16 @@ def test_crawler(server: Server, tmp_path: Path) -> None:
         (tmp_path / name).write_text(
             "".join(f'<a href="{tmp_path}/{to}">\n' for to in leads_to) + "<a href=/etc/passwd>\n"
         )
-    group = server.mount / "crawl"
+    group = server.path / "crawl"
     with started("crawler.sh", group, tmp_path / "a", FETCH="cat", RATE="20/s"):
-        until(lambda: (group / "dead").exists(), "the page that cannot be had")
+        eventually(lambda: (group / "dead").exists(), "the page that cannot be had")
     pages = [row.splitlines()[0] for row in mq_cat("-e", "-0", group, "pages").stdout.decode().split("\0")[:-1]]
     assert sorted(pages) == [f"{tmp_path}/{name}" for name in "abc"]
     assert mq("peek", group / "dead").stdout.decode() == f"{tmp_path}/missing\n"
 
 
 def test_fan_out(server: Server) -> None:
-    said = run("fan-out.sh", server.mount / "shop")
+    said = run("fan-out.sh", server.path / "shop")
     wanted = {
         "warehouse": "eu.new eu.failed",
         "alarm": "eu.failed payment.failed",
@@ -130,7 +133,7 @@ def test_fan_out(server: Server) -> None:
 
 
 def test_dead_letters(server: Server) -> None:
-    said = run("dead-letters.sh", server.mount / "orders")
+    said = run("dead-letters.sh", server.path / "orders")
     assert said.splitlines() == [
         "done:",
         "    apples: 3",
@@ -143,7 +146,7 @@ def test_dead_letters(server: Server) -> None:
 
 
 def test_logging_from_cron(server: Server) -> None:
-    group = server.mount / "cron"
+    group = server.path / "cron"
     job = 'echo "to output"; echo "to error" >&2; exit 4'
     for name in ("backup", "clean up"):
         run("cron-log.sh", group, name, "sh", "-c", job)
@@ -189,7 +192,7 @@ def test_c_reader(server: Server, tmp_path: Path) -> None:
             say(group / "b", "go on\n")
             assert process.stdout.readline() == f"{group}/b: go on\n".encode()
             (group / "ctl").write_text("eof b\n")
-            assert process.wait(DEADLINE_S) == 0
+            assert process.wait(HANG_S) == 0
         finally:
             process.kill()
     missing = subprocess.run([program, group / "not"], capture_output=True, check=False)
@@ -201,6 +204,6 @@ def test_c_reader_can_be_interrupted(server: Server, tmp_path: Path) -> None:
     subprocess.run(["make", "-s", "-C", str(EXAMPLES), f"OUT={tmp_path}/reader"], check=True)
     group = server.group("c2", streams=["a"])
     with subprocess.Popen([tmp_path / "reader", group / "a"]) as process:
-        until(opened(group, "a"), "the open")
+        eventually(opened(group, "a"), "the open")
         process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE_S) == -signal.SIGINT
+        assert process.wait(HANG_S) == -signal.SIGINT

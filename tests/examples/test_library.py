@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 import mqfs
-from tests.client.conftest import Away, short_folder
-from tests.server.process import ROOT, environment
+from tests.support import ROOT
+from tests.support.eventually import HANG_S
+from tests.support.server import Server, environment, short_folder
 
 
 @pytest.fixture(scope="module")
-def away() -> Iterator[Away]:
+def away() -> Iterator[Server]:
     with short_folder() as folder:
-        server = Away(folder)
+        server = Server.at(folder)
         try:
             yield server
         finally:
@@ -26,10 +27,10 @@ def away() -> Iterator[Away]:
 
 def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=True)
 
 
-def test_pubsub(away: Away) -> None:
+def test_pubsub(away: Server) -> None:
     said = run("pubsub.py", away.address, "house").stdout.splitlines()
     assert said == [
         "everything: kitchen.temperature 21.5",
@@ -45,7 +46,7 @@ def test_pubsub(away: Away) -> None:
     ]
 
 
-def test_worker(away: Away) -> None:
+def test_worker(away: Server) -> None:
     with away.connect() as client:
         group = client.group("sums", create=True, ctl=["replay all"])
         group.publish_many([("sums", "1+1"), ("sums", "two+two"), *(("sums", f"{n}+{n}") for n in range(2, 20))])
@@ -59,7 +60,7 @@ def test_worker(away: Away) -> None:
         ]
 
 
-def test_history(away: Away) -> None:
+def test_history(away: Server) -> None:
     with away.connect() as client:
         group = client.group("log", create=True, ctl=["replay all"])
         group.publish_many((f"{where}.{what}", f"{where} {what}\n") for where in "ab" for what in ("info", "error"))

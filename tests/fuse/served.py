@@ -1,6 +1,6 @@
 """A server of nothing but a mount, for tests: `python -m tests.fuse.served MOUNTPOINT [STORE]`.
 
-Prints a line when it is ready, and on SIGUSR1 one with the sizes of its tables. SIGTERM ends it, cleanly.
+On SIGUSR1 it writes the sizes of its tables to MOUNTPOINT.sizes. SIGTERM ends it, cleanly.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 import trio
 
@@ -18,6 +19,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
 from mqfs.fuse.mount import FuseMount
 from mqfs.model import User
+from mqfs.server.app import notify
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 
@@ -56,12 +58,13 @@ async def run(mountpoint: str, path: str) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(mount.run)
             nursery.start_soon(house, tree)
-            print("ready", flush=True)
+            notify("READY=1")
             nursery.start_soon(until_unmounted, mount, nursery.cancel_scope)
             async for number in signals:
                 if number == signal.SIGTERM:
                     break
-                print(sizes(tree, mount), flush=True)
+                Path(f"{mountpoint}.new").write_text(sizes(tree, mount))
+                os.replace(f"{mountpoint}.new", f"{mountpoint}.sizes")
             tree.close()
             await mount.stop()
             nursery.cancel_scope.cancel()

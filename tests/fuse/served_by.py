@@ -5,31 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PATIENCE_S = 60.0
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server, unmount
 
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-def until(what: Callable[[], Any], seconds: float = 10.0) -> Any:
-    """Wait until `what()` is true; its value."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = what()
-        if value:
-            return value
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.005)
 
 
 def calls(pid: int, number: int) -> bool:
@@ -44,57 +29,42 @@ READ, WRITE, FCNTL, FLOCK = 0, 1, 72, 73  # of x86-64
 
 
 class Served:
-    """A mount at `path`; its server is killed at the latest after PATIENCE_S, which frees all who hang on it."""
+    """A mount at `path`; its server is killed when a test hangs, which frees all who hang on it."""
 
     def __init__(self, path: Path, store: Path | None = None, command: list[str] | None = None) -> None:
         self.path = path
         with contextlib.suppress(OSError):  # it is there, perhaps under a dead mount
             path.mkdir()
         words = command or [sys.executable, "-m", "tests.fuse.served", str(path), *([str(store)] if store else [])]
-        self.log = path.with_suffix(".log")
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
-        self.guard = threading.Timer(PATIENCE_S, self.process.kill)
+        self.server = Server(cwd=path.parent, program=words)
+        self.process = self.server.process
+        self.guard = threading.Timer(HANG_S, self.process.kill)
         self.guard.start()
-        assert self.process.stdout is not None
-        if self.process.stdout.readline() != "ready\n":
-            self.close()
-            raise AssertionError(self.log.read_text())
 
     def sizes(self) -> dict[str, int]:
-        assert self.process.stdout is not None
+        file = self.path.with_suffix(".sizes")
+        file.unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
-        found: dict[str, int] = json.loads(self.process.stdout.readline())
+        eventually(file.exists, "the sizes of its tables")
+        found: dict[str, int] = json.loads(file.read_text())
         return found
 
     def stop(self) -> int:
         """As an operator stops it; its exit code."""
-        self.process.terminate()
         try:
-            return self.process.wait(20)
+            return self.server.stop()
         finally:
             self.close()
 
     def close(self) -> None:
         """Whatever the test did: no process, no mount."""
         self.guard.cancel()
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        if os.geteuid() == 0:
-            libc.umount2(os.fsencode(self.path), 2)
-        else:
-            subprocess.run(["fusermount3", "-uqz", "--", self.path], check=False)
+        self.server.close()
+        unmount(self.path)
 
     def complaints(self) -> str:
         """What the server logged that it should not have."""
-        return self.log.read_text()
+        return self.server.text()
 
 
 class Child:
@@ -123,7 +93,7 @@ class Child:
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()

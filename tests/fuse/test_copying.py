@@ -12,12 +12,13 @@ import pexpect
 import pytest
 
 from tests.fuse.served_by import Child
+from tests.support.eventually import HANG_S
 
 TEXTS = ("ctl", ".stats", ".errors")
 
 
 def run(*words: str, cwd: Path) -> str:
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -35,7 +36,7 @@ def test_cat_prints_a_stream_and_waits(mq: Path, program: str) -> None:
     (mq / "s").write_bytes(b"hi\n")
     words = program.split()
     for file in ("s", "order"):
-        cat = pexpect.spawn(words[0], [*words[1:], file], cwd=str(mq), encoding="utf-8", timeout=10, use_poll=True)
+        cat = pexpect.spawn(words[0], [*words[1:], file], cwd=str(mq), encoding="utf-8", timeout=HANG_S, use_poll=True)
         cat.expect_exact({"s": "hi\r\n", "order": "s\0"}[file])
         (mq / "s").write_bytes(b"hi\n")
         cat.expect_exact({"s": "hi\r\n", "order": "s\0"}[file])
@@ -58,7 +59,7 @@ def test_a_copy_is_whole(finite: Path, tmp_path: Path, program: str, file: str) 
     words = program.split()
     to = tmp_path / "copy"
     if "dd" in words:
-        subprocess.run([*words, f"if={file}", f"of={to}"], cwd=finite, capture_output=True, check=True, timeout=20)
+        subprocess.run([*words, f"if={file}", f"of={to}"], cwd=finite, capture_output=True, check=True, timeout=HANG_S)
     else:
         run(*words, file, str(to), cwd=finite)
     assert to.read_bytes() == (finite / file).read_bytes() != b""
@@ -130,7 +131,7 @@ def test_tar_extracts_into_a_group_and_ends(mq: Path) -> None:
     """A file that is there it unlinks, and makes anew; until then it does not stop."""
     run("sh", "-c", "mkdir a b; echo x >a/s", cwd=mq)
     script = "tar cf - -C a ./s ./ctl ./order | timeout 10 tar xf - -C b; echo ended $?"
-    done = subprocess.run(["sh", "-c", script], cwd=mq, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["sh", "-c", script], cwd=mq, capture_output=True, text=True, timeout=HANG_S)
     assert "ended 2\n" in done.stdout
     assert all(f"{name}: Cannot" in done.stderr for name in ("ctl", "order"))
     assert (mq / "b" / "s").exists()

@@ -16,13 +16,14 @@ import pexpect
 import pytest
 
 from mqfs import limits
-from tests import campaign
-from tests.fuse.served_by import Child, Served, until
+from tests.fuse.served_by import Child, Served
+from tests.support import campaign
+from tests.support.eventually import HANG_S, eventually
 
 RDWR_NB = os.O_RDWR | os.O_NONBLOCK
 
 
-def sh(script: str, cwd: Path, timeout: float = 20) -> str:
+def sh(script: str, cwd: Path, timeout: float = HANG_S) -> str:
     """What a shell script prints."""
     done = subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, timeout=timeout)
     return done.stdout + done.stderr
@@ -54,7 +55,9 @@ def test_touch_makes_a_stream_and_keeps_it(mq: Path) -> None:
 
 def test_cat_prints_what_is_kept_and_waits(mq: Path) -> None:
     sh("echo hi >s", mq)
-    shell = pexpect.spawn("bash", ["--norc", "--noprofile"], cwd=str(mq), encoding="utf-8", timeout=10, use_poll=True)
+    shell = pexpect.spawn(
+        "bash", ["--norc", "--noprofile"], cwd=str(mq), encoding="utf-8", timeout=HANG_S, use_poll=True
+    )
     shell.sendline("PS1='$ '; cat s")
     shell.expect("hi\r\n")
     sh("echo again >s", mq)
@@ -107,7 +110,9 @@ def test_dd_takes_large_messages(mq: Path) -> None:
     fd = os.open(mq / "s", os.O_RDWR | os.O_CREAT)
     os.write(fd, body)
     os.close(fd)
-    done = subprocess.run(["dd", "if=s", "bs=1M", "count=1", "status=none"], cwd=mq, capture_output=True, timeout=20)
+    done = subprocess.run(
+        ["dd", "if=s", "bs=1M", "count=1", "status=none"], cwd=mq, capture_output=True, timeout=HANG_S
+    )
     assert done.stdout == body
 
 
@@ -132,7 +137,7 @@ def test_nonblocking_reads_by_flag_and_by_fcntl(mq: Path) -> None:
     reader = threading.Thread(target=lambda: answers.append(os.read(fd, 100)))
     reader.start()
     sh("echo now >s", mq)
-    reader.join(10)
+    reader.join(HANG_S)
     assert answers == [b"now\n"]
     os.set_blocking(fd, False)
     with pytest.raises(BlockingIOError):
@@ -157,18 +162,18 @@ def test_poll_select_and_epoll(mq: Path) -> None:
     poll.register(fd, select.POLLIN)
     assert poll.poll(0) == []
     assert select.select([fd], [fd], [], 0) == ([], [fd], [])
-    for ask in (lambda: poll.poll(10_000), lambda: select.select([fd], [], [], 10)[0]):
+    for ask in (lambda: poll.poll(HANG_S * 1_000), lambda: select.select([fd], [], [], 10)[0]):
         with ThreadPoolExecutor(1) as threads:
             answer = threads.submit(ask)
             sh("sleep .1; echo x >s", mq)
-            assert answer.result(10) in ([(fd, select.POLLIN)], [fd])
+            assert answer.result(HANG_S) in ([(fd, select.POLLIN)], [fd])
         assert os.read(fd, 10) == b"x\n"
         assert poll.poll(0) == []
     edge = select.epoll()
     edge.register(fd, select.EPOLLIN | select.EPOLLET)
     for i in range(5):
         sh(f"echo {i} >s", mq)
-        assert edge.poll(10) == [(fd, select.EPOLLIN)]
+        assert edge.poll(HANG_S) == [(fd, select.EPOLLIN)]
         assert os.read(fd, 10) == b"%d\n" % i
     edge.close()
     os.close(fd)
@@ -182,11 +187,11 @@ def test_poll_for_room(mq: Path) -> None:
     thread = threading.Thread(target=lambda: os.write(writer, b"2"))
     thread.start()
     other = os.open(mq / "s", os.O_WRONLY)
-    until(lambda: select.select([], [other], [], 0)[1] == [])
+    eventually(lambda: select.select([], [other], [], 0)[1] == [])
     assert os.read(reader, 10) == b"1"
     assert select.select([], [other], [], 10)[1] == [other]
     assert os.read(reader, 10) == b"2"
-    thread.join(10)
+    thread.join(HANG_S)
     for fd in (reader, writer, other):
         os.close(fd)
 
@@ -196,9 +201,9 @@ def test_two_threads_read_and_write_one_descriptor(mq: Path) -> None:
     answers: list[bytes] = []
     reader = threading.Thread(target=lambda: answers.append(os.read(fd, 100)))
     reader.start()
-    until(lambda: "parked" and thread_sleeps(reader))
+    eventually(lambda: "parked" and thread_sleeps(reader))
     assert os.write(fd, b"to myself") == 9
-    reader.join(10)
+    reader.join(HANG_S)
     assert answers == [b"to myself"]
     os.close(fd)
 
@@ -215,11 +220,11 @@ def test_a_writer_that_waits_holds_up_nobody_who_opened_the_file_himself(mq: Pat
     os.write(first, b"1")
     thread = threading.Thread(target=lambda: os.write(first, b"2"))
     thread.start()
-    until(lambda: served.sizes()["waiting"] == 1)
+    eventually(lambda: served.sizes()["waiting"] == 1)
     with pytest.raises(BlockingIOError):
         os.write(second, b"3")
     (mq / "ctl").write_text("clear s\n")
-    thread.join(10)
+    thread.join(HANG_S)
     for fd in (first, second):
         os.close(fd)
     assert drain(mq / "s") == [b"2"]
@@ -248,11 +253,11 @@ for i in range({rounds}):
         with open(turn, "r+b") as file, mmap.mmap(file.fileno(), 8) as board:
             for i in range(rounds):
                 board[0] = i + 1
-                until(lambda: served.sizes()["waiting"] == writers)
+                eventually(lambda: served.sizes()["waiting"] == writers)
                 (mq / "ctl").write_text("depth 0\n")
-                until(lambda: served.sizes()["waiting"] == 0)
+                eventually(lambda: served.sizes()["waiting"] == 0)
                 (mq / "ctl").write_text("depth 1\n")
-        assert [child.process.wait(10) for child in children] == [0] * writers
+        assert [child.process.wait(HANG_S) for child in children] == [0] * writers
     finally:
         for child in children:
             child.end()
@@ -264,7 +269,7 @@ def test_many_who_open_a_file_at_once_look_it_up_a_few_times_each(mq: Path, serv
     together = threading.Barrier(200)
 
     def read(_: int) -> None:
-        together.wait(10)
+        together.wait(HANG_S)
         os.close(os.open(mq / "s", os.O_RDONLY))
 
     with ThreadPoolExecutor(200) as threads:
@@ -318,7 +323,7 @@ for t in threads: t.join()
 print("all")
 """
     readers = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    until(lambda: served.sizes()["waiting"] == 300)
+    eventually(lambda: served.sizes()["waiting"] == 300)
     sh("echo x >s", mq)
-    assert readers.communicate(timeout=20)[0] == "all\n"
-    assert until(lambda: served.sizes()["files"] == 0)
+    assert readers.communicate(timeout=HANG_S)[0] == "all\n"
+    assert eventually(lambda: served.sizes()["files"] == 0)

@@ -14,6 +14,7 @@ import trio.testing
 
 from mqfs import limits
 from mqfs.clock import SystemClock
+from mqfs.engine.nodes.own_files import Meta
 from mqfs.engine.tree.listing import Listing
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Stale
@@ -212,7 +213,7 @@ def test_what_was_taken_for_a_caller_that_is_gone_is_the_next_readers(
     async def check(bench: Bench) -> None:
         tree = bench.tree
         group: Any = tree.mkdir(USER, tree.root, "g", 0o755)
-        ctl = tree.open(USER, group.metas["ctl"], os.O_WRONLY)
+        ctl = tree.open(USER, Meta(group, "ctl"), os.O_WRONLY)
         ctl.write(f"deliver one\nack {ack}\n".encode())
         stream: Any = tree.create(USER, group, "s", 0o644)
         fh = bench.files.add(stream, tree.open(USER, stream, os.O_RDWR), True, True)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import size
-from tests.fuse.served_by import READ, WRITE, Child, Served, calls, libc, until
+from tests.fuse.served_by import READ, WRITE, Child, Served, calls, libc
 from tests.fuse.test_data import drain
+from tests.support.campaign import size
+from tests.support.eventually import HANG_S, eventually
 
 READER = """
 fd = os.open(mq + "/s", os.O_RDONLY)
@@ -37,7 +38,7 @@ signal.siginterrupt(signal.SIGALRM, True)
 def reader(mq: Path) -> Child:
     child = Child(mq, READER)
     assert child.line() == "open"
-    until(lambda: calls(child.process.pid, READ))
+    eventually(lambda: calls(child.process.pid, READ))
     return child
 
 
@@ -46,10 +47,10 @@ def test_a_killed_reader_consumes_nothing(mq: Path, served: Served, number: sign
     (mq / "ctl").write_text("replay off\n")
     (mq / "s").touch()
     with reader(mq) as first, reader(mq) as second:
-        until(lambda: served.sizes()["waiting"] == 2)
+        eventually(lambda: served.sizes()["waiting"] == 2)
         first.process.send_signal(number)
-        first.process.wait(10)
-        until(lambda: served.sizes()["waiting"] == 1)
+        first.process.wait(HANG_S)
+        eventually(lambda: served.sizes()["waiting"] == 1)
         (mq / "s").write_text("for the living")
         assert second.line() == "b'for the living'"
 
@@ -58,9 +59,9 @@ def test_a_stopped_reader_goes_on(mq: Path, served: Served) -> None:
     (mq / "s").touch()
     with reader(mq) as child:
         child.process.send_signal(signal.SIGSTOP)
-        until(lambda: served.sizes()["waiting"] == 0)
+        eventually(lambda: served.sizes()["waiting"] == 0)
         child.process.send_signal(signal.SIGCONT)
-        until(lambda: served.sizes()["waiting"] == 1)
+        eventually(lambda: served.sizes()["waiting"] == 1)
         (mq / "s").write_text("x")
         assert child.line() == "b'x'"
 
@@ -90,15 +91,15 @@ def test_a_writer_without_room_can_be_interrupted_and_has_written_nothing(mq: Pa
     program += 'print(write(b"3"))'
     with Child(mq, program) as child:
         assert child.line() == "True"
-        until(lambda: calls(child.process.pid, WRITE))
+        eventually(lambda: calls(child.process.pid, WRITE))
         (mq / "ctl").write_text("clear s\n")
         assert child.line() == "1"
     assert drain(mq / "s") == [b"3"]
     with Child(mq, WRITER + 'write(b"4")') as child:
-        until(lambda: served.sizes()["waiting"] == 1)
+        eventually(lambda: served.sizes()["waiting"] == 1)
         child.process.kill()
-        child.process.wait(10)
-        until(lambda: served.sizes()["waiting"] == 0)
+        child.process.wait(HANG_S)
+        eventually(lambda: served.sizes()["waiting"] == 0)
     assert drain(mq / "s") == [b"3"]
 
 
@@ -198,8 +199,8 @@ def test_unmounting_from_outside_ends_the_server_even_while_somebody_reads(serve
         else:
             assert subprocess.run(["fusermount3", "-uz", served.path], check=False).returncode == 0
         child.process.kill()
-        child.process.wait(10)
-        assert served.process.wait(10) == 0
+        child.process.wait(HANG_S)
+        assert served.process.wait(HANG_S) == 0
 
 
 def test_a_killed_server_frees_its_readers_and_the_next_one_cleans_up(serve: Callable[..., Served]) -> None:
@@ -211,10 +212,10 @@ def test_a_killed_server_frees_its_readers_and_the_next_one_cleans_up(serve: Cal
     (group / "t").touch()
     with Child(group, READER.replace("/s", "/t")) as child:
         assert child.line() == "open"
-        until(lambda: calls(child.process.pid, READ))
+        eventually(lambda: calls(child.process.pid, READ))
         served.process.kill()
-        served.process.wait(10)
-        child.process.wait(10)
+        served.process.wait(HANG_S)
+        child.process.wait(HANG_S)
     with pytest.raises(OSError, match="Transport endpoint"):
         os.stat(served.path)
     serve()

@@ -10,8 +10,9 @@ import pytest
 
 from mqfs.file_locks import Held, Key, Locks
 from mqfs.wait import Wait
-from tests.campaign import size
-from tests.fuse.served_by import FCNTL, FLOCK, Child, Served, calls, until
+from tests.fuse.served_by import FCNTL, FLOCK, Child, Served, calls
+from tests.support.campaign import size
+from tests.support.eventually import HANG_S, eventually
 
 KINDS = {"flock": FLOCK, "lockf": FCNTL}
 KEY = Key(1, False)
@@ -56,7 +57,7 @@ def test_a_lock_is_one_holder_s(mq: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lock_that_waits_is_granted_when_its_holder_dies(mq: Path, kind: str) -> None:
     with held(mq, kind) as first, Child(mq, HOLDER.format(kind=kind)) as second:
-        until(lambda: calls(second.process.pid, KINDS[kind]))
+        eventually(lambda: calls(second.process.pid, KINDS[kind]))
         first.process.kill()
         assert second.line() == "held"
 
@@ -64,11 +65,11 @@ def test_a_lock_that_waits_is_granted_when_its_holder_dies(mq: Path, kind: str) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lock_that_waits_can_be_interrupted(mq: Path, served: Served, kind: str) -> None:
     with held(mq, kind), Child(mq, HOLDER.format(kind=kind)) as second:
-        until(lambda: calls(second.process.pid, KINDS[kind]))
+        eventually(lambda: calls(second.process.pid, KINDS[kind]))
         second.process.kill()
-        second.process.wait(10)
-        until(lambda: served.sizes()["locks"] == 1)
-    until(lambda: served.sizes()["locks"] == 0)
+        second.process.wait(HANG_S)
+        eventually(lambda: served.sizes()["locks"] == 1)
+    eventually(lambda: served.sizes()["locks"] == 0)
 
 
 def test_any_close_ends_a_process_s_posix_locks_but_not_its_flocks(mq: Path) -> None:

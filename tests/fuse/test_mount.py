@@ -18,10 +18,9 @@ from mqfs.errors import MountError
 from mqfs.fuse import mount
 from mqfs.model import User
 from mqfs.store.memory import MemoryStore
-from tests.anyone import NOBODY, python_for_anyone
 from tests.fuse.served_by import Served
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
+from tests.support.anyone import NOBODY, python_for_anyone
+from tests.support.eventually import HANG_S
 
 
 def complaint(path: Path) -> str:
@@ -96,7 +95,7 @@ def open_device() -> Iterator[None]:
     os.chmod("/dev/fuse", before)
 
 
-@needs_root
+@pytest.mark.root
 def test_an_ordinary_user_mounts_and_unmounts(open_device: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Also: what the user's dead server leaves, his next one cleans."""
     base = tmp_path_factory.mktemp("user")
@@ -113,16 +112,21 @@ def test_an_ordinary_user_mounts_and_unmounts(open_device: None, tmp_path_factor
     shell = [*user, "bash", "-c"]
     dead = Served(home / "mq", command=command)
     dead.process.kill()
-    dead.process.wait(10)
+    dead.process.wait(HANG_S)
     served = Served(home / "mq", command=command)
     try:
         done = subprocess.run(
-            [*shell, "echo 'replay all' >ctl; echo hi >s; head -n1 s"], cwd=home / "mq", capture_output=True, timeout=10
+            [*shell, "echo 'replay all' >ctl; echo hi >s; head -n1 s"],
+            cwd=home / "mq",
+            capture_output=True,
+            timeout=HANG_S,
         )
         assert (done.stdout, done.stderr) == (b"hi\n", b"")
     except PermissionError:  # root itself may not enter a user's mount
         done = subprocess.run(
-            [*shell, f"cd {home}/mq; echo 'replay all' >ctl; echo hi >s; head -n1 s"], capture_output=True, timeout=10
+            [*shell, f"cd {home}/mq; echo 'replay all' >ctl; echo hi >s; head -n1 s"],
+            capture_output=True,
+            timeout=HANG_S,
         )
         assert (done.stdout, done.stderr) == (b"hi\n", b"")
     with pytest.raises(PermissionError):

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import MqfsError
-from tests.campaign import size
-from tests.fuse.served_by import Child, Served, libc, until
+from tests.fuse.served_by import Child, Served, libc
 from tests.fuse.test_data import drain, sh
+from tests.support.campaign import size
+from tests.support.eventually import HANG_S, eventually
 
 FILES = {"ctl", "order", ".cursor", ".put", ".batch", ".stats", ".who", ".errors"}
 FOLDERS = {".consumers", ".kept", ".txn"}
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
 
 
 def refused(number: int, call: object, *words: object) -> None:
@@ -167,7 +167,7 @@ def test_the_umask_is_applied_once(mq: Path) -> None:
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
-@needs_root
+@pytest.mark.root
 def test_the_server_decides_who_may_what(mq: Path) -> None:
     (mq / "s").write_text("x")
     (mq / "s").chmod(0o640)
@@ -185,26 +185,28 @@ def test_the_server_decides_who_may_what(mq: Path) -> None:
         ("truncate -s0 s", True),
         ("ls; cat ctl; stat s", False),
     ):
-        done = subprocess.run([*AS_NOBODY, "bash", "-c", script], cwd=mq, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            [*AS_NOBODY, "bash", "-c", script], cwd=mq, capture_output=True, text=True, timeout=HANG_S
+        )
         assert (done.returncode != 0) == denied, script
         assert not denied or "ermission" in done.stderr or "ermitted" in done.stderr, done.stderr
 
 
-@needs_root
+@pytest.mark.root
 def test_supplementary_groups_count(mq: Path) -> None:
     (mq / "s").write_text("x")
     os.chown(mq / "s", 0, 4711)
     (mq / "s").chmod(0o640)
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--groups=4711", "head", "-c1", "s"]
-    assert subprocess.run(words, cwd=mq, capture_output=True, timeout=10).stdout == b"x"
+    assert subprocess.run(words, cwd=mq, capture_output=True, timeout=HANG_S).stdout == b"x"
     assert (mq / "s").stat().st_gid == 4711
 
 
-@needs_root
+@pytest.mark.root
 def test_what_nobody_makes_is_his(mq: Path) -> None:
     mq.chmod(0o777)
     script = "echo hi >s; mkdir g; umask 777; echo secret >t"
-    done = subprocess.run([*AS_NOBODY, "bash", "-c", script], cwd=mq, capture_output=True, timeout=10)
+    done = subprocess.run([*AS_NOBODY, "bash", "-c", script], cwd=mq, capture_output=True, timeout=HANG_S)
     assert done.stderr == b""
     assert [(mq / name).stat().st_uid for name in "sgt"] == [65534, 65534, 65534]
     assert drain(mq / "t") == [b"secret\n"]  # its mode did not bind the one who made it
@@ -223,7 +225,7 @@ def test_who_names_the_process(mq: Path) -> None:
 def test_tables_do_not_grow(mq: Path, served: Served) -> None:
     (mq / "s").touch()
     (mq / "g").mkdir()
-    before = until(lambda: served.sizes())
+    before = eventually(lambda: served.sizes())
     most = 0
     for i in range(size(100_000)):
         os.stat(mq / "s")
@@ -234,7 +236,7 @@ def test_tables_do_not_grow(mq: Path, served: Served) -> None:
     for _ in range(200):
         with open(mq / "s", "ab", buffering=0) as file:
             file.write(b"x")
-    after = until(lambda: not (sizes := served.sizes())["files"] and sizes)
+    after = eventually(lambda: not (sizes := served.sizes())["files"] and sizes)
     for table in ("files", "listings", "waiting", "passed", "locks", "handles", "parked"):
         assert after[table] == before[table], table
 

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from mqfs.fuse.processes import Watcher
-from tests.campaign import size
+from tests.support.campaign import size
+from tests.support.eventually import HANG_S, eventually_async
 
 TestBody = Callable[[Watcher], Awaitable[None]]
 
@@ -21,7 +22,7 @@ async def watching() -> AsyncIterator[Watcher]:
     watcher = Watcher()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watcher.run)
-        with trio.fail_after(20):
+        with trio.fail_after(HANG_S):
             yield watcher
         nursery.cancel_scope.cancel()
     watcher.close()
@@ -39,11 +40,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.kill()
         process.wait()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while not true():
-        await trio.sleep(0.005)
 
 
 def run(body: TestBody) -> None:
@@ -65,11 +61,11 @@ def test_all_who_watch_are_told_once() -> None:
             assert watcher.watch(two.pid, lambda: told.append(9)) is not None
             assert len(watcher) == 2, "one descriptor a process"
             one.kill()
-            await until(lambda: len(told) == 2)
+            await eventually_async(lambda: len(told) == 2)
             assert told == [1, 2]
             assert len(watcher) == 1
             two.kill()
-            await until(lambda: told == [1, 2, 9])
+            await eventually_async(lambda: told == [1, 2, 9])
 
     run(body)
 
@@ -97,7 +93,7 @@ def test_who_stopped_watching_is_not_told() -> None:
             stops.append(again)
             watcher.watch(process.pid, lambda: told.append(4))
             process.kill()
-            await until(lambda: 4 in told)
+            await eventually_async(lambda: 4 in told)
         assert told == [2, 4], "the first that was told stopped the second"
 
     run(body)
@@ -127,9 +123,9 @@ def test_a_number_that_was_given_again_is_another_process() -> None:
             # The system gives numbers again only after thousands: pretend that it did.
             watcher._by_pid[new.pid], watched.pid = watched, new.pid
             assert watcher.watch(new.pid, lambda: told.append("new")) is not None
-            await until(lambda: told == ["old"])
+            await eventually_async(lambda: told == ["old"])
             new.kill()
-            await until(lambda: told == ["old", "new"])
+            await eventually_async(lambda: told == ["old", "new"])
 
     run(body)
 
@@ -145,7 +141,7 @@ def test_one_that_fails_does_not_keep_it_from_others(caplog: pytest.LogCaptureFi
             watcher.watch(process.pid, fail)
             watcher.watch(process.pid, lambda: told.append(1))
             process.kill()
-            await until(lambda: told == [1])
+            await eventually_async(lambda: told == [1])
 
     run(body)
     assert "ZeroDivisionError" in caplog.text
@@ -162,7 +158,7 @@ def test_many() -> None:
                 assert watcher.watch(process.pid, lambda number=number: told.add(number)) is not None  # type: ignore[misc]
             for process in processes:
                 process.kill()
-            await until(lambda: len(told) == count)
+            await eventually_async(lambda: len(told) == count)
             assert len(watcher) == 0
         finally:
             for process in processes:

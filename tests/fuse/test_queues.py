@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from mqfs.ninep import blocking
-from tests.campaign import size
-from tests.fuse.served_by import READ, Child, Served, libc, until
+from tests.fuse.served_by import READ, Child, Served, libc
 from tests.fuse.test_data import sh
-from tests.server.process import serving
+from tests.support.campaign import size
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server
 
 RDWR_NB = os.O_RDWR | os.O_NONBLOCK
 
@@ -144,9 +145,9 @@ def test_the_worker_in_plain_shell(mq: Path, tmp_path: Path) -> None:
     try:
         for number in range(100):
             put(jobs / "mail", f"job {number}\n")
-        until(lambda: len(done.read_text().splitlines()) == 103, 20)
+        eventually(lambda: len(done.read_text().splitlines()) == 103)
         assert sorted(done.read_text().splitlines()) == sorted(["one", "bad", "two", *(f"job {n}" for n in range(100))])
-        until(lambda: stats(jobs)["consumers"]["mailer"]["acknowledged"] == 103)
+        eventually(lambda: stats(jobs)["consumers"]["mailer"]["acknowledged"] == 103)
         told = stats(jobs)["consumers"]["mailer"]
         assert (told["failed"], told["claimed"], told["waiting"]) == (1, 0, 0)
     finally:
@@ -167,12 +168,12 @@ def test_ten_readers_share_a_queue(mq: Path, tmp_path: Path) -> None:
     outs = [tmp_path / str(number) for number in range(10)]
     readers = [subprocess.Popen(["bash", "-c", f"exec cat <>s >{out}"], cwd=mq) for out in outs]
     try:
-        until(lambda: (mq / ".who").read_text().count('"s"') == 10)
+        eventually(lambda: (mq / ".who").read_text().count('"s"') == 10)
         put(mq / "s", *(f"{number}\n" for number in range(count)))
-        until(lambda: stats(mq)["streams"]["s"]["consumer"]["acknowledged"] == count, 30)
+        eventually(lambda: stats(mq)["streams"]["s"]["consumer"]["acknowledged"] == count)
         (mq / "s").unlink()
         for reader in readers:
-            assert reader.wait(10) == 0
+            assert reader.wait(HANG_S) == 0
     finally:
         for reader in readers:
             reader.kill()
@@ -196,7 +197,7 @@ def test_private_and_transient(mq: Path) -> None:
         os.open(mq / ".consumers" / "p", os.O_RDWR)
     with opened(mq / ".consumers" / "t"):
         assert sorted(os.listdir(mq / ".consumers")) == ["p", "t"]
-    until(lambda: os.listdir(mq / ".consumers") == ["p"])
+    eventually(lambda: os.listdir(mq / ".consumers") == ["p"])
 
 
 # ---------------------------------------------------------------- who dies
@@ -230,16 +231,16 @@ def test_a_dead_reader_gives_back_though_a_child_has_its_descriptor(
             poll.register(fd, select.POLLIN)
             assert poll.poll(0) == []
             shell.send_signal(number)
-            assert poll.poll(10_000) == [(fd, select.POLLIN)]
+            assert poll.poll(HANG_S * 1_000) == [(fd, select.POLLIN)]
             assert os.read(fd, 10) == b"job\n"
-            until(lambda: served.sizes()["watched"] == 1, 5)  # ourselves
+            eventually(lambda: served.sizes()["watched"] == 1)  # ourselves
         assert os.path.exists(f"/proc/{child}/fd/3"), "the child still has it open"
     finally:
         os.kill(int(child), signal.SIGKILL)
         shell.kill()
         shell.wait()
         shell.stdout.close()
-    until(lambda: not served.sizes()["files"])
+    eventually(lambda: not served.sizes()["files"])
     assert served.sizes()["watched"] == 0
 
 
@@ -279,7 +280,7 @@ input()
         assert served.sizes()["watched"] == 1
         child.tell()
         assert child.line() == "3", "the thread is gone, its process lives"
-    until(lambda: not served.sizes()["files"])
+    eventually(lambda: not served.sizes()["files"])
 
 
 HEIR = """
@@ -306,22 +307,22 @@ def test_who_opened_may_be_gone_while_who_reads_lives(mq: Path, served: Served) 
     assert shell.stdin is not None
     with shell, shell.stdout, shell.stdin:
         assert shell.stdout.readline() == "b'1'\n"
-        shell.wait(10)
-        until(lambda: served.sizes()["watched"] == 1)
+        shell.wait(HANG_S)
+        eventually(lambda: served.sizes()["watched"] == 1)
         assert stats(mq)["consumers"]["w"]["claimed"] == 1
         shell.stdin.write("x")
         shell.stdin.flush()
         assert shell.stdout.readline() == "3\n"
-    until(lambda: not served.sizes()["files"])
+    eventually(lambda: not served.sizes()["files"])
     assert served.sizes()["watched"] == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: ends a mount by force")
+@pytest.mark.root
 def test_a_mount_that_is_ended_by_force_gives_back_all_claims(tmp_path: Path) -> None:
     """Nobody releases what is open then; the server goes on over 9P."""
     mount = tmp_path / "mq"
     mount.mkdir()
-    with serving("--listen", "unix!sock", cwd=tmp_path, mount=mount):
+    with Server("--listen", "unix!sock", cwd=tmp_path, mount=mount):
         (mount / "ctl").write_text("replay all\n")
         path = consumer(mount, "1")
         fd = os.open(path, os.O_RDWR)
@@ -329,7 +330,7 @@ def test_a_mount_that_is_ended_by_force_gives_back_all_claims(tmp_path: Path) ->
         libc.umount2(os.fsencode(mount), 1)
         with pytest.raises(OSError, match=r"not connected|abort"):
             os.write(fd, b"ack")
-        with blocking.connect(f"unix!{tmp_path}/sock", timeout=10) as client:
+        with blocking.connect(f"unix!{tmp_path}/sock", timeout=HANG_S) as client:
             again = client.open(".consumers/w", "r+")
             assert again.receive(10, 10) == b"1"
             assert json.loads(client.open(".stats").receive(65536, 10))["consumers"]["w"]["handles"] == 1
@@ -354,10 +355,10 @@ def test_an_interrupted_read_has_claimed_nothing(mq: Path, served: Served, kind:
     with Child(path, TAKER) as first, Child(path, TAKER) as second:
         for child in (first, second):
             assert child.line() == "open"
-        until(lambda: served.sizes()["waiting"] == 2)
+        eventually(lambda: served.sizes()["waiting"] == 2)
         first.process.send_signal(number)
-        first.process.wait(10)
-        until(lambda: served.sizes()["waiting"] == 1)
+        first.process.wait(HANG_S)
+        eventually(lambda: served.sizes()["waiting"] == 1)
         put(mq / "s", "for the living")
         assert second.line() == "b'for the living'"
 
@@ -417,21 +418,21 @@ os._exit(0)
         try:
             for number in (1, 2):
                 heirs.append(int(opener.line()))
-                until(lambda number=number: served.sizes()["waiting"] == number)  # type: ignore[misc]
+                eventually(lambda number=number: served.sizes()["waiting"] == number)  # type: ignore[misc]
                 opener.tell()
-            opener.process.wait(10)
+            opener.process.wait(HANG_S)
             put(mq / "s", "1")
-            until(lambda: stats(mq)["consumers"]["w"]["claimed"] == 1)
+            eventually(lambda: stats(mq)["consumers"]["w"]["claimed"] == 1)
             assert served.sizes()["waiting"] == 1
             os.kill(heirs[0], signal.SIGKILL)
-            until(lambda: served.sizes()["waiting"] == 0)
+            eventually(lambda: served.sizes()["waiting"] == 0)
             told = stats(mq)["consumers"]["w"]
             assert (told["failed"], told["claimed"]) == (1, 1), "the other has it"
         finally:
             for pid in heirs:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-    until(lambda: not served.sizes()["files"])
+    eventually(lambda: not served.sizes()["files"])
 
 
 @pytest.mark.parametrize("kind", ["consumer", "queue"])
@@ -444,7 +445,7 @@ def test_poll_and_nonblocking(mq: Path, kind: str) -> None:
         poll.register(fd, select.EPOLLIN)
         assert poll.poll(0) == []
         put(mq / "s", "x")
-        assert poll.poll(10) == [(fd, select.EPOLLIN)]
+        assert poll.poll(HANG_S) == [(fd, select.EPOLLIN)]
         assert os.read(fd, 10) == b"x"
         poll.modify(fd, select.EPOLLIN)
         assert poll.poll(0) == []
@@ -512,7 +513,7 @@ def test_whoever_only_looks_changes_nothing(mq: Path, tmp_path: Path, script: st
             env={**os.environ, "OUT": str(tmp_path / "out" / ("tar" if "tar" in script else ""))},
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=HANG_S,
         )
         assert looker.stderr == ""
         assert looker.stdout.count("job 2") >= 3 or not script.startswith(("grep", "cat", "find {0} -ls"))
@@ -643,12 +644,12 @@ while True:
 
 def test_tables_do_not_grow_with_kept_files_and_consumers(mq: Path, served: Served) -> None:
     path = consumer(mq, "x")
-    before = until(lambda: not (sizes := served.sizes())["files"] and sizes)
+    before = eventually(lambda: not (sizes := served.sizes())["files"] and sizes)
     for _ in range(size(3000)):
         (mq / ".kept" / "s").read_bytes()
         shown(path)
         os.listdir(mq / ".consumers")
-    after = until(lambda: not (sizes := served.sizes())["files"] and sizes)
+    after = eventually(lambda: not (sizes := served.sizes())["files"] and sizes)
     assert after["nodes"] < before["nodes"] + 100
     for table in ("files", "listings", "waiting", "handles", "parked", "watched"):
         assert after[table] == before[table], table
@@ -669,7 +670,7 @@ print(os.write(fd, b"format line\\n"))
     with Child(mq, program) as child:
         assert child.line() == "open"
         tasks = Path(f"/proc/{child.process.pid}/task")
-        until(lambda: any(calls_in(task, READ) for task in tasks.iterdir()))
+        eventually(lambda: any(calls_in(task, READ) for task in tasks.iterdir()))
         child.tell()
         assert child.line() == "12"
         put(mq / "s", "x")

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.fuse.served_by import WRITE, Child, Served, calls, until
+from tests.fuse.served_by import WRITE, Child, Served, calls
+from tests.support.eventually import HANG_S, eventually
 
 FRAME = r"""
 frame() {  # STREAM BODY
@@ -22,7 +23,7 @@ frame() {  # STREAM BODY
 
 
 def bash(mq: Path, script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["bash", "-c", FRAME + script], cwd=mq, capture_output=True, text=True, timeout=20)
+    return subprocess.run(["bash", "-c", FRAME + script], cwd=mq, capture_output=True, text=True, timeout=HANG_S)
 
 
 def log(mq: Path) -> list[tuple[str, str]]:
@@ -134,7 +135,7 @@ def test_a_commit_that_waits_for_room(mq: Path) -> None:
     with Child(mq, WRITER) as child:
         assert child.line() == "ready"
         child.tell()
-        until(lambda: calls(child.process.pid, WRITE))
+        eventually(lambda: calls(child.process.pid, WRITE))
         (mq / "ctl").write_text("clear s\n")
         assert child.line() == "14"
     assert log(mq) == [("s", "y\n")]

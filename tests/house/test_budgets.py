@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mqfs.wait import Wait
-from tests.calls import calls, calls_once
 from tests.house.today import check
-from tests.queues.hand import Queues
+from tests.support.calls import calls, calls_once
+from tests.support.queues import Queues
 
 
 def written(queues: Queues) -> int:

@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 NAMED = re.compile(r"(?<![\w/.*$}~-])[a-z_][a-z0-9_/]*\.py\b")
 WRITTEN = re.compile(r'title="([\w.]+)"')  # by the reader of a tutorial
 OTHERS = {"setup.py", "matchers.py"}  # of other packages

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mqfs.engine.language.settings import USAGE, Settings
-from mqfs.engine.tree.meta_nodes import META_FILES
+from mqfs.engine.nodes.own_files import META_FILES
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 
 

@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.support import ROOT
+
 FILE = Path(__file__).with_name("today.json")
 PACKAGES = ("mqfs", "pyspark_mqfs", "mq_cat", "mq_tools")
 RULES = ("words", "size", "one_writer", "imports", "budgets")  # each a module test_RULE.py with a function `breaches`

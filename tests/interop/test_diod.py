@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.net import identity
-from tests.ninep.support import DEADLINE_S, META, Running, make_tree, running
+from tests.support.ninep import HANG_S, META, Running, make_tree, running
 
 if shutil.which("diodls") is None:
     pytest.skip("diod's tools are not installed", allow_module_level=True)
@@ -35,7 +35,7 @@ def where(request: pytest.FixtureRequest, server: Running) -> str:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -60,12 +60,12 @@ def test_diodcat(where: str) -> None:
 
 def test_missing_file(where: str) -> None:
     done = subprocess.run(
-        ["diodcat", "-s", where, "-a", "/", "a/none"], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        ["diodcat", "-s", where, "-a", "/", "a/none"], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode != 0
     assert "No such file" in done.stderr
 
 
 def test_missing_tree(where: str) -> None:
-    done = subprocess.run(["diodls", "-s", where, "-a", "/none"], capture_output=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(["diodls", "-s", where, "-a", "/none"], capture_output=True, timeout=HANG_S, check=False)
     assert done.returncode != 0

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from mqfs.net import identity
-from tests.ninep.support import DEADLINE_S, META, Running, eventually, make_tree, open_handles, running
+from tests.support.eventually import eventually
+from tests.support.ninep import HANG_S, META, Running, make_tree, open_handles, running
 
 py9p = pytest.importorskip("py9p.py9p", reason="py9p (of p9fs) is not installed")
 
@@ -32,7 +33,7 @@ class Peer:
 
     def __init__(self, server: Running, version: Any = py9p.Version.v9P2000) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(DEADLINE_S)
+        self.socket.settimeout(HANG_S)
         self.socket.connect(server.address.removeprefix("unix!"))
         credentials = py9p.Credentials(user=identity.user_name(os.getuid()))
         self.client = py9p.Client(self.socket, credentials, ver=version)
@@ -93,7 +94,7 @@ def test_first_steps(server: Running, version: Any) -> None:
         eventually(lambda: server.tree.waits.used == 1)
         assert got == []
         one.write(b"second")
-        reader.join(DEADLINE_S)
+        reader.join(HANG_S)
         assert got == [b"second"]
         one.close()
         two.close()

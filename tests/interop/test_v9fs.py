@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from mqfs.net import identity
-from tests.ninep.support import make_tree, open_handles, running
+from tests.support.linux_guest import BOOT_S, KERNEL, missing
+from tests.support.ninep import make_tree, open_handles, running
 
 HERE = Path(__file__).parent / "v9fs"
-KERNEL = Path(__file__).parents[2] / ".cache" / "v9fs" / "kernel"
-BOOT_S = 900
 DIALECTS = ("9p2000.L", "9p2000.u", "9p2000")
-
-
-def missing() -> str:
-    """What this machine lacks for the test; empty if nothing."""
-    for program in ("qemu-system-x86_64", "busybox", "cpio"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
-    if not list(KERNEL.glob("boot/vmlinuz-*")):
-        return "no kernel: run script/v9fs-kernel"
-    return ""
 
 
 def boot(folder: Path, port: int) -> str:

@@ -19,7 +19,8 @@ from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
 from mqfs.ninep.codec.wire import encode
-from tests.ninep.support import DEADLINE_S, META, Running, eventually, make_tree, open_handles, running
+from tests.support.eventually import eventually
+from tests.support.ninep import HANG_S, META, Running, make_tree, open_handles, running
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_blocking(server: Running, tree: Tree, dialect: Dialect) -> None:
         waiting.start()
         eventually(lambda: tree.waits.used == 1)
         writer.write(b"more")
-        waiting.join(DEADLINE_S)
+        waiting.join(HANG_S)
         assert answers == [b"more"]
         assert one.list("a") == [*META, "s"]
         found = one.stat("a/s")
@@ -141,7 +142,7 @@ def test_a_file_that_is_forgotten_in_the_middle_of_a_call_is_let_go_with_the_nex
             return super().encode(encoding, errors)
 
     with server.connect() as one:
-        one.socket.settimeout(10)
+        one.socket.settimeout(HANG_S)
         files = [one.open("ctl")]
         walk = one.do(_ask(Twalk(0, 0, 77, (Name("order"),))))
         assert len(walk.qids) == 1
@@ -162,7 +163,7 @@ def test_time_out_keeps_what_came(server: Running, tree: Tree, dialect: Dialect)
             reader.receive(timeout=0.05)
         assert tree.waits.used == 0
         writer.write(b"later")
-        assert reader.receive(timeout=DEADLINE_S) == b"later"
+        assert reader.receive(timeout=HANG_S) == b"later"
         reader.close()
         writer.close()
 
@@ -177,7 +178,7 @@ def test_message_that_overtakes_its_flush_is_kept(server: Running) -> None:
             writer.write(f"{number}".encode())
             two._flush(reader.channel, tag)
             kept += reader.channel.kept is not None
-            assert reader.receive(timeout=DEADLINE_S) == f"{number}".encode()
+            assert reader.receive(timeout=HANG_S) == f"{number}".encode()
         assert kept == 20
         reader.close()
         writer.close()

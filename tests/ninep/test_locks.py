@@ -12,7 +12,7 @@ from mqfs import limits
 from mqfs.errors import OverLimit
 from mqfs.file_locks import END, Held, Key, Locks
 from mqfs.wait import Wait
-from tests.campaign import seed, size
+from tests.support.campaign import seed, size
 
 BYTES = 12
 KEY = Key(5, False)

@@ -10,7 +10,7 @@ from hypothesis import given
 from mqfs.model import Qid
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.notation import parse, show
-from tests.ninep.support import messages
+from tests.support.ninep import messages
 
 
 @given(messages(True))

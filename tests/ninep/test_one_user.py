@@ -20,8 +20,8 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.net import identity, peer
 from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
 from mqfs.ninep.codec.wire import encode
-from tests.ninep.support import DEADLINE_S, Raw, Running, eventually, make_tree, running
-from tests.patience import patient
+from tests.support.eventually import eventually
+from tests.support.ninep import HANG_S, Raw, Running, make_tree, running
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def tree() -> Tree:
 
 def over_tcp(server: Running, version: str = "") -> Raw:
     sock = socket.create_connection(("127.0.0.1", server.port))
-    sock.settimeout(DEADLINE_S)
+    sock.settimeout(HANG_S)
     return Raw(sock, version)
 
 
@@ -182,7 +182,7 @@ def test_a_slow_directory_service_holds_up_nobody_else(shared: Running, monkeypa
     at_once = pwd.getpwuid
 
     def ask(uid: int) -> pwd.struct_passwd:
-        assert answered.wait(patient(60))
+        assert answered.wait(HANG_S)
         return at_once(uid)
 
     with shared.connect() as client:

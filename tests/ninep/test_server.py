@@ -26,15 +26,14 @@ from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
 from mqfs.ninep.codec.wire import encode
 from mqfs.ninep.server.listener import listen
 from mqfs.ninep.server.server import Server
-from tests.ninep.support import (
-    DEADLINE_S,
+from tests.support.eventually import HANG_S, eventually
+from tests.support.ninep import (
     ME,
     FailingReader,
     FailingStore,
     Raw,
     Running,
     SlowStore,
-    eventually,
     make_tree,
     open_handles,
     running,
@@ -205,7 +204,7 @@ if os.getuid() != 0:  # the server's own user may act as anyone, as root may: bu
 def test_tcp_acts_as_its_user(tree: Tree, tmp_path: Path) -> None:
     with (
         running(tree, tmp_path, tcp=True) as server,
-        blocking.connect(f"tcp!127.0.0.1!{server.port}", user="root", timeout=DEADLINE_S) as client,
+        blocking.connect(f"tcp!127.0.0.1!{server.port}", user="root", timeout=HANG_S) as client,
     ):
         with pytest.raises(Denied):
             client.mkdir("a")
@@ -278,7 +277,7 @@ def test_client_that_does_not_read_is_held_up_and_nobody_else(server: Running, t
         eventually(lambda: held.session.congested)
         assert server.call(lambda: held.session.held) < limits.REPLY_BYTES + limits.MSIZE_DEFAULT
         assert tree.memory.used >= limits.REPLY_BYTES
-        sock.settimeout(DEADLINE_S)
+        sock.settimeout(HANG_S)
         for tag in range(asked):
             reply = raw.reply()
             assert reply.startswith(f"Rread tag {tag} data")

@@ -19,8 +19,8 @@ from mqfs.ninep.codec.messages import Dir, Rread, Twrite
 from mqfs.ninep.codec.wire import Reader, encode
 from mqfs.ninep.server.pending import both
 from mqfs.wait import Wait
-from tests.ninep.support import ME, META, Line, SlowStore, make_tree, open_handles
-from tests.parked import parked
+from tests.support.ninep import ME, META, Line, SlowStore, make_tree, open_handles
+from tests.support.parked import parked
 
 FOR_ALL = (
     "Twstat tag 1 fid 0 stat {type ~ dev ~ qid 0.0.f mode 020000000777 "

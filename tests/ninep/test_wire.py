@@ -17,7 +17,7 @@ from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.numbers import TYPES
 from mqfs.ninep.codec.wire import Framer, decode, encode
-from tests.ninep.support import messages
+from tests.support.ninep import messages
 
 EVERY_DIALECT = st.booleans().flatmap(lambda unix: st.tuples(st.just(unix), st.lists(messages(unix), max_size=6)))
 

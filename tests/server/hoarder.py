@@ -23,6 +23,7 @@ from mqfs.ninep.blocking import connect
 from mqfs.ninep.codec.linux_messages import Rlerror, Tlock, Tlopen, Tmkdir  # fmt: skip
 from mqfs.ninep.codec.messages import NOFID, NONUNAME, Fcall, Tattach, Tflush, Tread, Tversion, Twalk, Twrite
 from mqfs.ninep.codec.wire import Framer, decode, encode
+from tests.support.eventually import HANG_S
 
 AT_ONCE = 500  # requests before their answers are read
 FIDS = 1_000  # of one connection
@@ -41,7 +42,7 @@ class Connection:
 
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(60)
+        self.socket.settimeout(HANG_S)
         self.socket.connect(address)
         self._framer = Framer(limits.MSIZE_MOST)
         self._send([Tversion(0xFFFF, limits.MSIZE_MOST, "9P2000.L"), Tattach(1, FREE, NOFID, "", "", NONUNAME)])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.ninep.blocking import connect
-from tests.server.process import COMMAND, Running, environment, mounted, mqfs, serving, unmount
+from tests.support.server import COMMAND, Server, environment, mounted, mqfs, unmount
 
 USAGE, FAILED = 2, 1
 
@@ -123,7 +123,7 @@ def test_store_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_store_locked(tmp_path: Path) -> None:
-    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
         line = refused(tmp_path, FAILED, "serve", "--store", "store", "--listen", "unix!other")
         assert f"in use by process {server.pid}" in line
         assert f"in use by process {server.pid}" in refused(tmp_path, FAILED, "check", "store")
@@ -131,7 +131,7 @@ def test_store_locked(tmp_path: Path) -> None:
 
 def test_corrupt_store(tmp_path: Path) -> None:
     """A group of whose log nothing is left to be read."""
-    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path):
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path):
         pass
     (log,) = (tmp_path / "store").rglob("*.log")
     size = log.stat().st_size
@@ -149,7 +149,7 @@ def test_corrupt_store(tmp_path: Path) -> None:
 def test_check_finds_and_repairs(tmp_path: Path) -> None:
     """Rot in the middle of a log: found, left alone without --fix, moved aside with it; the rest is there."""
     with (
-        serving("--store", "store", "--listen", "unix!s", "--default", "replay all", cwd=tmp_path),
+        Server("--store", "store", "--listen", "unix!s", "--default", "replay all", cwd=tmp_path),
         connect(f"unix!{tmp_path / 's'}") as client,
     ):
         client.mkdir("a")
@@ -167,7 +167,7 @@ def test_check_finds_and_repairs(tmp_path: Path) -> None:
     fixed = mqfs("check", "--fix", "store", cwd=tmp_path)
     assert (fixed.returncode, fixed.stderr) == (0, ""), fixed.stdout
     assert any(b"MESSAGE 1" in path.read_bytes() for path in (tmp_path / "store" / "quarantine").iterdir())
-    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path), connect(f"unix!{tmp_path / 's'}") as client:
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path), connect(f"unix!{tmp_path / 's'}") as client:
         stream = client.open("a/s")
         assert [stream.receive()[:9], stream.receive()[:9]] == [b"message 0", b"message 2"]
 
@@ -185,7 +185,7 @@ def test_check_of_what_is_no_store(tmp_path: Path) -> None:
 
 
 def test_unix_address_in_use(tmp_path: Path) -> None:
-    with serving("--listen", "unix!s", cwd=tmp_path):
+    with Server("--listen", "unix!s", cwd=tmp_path):
         line = refused(tmp_path, FAILED, "serve", "--store", "store", "--listen", "unix!s")
         assert "unix!s: in use by another server" in line
 
@@ -247,7 +247,7 @@ def test_mount_point_not_empty(tmp_path: Path) -> None:
 def test_mount_point_in_use(tmp_path: Path) -> None:
     mount = tmp_path / "mq"
     mount.mkdir()
-    with serving(cwd=tmp_path, mount=mount):
+    with Server(cwd=tmp_path, mount=mount):
         done = mqfs("serve", "--store", "store", "--mount", "mq", cwd=tmp_path)
         assert done.returncode == FAILED
         assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -260,12 +260,12 @@ def test_stale_mount_is_cleaned_at_start(tmp_path: Path) -> None:
     mount = tmp_path / "mq"
     mount.mkdir()
     try:
-        server = Running("--store", "store", "--mount", "mq", cwd=tmp_path)
+        server = Server("--store", "store", "--mount", "mq", cwd=tmp_path)
         server.kill()
         assert mounted(mount)
         with pytest.raises(OSError, match="not connected"):
             os.listdir(mount)
-        with serving("--store", "store", cwd=tmp_path, mount=mount):
+        with Server("--store", "store", cwd=tmp_path, mount=mount):
             assert "ctl" in os.listdir(mount)
     finally:
         unmount(mount)

@@ -16,11 +16,10 @@ import pytest
 
 from mqfs import limits
 from mqfs.ninep.blocking import connect
-from tests import campaign
-from tests.client.conftest import short_folder
-from tests.patience import patient
-from tests.server.process import ROOT, Running, environment, serving
 from tests.server.watched import GREEDY, POLITE, user
+from tests.support import ROOT, campaign
+from tests.support.eventually import patient
+from tests.support.server import Server, environment, short_folder
 
 MIB = 1 << 20
 PART = 1.0 if campaign.size(10) == 10 else 0.04
@@ -32,7 +31,7 @@ SHARED = {
 }  # fmt: skip
 
 
-def resident(server: Running) -> int:
+def resident(server: Server) -> int:
     """Without rings, which are shared memory."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) << 10
@@ -57,7 +56,7 @@ def hoarder(address: str, uid: int, part: float) -> Iterator[dict[str, int]]:
 @pytest.mark.timeout(patient(900))
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
 def test_others_go_on_beside_one_who_has_its_share_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    with short_folder() as folder, serving("--listen", f"unix!{folder}/s", "--store", "store", cwd=folder) as server:
+    with short_folder() as folder, Server("--listen", f"unix!{folder}/s", "--store", "store", cwd=folder) as server:
         address = f"unix!{folder}/s"
         os.chmod(folder, 0o755)
         for socket in folder.glob("s*"):
@@ -87,4 +86,4 @@ def test_others_go_on_beside_one_who_has_its_share_of_everything(capsys: pytest.
         assert has["bytes"] > 0.8 * PART * limits.HELD_BYTES // 2
         assert held < BOUND_BYTES * PART + 64 * MIB
         assert ratio < 3
-        assert server.process.poll() is None
+        assert server.poll() is None

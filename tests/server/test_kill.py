@@ -20,8 +20,9 @@ import pytest
 
 from mqfs.errors import MqfsError
 from mqfs.ninep.blocking import connect
-from tests.campaign import seed, size
-from tests.server.process import COMMAND, Running, environment, mqfs, unmount
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S
+from tests.support.server import COMMAND, Server, environment, mqfs, unmount
 
 WRITERS = 4  # half of them through the mount
 ROUNDS_A_STORE = 10  # then a new one, so that a round stays short and the first seconds of a store are met often
@@ -86,7 +87,7 @@ class Campaign:
         self.mount.mkdir()
 
     def prepare(self) -> None:
-        server = Running(*self.options, cwd=self.folder)
+        server = Server(*self.options, cwd=self.folder)
         with connect(self.address) as client:
             client.mkdir("a")
             with client.open("a/ctl", "w") as ctl:
@@ -99,7 +100,7 @@ class Campaign:
         """Start, write, kill, start, look."""
         if self.dice.random() < 0.2:
             self.kill_while_it_starts()
-        server = Running(*self.options, cwd=self.folder)
+        server = Server(*self.options, cwd=self.folder)
         watcher = Watcher(self.address)
         writers = [self.writer(number) for number in range(WRITERS)]
         for thread in (watcher, *writers):
@@ -107,7 +108,7 @@ class Campaign:
         pause(self.dice.uniform(0.0, 0.2))
         server.kill()
         for thread in (watcher, *writers):
-            thread.join(30)
+            thread.join(HANG_S)
             assert not thread.is_alive(), "somebody waits for a server that is gone"
         for writer in writers:
             self.begun.update(writer.begun)
@@ -141,7 +142,7 @@ class Campaign:
 
     def look(self, watched: Seen) -> None:
         """What is there now, against what must be."""
-        server = Running(*self.options, cwd=self.folder)
+        server = Server(*self.options, cwd=self.folder)
         now = self.everything()
         server.kill()
         for sequence, what in {**self.ever, **watched}.items():

@@ -9,13 +9,14 @@ from mqfs import limits
 from mqfs.ninep.blocking import connect
 from mqfs.ninep.codec.messages import NOFID, NONUNAME, Fcall, Tattach, Topen, Tread, Tversion, Twalk, Twrite
 from mqfs.ninep.codec.wire import encode
-from tests.server.process import Running, serving, until
+from tests.support.eventually import eventually
+from tests.support.server import Server
 
 CLIENTS = 60
 MIB = 1 << 20
 
 
-def resident(server: Running) -> int:
+def resident(server: Server) -> int:
     return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
 
 
@@ -28,7 +29,7 @@ def speak(folder: Path, *requests: Fcall) -> socket.socket:
 
 
 def test_clients_that_do_not_read_and_half_requests(tmp_path: Path) -> None:
-    with serving("--listen", f"unix!{tmp_path}/s", cwd=tmp_path) as server:
+    with Server("--listen", f"unix!{tmp_path}/s", cwd=tmp_path) as server:
         with connect(f"unix!{tmp_path}/s", msize=limits.MSIZE_MOST) as client:
             with client.open("ctl", "w") as ctl:
                 ctl.write(b"replay all\nsync off\n")
@@ -46,8 +47,8 @@ def test_clients_that_do_not_read_and_half_requests(tmp_path: Path) -> None:
         for _ in range(CLIENTS):
             clients.append(speak(tmp_path, *begin))
             clients[-1].sendall(half)
-        until(lambda: resident(server) > before + CLIENTS * MIB, "they hold memory")
+        eventually(lambda: resident(server) > before + CLIENTS * MIB, "they hold memory")
         assert resident(server) < before + 3 * CLIENTS * MIB
         for sock in clients:
             sock.close()
-        until(lambda: resident(server) < before + limits.KEPT_BYTES + 8 * MIB, "it is given back")
+        eventually(lambda: resident(server) < before + limits.KEPT_BYTES + 8 * MIB, "it is given back")

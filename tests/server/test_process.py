@@ -23,18 +23,9 @@ from mqfs.ninep.blocking import Client, connect
 from mqfs.ninep.codec.messages import Rversion, Tread, Tversion
 from mqfs.ninep.codec.wire import decode, encode
 from mqfs.server.options import KEYS
-from tests.server.process import (
-    COMMAND,
-    ROOT,
-    Ready,
-    Running,
-    environment,
-    mounted,
-    mqfs,
-    serving,
-    unmount,
-    until,
-)
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import COMMAND, Ready, Server, environment, mounted, mqfs, unmount
 
 
 def dial(cwd: Path, name: str = "s") -> str:
@@ -81,11 +72,11 @@ def test_readiness(tmp_path: Path, abstract: bool) -> None:
         return text in said
 
     try:
-        until(lambda: heard("READY=1"), "READY=1")
+        eventually(lambda: heard("READY=1"), "READY=1")
         connect(dial(tmp_path)).close()
         process.terminate()
-        until(lambda: heard("STOPPING=1"), "STOPPING=1")
-        assert process.wait(30) == 0
+        eventually(lambda: heard("STOPPING=1"), "STOPPING=1")
+        assert process.wait(HANG_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -95,7 +86,7 @@ def test_readiness(tmp_path: Path, abstract: bool) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
     """Who waits gets end-of-file; the socket's file and the lock are gone; what was written is there again."""
-    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
         client = connect(dial(tmp_path))
         keep(client, "a", b"hello\n")
         stream = client.open("a/s")
@@ -103,27 +94,27 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
         timer = threading.Timer(0.2, server.process.send_signal, (number,))
         timer.start()
         assert stream.receive() == b""
-        assert server.process.wait(30) == 0
+        assert server.process.wait(HANG_S) == 0
         client.close()
     assert not (tmp_path / "s").exists()
-    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path), connect(dial(tmp_path)) as client:
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path), connect(dial(tmp_path)) as client:
         assert client.open("a/s").receive() == b"hello\n"
 
 
 def test_hangup_is_ignored_and_a_second_signal_does_no_harm(tmp_path: Path) -> None:
-    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
         server.process.send_signal(signal.SIGHUP)
         with connect(dial(tmp_path)) as client:
             keep(client, "a", b"x")
         for _ in range(5):
             server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(HANG_S) == 0
     check = mqfs("check", "store", cwd=tmp_path)
     assert check.returncode == 0, check.stdout + check.stderr
 
 
 def test_without_a_store_it_says_so(tmp_path: Path) -> None:
-    with serving("--listen", "unix!s", cwd=tmp_path) as server:
+    with Server("--listen", "unix!s", cwd=tmp_path) as server:
         assert "kept in memory" in server.text()
         with connect(dial(tmp_path)) as client:
             keep(client, "a", b"x")
@@ -135,7 +126,7 @@ def test_config_and_command_line(tmp_path: Path) -> None:
     (tmp_path / "mqfs.toml").write_text(
         'store = "from-file"\nlisten = ["unix!one", "unix!two"]\ndefault = "replay all"\ntrace = true\n'
     )
-    with serving("--config", "mqfs.toml", "--store", "from-line", "--no-trace", cwd=tmp_path) as server:
+    with Server("--config", "mqfs.toml", "--store", "from-line", "--no-trace", cwd=tmp_path) as server:
         assert (tmp_path / "from-line").is_dir()
         assert not (tmp_path / "from-file").exists()
         with connect(dial(tmp_path, "one")) as client:
@@ -147,7 +138,7 @@ def test_config_and_command_line(tmp_path: Path) -> None:
 
 def test_defaults_are_of_new_groups(tmp_path: Path) -> None:
     lines = ["--default", "replay last", "--default", "depth 7"]
-    with serving("--listen", "unix!s", *lines, cwd=tmp_path), connect(dial(tmp_path)) as client:
+    with Server("--listen", "unix!s", *lines, cwd=tmp_path), connect(dial(tmp_path)) as client:
         client.mkdir("a")
         ctl = client.open("a/ctl").receive()
         assert b"replay last\n" in ctl
@@ -155,16 +146,16 @@ def test_defaults_are_of_new_groups(tmp_path: Path) -> None:
 
 
 def test_trace(tmp_path: Path) -> None:
-    with serving("-D", "--listen", "unix!s", cwd=tmp_path) as server:
+    with Server("-D", "--listen", "unix!s", cwd=tmp_path) as server:
         connect(dial(tmp_path)).close()
-        until(lambda: "Rattach" in server.text(), "a trace")
+        eventually(lambda: "Rattach" in server.text(), "a trace")
         assert "Tversion" in server.text()
 
 
 def test_service_name(tmp_path: Path) -> None:
     """-s: a socket in the name space directory, which is made for its user alone."""
     space = tmp_path / "ns"
-    with serving("-s", "mq", cwd=tmp_path, NAMESPACE=str(space)):
+    with Server("-s", "mq", cwd=tmp_path, NAMESPACE=str(space)):
         assert space.stat().st_mode & 0o777 == 0o700
         with connect(f"unix!{space}/mq") as client:
             assert "ctl" in client.list()
@@ -172,10 +163,10 @@ def test_service_name(tmp_path: Path) -> None:
 
 
 def test_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
-    server = Running("--listen", "unix!s", cwd=tmp_path)
+    server = Server("--listen", "unix!s", cwd=tmp_path)
     server.kill()
     assert (tmp_path / "s").exists()
-    with serving("--listen", "unix!s", cwd=tmp_path):
+    with Server("--listen", "unix!s", cwd=tmp_path):
         connect(dial(tmp_path)).close()
 
 
@@ -183,7 +174,7 @@ def test_tcp(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with (
-        serving("--listen", f"tcp!127.0.0.1!{port}", "--tcp-user", "root", cwd=tmp_path),
+        Server("--listen", f"tcp!127.0.0.1!{port}", "--tcp-user", "root", cwd=tmp_path),
         connect(f"tcp!127.0.0.1!{port}") as client,
     ):
         assert "ctl" in client.list()
@@ -200,7 +191,7 @@ def test_standard_input_and_output(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
     )
     request = encode(Tversion(0xFFFF, 8192, "9P2000.L"), False)
-    out, log = process.communicate(request, timeout=30)
+    out, log = process.communicate(request, timeout=HANG_S)
     assert decode(out, 0, len(out), False) == Rversion(0xFFFF, 8192, "9P2000.L")
     assert process.returncode == 0
     assert b"Traceback" not in log
@@ -208,7 +199,7 @@ def test_standard_input_and_output(tmp_path: Path) -> None:
 
 def test_open_file_limit_is_raised(tmp_path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with serving("--listen", "unix!s", cwd=tmp_path) as server:
+    with Server("--listen", "unix!s", cwd=tmp_path) as server:
         limits = Path(f"/proc/{server.pid}/limits").read_text()
         (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
         assert line.split()[3:5] == [str(hard), str(hard)]
@@ -216,14 +207,14 @@ def test_open_file_limit_is_raised(tmp_path: Path) -> None:
 
 def test_a_client_that_takes_nothing_does_not_hold_up_the_end(tmp_path: Path) -> None:
     with (
-        serving("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server,
+        Server("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server,
         connect(dial(tmp_path)) as client,
     ):
         keep(client, "a", *[bytes(100_000)] * 40)
         stream = client.open("a/s")
         for tag in range(40):
             client.socket.sendall(encode(Tread(tag, stream.channel.fid, 0, 100_000), False))
-        until(lambda: queued(client.socket) > 100_000, "replies that nobody takes")
+        eventually(lambda: queued(client.socket) > 100_000, "replies that nobody takes")
         began = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - began < limits.SHUTDOWN_S + 3
@@ -240,15 +231,15 @@ def test_a_bug_in_maintenance_stops_nobody(tmp_path: Path) -> None:
     """It is logged, with its traceback once; the server serves on, and stops in order."""
     bug = "from mqfs.engine.tree.tree import Tree; Tree.tick = lambda tree: tree.no_such_thing"
     program = [sys.executable, "-c", f"{bug}; from mqfs.cli.main import main; main()", "serve"]
-    server = Running("--store", "store", "--listen", "unix!s", cwd=tmp_path, program=program)
-    until(lambda: server.text().count("periodic maintenance failed") > 1, "maintenance failed twice")
+    server = Server("--store", "store", "--listen", "unix!s", cwd=tmp_path, program=program)
+    eventually(lambda: server.text().count("periodic maintenance failed") > 1, "maintenance failed twice")
     with connect(dial(tmp_path)) as client:
         keep(client, "a", b"hello")
         assert client.open("a/s").receive() == b"hello"
     assert server.stop() == 0
     assert server.text().count("Traceback") == 1
     server.log.unlink()
-    with serving("--store", "store", "--listen", "unix!s", cwd=tmp_path), connect(dial(tmp_path)) as client:
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path), connect(dial(tmp_path)) as client:
         assert client.open("a/s").receive() == b"hello"
 
 
@@ -266,16 +257,16 @@ def mount(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_unmounts(tmp_path: Path, mount: Path, number: int) -> None:
     """Also with readers that wait, which get end-of-file, and with a shell that stands in it."""
-    with serving("--store", "store", cwd=tmp_path, mount=mount) as server:
+    with Server("--store", "store", cwd=tmp_path, mount=mount) as server:
         (mount / "a").mkdir()
         (mount / "a" / "s").touch()
         standing = subprocess.Popen(["sleep", "600"], cwd=mount / "a")
         readers = [subprocess.Popen(["cat", str(mount / "a" / "s")], stdout=subprocess.PIPE) for _ in range(3)]
         stats = mount / "a" / ".stats"
-        until(lambda: '"waiting": 3' in stats.read_text(), "three readers wait")
+        eventually(lambda: '"waiting": 3' in stats.read_text(), "three readers wait")
         assert server.stop(number) == 0
         for reader in readers:
-            assert reader.communicate(timeout=20)[0] == b""
+            assert reader.communicate(timeout=HANG_S)[0] == b""
         assert not mounted(mount)
         assert os.listdir(mount) == []
         assert standing.poll() is None
@@ -286,7 +277,7 @@ def test_a_signal_unmounts(tmp_path: Path, mount: Path, number: int) -> None:
 def test_mq_flags(tmp_path: Path, mount: Path) -> None:
     """-m, -s and -D as mq(4) has them: the mount, the service and the trace are of one tree."""
     space = tmp_path / "ns"
-    with serving("-D", "-m", str(mount), "-s", "mq", cwd=tmp_path, NAMESPACE=str(space)) as server:
+    with Server("-D", "-m", str(mount), "-s", "mq", cwd=tmp_path, NAMESPACE=str(space)) as server:
         (mount / "a").mkdir()
         with connect(f"unix!{space}/mq") as client:
             assert "a" in client.list()
@@ -296,14 +287,14 @@ def test_mq_flags(tmp_path: Path, mount: Path) -> None:
 
 def test_unmounted_from_outside(tmp_path: Path, mount: Path) -> None:
     """Without another face there is nothing left to serve; the server ends in order."""
-    with serving("--store", "store", cwd=tmp_path, mount=mount) as server:
+    with Server("--store", "store", cwd=tmp_path, mount=mount) as server:
         unmount(mount)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(HANG_S) == 0
 
 
 def test_unmounted_from_outside_9p_goes_on(tmp_path: Path, mount: Path) -> None:
-    with serving("--listen", "unix!s", cwd=tmp_path, mount=mount) as server:
+    with Server("--listen", "unix!s", cwd=tmp_path, mount=mount) as server:
         unmount(mount)
-        until(lambda: "unmounted" in server.text(), "a line in the log")
+        eventually(lambda: "unmounted" in server.text(), "a line in the log")
         with connect(dial(tmp_path)) as client:
             assert "ctl" in client.list()

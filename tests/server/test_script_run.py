@@ -15,8 +15,9 @@ import pexpect
 import pytest
 
 from mqfs.ninep.blocking import connect
-from tests.server.clone import clone, installed
-from tests.server.process import mounted, unmount, until
+from tests.support.clone import clone, installed
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import mounted, unmount
 
 START_S = 300
 
@@ -35,7 +36,9 @@ def shell(folder: Path, command: str = "") -> Iterator[pexpect.spawn]:
     """A terminal of its own, in the project's folder."""
     arguments = ["-c", command] if command else ["--norc", "--noprofile"]
     known = {**os.environ, "PS1": "$ ", "TERM": "dumb"}
-    child = pexpect.spawn("bash", arguments, cwd=str(folder), env=known, encoding="utf-8", timeout=30, use_poll=True)
+    child = pexpect.spawn(
+        "bash", arguments, cwd=str(folder), env=known, encoding="utf-8", timeout=HANG_S, use_poll=True
+    )
     try:
         yield child
     finally:
@@ -64,7 +67,7 @@ def test_first_minutes(folder: Path) -> None:
     with script_run(folder) as server, shell(folder) as user:
         user.sendline("mkdir mq/a; echo 'replay all' >mq/a/ctl; echo hi >mq/a/s; cat mq/a/s")
         user.expect("\r\nhi\r\n")
-        until(lambda: '"waiting": 1' in (folder / "mq/a/.stats").read_text(), "cat waits")
+        eventually(lambda: '"waiting": 1' in (folder / "mq/a/.stats").read_text(), "cat waits")
         user.sendintr()
         user.sendline("echo still $((40 + 2))")
         user.expect("still 42")

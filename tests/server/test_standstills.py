@@ -16,9 +16,9 @@ import pytest
 from mqfs import limits
 from mqfs.ninep.blocking import Client, connect
 from mqfs.ninep.codec.messages import Topen, Tversion, Twalk
-from tests.patience import patient
 from tests.server.users import park, send, settle
 from tests.server.watched import POLITE, measuring, user
+from tests.support.eventually import patient
 
 LARGE = 10_000  # of whatever there is much of: what is done with it takes 50 ms to a second
 RUN_S = 1.5

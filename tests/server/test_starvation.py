@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from mqfs import limits
-from tests import campaign
-from tests.patience import patient
 from tests.server.users import KINDS
 from tests.server.watched import GREEDY, POLITE, Measured, measuring, user
+from tests.support import campaign
+from tests.support.eventually import patient
 
 RUNS = 5
 RUN_S = campaign.size(50) / 10

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mqfs.ninep.blocking import connect
-from tests.client.conftest import short_folder
-from tests.patience import patient
-from tests.server.process import ROOT, Running, environment, serving, until
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server, environment, short_folder
 
 GREEDY, POLITE = 65_533, 65_534
-HANG_S = patient(60.0)
 
 
 class User:
@@ -77,15 +76,15 @@ class Measured(NamedTuple):
     """A server that measures how long the polite user's requests wait."""
 
     address: str
-    server: Running
+    server: Server
     waits: Path
 
     def settle(self) -> tuple[list[float], float]:
         """What each request, or each few of them, waited since the last time, and the longest piece of work: in seconds
         of the server's thread."""
         before = self.waits.read_text().count("\n") if self.waits.exists() else 0
-        self.server.process.send_signal(signal.SIGUSR1)
-        until(lambda: self.waits.exists() and self.waits.read_text().count("\n") > before, "the waits are written")
+        self.server.send_signal(signal.SIGUSR1)
+        eventually(lambda: self.waits.exists() and self.waits.read_text().count("\n") > before, "the waits are written")
         *found, longest = json.loads(self.waits.read_text().splitlines()[-1])
         return found, longest
 
@@ -94,7 +93,7 @@ class Measured(NamedTuple):
 def measuring() -> Iterator[Measured]:
     """For all users of this machine, with a group for each of the two."""
     program = [sys.executable, "-m", "tests.server.measured", str(POLITE)]
-    with short_folder() as folder, serving("--listen", f"unix!{folder}/s", cwd=Path(folder), program=program) as server:
+    with short_folder() as folder, Server("--listen", f"unix!{folder}/s", cwd=Path(folder), program=program) as server:
         os.chmod(folder, 0o755)
         os.chmod(f"{folder}/s", 0o666)
         with connect(f"unix!{folder}/s") as client:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,19 +10,10 @@ from typing import Any
 
 import pytest
 
-from mqfs.ninep import blocking
-from mqfs.ninep.blocking import Client
-from tests.patience import HANG_S, patient
-from tests.server.process import ROOT, Running, serving
-
-
-def java() -> str:
-    """Why there is no Java, or ""."""
-    program = shutil.which("java", path=f"{os.environ.get('JAVA_HOME', '')}/bin:{os.environ.get('PATH', '')}")
-    if program is None:
-        return "no java: apt install default-jre-headless"
-    done = subprocess.run([program, "-version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return "" if done.returncode == 0 else f"{program} does not run: {done.stderr}"
+from tests.spark.scene import Scene
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, patient
+from tests.support.java import java
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,64 +59,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             gateway.shutdown()
             gateway.proc.stdin.close()
             gateway.proc.wait(patient(HANG_S))
-
-
-class Scene:
-    """A server that keeps a store, and a client of it."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.options = folder, options
-        self.store = folder / "store"
-        self.address = f"unix!{folder}/9p"
-        self._serving: Any = None
-        self._client: Client | None = None
-        self.start()
-
-    def start(self) -> Running:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-        self._serving = serving("--store", str(self.store), "--listen", self.address, *self.options, cwd=self.folder)
-        self.server: Running = self._serving.__enter__()
-        return self.server
-
-    def stop(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-        self._serving.__exit__(None, None, None)
-
-    @property
-    def client(self) -> Client:
-        if self._client is None:
-            self._client = blocking.connect(self.address, msize=1 << 20)
-        return self._client
-
-    def group(self, path: str, *lines: str) -> None:
-        self.client.mkdir(path)
-        self.ctl(path, *(lines or ("replay all", "sync off")))
-
-    def ctl(self, path: str, *lines: str) -> None:
-        with self.client.open(f"{path}/ctl", "w") as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
-
-    def write(self, path: str, *bodies: bytes) -> None:
-        with self.client.open(path, "w") as file:
-            for body in bodies:
-                file.write(body)
-
-    def stream(self, path: str, *bodies: bytes) -> None:
-        """Make one, and write to it."""
-        self.client.create(path).close()
-        self.write(path, *bodies)
-
-    def put(self, group: str, head: str, body: bytes) -> None:
-        with self.client.open(f"{group}/.put", "w") as file:
-            file.write(head.encode() + b" " + body)
-
-    def stats(self, group: str) -> Any:
-        with self.client.open(f"{group}/.stats") as file:
-            return json.loads(b"".join(iter(lambda: file.receive(1 << 20), b"")))
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from collections import Counter
 from pathlib import Path
 
 from mqfs.client import Client
-from tests.client.conftest import Away
-from tests.patience import HANG_S
-from tests.server.process import ROOT, until
+from tests.support import ROOT
+from tests.support.eventually import eventually
+from tests.support.server import Server
 
 VICTIMS = ("all", "jvm", "worker", "server")
 LEAST_BATCHES, BATCHES_A_MOMENT = 60, 10  # of all messages: it is not to be done before the last moment
@@ -56,7 +56,7 @@ class Campaign:
         self.folder, self.messages = folder, messages
         self.batch = max(messages // max(LEAST_BATCHES, BATCHES_A_MOMENT * moments), 1)  # messages
         self.random = random.Random(seed)
-        self.away = Away(folder)
+        self.away = Server.at(folder)
         self.killed: Counter[str] = Counter()
         self.driver: subprocess.Popen[bytes] | None = None
         with self.connected() as client:
@@ -95,7 +95,7 @@ class Campaign:
         assert self.driver is not None
         before = max(self.copied(), 0)
         enough = before + self.random.randint(0, 3 * self.batch)
-        until(lambda: self._ended() or self.copied() > enough, "some batches", HANG_S)
+        eventually(lambda: self._ended() or self.copied() > enough, "some batches")
         time.sleep(self.random.random() * 0.3)  # anywhere in a batch; nothing is waited for
         if self.driver.poll() is not None:
             self.end()
@@ -111,7 +111,7 @@ class Campaign:
     def strike(self, victim: str) -> None:
         assert self.driver is not None
         if victim == "server":
-            self.away.again()
+            self.away.restart()
             return
         found = session(self.driver.pid)
         words = {"jvm": "java", "worker": "pyspark.daemon"}
@@ -132,7 +132,7 @@ class Campaign:
         """Let it come to its end, and look at all of it."""
         self.start()
         assert self.driver is not None
-        until(self._ended, "the end of the copy", 5 * HANG_S)
+        eventually(self._ended, "the end of the copy")
         assert self.driver.returncode == 0, (self.folder / "driver.log").read_text()[-3_000:]
         kill(list(session(self.driver.pid)))
         with self.connected() as client:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.server.process import ROOT
+from tests.support import ROOT
 
 NEEDED = ("attr", "attrs", "google_crc32c", "google_crc32c.libs", "numpy", "numpy.libs", "pyarrow", "pyarrow.libs")
 OURS = ("mqfs", "pyspark_mqfs")

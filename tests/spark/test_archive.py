@@ -14,7 +14,7 @@ from pyspark_mqfs.commands.replay import Replay
 from pyspark_mqfs.commands.session import Failed
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.verify import Verify
-from tests.spark.conftest import Scene
+from tests.spark.scene import Scene
 
 
 def rows(frame: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from tests.spark.conftest import Scene
+from tests.spark.scene import Scene
 
 
 def read(spark: Any, scene: Scene, **options: Any) -> Any:

@@ -16,8 +16,8 @@ from pyspark_mqfs.commands.dead_letters import Divert, Redrive
 from pyspark_mqfs.commands.session import Failed, explain
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.stats import Stats
-from tests.server.process import mqfs
-from tests.spark.conftest import Scene
+from tests.spark.scene import Scene
+from tests.support.server import mqfs
 
 
 def test_spark_finds_the_format_by_its_name(tmp_path: Path) -> None:

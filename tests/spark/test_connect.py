@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import HANG_S, patient
-from tests.server.process import ROOT, environment
 from tests.spark import packages
-from tests.spark.conftest import Scene, java
 from tests.spark.kills import kill, session
+from tests.spark.scene import Scene
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, patient
+from tests.support.java import java
+from tests.support.server import environment
 
 
 def spark_home() -> str:

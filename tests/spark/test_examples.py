@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.process import ROOT
-from tests.spark.conftest import Scene
+from tests.spark.scene import Scene
 from tests.spark.test_commands import bodies
+from tests.support import ROOT
 
 
 @pytest.fixture

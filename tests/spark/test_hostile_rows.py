@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from mqfs import limits
-from tests.campaign import seed, size
-from tests.fuzz.hostile import KEYS, NAMES, TEXTS, Hostile
-from tests.spark.conftest import Scene
+from tests.ninep.hostile import KEYS, NAMES, TEXTS, Hostile
+from tests.spark.scene import Scene
 from tests.spark.test_sink import parts, write
+from tests.support.campaign import seed, size
 
 SCHEMA = "value binary, key string, topic string, headers array<struct<key:string,value:binary>>"
 CLEAR = re.compile(r"(?:SinkError|OptionError): [^\n]+")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import campaign
-from tests.client.conftest import short_folder
 from tests.spark import kills
-from tests.spark.conftest import java
+from tests.support import campaign
+from tests.support.java import java
+from tests.support.server import short_folder
 
 
 @pytest.mark.timeout(3_600)

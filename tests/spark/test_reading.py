@@ -17,7 +17,7 @@ from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Shares, Slice, _shares, ranges
 from pyspark_mqfs.task import DataLoss, Task
-from tests.spark.conftest import Scene
+from tests.spark.scene import Scene
 from tests.spark.test_batch import read, values
 
 SECRET = "a-secret-of-one-person"

@@ -17,7 +17,7 @@ from pyspark_mqfs.catalog import Selection
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.plan import Shares, ranges
 from pyspark_mqfs.task import Task
-from tests.spark.conftest import Scene
+from tests.spark.scene import Scene
 from tests.spark.test_batch import read
 
 SEGMENTS = 3

@@ -19,7 +19,7 @@ from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import OptionError, Options
 from pyspark_mqfs.sink import SinkError
 from pyspark_mqfs.writer import Sink
-from tests.spark.conftest import Scene
+from tests.spark.scene import Scene
 
 VALUE = StructType([StructField("value", StringType())])
 

@@ -17,9 +17,8 @@ from pyspark_mqfs import schema
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.stream_reader import StreamReader
 from pyspark_mqfs.task import DataLoss
-from tests.patience import HANG_S, patient
-from tests.server.process import until
-from tests.spark.conftest import Scene
+from tests.spark.scene import Scene
+from tests.support.eventually import HANG_S, eventually, patient
 
 
 class Query:
@@ -138,9 +137,9 @@ def test_no_batch_before_there_is_enough(query: Callable[..., Query], scene: Sce
     mine = query(subscribe="g/a", minOffsetsPerTrigger=10, maxOffsetsPerTrigger=15, maxTriggerDelay="1h")
     mine.start()
     try:
-        until(lambda: sizes(mine) == [1], "the first batch, at once", HANG_S)
+        eventually(lambda: sizes(mine) == [1], "the first batch, at once")
         scene.write("g/a", *(b"%d" % n for n in range(1, 30)))
-        until(lambda: sizes(mine) == [1, 15, 14], "the batches", HANG_S)
+        eventually(lambda: sizes(mine) == [1, 15, 14], "the batches")
         scene.write("g/a", b"30")
     finally:
         mine.query.stop()
@@ -168,9 +167,9 @@ def test_a_batch_after_some_time(query: Callable[..., Query], scene: Scene) -> N
     mine = query(subscribe="g/a", minOffsetsPerTrigger=10, maxTriggerDelay="1s")
     mine.start()
     try:
-        until(lambda: sizes(mine) == [1], "the first batch, at once", HANG_S)
+        eventually(lambda: sizes(mine) == [1], "the first batch, at once")
         scene.write("g/a", b"1")
-        until(lambda: sizes(mine) == [1, 1], "the second, which is long enough after it", HANG_S)
+        eventually(lambda: sizes(mine) == [1, 1], "the second, which is long enough after it")
     finally:
         mine.query.stop()
 
@@ -185,17 +184,17 @@ def test_live_and_a_stream_that_appears(query: Callable[..., Query], scene: Scen
     mine = query(subscribePattern="g/[ab]", startingOffsets="latest")
     mine.start()
     try:
-        until(
-            lambda: (mine.checkpoint / "offsets" / "0").exists() or mine.query.lastProgress is not None, "it began", 60
+        eventually(
+            lambda: (mine.checkpoint / "offsets" / "0").exists() or mine.query.lastProgress is not None, "it began"
         )
         scene.write("g/a", b"new")
-        until(lambda: [v for batch in mine.batches for _, _, v in batch] == [b"new"], "the new one", HANG_S)
+        eventually(lambda: [v for batch in mine.batches for _, _, v in batch] == [b"new"], "the new one")
         scene.stream("g/b", b"first of b")
         scene.stream("g/c", b"nobody asked for")
-        until(lambda: len([row for batch in mine.batches for row in batch]) == 2, "that of the new stream", HANG_S)
+        eventually(lambda: len([row for batch in mine.batches for row in batch]) == 2, "that of the new stream")
         assert [row[0] for batch in mine.batches for row in batch] == ["g/a", "g/b"]
-        until(
-            lambda: bool(mine.query.lastProgress and mine.query.lastProgress["sources"][0]["latestOffset"]), "told", 60
+        eventually(
+            lambda: bool(mine.query.lastProgress and mine.query.lastProgress["sources"][0]["latestOffset"]), "told"
         )
     finally:
         mine.query.stop()
@@ -286,17 +285,17 @@ def test_two_queries_with_one_checkpoint(query: Callable[..., Query], scene: Sce
     mine = query(subscribe="g/a,h/b")
     mine.start()
     try:
-        until(lambda: len(mine.batches) == 1, "the first batch", HANG_S)
+        eventually(lambda: len(mine.batches) == 1, "the first batch")
         start = mine.position()
         second = reader(scene, subscribe="g/a,h/b")
         text = "consumer spark-.* of group g is another query's.* same option checkpointLocation; one of its own is"
         with pytest.raises(OptionError, match=text):
             second.latestOffset(start, ReadAllAvailable())
         scene.write("g/a", b"2")
-        until(lambda: len(mine.batches) == 2, "the first goes on", HANG_S)
+        eventually(lambda: len(mine.batches) == 2, "the first goes on")
     finally:
         mine.query.stop()
-    until(lambda: free(second, mine.position()), "the second may", HANG_S)
+    eventually(lambda: free(second, mine.position()), "the second may")
     again = reader(scene, subscribe="g/a,h/b", retrySeconds="20")
     second.stop()  # as when its process is killed
     again.latestOffset(mine.position(), ReadAllAvailable())
@@ -433,7 +432,7 @@ def test_a_start_that_is_not_kept_any_more(scene: Scene, why: str, reader: Reade
     start, left = strict.initialOffset(), [b"7", b"8", b"9"]
     if why.startswith("ttl"):
         scene.ctl("g", why)
-        until(lambda: scene.stats("g")["streams"]["s"]["messages"] == 0, "they have gone", HANG_S)
+        eventually(lambda: scene.stats("g")["streams"]["s"]["messages"] == 0, "they have gone")
         scene.ctl("g", "ttl 0")
         scene.write("g/s", b"new")
         left = [b"new"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.patience import HANG_S, patient
-from tests.server.process import environment, until
-from tests.spark.conftest import Scene
 from tests.spark.kills import kill, session
+from tests.spark.scene import Scene
+from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.server import environment
 
 
 def second(scene: Scene, folder: Path) -> tuple[int, str]:
@@ -60,12 +60,12 @@ def test_two_drivers_with_one_checkpoint(spark: Any, scene: Scene, tmp_path: Pat
     scene.client.create("g/out").close()
     query = first(spark, scene, tmp_path)
     try:
-        until(lambda: bodies(scene) == [b"1", b"2"], "the first batch", HANG_S)
+        eventually(lambda: bodies(scene) == [b"1", b"2"], "the first batch")
         code, said = second(scene, tmp_path)
         assert code != 0
         assert "consumer copy of group g is another query's, which runs: two have the same option checkpoint" in said
         scene.write("g/in", b"wait", b"3")
-        until(lambda: (tmp_path / "waiting").exists(), "the batch it stands still in", HANG_S)
+        eventually(lambda: (tmp_path / "waiting").exists(), "the batch it stands still in")
         # As where the user may not make private consumers: the second takes that batch for one that a crash has left.
         scene.ctl("g", "consumer copy in")
         code, said = second(scene, tmp_path)

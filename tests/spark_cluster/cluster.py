@@ -20,13 +20,14 @@ from typing import Any, cast
 
 from mqfs.ninep import blocking
 from mqfs.ninep.blocking import Client
-from tests.server.process import COMMAND, ROOT, Running, until
-from tests.spark.conftest import java
 from tests.spark.kills import kill, session
+from tests.support import ROOT
+from tests.support.eventually import HANG_S
+from tests.support.java import java
+from tests.support.server import COMMAND, Server
 
 TOKEN = "the-secret-of-the-cluster"
 PORT, MASTER_PORT = 5640, 7077
-PATIENCE_S = 150.0  # a start of Spark on a busy machine
 CORES = 2  # of each worker, for each application
 # A worker has room for one executor of the session that lasts, so that both workers have one, and for one of a program.
 ROOM, LASTING, PASSING = "1100m", "600m", "480m"
@@ -139,7 +140,7 @@ class Cluster:
         self._spark(self.driver, "master.Master", "--port", str(MASTER_PORT))
         for machine in self.machines:
             self.start_worker(machine)
-        self.server = Running(
+        self.server = Server(
             "--store", str(self.store), "--listen", self.local, "--listen", self.address, "--insecure",
             "--token-file", str(self.token_file),
             cwd=self.folder, program=self.driver.inside(*COMMAND, "serve"),
@@ -266,7 +267,7 @@ class Driver:
         """What the step found. RuntimeError with what it failed of."""
         stdout = self.process.stdout
         assert stdout is not None
-        if not select.select([stdout], [], [], PATIENCE_S)[0]:
+        if not select.select([stdout], [], [], HANG_S)[0]:
             end(self.process)  # else the next step would wait as well
         line = stdout.readline() if not stdout.closed else b""
         assert line, self.cluster.log("driver")
@@ -280,4 +281,4 @@ class Driver:
         return self.answer()
 
 
-__all__ = ["PASSING", "PATIENCE_S", "PORT", "TOKEN", "Cluster", "Driver", "Machine", "end", "missing", "until"]
+__all__ = ["HANG_S", "PASSING", "PORT", "TOKEN", "Cluster", "Driver", "Machine", "end", "missing"]

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from mqfs import limits
-from tests.spark_cluster.cluster import PATIENCE_S, PORT, TOKEN, Cluster, Driver, end, until
+from tests.spark_cluster.cluster import PORT, TOKEN, Cluster, Driver, end
+from tests.support.eventually import eventually
 
 ROWS = [b"%06d %s" % (n, b"x" * 100) for n in range(20_000)]  # a task has more than is buffered on its way
 
@@ -93,8 +94,8 @@ def test_a_task_that_is_tried_again(cluster: Cluster, driver: Driver, numbers: s
 def test_a_task_that_is_run_twice(cluster: Cluster, driver: Driver, numbers: str, out: str) -> None:
     """Speculation: both attempts have staged the same rows when the second is at its end."""
     slow = Slow(cluster, driver, numbers, out, "first")
-    until(lambda: {a for p, a, _ in slow.attempts() if p == 0} == {0, 1}, "both attempts", PATIENCE_S)
-    until(lambda: len(staged(cluster, out, 0)) == 2, "both have staged rows", PATIENCE_S)
+    eventually(lambda: {a for p, a, _ in slow.attempts() if p == 0} == {0, 1}, "both attempts")
+    eventually(lambda: len(staged(cluster, out, 0)) == 2, "both have staged rows")
     slow.go()
     slow.copied_once()
     assert len({host for partition, _, host in slow.attempts() if partition == 0}) == 2
@@ -104,7 +105,7 @@ def test_a_machine_that_dies(cluster: Cluster, driver: Driver, numbers: str, out
     """kill -9 of a worker and its executor in the middle of a batch: their tasks are done again elsewhere."""
     assert driver.do("both") == 2
     slow = Slow(cluster, driver, numbers, out, "all")
-    until(lambda: len(slow.attempts()) == 4, "all tasks", PATIENCE_S)
+    eventually(lambda: len(slow.attempts()) == 4, "all tasks")
     dead = cluster.machines[1]
     died = {partition for partition, _, host in slow.attempts() if host == dead.address}
     assert died
@@ -130,7 +131,7 @@ def test_a_host_that_is_gone_is_soon_known(cluster: Cluster) -> None:
         lines = [line for line in said.splitlines() if machine.address in line]
         return [int(found[1]) for line in lines if (found := re.search(r"keepalive,(\d+)(?:\.\d+)?sec", line))]
 
-    until(lambda: bool(asked()), "the connection and its timer")
+    eventually(lambda: bool(asked()), "the connection and its timer")
     assert max(asked()) <= limits.SILENT_S
     end(holder)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.process import ROOT
 from tests.spark import packages
-from tests.spark_cluster.cluster import PASSING, PATIENCE_S, TOKEN, Cluster
+from tests.spark_cluster.cluster import HANG_S, PASSING, TOKEN, Cluster
+from tests.support import ROOT
 
 UNUSED = re.compile(r"__pycache__|/tests?/|/include/")  # of Arrow and numpy
 
@@ -40,7 +40,7 @@ def settings(cluster: Cluster) -> Iterator[str]:
 def run(cluster: Cluster, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         cluster.driver.inside(*words), cwd=cwd or cluster.folder, env=cluster.environment(cluster.driver, **env),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-20_000:]
     return done

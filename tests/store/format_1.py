@@ -16,11 +16,11 @@ from typing import Any
 from mqfs.engine.tree.tree import Tree
 from mqfs.store.store import DiskStore
 from mqfs.wait import Wait
-from tests.clocks import ManualClock
-from tests.engine.conftest import ROOT
-from tests.queues.hand import read, say
-from tests.store.small import lowered
-from tests.units.hand import Units, frame
+from tests.support.batches import Units, frame
+from tests.support.clock import ManualClock
+from tests.support.hand import ROOT
+from tests.support.queues import read, say
+from tests.support.temp_store import lowered
 
 ARCHIVE = Path(__file__).with_name("data") / "format-1.tar.xz"
 LIMITS = {"SEGMENT_BYTES": 8_192, "SEGMENT_FIRST_BYTES": 1_024, "INDEX_STRIDE_BYTES": 2_048}

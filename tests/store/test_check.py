@@ -17,8 +17,8 @@ from mqfs.model import Kind
 from mqfs.seams import Bucket
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
-from tests.campaign import seed, size
-from tests.store.small import SMALL, abandon, lowered
+from tests.support.campaign import seed, size
+from tests.support.temp_store import SMALL, abandon, lowered
 
 
 @pytest.fixture(autouse=True)

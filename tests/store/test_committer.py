@@ -20,7 +20,8 @@ from mqfs.seams import Bucket
 from mqfs.store.commit_thread import CommitThread
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
-from tests.store.small import SMALL, lowered
+from tests.support.eventually import HANG_S
+from tests.support.temp_store import SMALL, lowered
 
 Calls = queue.SimpleQueue[Callable[[], None]]
 
@@ -38,7 +39,7 @@ class SlowDisk(Disk):
     def fdatasync(self, fd: int) -> None:  # type: ignore[override]
         self.syncs += 1
         self.begun.release()
-        assert self.gate.wait(20)
+        assert self.gate.wait(HANG_S)
         if self.broken:
             raise OSError(errno.EIO, "broken")
         Disk.fdatasync(fd)
@@ -63,10 +64,10 @@ def test_one_sync_serves_all_who_wait(tmp_path: Path) -> None:
         bucket.upkeep.sync(lambda error, number=number: told.append(number))  # type: ignore[misc]
         if number == 0:
             while disk.syncs == before:
-                assert disk.begun.acquire(timeout=20)
+                assert disk.begun.acquire(timeout=HANG_S)
     disk.gate.set()
     while len(told) < 50:
-        calls.get(timeout=20)()
+        calls.get(timeout=HANG_S)()
     assert told == list(range(50))
     assert disk.syncs - before == 2  # the first one's, and one for the other 49
     store.close()
@@ -81,14 +82,14 @@ def test_a_deadline_is_kept_and_not_hurried(tmp_path: Path) -> None:
         bucket.upkeep.sync(lambda error: told.append(time.monotonic() - begin), 0.3)
     before = disk.syncs
     while len(told) < 3:
-        calls.get(timeout=20)()
+        calls.get(timeout=HANG_S)()
     assert 0.25 < told[0] <= told[2] < 10
     assert disk.syncs == before + 1
     bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
     bucket.upkeep.sync(lambda error: told.append(0), 3_600)
     bucket.upkeep.sync(lambda error: told.append(1))  # takes the other with it
     while len(told) < 5:
-        calls.get(timeout=20)()
+        calls.get(timeout=HANG_S)()
     assert told[3:] == [0, 1]
     store.close()
 
@@ -103,7 +104,7 @@ def test_an_error_reaches_all_who_wait(tmp_path: Path, caplog: pytest.LogCapture
         bucket.upkeep.sync(told.append)
         bucket.upkeep.sync(told.append, 100.0)
         while len(told) < 2:
-            calls.get(timeout=20)()
+            calls.get(timeout=HANG_S)()
     assert [error and error.errno for error in told] == [errno.EIO, errno.EIO]
     disk.broken = False
     bucket.upkeep.sync(told.append)
@@ -146,7 +147,7 @@ def test_a_bucket_is_removed_while_its_index_is_to_be_extended(tmp_path: Path) -
             if number < 8:  # parts of the index are written; behind them more are asked for
                 bucket.upkeep.sync(told.append)
                 while len(told) <= number:
-                    calls.get(timeout=20)()
+                    calls.get(timeout=HANG_S)()
         store.remove(1)
         assert list(store.groups()) == []
         store.close()
@@ -161,7 +162,7 @@ def test_a_loop_that_ended_is_no_error() -> None:
 
     thread = CommitThread(post)
     thread.request("key", lambda: None, lambda error: None, 0.0)
-    assert done.wait(20)
+    assert done.wait(HANG_S)
     thread.request("other", lambda: None, lambda error: None, 3_600)
     thread.stop()
 

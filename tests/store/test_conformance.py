@@ -10,7 +10,7 @@ import pytest
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from tests.conformance.store import check_store
-from tests.store.small import lowered
+from tests.support.temp_store import lowered
 
 
 def test_memory() -> None:

@@ -14,7 +14,7 @@ from mqfs.model import Draft, Kind
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from tests.store.small import abandon, lowered
+from tests.support.temp_store import abandon, lowered
 
 
 class CountingDisk(Disk):

@@ -16,8 +16,8 @@ from mqfs.model import Kind
 from mqfs.seams import Bucket
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
-from tests.campaign import seed, size
-from tests.store.small import SMALL, lowered
+from tests.support.campaign import seed, size
+from tests.support.temp_store import SMALL, lowered
 
 
 @pytest.fixture(autouse=True)

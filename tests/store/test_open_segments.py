@@ -11,7 +11,8 @@ import pytest
 from mqfs import limits
 from mqfs.model import Kind
 from mqfs.store.store import DiskStore
-from tests.campaign import size
+from tests.support.campaign import size
+from tests.support.eventually import HANG_S
 
 
 def test_segments_that_are_on_disk_are_not_opened_to_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +32,7 @@ def test_segments_that_are_on_disk_are_not_opened_to_be_synced(tmp_path: Path, m
         if number % 50 == 7:
             bucket.upkeep.sync(synced.put)
             while synced.empty():
-                posts.get(timeout=60)()
+                posts.get(timeout=HANG_S)()
             assert synced.get() is None
     assert [bucket.end.failed for bucket in buckets] == [None] * 3
     store.close()

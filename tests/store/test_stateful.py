@@ -18,8 +18,8 @@ from mqfs.seams import Bucket
 from mqfs.store.memory import MemoryStore
 from mqfs.store.memory_log import MemoryBucket
 from mqfs.store.store import DiskStore
-from tests.campaign import size
-from tests.store.small import SMALL, abandon, lowered
+from tests.support.campaign import size
+from tests.support.temp_store import SMALL, abandon, lowered
 
 STREAMS = st.integers(16, 19)
 BODIES = st.binary(max_size=40) | st.integers(0, 700).map(bytes)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.tools.mount import Server, folder_for_all, serving
+from tests.support.server import Server, short_folder
+from tests.support.tools import tools_server
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with folder_for_all() as folder, serving(folder) as server:
+    with short_folder() as folder, tools_server(folder) as server:
         yield server

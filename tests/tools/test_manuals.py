@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.tools.mount import ROOT, mq, mq_cat, mq_work, pin
+from tests.support import ROOT
+from tests.support.tools import mq, mq_cat, mq_work, pin
 
 COMMANDS = ("put", "peek", "ls", "stat", "purge", "redrive", "ctl", "top", "completion")
 

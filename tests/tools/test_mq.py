@@ -14,7 +14,9 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.tools.mount import DEADLINE_S, Server, environment, mq, mq_cat, mq_work, say, tool
+from tests.support.eventually import HANG_S
+from tests.support.server import Server
+from tests.support.tools import environment, mq, mq_cat, mq_work, say, tool
 
 
 def said(*arguments: object, **more: Any) -> str:
@@ -126,12 +128,12 @@ def test_put_for_later(server: Server) -> None:
         (["--at", "tomorrow"], "bad time 'tomorrow' (expected 2030"),
         (["--priority", "10"], "10 is not in the range"),
         (["-H", "novalue"], "KEY=VALUE"),
-        (["-l", "word"], "-l reads standard input"),
-        (["--delay", "1s", "--at", "@1"], "exclude each other"),
+        (["-l", "word"], "-l and BODY: both given"),
+        (["--delay", "1s", "--at", "@1"], "both given (expected one)"),
     ],
 )
 def test_put_that_makes_no_sense(server: Server, words: list[str], text: str) -> None:
-    group = server.mount / "nonsense"
+    group = server.path / "nonsense"
     if not group.exists():
         server.group("nonsense", streams=["s"])
     assert text in refused(2, "put", group / "s", *words)
@@ -141,10 +143,10 @@ def test_put_that_is_refused(server: Server) -> None:
     group = server.group("put refused", "depth 1", "full reject", streams=["s"])
     assert "at least one byte" in refused(1, "put", group / "s", input=b"")
     assert "set by the server" in refused(1, "put", "-H", "sender=me", group / "s", "x")
-    assert "a group, where a stream is needed" in refused(1, "put", group, "x")
+    assert "a group (expected a stream)" in refused(1, "put", group, "x")
     for name in ("ctl", "order", ".stats"):
-        assert "one of the group's own files" in refused(1, "put", "--make", group / name, "x")
-    assert "no such group" in refused(1, "put", server.mount / "nothing" / "s", "x")
+        assert "a file of the group (expected a stream)" in refused(1, "put", "--make", group / name, "x")
+    assert "no such group" in refused(1, "put", server.path / "nothing" / "s", "x")
     assert "not in a tree" in refused(1, "put", "/etc/passwd", "x")
 
 
@@ -216,15 +218,15 @@ def test_ls(server: Server) -> None:
 
 def test_ls_finds_the_tree(server: Server) -> None:
     group = server.group("find", streams=["s"])
-    assert "find/" in listed(server.mount)
-    assert "find/" in listed(f"{server.mount}/")
-    assert "find/" in listed(env={"MQFS": str(server.mount)})
+    assert "find/" in listed(server.path)
+    assert "find/" in listed(f"{server.path}/")
+    assert "find/" in listed(env={"MQFS": str(server.path)})
     assert "find/" in listed(cwd=group, env=environment(PYTHONSAFEPATH="1"))
-    assert "find/" in listed(cwd=server.mount.parent)
-    assert "s" in listed("find", env={"MQFS": str(server.mount)})
-    assert "no GROUP given" in refused(1, "ls", cwd="/")
-    assert "no tree is mounted there" in refused(1, "ls", env={"MQFS": "/etc"})
-    assert "a stream, where a group is needed" in refused(1, "ls", group / "s")
+    assert "find/" in listed(cwd=server.path.parent)
+    assert "s" in listed("find", env={"MQFS": str(server.path)})
+    assert "missing argument GROUP" in refused(1, "ls", cwd="/")
+    assert "no tree mounted there" in refused(1, "ls", env={"MQFS": "/etc"})
+    assert "a stream (expected a group)" in refused(1, "ls", group / "s")
     assert "no such group" in refused(1, "ls", group / "nothing")
 
 
@@ -247,7 +249,7 @@ def test_purge(server: Server) -> None:
     group = server.group("purge", "replay all", "consumer w a", streams=["a", "b c"])
     for name in ("a", "b c"):
         say(group / name, "x")
-    assert "give -y" in refused(2, "purge", group / "a", stdin=subprocess.DEVNULL)
+    assert "pass -y" in refused(2, "purge", group / "a", stdin=subprocess.DEVNULL)
     said("purge", "-y", group / "b c")
     assert [row["stream"] for row in kept(group)] == ["a"]
     said("purge", "-y", group / ".consumers" / "w")
@@ -261,7 +263,7 @@ def test_purge(server: Server) -> None:
 
 
 def terminal(*words: object) -> pexpect.spawn:
-    settings = {"env": environment(TERM="xterm"), "timeout": DEADLINE_S, "encoding": "utf-8", "use_poll": True}
+    settings = {"env": environment(TERM="xterm"), "timeout": HANG_S, "encoding": "utf-8", "use_poll": True}
     spawned = pexpect.spawn("mq", [*map(str, words)], dimensions=(24, 120), **settings)
     spawned.delaybeforesend = None
     return spawned
@@ -290,7 +292,7 @@ def test_redrive(server: Server) -> None:
     said("redrive", group)
     assert kept(group, "dead") == []
     assert sorted(mq_work("-n", 3, consumer, "cat").stdout) == sorted(b"123")
-    assert "-n needs a STREAM" in refused(2, "redrive", "-n", 1, group)
+    assert "-n: missing argument STREAM" in refused(2, "redrive", "-n", 1, group)
 
 
 def test_ctl(server: Server) -> None:
@@ -311,7 +313,7 @@ def test_what_the_user_may_not(server: Server) -> None:
     nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": (), "cwd": "/"}
     if os.geteuid():
         pytest.skip("only root can be somebody else")
-    assert "only the group's owner" in tool("mq", "ctl", group, "depth 1", **nobody).stderr.decode()
+    assert "expected the group's owner" in tool("mq", "ctl", group, "depth 1", **nobody).stderr.decode()
     assert "permission denied" in tool("mq", "put", group / "s", "x", **nobody).stderr.decode()
 
 

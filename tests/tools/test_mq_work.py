@@ -20,8 +20,10 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.campaign import seed, size
-from tests.tools.mount import DEADLINE_S, Server, environment, mq_work, running, say, serving, until
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server
+from tests.support.tools import environment, mq_work, running, say, tools_server
 
 QUICK = ("replay all", "sync off", "backoff 10ms 20ms")
 
@@ -62,7 +64,7 @@ def worker(*arguments: object, **more: Any) -> Iterator[subprocess.Popen[bytes]]
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     """Its exit code, and what it said."""
-    code = process.wait(DEADLINE_S)
+    code = process.wait(HANG_S)
     assert process.stderr is not None
     return code, process.stderr.read().decode()
 
@@ -129,7 +131,7 @@ def test_a_command_inherits_nothing_of_the_tree(server: Server) -> None:
     result = mq_work("-e", "-j", 3, consumer, "sh", "-c", "ls -l /proc/self/fd")
     assert result.returncode == 0
     assert b"0 -> " in result.stdout
-    assert str(server.mount).encode() not in result.stdout
+    assert str(server.path).encode() not in result.stdout
 
 
 def test_a_command_that_reads_nothing(server: Server) -> None:
@@ -148,13 +150,13 @@ def test_a_message_that_is_tried_again(server: Server, tmp_path: Path) -> None:
     result = mq_work("-n", 3, consumer, "sh", "-c", "echo $MQ_DELIVERIES; [ $MQ_DELIVERIES = 3 ] || exit 75")
     assert result.stdout == b"1\n2\n3\n"
     assert result.stderr.decode().splitlines() == [
-        "mq-work: mail 1: exit code 75, will be tried again",
-        "mq-work: mail 1: exit code 75, will be tried again (delivery 2)",
+        "mq-work: mail 1: exit code 75, will be retried",
+        "mq-work: mail 1: exit code 75, will be retried (delivery 2)",
     ]
     assert (done(consumer), counts(consumer)["failed"]) == (1, 2)
 
 
-@pytest.mark.parametrize(("command", "why"), [("exit 1", "exit code 1"), ("kill -9 $$", "ended by SIGKILL")])
+@pytest.mark.parametrize(("command", "why"), [("exit 1", "exit code 1"), ("kill -9 $$", "killed by SIGKILL")])
 def test_a_failure_is_counted_and_becomes_a_dead_letter(server: Server, command: str, why: str) -> None:
     group, consumer = work(server, f"failure {len(command)}", "retries 2")
     say(group / "mail", "x")
@@ -196,7 +198,7 @@ def test_a_dead_letter_cannot_become_one(server: Server) -> None:
     consumer = group / ".consumers" / "w"
     say(group / "dead", "x")
     result = mq_work("-n", 2, consumer, "sh", "-c", "[ $MQ_DELIVERIES = 2 ] || exit 65")
-    text = "mq-work: dead 1: exit code 65, but it cannot be a dead letter: will be tried again\n"
+    text = "mq-work: dead 1: exit code 65, cannot become a dead letter, will be retried\n"
     assert (result.returncode, result.stderr.decode()) == (0, text)
     assert done(consumer) == 1
 
@@ -207,15 +209,15 @@ def test_what_no_argument_can_hold(server: Server, body: bytes) -> None:
     say(group / "mail", body, "good")
     result = mq_work("-n", 2, consumer, "echo", "{}")
     assert (result.returncode, result.stdout) == (0, b"good\n")
-    assert result.stderr.startswith(b"mq-work: mail 1: the message ")
+    assert result.stderr.startswith(b"mq-work: mail 1: message ")
     assert letters(group) == [("mail", "1", "1", "w")]
 
 
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [
-        (("/etc/passwd",), 126, "/etc/passwd: permission denied, given back"),
-        (("no-such-command",), 127, "no-such-command: no such file or directory, given back"),
+        (("/etc/passwd",), 126, "/etc/passwd: permission denied, released"),
+        (("no-such-command",), 127, "no-such-command: no such file or directory, released"),
     ],
 )
 def test_a_command_that_cannot_be_run(server: Server, command: tuple[str, ...], code: int, text: str) -> None:
@@ -245,8 +247,8 @@ def test_a_poison_message_stops_nobody_and_never_spins(server: Server, tmp_path:
     say(group / "mail", "poison\n", *(f"{number}\n" for number in range(10)))
     script = f"read word; echo $word >>{runs}; [ $word != poison ]"
     with worker("-j", 2, consumer, "sh", "-c", script) as process:
-        until(lambda: done(consumer) >= 10 and counts(consumer)["waiting"] == 0, "all but the poison")
-        until(lambda: letters(group), "the dead letter")
+        eventually(lambda: done(consumer) >= 10 and counts(consumer)["waiting"] == 0, "all but the poison")
+        eventually(lambda: letters(group), "the dead letter")
         process.send_signal(signal.SIGTERM)
         assert ended(process)[0] == 0
     assert sorted(runs.read_text().split()) == sorted([*map(str, range(10)), *["poison"] * 3])
@@ -262,8 +264,8 @@ def test_a_command_that_takes_too_long(server: Server, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"trap '' TERM; sh -c 'trap \"\" TERM; echo $$ >>{pids}; sleep 1000' & echo $$ >>{pids}; wait; wait"
     result = mq_work("-n", 1, "--timeout", "0.5", "--grace", "0.2", consumer, "sh", "-c", script)
-    assert (result.returncode, result.stderr) == (0, b"mq-work: mail 1: took too long\n")
-    until(lambda: not any(map(alive, pids.read_text().split())), "the end of all processes")
+    assert (result.returncode, result.stderr) == (0, b"mq-work: mail 1: timed out\n")
+    eventually(lambda: not any(map(alive, pids.read_text().split())), "the end of all processes")
     assert letters(group) == [("mail", "1", "1", "w")]
 
 
@@ -273,7 +275,7 @@ def test_what_outlives_a_command_at_its_time_out_is_ended(server: Server, tmp_pa
     pids = tmp_path / "pids"
     script = f"sh -c 'trap \"\" TERM; echo $$ >>{pids}; sleep 1000' & until [ -s {pids} ]; do :; done; wait"
     assert mq_work("-n", 1, "--timeout", "0.7", "--grace", "1h", consumer, "sh", "-c", script).returncode == 0
-    until(lambda: not any(map(alive, pids.read_text().split())), "the end of all processes")
+    eventually(lambda: not any(map(alive, pids.read_text().split())), "the end of all processes")
 
 
 def alive(pid: str) -> bool:
@@ -287,7 +289,7 @@ def test_a_time_out_is_a_failure_whatever_the_command_says(server: Server) -> No
     group, consumer = work(server, "late", "retries 1")
     say(group / "mail", "x")
     script = "trap 'exit 0' TERM; sleep 1000 & wait"
-    assert b"took too long" in mq_work("-n", 1, "--timeout", "0.3", consumer, "sh", "-c", script).stderr
+    assert b"timed out" in mq_work("-n", 1, "--timeout", "0.3", consumer, "sh", "-c", script).stderr
     assert letters(group) == [("mail", "1", "1", "w")]
 
 
@@ -303,7 +305,7 @@ def test_the_lease_is_renewed_while_the_command_runs(server: Server, tmp_path: P
             second.wait(2.5)  # four leases
         assert counts(consumer)["claimed"] == 1
         fifo.write_text("go on\n")
-        until(lambda: done(consumer) == 1, "the end of the command")
+        eventually(lambda: done(consumer) == 1, "the end of the command")
     assert counts(consumer)["failed"] == 0
 
 
@@ -319,12 +321,12 @@ def test_a_lease_that_ran_out(server: Server, tmp_path: Path) -> None:
         assert mq_work("-n", 1, consumer, "sh", "-c", "echo $MQ_DELIVERIES").stdout == b"2\n"
         process.send_signal(signal.SIGCONT)
         assert process.stderr is not None
-        assert b"its lease ran out while the command runs" in process.stderr.readline()
+        assert b"lease ran out while the command runs" in process.stderr.readline()
         fifo.write_text("go on\n")
-        assert process.stderr.readline() == b"mq-work: mail 1: done, too late: its lease had run out\n"
+        assert process.stderr.readline() == b"mq-work: mail 1: done, after its lease ran out\n"
         say(group / "mail", "next")  # and it works on
         assert process.stdout.readline() == b"2\n"
-        until(lambda: done(consumer) == 2, "both")
+        eventually(lambda: done(consumer) == 2, "both")
         process.send_signal(signal.SIGTERM)
         assert ended(process) == (0, "")
 
@@ -341,7 +343,7 @@ def test_rate(server: Server) -> None:
 def test_four_at_a_time_exactly_once(server: Server, tmp_path: Path) -> None:
     group, consumer = work(server, "four")
     say(group / "mail", *(f"{number}\n" for number in range(200)))
-    result = mq_work("-e", "-j", 4, consumer, "cat", timeout=60)
+    result = mq_work("-e", "-j", 4, consumer, "cat", timeout=HANG_S)
     assert (result.returncode, result.stderr) == (0, b"")
     assert sorted(map(int, result.stdout.split())) == list(range(200))
     assert done(consumer) == 200
@@ -360,7 +362,7 @@ def test_so_many_at_a_time(server: Server, tmp_path: Path) -> None:
         with fifo.open("w") as gate:
             gate.write("go\n" * 8)
             gate.flush()
-            until(lambda: done(consumer) == 6, "all six")
+            eventually(lambda: done(consumer) == 6, "all six")
 
 
 # ---------------------------------------------------------------- ends
@@ -399,7 +401,7 @@ def test_ctrl_c_is_for_the_worker_alone(server: Server, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     words = [str(consumer), "sh", "-c", f"echo begun; read _ <{fifo}; echo done"]
-    settings = {"env": environment(), "timeout": DEADLINE_S, "encoding": "utf-8", "use_poll": True}
+    settings = {"env": environment(), "timeout": HANG_S, "encoding": "utf-8", "use_poll": True}
     terminal = pexpect.spawn("mq-work", words, **settings)
     terminal.expect("begun")
     terminal.sendintr()
@@ -418,9 +420,9 @@ def test_a_second_signal_gives_back_and_kills(server: Server, tmp_path: Path) ->
         assert process.stdout is not None
         pid = process.stdout.readline().strip().decode()
         process.send_signal(signal.SIGINT)
-        until(lambda: "SigPnd:\t0000000000000000" in Path(f"/proc/{process.pid}/status").read_text(), "the first")
+        eventually(lambda: "SigPnd:\t0000000000000000" in Path(f"/proc/{process.pid}/status").read_text(), "the first")
         process.send_signal(signal.SIGTERM)
-        assert ended(process) == (128 + signal.SIGTERM, "mq-work: mail 1: killed, given back\n")
+        assert ended(process) == (128 + signal.SIGTERM, "mq-work: mail 1: killed, released\n")
         assert not alive(pid)
     assert counts(consumer)["failed"] == 0
     assert mq_work("-n", 1, consumer, "sh", "-c", "echo $MQ_DELIVERIES").stdout == b"1\n"
@@ -454,7 +456,7 @@ def test_what_was_done_is_told(server: Server) -> None:
 @pytest.mark.parametrize("victim", ["worker", "server"])
 def test_killed_at_random_nothing_is_lost(tmp_path: Path, victim: str) -> None:
     random_, kills, parallel = random.Random(seed()), size(60), 2
-    with serving(tmp_path) as server:
+    with tools_server(tmp_path) as server:
         group, consumer = work(server, "random", "retries 0", "lease 5s")
         runs = tmp_path / "runs"
         runs.touch()
@@ -466,7 +468,7 @@ def test_killed_at_random_nothing_is_lost(tmp_path: Path, victim: str) -> None:
             process = stack.enter_context(worker(*words))
             for _ in range(kills):
                 before = len(runs.read_text())
-                until(lambda: len(runs.read_text()) > before, "work")  # noqa: B023
+                eventually(lambda: len(runs.read_text()) > before, "work")  # noqa: B023
                 Event().wait(random_.random() * 0.3)
                 if victim == "server":
                     server.stop(signal.SIGKILL)
@@ -474,7 +476,7 @@ def test_killed_at_random_nothing_is_lost(tmp_path: Path, victim: str) -> None:
                 else:
                     process.kill()
                     process = stack.enter_context(worker(*words))
-            until(lambda: (row := counts(consumer))["waiting"] + row["claimed"] == 0, "all answered for", 90)
+            eventually(lambda: (row := counts(consumer))["waiting"] + row["claimed"] == 0, "all answered for")
         did = Counter(runs.read_text().split())
     assert sorted(map(int, did)) == list(range(count))
     assert did.total() - count <= kills * parallel
@@ -485,7 +487,7 @@ def test_killed_at_random_nothing_is_lost(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_it_outlives_the_server(tmp_path: Path, number: int) -> None:
-    with serving(tmp_path) as server:
+    with tools_server(tmp_path) as server:
         group, consumer = work(server, "lives", "retries 0")
         fifo = tmp_path / "fifo"
         os.mkfifo(fifo)
@@ -506,13 +508,13 @@ def test_it_outlives_the_server(tmp_path: Path, number: int) -> None:
             fifo.write_text("go on\n")
             say(group / "mail", "next\n")
             assert process.stdout.readline() == b"next 1\n"
-            until(lambda: done(consumer) == 2, "both")
+            eventually(lambda: done(consumer) == 2, "both")
             process.send_signal(signal.SIGTERM)
             code, said = ended(process)
         assert code == 0
         rows = said.splitlines()
-        assert "could not be told 'ack'" in rows[0]
-        assert [row.endswith(("waiting for it to come back", ": back")) for row in rows[1:]] == [True, True]
+        assert "ack failed: " in rows[0]
+        assert [row.endswith(("; retrying", ": reconnected")) for row in rows[1:]] == [True, True]
 
 
 def cpu_s(pid: int) -> float:
@@ -523,7 +525,7 @@ def cpu_s(pid: int) -> float:
 def test_an_idle_worker_costs_nothing(server: Server) -> None:
     _, consumer = work(server, "idle")
     with worker("-j", 8, consumer, "true") as process:
-        until(lambda: counts(consumer)["handles"] == 8, "eight handles")
+        eventually(lambda: counts(consumer)["handles"] == 8, "eight handles")
         before = wakeups(process.pid)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(2.5)
@@ -539,7 +541,7 @@ def wakeups(pid: int) -> int:
 def test_a_consumer_that_is_removed_ends_it(server: Server) -> None:
     _, consumer = work(server, "removed")
     with worker("-j", 2, consumer, "true") as process:
-        until(lambda: counts(consumer)["handles"] == 2, "the handles")
+        eventually(lambda: counts(consumer)["handles"] == 2, "the handles")
         consumer.unlink()
         assert ended(process) == (1, f"mq-work: {consumer}: the consumer was removed\n")
 
@@ -550,14 +552,14 @@ def test_a_consumer_that_is_removed_ends_it(server: Server) -> None:
 def test_what_is_not_there(server: Server) -> None:
     group, _ = work(server, "not there")
     missing = group / ".consumers" / "missing"
-    assert refused(missing) == f"mq-work: {missing}: no such consumer; make it with: touch {missing}\n"
-    assert "a consumer is a file GROUP/.consumers/NAME" in refused(group / "mail")
-    assert "is the tree mounted?" in refused(server.mount / "nothing" / ".consumers" / "w")
+    assert refused(missing) == f"mq-work: {missing}: no such consumer (create it: touch {missing})\n"
+    assert "a stream (expected GROUP/.consumers/NAME)" in refused(group / "mail")
+    assert "is the tree mounted?" in refused(server.path / "nothing" / ".consumers" / "w")
     assert mq_work("-e", "--make", missing, "true").returncode == 0
     assert missing.exists()
     (group / "ctl").write_text("consumer lonely private\n")
     with worker(group / ".consumers" / "lonely", "true"):
-        until(lambda: counts(group / ".consumers" / "lonely")["handles"] == 1, "the first")
+        eventually(lambda: counts(group / ".consumers" / "lonely")["handles"] == 1, "the first")
         assert "private" in refused(group / ".consumers" / "lonely")
 
 

@@ -16,20 +16,11 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.campaign import size
-from tests.tools.mount import (
-    DEADLINE_S,
-    ROOT,
-    Server,
-    environment,
-    lines,
-    mq_cat,
-    pin,
-    running,
-    say,
-    serving,
-    until,
-)
+from tests.support import ROOT
+from tests.support.campaign import size
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server
+from tests.support.tools import environment, lines, mq_cat, pin, running, say, tools_server
 
 KEY = "\x1c"  # Ctrl-\
 
@@ -37,8 +28,8 @@ KEY = "\x1c"  # Ctrl-\
 @pytest.fixture
 def mount(server: Server) -> Iterator[Path]:
     """The mount; what sessions a test leaves are hung up."""
-    yield server.mount
-    remove_sessions(server.mount)
+    yield server.path
+    remove_sessions(server.path)
 
 
 def remove_sessions(mount: Path) -> None:
@@ -46,7 +37,7 @@ def remove_sessions(mount: Path) -> None:
         host = host_of(out.parent)
         subprocess.run(["rm", "-r", str(out.parent)], check=True)
         if host:
-            until(ended(host), "the host's end")
+            eventually(ended(host), "the host's end")
 
 
 def ended(pid: int) -> Callable[[], bool]:
@@ -78,14 +69,14 @@ def attached(mount: Path, *arguments: str, **more: object) -> Iterator[pexpect.s
     """`pin -m MOUNT ARGUMENTS` on a terminal of its own."""
     settings = {
         "env": environment(),
-        "timeout": DEADLINE_S,
+        "timeout": HANG_S,
         "dimensions": (24, 80),
         "cwd": str(ROOT),
         "use_poll": True,
     } | more
     terminal = pexpect.spawn(sys.executable, ["-m", "mq_tools.pin", "-m", str(mount), *arguments], **settings)
     terminal.delaybeforesend = None
-    until(lambda: not terminal.isalive() or is_raw(terminal.child_fd), "raw mode")
+    eventually(lambda: not terminal.isalive() or is_raw(terminal.child_fd), "raw mode")
     try:
         yield terminal
     finally:
@@ -131,7 +122,7 @@ def test_two_attached_see_the_same_session(mount: Path) -> None:
 def test_history_first_then_live_in_exact_order(mount: Path) -> None:
     count = size(50000)
     session = create(mount, "history", "sh", "-c", f"seq {count}; read x; echo live-$x")
-    until(shows(session, b"\r\n%d\r\n" % count))
+    eventually(shows(session, b"\r\n%d\r\n" % count))
     with attached(mount, "-a", "history") as terminal:
         terminal.expect_exact(f"\r\n{count}\r\n")
         assert terminal.before.split(b"\r\n") == [b"%d" % n for n in range(1, count)]
@@ -142,11 +133,11 @@ def test_history_first_then_live_in_exact_order(mount: Path) -> None:
 
 def test_an_ended_session_shows_its_history_and_status(mount: Path) -> None:
     session = create(mount, "ended", "sh", "-c", "echo said; exit 5")
-    until(lambda: b"exit 5\n" in mq_cat("-e", session, "status").stdout)
+    eventually(lambda: b"exit 5\n" in mq_cat("-e", session, "status").stdout)
     result = pin("-a", "-m", mount, "ended", stdin=subprocess.DEVNULL)
     assert (result.returncode, result.stdout, result.stderr) == (5, b"said\r\n", b"")
-    assert refused(1, "-w", "-m", mount, "ended", "x") == "session 'ended' has ended (status 5)"
-    assert refused(1, "-c", "-m", mount, "ended").startswith("session 'ended' has ended (status 5); to use the name")
+    assert refused(1, "-w", "-m", mount, "ended", "x") == "session 'ended' has ended with status 5"
+    assert refused(1, "-c", "-m", mount, "ended").startswith("session 'ended' has ended with status 5 (remove it")
 
 
 def test_a_command_that_a_signal_ended(mount: Path) -> None:
@@ -158,7 +149,7 @@ def test_type_words_and_standard_input(mount: Path) -> None:
     session = create(mount, "typed", "cat")
     assert pin("-w", "-m", mount, "typed", "hello", "there  all").returncode == 0
     assert pin("-w", "-m", mount, "typed", input=b"and\nmore\n").returncode == 0
-    until(lambda: history(session).count(b"more\r\n") == 2)
+    eventually(lambda: history(session).count(b"more\r\n") == 2)
     assert history(session).count(b"hello there  all\r\n") == 2  # echoed, then printed
     assert pin("-w", "-m", mount, "typed", input=b"\x04").returncode == 0
     assert pin("-a", "-m", mount, "typed", stdin=subprocess.DEVNULL).returncode == 0
@@ -167,10 +158,10 @@ def test_type_words_and_standard_input(mount: Path) -> None:
 def test_much_typed_at_once_arrives_whole(mount: Path) -> None:
     lines = [b"%06d" % n * 10 for n in range(size(20000))]
     session = create(mount, "much", "sh", "-c", "stty -echo; echo ready; cksum; echo done")
-    until(shows(session, b"ready"))
+    eventually(shows(session, b"ready"))
     data = b"".join(line + b"\n" for line in lines)
     assert pin("-w", "-m", mount, "much", input=data + b"\x04").returncode == 0
-    until(shows(session, b"done"))
+    eventually(shows(session, b"done"))
     expected = subprocess.run(["cksum"], input=data, capture_output=True, check=True).stdout.strip()
     assert expected in history(session)
 
@@ -237,7 +228,7 @@ def test_the_detach_key_leaves_the_session_running(mount: Path) -> None:
         assert code_of(terminal) == 0
         assert b"pin: detached from detach" in terminal.before
     pin("-w", "-m", mount, "detach", "-way")
-    until(shows(session, b"\nhalf-way\r\n"))
+    eventually(shows(session, b"\nhalf-way\r\n"))
     assert b"gone" not in history(session)
 
 
@@ -275,7 +266,7 @@ def test_the_window_size_is_passed_on(mount: Path) -> None:
         terminal.sendline("trap 'stty size' WINCH; echo set-$((1))")
         terminal.expect_exact("set-1\r\n")
         terminal.setwinsize(31, 91)
-        until(lambda: (mq_cat("-e", mount / "size", "size").stdout or b"").endswith(b"31 91\n"))
+        eventually(lambda: (mq_cat("-e", mount / "size", "size").stdout or b"").endswith(b"31 91\n"))
         terminal.sendline("")
         terminal.expect_exact("31 91\r\n")
 
@@ -348,9 +339,9 @@ WAYS = {
 def test_the_terminal_is_restored(mount: Path, way: str) -> None:
     terminal = Terminal(create(mount, f"restored-{way}"))
     try:
-        until(lambda: terminal.settings != terminal.found, "raw mode")
+        eventually(lambda: terminal.settings != terminal.found, "raw mode")
         code = WAYS[way](terminal)
-        assert terminal.process.wait(DEADLINE_S) == code
+        assert terminal.process.wait(HANG_S) == code
         assert terminal.settings == terminal.found
     finally:
         terminal.close()
@@ -359,12 +350,12 @@ def test_the_terminal_is_restored(mount: Path, way: str) -> None:
 def test_stopped_and_continued_it_is_raw_again(mount: Path) -> None:
     terminal = Terminal(create(mount, "stopped"))
     try:
-        until(lambda: terminal.settings != terminal.found, "raw mode")
+        eventually(lambda: terminal.settings != terminal.found, "raw mode")
         raw = terminal.settings
         terminal.process.send_signal(signal.SIGSTOP)
         termios.tcsetattr(terminal.slave, termios.TCSANOW, terminal.found)  # as a shell does
         terminal.process.send_signal(signal.SIGCONT)
-        until(lambda: terminal.settings == raw, "raw mode again")
+        eventually(lambda: terminal.settings == raw, "raw mode again")
     finally:
         terminal.close()
 
@@ -380,7 +371,7 @@ def test_the_session_survives_the_terminal_that_started_it(mount: Path) -> None:
         terminal.close(force=True)  # closes the terminal: SIGHUP for all on it
     assert running_process(shell)
     pin("-w", "-m", mount, "survivor", "echo alive-$$")
-    until(shows(mount / "survivor", b"\nalive-%d\r\n" % shell))
+    eventually(shows(mount / "survivor", b"\nalive-%d\r\n" % shell))
 
 
 def test_an_attached_one_that_is_killed_disturbs_nobody(mount: Path) -> None:
@@ -401,9 +392,9 @@ def test_a_session_whose_host_is_gone_is_dead(mount: Path) -> None:
         terminal.expect_exact("seen\r\nseen\r\n")
         os.kill(host_of(session), signal.SIGKILL)
         assert code_of(terminal) == 1
-        assert b"session 'dead' is dead: its host is gone" in terminal.before
-    assert "is dead" in refused(1, "-w", "-m", mount, "dead", "x")
-    assert "is dead" in refused(1, "-c", "-m", mount, "dead")
+        assert b"session 'dead' has lost its host" in terminal.before
+    assert "has lost its host" in refused(1, "-w", "-m", mount, "dead", "x")
+    assert "has lost its host" in refused(1, "-c", "-m", mount, "dead")
     result = pin("-a", "-m", mount, "dead", stdin=subprocess.DEVNULL)
     assert (result.returncode, result.stdout) == (1, b"seen\r\nseen\r\n")
 
@@ -416,30 +407,32 @@ def test_a_host_that_is_asked_to_end_hangs_up(mount: Path) -> None:
 
 def test_removing_the_group_hangs_up(mount: Path) -> None:
     session = create(mount, "rm", "sh", "-c", "echo $$; exec cat")
-    until(shows(session, b"\n"))
+    eventually(shows(session, b"\n"))
     program, host = int(history(session)), host_of(session)
     with attached(mount, "-a", "rm") as terminal:
         terminal.expect_exact("\r\n")
         subprocess.run(["rm", "-r", str(session)], check=True)
         assert code_of(terminal) == 1
         assert b"pin: session 'rm' was removed" in terminal.before
-    until(lambda: not running_process(program) and not running_process(host), "the end of program and host")
+    eventually(lambda: not running_process(program) and not running_process(host), "the end of program and host")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restart_of_the_server_loses_nothing(tmp_path: Path, number: int) -> None:
-    with serving(tmp_path) as server:
-        session = create(server.mount, "long", "sh", "-c", COUNTER, env={"MQ_TEST": str(tmp_path)})
-        with attached(server.mount, "-a", "long") as terminal:
+    with tools_server(tmp_path) as server:
+        session = create(server.path, "long", "sh", "-c", COUNTER, env={"MQ_TEST": str(tmp_path)})
+        with attached(server.path, "-a", "long") as terminal:
             terminal.sendline("1")
             terminal.expect_exact("got 1\r\n")
             server.stop(number)
             assert code_of(terminal) == 1
-            assert re.search(rb"pin: lost the tree at \S+; when it is served again: pin -a long\r\n", terminal.before)
+            assert re.search(
+                rb"pin: lost the tree at \S+ \(once it is served again: pin -a long\)\r\n", terminal.before
+            )
         (tmp_path / "go").touch()
-        until(lambda: (tmp_path / "gone").exists(), "output while the server is away")
+        eventually(lambda: (tmp_path / "gone").exists(), "output while the server is away")
         server.start()
-        with attached(server.mount, "-a", "long") as terminal:
+        with attached(server.path, "-a", "long") as terminal:
             terminal.expect_exact("away\r\n")
             terminal.sendline("2")
             terminal.expect_exact("got 2\r\n")
@@ -447,7 +440,7 @@ def test_a_restart_of_the_server_loses_nothing(tmp_path: Path, number: int) -> N
             assert code_of(terminal) == 9
         seen = history(session).split(b"\r\n")
         assert [row for row in seen if row.startswith(b"got")] == [b"got 1", b"got 2", b"got quit"]
-        remove_sessions(server.mount)
+        remove_sessions(server.path)
 
 
 COUNTER = """
@@ -459,17 +452,17 @@ while read -r line; do echo "got $line"; [ "$line" = quit ] && exit 9; done
 def test_output_goes_on_over_kills_of_the_server(tmp_path: Path) -> None:
     count = size(3000)
     program = f"i=0; while [ $i -lt {count} ]; do echo n$i; i=$((i + 1)); sleep 0.005; done; exit 3"
-    with serving(tmp_path) as server:
-        session = create(server.mount, "counting", "sh", "-c", program)
+    with tools_server(tmp_path) as server:
+        session = create(server.path, "counting", "sh", "-c", program)
         for part in (1, 2):
-            until(shows(session, b"\r\nn%d\r\n" % (count * part // 4)))
+            eventually(shows(session, b"\r\nn%d\r\n" % (count * part // 4)))
             server.stop(signal.SIGKILL)
             server.start()
-        assert pin("-a", "-m", server.mount, "counting", stdin=subprocess.DEVNULL).returncode == 3
+        assert pin("-a", "-m", server.path, "counting", stdin=subprocess.DEVNULL).returncode == 3
         numbers = [int(row[1:]) for row in history(session).split(b"\r\n")[:-1]]
         assert list(dict.fromkeys(numbers)) == list(range(count))  # what was under way at a kill may be there twice
         assert len(numbers) <= count + 10
-        remove_sessions(server.mount)
+        remove_sessions(server.path)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -488,8 +481,8 @@ def refused(code: int, *arguments: object, **more: object) -> str:
 
 def test_what_makes_no_sense(mount: Path) -> None:
     assert "ID" in refused(2)
-    assert "exclude" in refused(2, "-aw", "x")
-    assert "takes no COMMAND" in refused(2, "-a", "x", "ls")
+    assert "both given" in refused(2, "-aw", "x")
+    assert "-a and COMMAND" in refused(2, "-a", "x", "ls")
     assert "-z" in refused(2, "-z", "x")
     bad = {"": "is empty", "a/b": "'/'", ".x": "is reserved", "ctl": "is reserved", "x" * 256: "255"}
     bad["a\x1b"] = "control"
@@ -501,15 +494,15 @@ def test_what_makes_no_sense(mount: Path) -> None:
 
 def test_what_is_not_there(mount: Path, tmp_path: Path) -> None:
     assert refused(1, "-c", "-m", tmp_path, "x") == (
-        f"{tmp_path}: no mqfs tree is mounted here; start one, or name its mount with -m or $MQFS"
+        f"{tmp_path}: no tree mounted there (start a server, or set -m or $MQFS)"
     )
-    assert refused(1, "-a", "-m", mount, "not") == f"no session 'not' in {mount}; make one with: pin -c not"
+    assert refused(1, "-a", "-m", mount, "not") == f"no session 'not' in {mount} (create it: pin -c not)"
     assert "no session 'not'" in refused(1, "-w", "-m", mount, "not", "x")
     (mount / "room").mkdir()
-    assert refused(1, "-a", "-m", mount, "room") == f"{mount}/room is not a session: it has no stream 'in'"
-    assert "is not a session" in refused(1, "-c", "-m", mount, "room")
+    assert refused(1, "-a", "-m", mount, "room") == f"{mount}/room: not a session: no stream 'in' in it"
+    assert "not a session" in refused(1, "-c", "-m", mount, "room")
     create(mount, "twice", "cat")
-    assert refused(1, "-c", "-m", mount, "twice") == "session 'twice' exists already; attach with: pin -a twice"
+    assert refused(1, "-c", "-m", mount, "twice") == "session 'twice' exists (attach: pin -a twice)"
 
 
 def test_a_command_that_cannot_be_run_leaves_nothing(mount: Path) -> None:
@@ -520,7 +513,7 @@ def test_a_command_that_cannot_be_run_leaves_nothing(mount: Path) -> None:
 def test_attached_to_itself_is_refused(mount: Path) -> None:
     create(mount, "self", "pin", "-a", "-m", str(mount), "self")
     result = pin("-a", "-m", mount, "self", stdin=subprocess.DEVNULL)
-    assert (result.returncode, b"this is session 'self'" in result.stdout) == (1, True)
+    assert (result.returncode, b"cannot attach session 'self' to itself" in result.stdout) == (1, True)
 
 
 def test_what_is_typed_does_not_reach_a_session_of_another_user(mount: Path) -> None:
@@ -535,9 +528,9 @@ def test_what_is_typed_does_not_reach_a_session_of_another_user(mount: Path) -> 
         assert lines(process.stdout, 1) == [b"Password:\r\n"]
         say(session / "in", "other\n")
         assert lines(process.stdout, 2) == [b"other\r\n", b"got other\r\n"]
-        assert process.wait(DEADLINE_S) == 0
+        assert process.wait(HANG_S) == 0
         assert lines(process.stderr, 1) == [
-            b"pin: session 'lookalike' belongs to another user (expected you or root); only looking on\n"
+            b"pin: session 'lookalike' belongs to another user (expected you or root); read-only\n"
         ]
     session = create(mount, "typed", "cat")
     os.chown(session / "in", 65534, 65534)
@@ -560,4 +553,4 @@ def test_looking_on_without_permission_to_type(mount: Path) -> None:
         say(session / "in", "typed\n")
         assert process.stdout.readline() == b"typed\r\n"
         assert process.stdout.readline() == b"typed\r\n"
-        assert process.wait(DEADLINE_S) == 0
+        assert process.wait(HANG_S) == 0

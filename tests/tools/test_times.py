@@ -10,8 +10,9 @@ import pytest
 
 from mq_tools.times import ctl_duration, duration_ns, unix_time
 from mqfs.syntax.duration import parse_duration
-from tests.server.process import ROOT, mqfs
-from tests.tools.mount import Server, mq, mq_cat, mq_work
+from tests.support import ROOT
+from tests.support.server import Server, mqfs
+from tests.support.tools import mq, mq_cat, mq_work
 
 DURATIONS = {
     "0": "0ms", "90": "90000ms", "500ms": "500ms", ".5s": "500ms", "1.5h": "5400000ms", "0.1ms": "1ms", "1.1": "1100ms",
@@ -77,7 +78,7 @@ def test_what_is_no_duration(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["soon", "-1s"])
 def test_every_option_refuses_a_bad_duration_alike(server: Server, text: str) -> None:
-    group = server.mount / "durations"
+    group = server.path / "durations"
     if not group.exists():
         server.group("durations", "consumer w", streams=["s"])
     shown = f"bad duration {text!r} (expected 500ms, 30s, 5m, 2h or 7d)".encode()

@@ -174,7 +174,8 @@ class EmbeddedTransport:
             node: Any = self.tree.find(self.user, path)
             if node is self.tree.root:
                 raise NotPermitted("the root group stays")
-            return (self.tree.rmdir if node.directory else self.tree.unlink)(self.user, node.parent, node.name)
+            remove = self.tree.rmdir if node.directory else self.tree.unlink
+            return remove(self.user, self.tree.parent(node), node.name)
 
         self.do(call)
 

@@ -5,11 +5,10 @@ The language itself is in settings.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mqfs import errors, limits
 from mqfs.engine.control.changes import Changes
 from mqfs.engine.delivery import dead_letters
+from mqfs.engine.group import Group
 from mqfs.engine.language import programs
 from mqfs.engine.language.settings import USAGE, Action, Settings
 from mqfs.engine.publishing.admission import WriteRequest
@@ -18,9 +17,6 @@ from mqfs.model import Kind
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern
 from mqfs.syntax.size import parse_number
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
 
 
 def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:
@@ -62,10 +58,10 @@ class ValidatedChange:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self._consumers: dict[str, str | None] = {}  # what those spoken of will be over; None: gone
-        self._views: dict[str, list[str]] = {}  # the patterns of those spoken of; without any it is gone
-        self._grown = 0  # by so many patterns all views together
-        self._made = 0  # so many consumers more than there are
+        self._consumers: dict[str, str | None] = {}  # named here -> what each will be over; None: removed
+        self._views: dict[str, list[str]] = {}  # named here -> the patterns of each; without any it is removed
+        self._grown = 0  # patterns added to all views together
+        self._made = 0  # consumers added
         self._dropped: set[int] = set()
 
     def over(self, name: str) -> str | None:
@@ -76,7 +72,7 @@ class ValidatedChange:
         return consumer.state.over if consumer is not None else None
 
     def patterns(self, name: str) -> list[str]:
-        """What a view will be bound to, to be changed by who asks; empty where there will be none of that name."""
+        """The patterns that a view will have, for the caller to change; none: no such view."""
         if name not in self._views:
             view = self.group.views.get(name)
             self._views[name] = list(view.state.patterns) if view is not None else []
@@ -104,7 +100,7 @@ class ValidatedChange:
     def _check_eof(self, settings: Settings, action: Action) -> None:
         self._require_stream(action)
         if settings.deliver == "one":
-            raise errors.BadCommand("eof: under 'deliver one' nobody could be given an end mark")
+            raise errors.BadCommand("eof: not supported with 'deliver one'")
 
     def _check_clear(self, settings: Settings, action: Action) -> None:
         if action.stream is not None:

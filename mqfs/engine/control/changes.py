@@ -8,19 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from mqfs.engine.delivery import catalog
+from mqfs.engine.delivery.new_consumers import plan, streams_over
+from mqfs.engine.group import Group
 from mqfs.engine.language import programs
+from mqfs.engine.language.settings import Settings
 from mqfs.engine.log.group_log import AckSteps
-from mqfs.engine.retention.cuts import plan_clear
+from mqfs.engine.retention.cuts import Cut, plan_clear, plan_cut
+from mqfs.engine.stream import Stream
 from mqfs.group_state import Change
+from mqfs.model import User
 from mqfs.syntax.patterns import compile_pattern
 
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.language.settings import Settings
-    from mqfs.engine.stream import Stream
-    from mqfs.model import User
+
+class Resetting(NamedTuple):
+    """What new settings come to."""
+
+    changes: list[Change]
+    cuts: dict[Stream, Cut]
 
 
 class Changes:
@@ -76,7 +83,7 @@ class Changes:
             number, self._next = self._next, self._next + 1
             self._numbers[name] = number
             streams = self._streams_of(over)
-            made = consumers.plan(number, name, over, self._user, 0o666, self._settings.replay, streams)
+            made = plan(self._group, number, name, over, self._user, 0o666, self._settings.replay, streams)
             self._changes.append({**made, **options})
         else:
             self._changes.append({"do": "consumer", "number": number, **options})
@@ -88,14 +95,14 @@ class Changes:
         consumer = self._group.consumers.get(name)
         return consumer.number if consumer is not None else None
 
-    def _streams_of(self, over: str) -> list[Stream]:
+    def _streams_of(self, over: str) -> list[catalog.Stream]:
         """Also where that view is bound here."""
-        consumers, bound = self._group.consumers, self._bound.get(over, [])
-        streams = consumers.streams_of(over) if over in self._group.views or not bound else []
+        group, bound = self._group, self._bound.get(over, [])
+        streams = streams_over(group, over) if over in group.views or not bound else []
         if not bound or any(programs.is_program(text) for text in bound):
-            return streams or consumers.streams_of("")
+            return streams or streams_over(group, "")
         matches = [compile_pattern(text) for text in bound]
-        others = [s for s in consumers.streams_of("") if s not in streams and any(m(s.name) for m in matches)]
+        others = [s for s in streams_over(group, "") if s not in streams and any(m(s.name) for m in matches)]
         return [*streams, *others]
 
     def remove(self, name: str) -> None:
@@ -134,7 +141,7 @@ class Changes:
     def commit(self) -> None:
         """Record them, and put them in force. Raises DiskFailed, DiskFull, ReadOnly; then nothing of them holds."""
         group, settings = self._group, self._settings
-        change = group.plan_settings(settings, cut=not self._thinned) if settings != group.settings else None
+        change = plan_settings(group, settings, cut=not self._thinned) if settings != group.settings else None
         if change is not None:
             self._changes[:0] = change.changes
         if self._changes or self._steps:
@@ -148,3 +155,22 @@ class Changes:
         if change is not None and self._thinned:
             for stream in self._group.numbers.values():
                 group.retention.bound_depth(stream)
+
+
+def plan_settings(group: Group, settings: Settings, *, cut: bool) -> Resetting:
+    """What the log has to say, and, with `cut`, what a new `depth` cuts, when settings are put in force."""
+    now, floors = group.settings, dict[int, int]()
+    if (settings.replay, settings.ttl, settings.depth, settings.full) != (now.replay, now.ttl, now.depth, now.full):
+        # What the old settings did not keep any more must not come back under the new ones.
+        for stream in group.numbers.values():
+            stream.kept.update_low_watermark()
+            floors[stream.number] = stream.state.floor
+    cuts: dict[Stream, Cut] = {}
+    if cut and (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old":
+        mine = [stream for stream in group.numbers.values() if stream.name != settings.dead]
+        cuts = {stream: plan_cut(stream.kept, settings.depth) for stream in mine}
+        floors.update({stream.number: cut.floor for stream, cut in cuts.items()})
+    changes: list[Change] = [{"do": "ctl", "lines": settings.lines(given=True)}]
+    if kept_from := [[number, floor] for number, floor in floors.items() if floor]:
+        changes.insert(0, {"do": "floor", "floors": kept_from})
+    return Resetting(changes, cuts)

@@ -1,38 +1,62 @@
-"""Dead letters: messages that could not be dealt with, put aside in a stream of their group, and sent back from there.
+"""Dead letters: messages that failed too often, put aside in a stream of their group, and sent back from there.
 
-Owns what a dead letter looks like. When a message becomes one, its consumer decides.
+Owns what a dead letter looks like. When a message becomes one is the consumer's.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from mqfs import errors, limits
+from mqfs.ack_state import ACK, step
+from mqfs.engine.delivery.catalog import Group, Stream
+from mqfs.engine.delivery.priority_index import PriorityIndex
 from mqfs.engine.log import multipart
-from mqfs.engine.log.group_log import AckSteps
+from mqfs.engine.log.group_log import AckSteps, GroupLog
 from mqfs.group_state import Attributes, Change, ConsumerState
-from mqfs.log import headers
-from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.model import Draft, Kind, LazyBatch, Record, User
-
-if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Consumer
-    from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
+from mqfs.log import batch, headers
+from mqfs.log.record_batch import RecordBatch, Source
+from mqfs.model import Kind, Record, User
 
 _RECORD_BYTES = 100  # of the records, beside body and headers
 
 
+class Publisher(Protocol):
+    def append_message(
+        self, stream: Any, body: bytes, head: bytes, changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()
+    ) -> int:
+        """Append one message, and with it changes and steps. Returns its sequence."""
+        ...
+
+    def deliver(self, stream: Any, sequence: int, body: bytes, head: bytes) -> None:
+        """Count and deliver a message that was appended."""
+        ...
+
+
+class Letters(Group, Protocol):
+    """A group, as one that has dead letters."""
+
+    @property
+    def ranks(self) -> PriorityIndex: ...
+
+    @property
+    def publisher(self) -> Publisher: ...
+
+    def make_stream(self, name: str, mode: int, user: User) -> Stream: ...
+
+
 def append_dead_letter(
-    group: Group, own: ConsumerState, record: Record, steps: bytes, reason: str, deliveries: int, slot: int
+    group: Letters, own: ConsumerState, record: Record, slot: int, deliveries: int, reason: str
 ) -> None:
-    """Append a dead letter, and that its message was dealt with, as one unit. `slot`: where that begins; with it go the
-    parts of its body."""
+    """Append a dead letter and the ack of its message as one batch. `slot`: where the message's begins; the parts of a
+    body are all copied. Raises StreamFull, DiskFailed, ReadOnly and others."""
+    acks = [(own, step(ACK, slot, record.sequence))]
     origin = group.numbers[record.stream]
     stream = _stream_for(group, origin)
     texts = headers.decode(record.headers)
-    texts.pop(headers.TTL, None)  # it is over, or would end what is to be looked at
+    texts.pop(headers.TTL, None)  # the letter is to outlive it
     texts.update(
         {
             headers.STREAM: origin.name,
@@ -46,18 +70,18 @@ def append_dead_letter(
     head = headers.encode(texts)
     first = multipart.first_of(group.log, record)
     if slot <= first < record.sequence:
-        copies = MultipartCopy(group, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
-        sequence = _append_parts(group, stream, copies, acks=[(own, steps)])
-        _announce_parts(group, stream, copies, sequence)
+        copies, size = _copies(group.log, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
+        sequence = _append_parts(group, stream, copies, size, acks=acks)
+        _deliver_parts(group, stream, copies, sequence)
         return
     group.retention.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
-    sequence = group.publisher.append_message(stream, record.body, head, acks=[(own, steps)])
+    sequence = group.publisher.append_message(stream, record.body, head, acks=acks)
     group.publisher.deliver(stream, sequence, record.body, head)
 
 
-def _stream_for(group: Group, origin: Stream) -> Stream:
-    """The dead-letter stream, open to nobody to whom the origin is not."""
-    name, own = group.settings.dead, origin.state
+def _stream_for(group: Letters, origin: Stream) -> Stream:
+    """The dead-letter stream, made if it is not there, and narrowed to users who may open the origin."""
+    name, own = group.log.settings.dead, origin.state
     stream = group.streams.get(name)
     if stream is None:
         return group.make_stream(name, own.mode & 0o666, User(own.uid, own.gid))
@@ -69,8 +93,8 @@ def _stream_for(group: Group, origin: Stream) -> Stream:
 
 
 def _open_to(origin: Attributes, letters: Attributes) -> int:
-    """The mode in which the letters' stream is open to nobody to whom the origin is not. Where owner or group differ,
-    whoever is of one class here may be of several there."""
+    """The mode that opens the letters' stream only to users who may open the origin. Where owner or group differ, the
+    users of one class here may be of several there."""
     user, group, other = origin.mode >> 6 & 7, origin.mode >> 3 & 7, origin.mode & 7
     if letters.gid != origin.gid:
         group = other = group & other
@@ -79,74 +103,51 @@ def _open_to(origin: Attributes, letters: Attributes) -> int:
     return user << 6 | group << 3 | other
 
 
-class MultipartCopy(LazyBatch):
-    """The parts of a body, as they are to stand in another stream; read anew each time. `texts`: the headers, among
-    them `part`, which is each one's own."""
+def _copies(
+    log: GroupLog, number: int, first: int, last: int, to: Stream, texts: Mapping[str, str]
+) -> tuple[RecordBatch, int]:
+    """The parts of a body, copied to another stream, and the bytes of the body. `texts`: their headers; `part` is each
+    one's own."""
 
-    def __init__(self, group: Group, number: int, first: int, last: int, to: Stream, texts: Mapping[str, str]) -> None:
-        self._group, self._number, self._first, self._last = group, number, first, last
-        self._to, self._texts = to, texts
-        self.taking = last - first + 1
-        self.size = self.room = 0  # of the bodies; in the log
-        for draft in self:
-            self.size += len(draft.body)
-            self.room += padded(HEAD_BYTES + len(draft.headers) + len(draft.body))
-
-    def followed_by(self, tail: Sequence[Draft]) -> BatchWithTail:
-        return BatchWithTail(self, tail)
-
-    def __len__(self) -> int:
-        return self._last - self._first + 1
-
-    def __iter__(self) -> Iterator[Draft]:
-        for record in multipart.parts(self._group.log, self._number, self._first, self._last):
+    def pieces() -> Iterator[bytes]:
+        for record in multipart.parts(log, number, first, last):
             part = headers.decode(record.headers).get(headers.PART, "")
-            head = headers.encode({**self._texts, headers.PART: part})
-            yield Draft(Kind.MESSAGE, self._to.number, record.body, head)
+            head = headers.encode({**texts, headers.PART: part})
+            yield batch.concatenate([("", head, record.body)], {}).data
+
+    source = Source(last - first + 1, sum(map(len, pieces())), array("I", [to.number]), pieces)
+    return RecordBatch([source]), log.metrics.count(number, first, last + 1)[1]
 
 
 def _append_parts(
-    group: Group, stream: Stream, copies: MultipartCopy, changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()
+    group: Letters,
+    stream: Stream,
+    copies: RecordBatch,
+    size: int,
+    changes: Sequence[Change] = (),
+    acks: Sequence[AckSteps] = (),
 ) -> int:
-    """Append them, and with them changes and steps; nobody is told yet. Returns the first one's sequence."""
-    group.retention.reserve_room(copies.room + _RECORD_BYTES)
+    """Append them, and with them changes and steps, without delivery. Returns the first one's sequence."""
+    group.retention.reserve_room(copies.stored_bytes + _RECORD_BYTES)
     first = group.log.append_batch(copies, changes, acks)
-    stream.kept.appended_many(first + len(copies) - 1, len(copies), copies.size)
+    stream.kept.appended_many(first + len(copies) - 1, len(copies), size)
     return first
 
 
-def _announce_parts(group: Group, stream: Stream, copies: MultipartCopy, first: int) -> None:
-    for sequence, draft in enumerate(copies, first):
+def _deliver_parts(group: Letters, stream: Stream, copies: RecordBatch, first: int) -> None:
+    for sequence, draft in enumerate(copies.messages(), first):
         group.publisher.deliver(stream, sequence, draft.body, draft.headers)
 
 
-class BatchWithTail(LazyBatch):
-    """Parts, and other records behind them."""
-
-    def __init__(self, copies: LazyBatch, also: Sequence[Draft]) -> None:
-        self._copies, self._also = copies, also
-        self.taking = copies.taking
-        self.room = copies.room + sum(padded(HEAD_BYTES + len(draft.body)) for draft in also)
-
-    def followed_by(self, tail: Sequence[Draft]) -> BatchWithTail:
-        return BatchWithTail(self, tail)
-
-    def __len__(self) -> int:
-        return len(self._copies) + len(self._also)
-
-    def __iter__(self) -> Iterator[Draft]:
-        yield from self._copies
-        yield from self._also
-
-
-def redrive(group: Group, name: str | None, most: int | None) -> int:
-    """Dead letters back to the streams they came from, the oldest first; returns how many went."""
-    dead = group.streams.get(group.settings.dead)
+def redrive(group: Letters, name: str | None, most: int | None) -> int:
+    """Send dead letters back to the streams they came from (`name`: of that one alone), the oldest first. `most`: None,
+    or how many at most. Returns their number."""
+    dead = group.streams.get(group.log.settings.dead)
     if dead is None:
         return 0
     dead.kept.update_low_watermark()
     moved, position = 0, dead.state.floor
-    while (most is None or moved < most) and len(group.state.dropped) < limits.DROPPED:
+    while (most is None or moved < most) and len(group.log.state.dropped) < limits.DROPPED:
         record = _next_letter(group, dead, position)
         if record is None:
             break
@@ -163,44 +164,46 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
     return moved
 
 
-def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
+def _next_letter(group: Letters, dead: Stream, position: int) -> Record | None:
     while True:
         try:
             record = group.log.reader.find(dead.number, position)
         except errors.Damaged as error:
             position = error.sequence + 1
             continue
-        claimed = (
-            record is not None
-            and dead.default_consumer is not None
-            and _is_claimed(group, dead.default_consumer, record)
-        )
-        if record is None or (record.kind == Kind.MESSAGE and dead.kept.visible(record) and not claimed):
+        if record is None:
+            return None
+        if record.kind == Kind.MESSAGE and dead.kept.visible(record) and not _is_claimed(group, dead, record):
             return record
         position = record.sequence + 1
 
 
-def _is_claimed(group: Group, own: Consumer, record: Record) -> bool:
+def _is_claimed(group: Letters, dead: Stream, record: Record) -> bool:
+    """Whether a receiver of the stream's default consumer has it."""
+    own = group.log.state.consumers.get(dead.number)
+    if own is None or not own.progress.in_flight:
+        return False
     last = multipart.last_of(group.log, record) or record
-    return last.sequence in own.claims
+    entry = own.progress.in_flight.get(last.sequence)
+    return entry is not None and entry.claimed
 
 
 def _send_parts_back(
-    group: Group, dead: Stream, record: Record, last: Record, origin: Stream, texts: dict[str, str]
+    group: Letters, dead: Stream, record: Record, last: Record, origin: Stream, texts: dict[str, str]
 ) -> None:
     more = {key: value for key, value in texts.items() if key not in headers.LETTER}
-    copies = MultipartCopy(group, dead.number, record.sequence, last.sequence, origin, more)
+    copies, size = _copies(group.log, dead.number, record.sequence, last.sequence, origin, more)
     sequences = list(range(record.sequence, last.sequence + 1))
     change: Change = {"do": "drop", "stream": dead.number, "sequences": sequences}
     if dead.kept.first_kept() == record.sequence:
         change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
-    sequence = _append_parts(group, origin, copies, [change])
-    _announce_parts(group, origin, copies, sequence)
+    sequence = _append_parts(group, origin, copies, size, [change])
+    _deliver_parts(group, origin, copies, sequence)
     group.retention.note_change()
     dead.kept.recount()
 
 
-def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts: dict[str, str]) -> None:
+def _send_back(group: Letters, dead: Stream, record: Record, origin: Stream, texts: dict[str, str]) -> None:
     head = headers.encode({key: value for key, value in texts.items() if key not in headers.LETTER})
     group.retention.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
     change: Change = {"do": "drop", "stream": dead.number, "sequences": [record.sequence]}

@@ -1,29 +1,68 @@
-"""Delivery of a new message to all who wait for it: readers of its stream, `order`, cursors, views, consumers, pollers.
+"""Delivery of a new message to all parked readers: of its stream, `order`, cursors, views, consumers, and pollers.
 
-Owns who is present in a group beside its consumers, and the order in which they are served.
+Owns the order in which they are served, and the list of the readers that are open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from typing import Any, Protocol
 
 from mqfs import limits
-from mqfs.engine.delivery.wait_list import PollList, Waiting, WaitList
+from mqfs.engine.delivery.consumer_registry import Consumers, RoutedStream
+from mqfs.engine.delivery.priority_index import PriorityIndex
+from mqfs.engine.delivery.wait_list import PollList, PositionedReader, Waiting, WaitList
 from mqfs.engine.log.group_log import GroupLog
 from mqfs.engine.retention.expiry import Expiry
 from mqfs.engine.routing.view import View
 from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.model import NEVER, Kind, Record
 
-if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer_registry import Consumers
-    from mqfs.engine.delivery.priority_index import PriorityIndex
-    from mqfs.engine.files.cursor_file import Cursor
-    from mqfs.engine.files.order_file import MergedReader
-    from mqfs.engine.stream import Stream
-
 MESSAGE = int(Kind.MESSAGE)
+
+
+class LogReader(Protocol):
+    """An open `order` or view."""
+
+    position: int  # the lowest sequence that it has not had
+
+    @property
+    def idle(self) -> bool:
+        """Whether it does not read."""
+        ...
+
+    def covers(self, stream: Any) -> bool: ...
+
+
+class CursorReader(Protocol):
+    """An open cursor."""
+
+    position: int
+    lost: int  # messages that were evicted unread
+
+    @property
+    def over(self) -> bool:
+        """Whether all streams that it selects were removed."""
+        ...
+
+    def streams(self) -> Collection[int]:
+        """The numbers of those that it shows."""
+        ...
+
+    def end(self) -> None: ...
+
+
+class ReadStream(RoutedStream, Protocol):
+    """A stream, with its readers."""
+
+    readers: set[PositionedReader]
+    waits: WaitList
+    pollers: PollList
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether a consumer has to look at each of its messages."""
+        ...
 
 
 class Fanout:
@@ -40,24 +79,24 @@ class Fanout:
     ) -> None:
         self._log, self._expiry, self._ranks = log, expiry, ranks
         self._views, self._consumers, self._waiting = views, consumers, waiting
-        self.log_readers: set[MergedReader] = set()  # of `order` and views
+        self.log_readers: set[LogReader] = set()  # of `order` and views
         self.order_waits = WaitList(waiting)
-        self.cursors: set[Cursor] = set()
+        self.cursors: set[CursorReader] = set()
         self.cursor_waits = WaitList(waiting)
         self.view_waits: dict[View, WaitList] = {}
         self.pollers = PollList(waiting)  # of `order`, views and cursors
-        self.record_being_delivered: Record | None = None  # the newest message, so that it need not be read again
 
-    def all_wait(self, stream: Stream) -> bool:
-        """Whether all readers present who are to see a message of the stream wait for it: it need not be stored."""
+    def all_wait(self, stream: ReadStream) -> bool:
+        """Whether all open readers of the stream are parked: a message for them need not be stored."""
         return (
             len(stream.waits.readers) == len(stream.readers)
             and len(self.order_waits.readers) == len(self.log_readers)
             and len(self.cursor_waits.readers) == len(self.cursors)
         )
 
-    def low_watermark(self, stream: Stream) -> int:
-        """The lowest sequence of the stream that a reader present now has not had; cursors hold back only so many."""
+    def low_watermark(self, stream: ReadStream) -> int:
+        """The lowest sequence of the stream that an open reader has not had. Cursors hold back at most
+        `CURSOR_SLACK_MESSAGES`."""
         low = NEVER
         if len(stream.waits.readers) < len(stream.readers):  # a reader that waits has had everything
             for reader in stream.readers:
@@ -71,9 +110,8 @@ class Fanout:
             low = min(low, max(cursor.position, slack))
         return low
 
-    def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
-        """Messages of the stream went because a cursor may hold back only so many: count them as lost for those that
-        had not had them."""
+    def overtake_cursors(self, stream: ReadStream, old_floor: int) -> None:
+        """Count messages of the stream that were evicted as lost for the cursors that had not had them."""
         if not self.cursors:
             return
         floor = stream.state.floor
@@ -84,14 +122,14 @@ class Fanout:
             if cursor.position <= gone and stream.number in cursor.streams():
                 cursor.lost += stream.kept.messages(max(cursor.position, old_floor), floor)
 
-    def has_live_readers(self, streams: Iterable[Stream]) -> bool:
-        """Whether somebody reads messages of these streams as they come, waiting or not."""
+    def has_live_readers(self, streams: Iterable[ReadStream]) -> bool:
+        """Whether a reader of these streams is open, parked or not."""
         return bool(self.log_readers or self.cursors or any(stream.readers for stream in streams))
 
-    def is_awaited(self, streams: Iterable[Stream]) -> bool:
-        """Whether each new message of these streams is to be delivered by itself: somebody waits, or bounds them."""
+    def is_awaited(self, streams: Iterable[ReadStream]) -> bool:
+        """Whether each new message of these streams is to be delivered by itself: for a parked reader or a bound."""
         consumers = self._consumers
-        if consumers.is_end_reached():
+        if self._log.end.next >= consumers.read_ends.next:
             return True
         if not (self._waiting.readers or consumers.bounded):
             return False
@@ -101,8 +139,8 @@ class Fanout:
             return True
         return any(waits.readers for waits in self.view_waits.values())
 
-    def deliver(self, stream: Stream, record: Record) -> None:
-        """Serve all who wait. The message was appended and counted."""
+    def deliver(self, stream: ReadStream, record: Record) -> None:
+        """Serve all parked readers. The message was appended and counted."""
         rank = self._ranks.note(record) if record.headers else None
         consumers = self._consumers
         if self._waiting.readers:
@@ -116,38 +154,38 @@ class Fanout:
                 self._deliver_to_views(stream, record)
         elif rank is None and not consumers.bounded:
             return
-        ends = record.sequence + 1 >= consumers.next_end
+        ends = record.sequence + 1 >= consumers.read_ends.next
         if rank is not None or consumers or stream.default_consumer is not None or ends:
-            self.record_being_delivered = record
+            self._waiting.record_being_delivered = record
             try:
                 consumers.offer(stream, record, rank)
             finally:
-                self.record_being_delivered = None
+                self._waiting.record_being_delivered = None
         if stream.pollers.calls:
             stream.pollers.wake()
         if self.pollers.calls:
             self.pollers.wake()
 
-    def _deliver_to_views(self, stream: Stream, record: Record) -> None:
+    def _deliver_to_views(self, stream: ReadStream, record: Record) -> None:
         for name in self._views.of(stream):
             waits = self.view_waits.get(self._views[name])
             if waits is not None and waits.readers:
                 waits.deliver(record)
 
     def waits_of(self, view: View) -> WaitList:
-        """Its readers that wait."""
+        """Its parked readers."""
         waits = self.view_waits.get(view)
         if waits is None:
             waits = self.view_waits[view] = WaitList(self._waiting)
         return waits
 
     def close_view(self, view: View) -> None:
-        """It is gone: reads that wait get end-of-file."""
+        """It is removed: parked reads get end-of-file."""
         if (waits := self.view_waits.pop(view, None)) is not None:
             waits.close_all()
 
     def end(self) -> None:
-        """The group is gone, or the server stops: reads that wait get end-of-file."""
+        """The group is removed, or the server stops: parked reads get end-of-file."""
         self.order_waits.close_all()
         self.pollers.wake()
         self.cursor_waits.close_all()

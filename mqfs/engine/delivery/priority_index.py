@@ -1,6 +1,6 @@
-"""The messages of a group whose headers say how urgent they are or how long they live.
+"""The messages of a group with a priority or ttl of their own, and the exclusive ones.
 
-Owns that list, in memory: about 200 B for each such message that is kept. All others are ordinary, and only in the log.
+Owns that index, in memory: about 200 B for each such message that is kept. All others are only in the log.
 """
 
 from __future__ import annotations
@@ -8,17 +8,14 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mqfs import errors
+from mqfs.engine.delivery.catalog import Group, Stream
 from mqfs.log import headers
 from mqfs.log.headers import NORMAL
 from mqfs.model import NEVER, Record
 from mqfs.syntax.duration import parse_duration
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
 
 ORDINARY = (-NORMAL,)  # less than the key of any message of normal priority, more than that of an urgent one
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms
@@ -28,7 +25,7 @@ _PRIORITIES = {str(priority): priority for priority in range(10)}
 
 
 def _duration(text: str) -> int:
-    """Nanoseconds; 0 where a header that did not come through `.put` is no duration."""
+    """Nanoseconds; 0 where the text is no duration: the header did not come through `.put`."""
     try:
         return parse_duration(text) if len(text) <= 64 else 0
     except errors.BadCommand:
@@ -36,33 +33,33 @@ def _duration(text: str) -> int:
 
 
 class DeliveryAttributes(NamedTuple):
-    """What is special about a message. `expires_ns`: engine time; NEVER where it has no ttl of its own."""
+    """What the headers of a message say of its delivery. `expires_ns`: engine time; NEVER without a ttl of its own."""
 
     stream: int
     priority: int
     expires_ns: int
-    single: bool = False
+    exclusive: bool = False
 
 
 class PriorityIndex:
-    """Looked up in the log when first needed, then kept up to date."""
+    """Of one group. Read from the log when first needed, then kept up to date."""
 
     def __init__(self, group: Group) -> None:
-        self.group = group
+        self._group = group
         self._messages: dict[int, DeliveryAttributes] | None = None
         self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence)
-        self._singles: dict[int, list[int]] = {}  # stream -> sequences of messages for one taker, ascending
+        self._exclusives: dict[int, list[int]] = {}  # stream -> sequences of exclusive messages, ascending
 
     def _all(self) -> dict[int, DeliveryAttributes]:
         if self._messages is None:
             self._messages = {}
-            bucket = self.group.log.bucket
+            bucket = self._group.log.bucket
             for sequence in list(bucket.reader.with_headers(bucket.reader.first)):
                 try:
                     record = bucket.reader.scan(sequence)
                 except errors.Damaged:
                     continue
-                if record is not None and record.sequence == sequence and record.stream in self.group.numbers:
+                if record is not None and record.sequence == sequence and record.stream in self._group.numbers:
                     self.note(record)
         return self._messages
 
@@ -71,25 +68,25 @@ class PriorityIndex:
         rank = self._rank(record)
         if rank is not None:
             messages = self._all()
-            if record.sequence in messages:  # the first look at the log came across it
+            if record.sequence in messages:  # it was read just now
                 return messages[record.sequence]
             messages[record.sequence] = rank
             if rank.expires_ns != NEVER:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
-                self.group.retention.expire_at(rank.expires_ns)
-            if rank.single:
-                self._singles.setdefault(rank.stream, []).append(record.sequence)
+                self._group.retention.expire_at(rank.expires_ns)
+            if rank.exclusive:
+                self._exclusives.setdefault(rank.stream, []).append(record.sequence)
         return rank
 
     def _rank(self, record: Record) -> DeliveryAttributes | None:
         texts = headers.decode(record.headers)
         priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
         ttl = _duration(texts.get(headers.TTL, ""))
-        expires = self.group.log.times.written_ns(record) + ttl if ttl else NEVER
-        single = headers.SINGLE in texts
-        if priority == NORMAL and expires == NEVER and not single:
+        expires = self._group.log.times.written_ns(record) + ttl if ttl else NEVER
+        exclusive = headers.SINGLE in texts
+        if priority == NORMAL and expires == NEVER and not exclusive:
             return None
-        return DeliveryAttributes(record.stream, priority, expires, single)
+        return DeliveryAttributes(record.stream, priority, expires, exclusive)
 
     def __len__(self) -> int:
         return len(self._all())
@@ -97,45 +94,45 @@ class PriorityIndex:
     def get(self, sequence: int) -> DeliveryAttributes | None:
         return self._all().get(sequence)
 
-    def singles(self, stream: int) -> list[int]:
-        """The sequences of that stream's messages which are for one taker, taken or not; who asks may shorten it."""
+    def exclusives(self, stream: int) -> list[int]:
+        """The sequences of that stream's exclusive messages, claimed or not; see ExclusiveMessages."""
         self._all()
-        return self._singles.setdefault(stream, []) if self._singles else []
+        return self._exclusives.setdefault(stream, []) if self._exclusives else []
 
-    def with_singles(self) -> Collection[int]:
-        """The streams that have, or had, messages for one taker."""
+    def streams_with_exclusives(self) -> Collection[int]:
+        """The streams that have, or had, exclusive messages."""
         self._all()
-        return self._singles.keys()
+        return self._exclusives.keys()
 
-    def all_singles(self) -> set[int]:
-        """The sequences of all messages for one taker, taken or not."""
+    def all_exclusives(self) -> set[int]:
+        """The sequences of all exclusive messages, claimed or not."""
         messages = self._all()
-        return {sequence for sequence, rank in messages.items() if rank.single} if self._singles else set()
+        return {sequence for sequence, rank in messages.items() if rank.exclusive} if self._exclusives else set()
 
-    def is_single(self, sequence: int) -> bool:
+    def is_exclusive(self, sequence: int) -> bool:
         rank = self._all().get(sequence)
-        return rank is not None and rank.single
+        return rank is not None and rank.exclusive
 
     def is_hidden(self, record: Record) -> bool:
-        """Whether it is for one taker, so that nobody who merely reads is shown it."""
-        return bool(record.headers) and self.is_single(record.sequence)
+        """Whether it is exclusive: only a claim shows it."""
+        return bool(record.headers) and self.is_exclusive(record.sequence)
 
     def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, DeliveryAttributes]]:
-        """(sequence, rank) of all that belong to such streams."""
+        """(sequence, attributes) of the messages of the streams for which `covers` is true."""
         for sequence, rank in self._all().items():
-            stream = self.group.numbers.get(rank.stream)
+            stream = self._group.numbers.get(rank.stream)
             if stream is not None and covers(stream):
                 yield sequence, rank
 
     def key(self, sequence: int, rank: DeliveryAttributes) -> tuple[int, int, int, int]:
-        """What is served first is least."""
+        """Of an order of delivery: the least is delivered first."""
         expires = 0
-        if self.group.settings.order == "expiry":
-            expires = min(rank.expires_ns, self.group.retention.expiry.expires_by_ttl(sequence))
+        if self._group.log.settings.order == "expiry":
+            expires = min(rank.expires_ns, self._group.retention.expiry.expires_by_ttl(sequence))
         return (-rank.priority, expires, sequence, rank.stream)
 
     def expired(self, now_ns: int, most: int) -> list[tuple[int, int]]:
-        """(sequence, stream) of those that outlived their own ttl since this was last asked, the first so many."""
+        """(sequence, stream) of messages that outlived their own ttl since the last call, no more than `most`."""
         messages = self._all()
         gone: list[tuple[int, int]] = []
         while self._expiring and self._expiring[0][0] <= now_ns and len(gone) < most:
@@ -156,16 +153,16 @@ class PriorityIndex:
         return self._expiring[0][0] if self._expiring else NEVER
 
     def remove(self, sequence: int) -> None:
-        """That message is not kept any more."""
+        """The message is no longer kept."""
         rank = self._messages.pop(sequence, None) if self._messages is not None else None
-        if rank is not None and rank.single:
-            singles = self._singles[rank.stream]
-            at = bisect.bisect_left(singles, sequence)
-            del singles[at : bisect.bisect_right(singles, sequence, at)]
+        if rank is not None and rank.exclusive:
+            sequences = self._exclusives[rank.stream]
+            at = bisect.bisect_left(sequences, sequence)
+            del sequences[at : bisect.bisect_right(sequences, sequence, at)]
 
     def forget(self) -> Iterator[None]:
-        """Leave out what is not kept any more. In steps."""
-        numbers = self.group.numbers
+        """Remove all that are no longer kept. In steps."""
+        numbers = self._group.numbers
         messages = self._messages or {}
         for count, (sequence, rank) in enumerate(list(messages.items())):
             stream = numbers.get(rank.stream)
@@ -173,5 +170,5 @@ class PriorityIndex:
                 messages.pop(sequence, None)
             if count % _STEPS == 0:
                 yield
-        for number in self._singles.keys() - numbers.keys():
-            del self._singles[number]
+        for number in self._exclusives.keys() - numbers.keys():
+            del self._exclusives[number]

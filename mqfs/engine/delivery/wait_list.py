@@ -1,6 +1,6 @@
 """Reads that wait in one place, and programs that poll there.
 
-All lists of a group share one Waiting, so that a write asks one number whether anyone is to be told of it.
+All lists of a group share one Waiting, so that a write looks at one number.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from mqfs.wait import Wait
 
 
 class Waiting:
-    """How many readers of a group wait, pollers among them."""
+    """Of one group."""
 
-    __slots__ = ("readers",)
+    __slots__ = ("readers", "record_being_delivered")
 
     def __init__(self) -> None:
-        self.readers = 0
+        self.readers = 0  # that wait, pollers among them
+        self.record_being_delivered: Record | None = None  # the newest message, so that it need not be read again
 
 
 class Reader(Protocol):
@@ -30,8 +31,14 @@ class Reader(Protocol):
         ...
 
     def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
-        """What a read of so many bytes gets of a new message; None: the message is not for it."""
+        """What a read of `count` bytes gets of a new message; None: the message is not for it."""
         ...
+
+
+class PositionedReader(Reader, Protocol):
+    """One that reads a stream from a position on: the lowest sequence that it has not had."""
+
+    position: int
 
 
 class WaitList:
@@ -47,7 +54,7 @@ class WaitList:
         return sum(map(len, self.readers.values()))
 
     def park(self, reader: Reader, wait: Wait[bytes], count: int, offset: int) -> None:
-        """A read of so many bytes at that offset waits."""
+        """A read of `count` bytes at that offset waits."""
         reads = self.readers.get(reader)
         if reads is None:
             reads = self.readers[reader] = {}

@@ -12,9 +12,11 @@ from mqfs import errors, limits
 from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
-from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
+from mqfs.engine.publishing.admission import Stream as Target
+from mqfs.engine.publishing.atomic_batch import AtomicBatch, StreamTotals, require_fit
 from mqfs.engine.stream import Stream
 from mqfs.log import batch, headers
+from mqfs.log.record_batch import Source
 from mqfs.model import User
 from mqfs.wait import Step
 
@@ -53,11 +55,13 @@ class BatchHandle(CommandFile):
 
     def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
         streams = [self._stream(name) for name in packed.fresh]
-        tallies = {streams[row.place]: StreamTotals(row.messages, row.size, row.last) for row in packed.rows}
+        tallies: dict[Target, StreamTotals] = {
+            streams[row.place]: StreamTotals(row.messages, row.size, row.last) for row in packed.rows
+        }
         require_fit(packed.messages, len(packed.data))
         numbers = array("I", [stream.number for stream in streams])
         source = Source(packed.messages, len(packed.data), numbers, lambda: [packed.data])
-        unit = AtomicBatch(self.group, [source], tallies, value)
+        unit = AtomicBatch(self.group.publisher, [source], tallies, value)
         unit.done = lambda: self._tell(unit)
         return unit.write()
 

@@ -6,7 +6,6 @@ Owns the commands and formats of mqfs(4), "Cursors". Takes nothing and holds bac
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.files.command_file import CommandFile
@@ -17,15 +16,13 @@ from mqfs.engine.files.status_files import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, allowed, require
 from mqfs.engine.language.settings import parse_depth
+from mqfs.engine.nodes.own_files import Meta
 from mqfs.engine.routing.message_filter import MessageFilter, select
+from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, Kind, Record, User
 from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
 from mqfs.wait import Step, Wait
-
-if TYPE_CHECKING:
-    from mqfs.engine.stream import Stream
-    from mqfs.engine.tree.meta_nodes import Meta
 
 
 class Cursor(CommandFile):
@@ -42,10 +39,10 @@ class Cursor(CommandFile):
         self.until: int | None = None  # below this sequence
         self.shown: Record | None = None  # the last message given, for `info`
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
-        self.names = SentNames()  # `format record`: what the reader was told
+        self.names = SentNames()  # `format record`: those that the reader has
         self.cuts: dict[int, int] = {}
         self.cuts_seen = -1
-        self.lost = 0  # messages beyond the slack of a `replay off` group, of which it is yet to be told
+        self.lost = 0  # messages beyond the slack of a `replay off` group, not reported yet
         self.last = PartialRead()
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
         self.position = self.group.log.end.next
@@ -128,7 +125,7 @@ class Cursor(CommandFile):
 
     def _select(self, selection: MessageFilter) -> None:
         self.selection, self._epoch = selection, -1
-        self.cuts_seen = -1  # streams it is told of only now may have lost something it had not had
+        self.cuts_seen = -1  # newly selected streams may have lost messages that it had not had
 
     def _format(self, word: str) -> None:
         self.format, self.end_due = word, False
@@ -148,7 +145,7 @@ class Cursor(CommandFile):
         self.pending = places(self.group, self.user).encode()
 
     def _measure(self, messages: int, size: int) -> None:
-        """Where what it shows would be cut, from its position on; told by the next read."""
+        """Where a read of at most that many messages and bytes would end; the next read returns it."""
         group = self.group
         end = group.log.end.next if self.until is None else self.until
         streams = self.streams()
@@ -271,7 +268,7 @@ class Cursor(CommandFile):
         return self.names.wrap(record, name, lambda: {n: s.name for n, s in self.streams().items()})
 
     def _take_records(self, count: int) -> bytes | None:
-        """Whole records, as many as fit, behind the names that were not told yet; the first one always."""
+        """Whole records, as many as fit, behind the names that were not sent yet; the first one always."""
         if (many := self._take_span(count)) is not None:
             return many
         pieces: list[bytes] = []
@@ -290,7 +287,7 @@ class Cursor(CommandFile):
             piece = self._record(record)
             if pieces and size + len(piece) > count:
                 self.position = before
-                self.names.untell(record.stream)
+                self.names.mark_lost(record.stream)
                 break
             self.shown = record
             self.group.counts.read += 1
@@ -321,10 +318,10 @@ class Cursor(CommandFile):
         head = self.names.table(first, group.log.end.last_ns, names)
         end = group.log.end.next if self.until is None else self.until
         found = group.log.reader.read_run(first, end, count - len(head), streams.keys(), not group.ranks)
-        if found is None or not self.names.knows({number: names[number] for number in found.streams}):
+        if found is None or not self.names.are_sent({number: names[number] for number in found.streams}):
             return None
         if head:
-            self.names.told(names)
+            self.names.mark_sent(names)
         self.position, self.shown = found.last + 1, found.newest
         group.counts.read += found.messages
         return self.last.first(b"".join((head, *found.pieces) if head else found.pieces), count, 0)

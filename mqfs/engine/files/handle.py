@@ -9,15 +9,13 @@ message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqfs import errors
+from mqfs.engine.group import Group
+from mqfs.engine.log.multipart import LongBody
 from mqfs.model import User
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.log.multipart import LongBody
 
 
 class OpenFile:
@@ -95,7 +93,7 @@ class PartialRead:
         self.can_push_back = False  # `body[given:]` could not be delivered: it is next, whatever the offset
 
     def rest(self, count: int, offset: int, sequential: bool) -> bytes | None:
-        """What is still to be had of it at that offset; None: the next message."""
+        """The rest of the message at that offset; None: the next message is due."""
         if self.can_push_back:
             self.can_push_back, self.start = False, offset - self.given
             return self._give(count)

@@ -12,8 +12,8 @@ from mqfs import errors
 from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.files.positioned_reader import Reader
 from mqfs.engine.language.permissions import sees
+from mqfs.engine.nodes.own_files import Meta
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.meta_nodes import Meta
 from mqfs.model import Kind, Record, User
 
 
@@ -22,7 +22,7 @@ class MergedReader(Reader):
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.cuts: dict[int, int] = {}  # of each stream, the cut that this handle was told of
+        self.cuts: dict[int, int] = {}  # of each stream, the cut that was reported here
         self.cuts_seen = self.group.retention.evictions
         self._start()
         self.group.fanout.log_readers.add(self)
@@ -136,15 +136,15 @@ class OrderHandle(MergedReader):
         return (stream.name.encode() if stream else b"") + b"\0"
 
 
-def fell_behind(position: int, told: dict[int, int], streams: Iterable[Stream]) -> str:
-    """The name of a stream of which messages at or above `position` were cut and the reader not told; "" if none.
+def fell_behind(position: int, reported: dict[int, int], streams: Iterable[Stream]) -> str:
+    """The name of a stream that lost messages at or above `position`, and the loss was not reported; "" if none.
 
-    All cuts of the streams count as told afterwards.
+    All cuts of the streams count as reported afterwards.
     """
     behind = ""
     for stream in streams:
-        if stream.kept.evicted_before > position and told.get(stream.number, 0) < stream.kept.evicted_before:
+        if stream.kept.evicted_before > position and reported.get(stream.number, 0) < stream.kept.evicted_before:
             behind = stream.name
         if stream.kept.evicted_before:
-            told[stream.number] = stream.kept.evicted_before
+            reported[stream.number] = stream.kept.evicted_before
     return behind

@@ -1,22 +1,18 @@
-"""Consumers and streams open for reading only: a look at what waits, which changes nothing."""
+"""Consumers and streams open for reading only: a look at the backlog, which changes nothing."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.language.permissions import R, allowed
-from mqfs.engine.tree.meta_nodes import TakeFile
+from mqfs.engine.nodes.own_files import TakeFile
+from mqfs.engine.stream import Stream
 from mqfs.model import Record, User
 from mqfs.wait import Step
 
-if TYPE_CHECKING:
-    from mqfs.engine.stream import Stream
-
 
 class PeekHandle(OpenFile):
-    """What waits for a consumer, opened for reading only: oldest first, then end-of-file. Takes nothing."""
+    """The backlog of a consumer, opened for reading only: oldest first, then end-of-file."""
 
     def __init__(self, node: Consumer | Stream | TakeFile, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -42,9 +38,9 @@ class PeekHandle(OpenFile):
         return b"" if record is None else self.last.first(record.body, count, offset)
 
     def _next(self) -> Record | None:
-        if self.consumer.singles_only:
-            return None  # who merely reads is shown none of them
-        for record in self.consumer.waiting(self.position):
+        if self.consumer.coverage.exclusives_only:
+            return None  # only a claim shows those
+        for record in self.consumer.backlog.unclaimed(self.position):
             self.position = record.sequence + 1
             hidden = self.group.ranks.is_hidden(record)
             if not hidden and allowed(self.user, self.group.numbers[record.stream].state, R):

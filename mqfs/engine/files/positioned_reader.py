@@ -38,7 +38,7 @@ class Reader(OpenFile):
         raise NotImplementedError
 
     def is_behind(self) -> bool:
-        """Whether messages it had not had were cut, and it was not told."""
+        """Whether messages that it had not had were cut, and the loss was not reported."""
         raise NotImplementedError
 
     def present(self, record: Record) -> bytes:
@@ -104,7 +104,7 @@ class Reader(OpenFile):
             except errors.MqfsError:
                 if not pieces:
                     raise
-                self.position = before  # told at the next read
+                self.position = before  # the next read reports it
                 break
             if record is None:
                 break

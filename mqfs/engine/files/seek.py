@@ -1,21 +1,18 @@
 """Where `seek` leads: from a place in words to a sequence.
 
-Owns that search. Moves nothing; what may be shown is told by who asks.
+Owns that search. Moves nothing; the caller says which messages may be shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
 from mqfs import errors
+from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
 from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.engine.stream import Stream
 from mqfs.model import Record
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
 
 
 def position(
@@ -49,15 +46,15 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
     """The sequence of the count-th message before the end; only those of which the log does not tell are read."""
     expired = group.retention.expiry.expired_before()
     floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
-    gone, singles = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_singles()
+    gone, exclusives = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_exclusives()
     first = group.log.end.next
     if not count:
         return first
     for portion in group.log.metrics.listing(floors, first):
         here = portion.messages
-        if gone or singles:
+        if gone or exclusives:
             found = (s for s in portion.columns(here)[0] if s not in gone)
-            there: Sequence[int] = [s for s in found if s not in singles or _is_shown(group, s, shows)]
+            there: Sequence[int] = [s for s in found if s not in exclusives or _is_shown(group, s, shows)]
             here = len(there)
         else:
             there = portion.columns(min(count, here))[0] if count <= here else ()

@@ -11,17 +11,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.nodes.own_files import SnapshotNode
+from mqfs.engine.stream import Stream
 from mqfs.model import User
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.stream import Stream
-    from mqfs.engine.tree.meta_nodes import SnapshotNode
-
 
 INDEX_BYTES = 16  # of a message, in the two arrays
 
@@ -51,7 +47,7 @@ class SnapshotHandle(OpenFile):
         return self._ends[-1] if self._ends else 0
 
     def _copy_all(self) -> None:
-        """What is damaged is left out: readers of the stream are told."""
+        """Damaged messages are left out: readers of the stream get the error."""
         pieces = []
         for sequence in self._sequences:
             with contextlib.suppress(errors.Damaged):

@@ -6,18 +6,16 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import sees
 from mqfs.engine.stream import Stream
-
-if TYPE_CHECKING:
-    from mqfs.engine.files.handle import OpenFile
-    from mqfs.engine.group import Group
-    from mqfs.model import User
+from mqfs.model import User
 
 
 def stats(group: Group, user: User) -> str:
@@ -81,7 +79,9 @@ def _consumers(group: Group, user: User) -> Iterator[tuple[str, Consumer]]:
 
 
 def _over(consumer: Consumer) -> Stream | None:
-    return consumer.stream or consumer.group.streams.get(consumer.state.over)
+    """The stream that it is over, or whose default consumer it is."""
+    stream: Stream | None = consumer.group.streams.get(consumer.state.over)
+    return stream or consumer.group.numbers.get(consumer.number)
 
 
 def places(group: Group, user: User) -> str:
@@ -117,7 +117,7 @@ def _plain(group: Group) -> bool:
 def _place(stream: Stream) -> dict[str, int | None]:
     stream.kept.update_low_watermark()
     newest = stream.kept.newest_kept()
-    settings = stream.group.settings
+    settings = stream.group.log.settings
     bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
     return {
         "number": stream.number,
@@ -138,24 +138,24 @@ def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
         "waiting": stream.waits.count_reads(),
         "blocked": len(stream.blocked),
     }
-    if stream.group.settings.deliver == "one":
+    if stream.group.log.settings.deliver == "one":
         row["consumer"] = _consumer(stream.shown_consumer(), counts)
     return row
 
 
 def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
     """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time."""
-    waiting, delayed = consumer.waiting_now(counts)
-    oldest = next(consumer.waiting(), None)
+    waiting, delayed = consumer.backlog.count_unclaimed(counts)
+    oldest = next(consumer.backlog.unclaimed(), None)
     return {
-        "over": consumer.stream.name if consumer.stream is not None else consumer.state.over,
+        "over": consumer.state.over if consumer.state.name else consumer.name,
         "low": consumer.low,
         "claimed": len(consumer.claims),
         "waiting": waiting,
         "delayed": delayed,
         "oldest": oldest.time_ns / 1e9 if oldest is not None else None,
         "handles": consumer.opens,
-        "parked": len(consumer.parked),
+        "parked": len(consumer.reads.parked),
         **attrs.asdict(consumer.counts),
     }
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mqfs.engine.files import status_files
 from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.group import Group
+from mqfs.engine.nodes.own_files import Meta
 from mqfs.model import User
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.tree.meta_nodes import Meta
 
 
 class TextHandle(OpenFile):

@@ -12,8 +12,7 @@ from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.put_file import PutHandle
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.put_request import parse
-from mqfs.engine.publishing.staged_batch import StagedStream
-from mqfs.engine.publishing.txn_nodes import TxnCtl
+from mqfs.engine.nodes.txn_nodes import StagedStream, TxnCtl
 from mqfs.log import batch, headers
 from mqfs.model import User
 from mqfs.syntax.quoting import split
@@ -71,7 +70,7 @@ class PartWriter(OpenFile):
     def __init__(self, node: StagedStream, user: User, reads: bool, writes: bool) -> None:
         node.part.stream(user, node.name)
         if reads:
-            raise errors.Denied("nobody reads a part; open it for writing only")
+            raise errors.Denied("a part cannot be read (open it for writing only)")
         super().__init__(node, user, reads, writes)
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
@@ -123,7 +122,7 @@ class PartBatchHandle(CommandFile):
 
 
 class PartPutHandle(PutHandle):
-    """`.put` in a part: what is said there holds from the commit on."""
+    """`.put` in a part: priority and ttl take effect at the commit."""
 
     node: StagedStream
 

@@ -1,1 +1,1 @@
-"""What is written to files, as values: ctl lines, .put, .batch, formats of messages. Carries nothing out."""
+"""The languages of the files, as values: ctl lines, .put, .batch, formats of messages. Performs nothing."""

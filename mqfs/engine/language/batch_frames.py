@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
 def packed(data: bytes, known: Mapping[bytes, int], sender: bytes) -> batch.EncodedBatch:
     """The frames of one write as blanks, each checked; `known`: the places of names. Headers begin with the server's
-    own; what has none is as written plainly: nobody is named. Raises BadCommand, TooLong."""
+    own; a frame without headers is a plain message, without a sender. Raises BadCommand, TooLong."""
     done = batch.encode_batch(data, known, sender)
     if done is not None:
         return done

@@ -86,31 +86,31 @@ def seconds(time_ns: int) -> str:
 
 
 class SentNames:
-    """`format record`: which streams' names the reader was told."""
+    """`format record`: the streams whose names the reader has."""
 
     def __init__(self) -> None:
-        self._told: dict[int, str] = {}
+        self._sent: dict[int, str] = {}
 
     def wrap(self, record: Record, name: str, table: Callable[[], Mapping[int, str]]) -> bytes:
         """The record's bytes, behind a NAMES record if its stream's name is news: the first names the whole table."""
         news = b""
-        if self._told.get(record.stream) != name:
-            names = {record.stream: name} if self._told else {**table(), record.stream: name}
-            self._told.update(names)
+        if self._sent.get(record.stream) != name:
+            names = {record.stream: name} if self._sent else {**table(), record.stream: name}
+            self._sent.update(names)
             news = encode_names(record.sequence, record.time_ns, names)
         return news + encode(*record)
 
-    def knows(self, names: Mapping[int, str]) -> bool:
-        """Whether the reader was told all of these, or nothing."""
-        return not self._told or all(self._told.get(number) == name for number, name in names.items())
+    def are_sent(self, names: Mapping[int, str]) -> bool:
+        """Whether the reader has all of these names, or none at all."""
+        return not self._sent or all(self._sent.get(number) == name for number, name in names.items())
 
     def table(self, sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
-        """What a reader who was told nothing is to be told first; for one who was told something, nothing."""
-        return b"" if self._told else encode_names(sequence, time_ns, names)
+        """The first record for a reader that has no names: all of them. Empty for one that has some."""
+        return b"" if self._sent else encode_names(sequence, time_ns, names)
 
-    def told(self, names: Mapping[int, str]) -> None:
-        self._told.update(names)
+    def mark_sent(self, names: Mapping[int, str]) -> None:
+        self._sent.update(names)
 
-    def untell(self, stream: int) -> None:
-        """What was last told of it did not reach the reader."""
-        self._told.pop(stream, None)
+    def mark_lost(self, stream: int) -> None:
+        """The name that was sent last did not reach the reader."""
+        self._sent.pop(stream, None)

@@ -45,3 +45,8 @@ def require_unsticky(user: User, directory: Attributes, file: Attributes, name: 
     """Raises NotPermitted in a sticky directory, but for root and the owner of the file or of the directory."""
     if directory.mode & stat.S_ISVTX and user.uid not in (0, file.uid, directory.uid):
         raise NotPermitted(f"{name} is in a sticky directory (expected its owner, or the directory's)")
+
+
+def bits_for_writers(mode: int) -> int:
+    """r and w for each class that has w in `mode`."""
+    return sum(0o6 << shift for shift in (0, 3, 6) if mode >> shift & 0o2)

@@ -85,7 +85,7 @@ class _Call:
 
 @attrs.frozen
 class _Branch:
-    """What is true if all (or any) of its parts are."""
+    """A condition that holds if all (or any) of its parts do."""
 
     together: bool
     parts: tuple[_Node, ...]
@@ -255,7 +255,7 @@ def _branch(parts: list[_Node], *, together: bool) -> _Node:
 
 
 def _string(token: Token) -> str:
-    """What is meant by a string in quotes; bytes that are no UTF-8 as surrogates, as everywhere in Python."""
+    """The value of a quoted string; bytes that are no UTF-8 as surrogates, as everywhere in Python."""
     column = (token.start_pos or 0) + 1
 
     def escaped(match: re.Match[str]) -> str:

@@ -20,7 +20,7 @@ _BLANKS = (" ", "\t", "\n")
 
 @attrs.define
 class PutRequest:
-    """What was asked for. Durations in ns."""
+    """A request of `.put`. Durations in ns."""
 
     stream: str = ""
     delay: int | None = None

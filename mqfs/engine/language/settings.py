@@ -1,6 +1,6 @@
 """The language of `ctl`: settings and actions, read from lines and printed back.
 
-Carries nothing out. What is printed, written back, gives the same settings.
+Performs nothing. Printed settings, written back, give the same settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_DEPTH = Depth()
 
 @attrs.frozen
 class Settings:
-    """What a group is told by `ctl`. Durations in ns, 0 = never or for ever."""
+    """The settings of a group. Durations in ns, 0 = never or for ever."""
 
     data: str = "message"
     replay: str = "off"

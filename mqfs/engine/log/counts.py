@@ -14,6 +14,6 @@ class Counts:
     read: int = 0  # messages handed to handles
     discarded: int = 0  # by `full drop-new`
     cut: int = 0  # by `full drop-old`
-    fell_behind: int = 0  # times a reader was told so
+    fell_behind: int = 0  # times it was reported to a reader
     lost: int = 0  # messages they had not had
     refused: int = 0  # writes

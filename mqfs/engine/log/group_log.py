@@ -13,7 +13,8 @@ from mqfs import errors
 from mqfs.engine.language.settings import SYNC_ALWAYS, SYNC_OFF, Settings
 from mqfs.engine.log.log_clock import LogClock
 from mqfs.group_state import Change, ConsumerState, State, encode_change
-from mqfs.model import Draft, Kind, LazyBatch
+from mqfs.log.record_batch import RecordBatch
+from mqfs.model import Draft, Kind
 from mqfs.seams import Bucket, Clock
 from mqfs.wait import Step, Wait
 
@@ -61,8 +62,8 @@ class GroupLog:
         apply the changes and steps. Returns the sequence of the first message."""
         tail = [Draft(Kind.CHANGE, c.get("stream", 0), encode_change(c)) for c in changes]
         tail += [Draft(Kind.ACK, own.number, steps) for own, steps in acks]
-        if isinstance(messages, LazyBatch):
-            batch: Sequence[Draft] = messages.followed_by(tail) if tail else messages
+        if isinstance(messages, RecordBatch):
+            batch: Sequence[Draft] = messages.with_tail(tail) if tail else messages
         else:
             batch = [*messages, *tail]
         time_ns = self.times.next_ns()

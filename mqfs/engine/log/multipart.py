@@ -31,7 +31,7 @@ def is_last(record: Record) -> bool:
     return 1 < number == total
 
 
-def goes_on(record: Record) -> bool:
+def has_next_part(record: Record) -> bool:
     """Whether it says that it is a part of a body and not the last one."""
     if not record.headers or _KEY not in record.headers:
         return False

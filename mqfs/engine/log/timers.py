@@ -21,7 +21,7 @@ class Timers:
     """Of one tree. All times are engine time, in nanoseconds."""
 
     def __init__(self, faults: Faults) -> None:
-        self._faults = faults
+        self.faults = faults
         self._heap: list[tuple[int, int, int, Alarm]] = []  # entries of alarms that were set again stay until met
         self._order = count()
         self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
@@ -47,10 +47,10 @@ class Timers:
                 continue  # it was set to another time
             alarm.due_ns = 0
             groups[alarm.group] = None
-            if not self._faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
+            if not self.faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
                 alarm.at(now_ns + _AGAIN_NS)
         for group in groups:
-            self._faults.contain(group, "letting writers continue", group.unblock)
+            self.faults.contain(group, "letting writers continue", group.unblock)
 
 
 class Alarm:

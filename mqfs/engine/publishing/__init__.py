@@ -1,1 +1,1 @@
-"""The ways in: a write, a batch, a transaction, a delayed message, what a ring took."""
+"""Publishing: writes, batches, transactions, delayed messages, and messages from a ring."""

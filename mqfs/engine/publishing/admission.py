@@ -4,29 +4,53 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import attrs
 
 from mqfs import errors
+from mqfs.engine.delivery.backlog import Backlog
+from mqfs.engine.delivery.wait_list import PollList
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.engine.log.counts import Counts
 from mqfs.engine.publishing.deduplication import PutId
 from mqfs.engine.retention import cuts
-from mqfs.engine.retention.kept_range import KeptRange
-from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Consumer
-    from mqfs.engine.stream import Stream
+from mqfs.engine.retention.kept_range import KeptRange, Owner
+from mqfs.group_state import ConsumerState, StreamState
+from mqfs.wait import Step, Wait
 
 
 class Admission(enum.Enum):
-    """What becomes of a write."""
+    """Whether a write is appended, discarded or parked."""
 
     APPEND = enum.auto()
     DISCARD = enum.auto()
     WAIT = enum.auto()
+
+
+class Consumer(Protocol):
+    """One with a bound of its own."""
+
+    state: ConsumerState
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def backlog(self) -> Backlog: ...
+
+
+class Stream(Owner, Protocol):
+    """A stream, as those who write to it need it. `bounded_consumers` have a `backlog`."""
+
+    removed: bool
+    state: StreamState
+    blocked: dict[Wait[int], WriteRequest]  # in the order in which they came
+    pollers: PollList
+    written: int
+
+    @property
+    def bounded_consumers(self) -> Sequence[Consumer]: ...
 
 
 class Batch(Protocol):
@@ -34,14 +58,14 @@ class Batch(Protocol):
 
     lacking: Stream | None  # in which it waits for room
 
-    def verdict(self) -> Admission: ...
+    def admit(self) -> Admission: ...
 
-    def carry_out(self) -> Step[int]: ...
+    def append(self) -> Step[int]: ...
 
 
 @attrs.define
 class WriteRequest:
-    """What is to be written to a stream, as one batch: by one write(2), `.put`, or the engine itself."""
+    """Messages to append to a stream as one batch: of one write(2), `.put`, or the engine itself."""
 
     kind: int
     bodies: Sequence[bytes]
@@ -94,14 +118,14 @@ def has_room(kept: KeptRange, messages: int, size: int) -> bool:
 
 
 def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Stream | None:
-    """Of a write with so many messages for each stream: one of the streams for which a consumer has no room by its own
-    bound, under `full block`. Raises StreamFull under `full reject`."""
+    """A stream for which a consumer has no room, by its `backlog` under `full block`. `messages`: of the write, by
+    stream. Raises StreamFull under `full reject`."""
     covered_by: dict[Consumer, list[Stream]] = {}
     for stream in messages if settings.full in ("reject", "block") else ():
-        for consumer in stream.routes().bounded:
+        for consumer in stream.bounded_consumers:
             covered_by.setdefault(consumer, []).append(stream)
     for consumer, covered in covered_by.items():
-        if consumer.exceeds_backlog(sum(messages[stream] for stream in covered)):
+        if consumer.backlog.exceeds(sum(messages[stream] for stream in covered)):
             if settings.full == "block":
                 return covered[0]
             raise errors.StreamFull(f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog")

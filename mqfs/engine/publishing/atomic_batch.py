@@ -6,30 +6,25 @@ messages come from is the business of batch_file.py and transactions.py.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import attrs
 
 from mqfs import errors, limits
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.engine.publishing.admission import Admission, WriteRequest, depth_reached, has_room, lacking_backlog
-from mqfs.engine.stream import Stream
+from mqfs.engine.publishing.admission import Admission, Stream, WriteRequest, depth_reached, has_room, lacking_backlog
+from mqfs.engine.publishing.publisher import Publisher
 from mqfs.group_state import Change
-from mqfs.log import batch
-from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.model import Draft, Kind, UnsequencedRecords
+from mqfs.log.record_batch import RecordBatch, Source
+from mqfs.model import Kind
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
 
 T = TypeVar("T")
 
 MESSAGE = int(Kind.MESSAGE)
-_TOLD = 64  # messages announced before it is looked whether anyone still waits
+_DELIVERED = 64  # messages delivered between two looks whether anyone still waits
 _ROUNDS = 16  # of cutting the oldest stretch of the log
 
 
@@ -42,50 +37,11 @@ class StreamTotals:
     last: int = 0  # which message of the unit is its last one
 
 
-@attrs.frozen
-class Source:
-    """Messages as blanks (mqfs/log/batch.py). `pieces`: read anew each time, for they may be too many to be held."""
-
-    messages: int
-    room: int  # bytes they take in a log
-    numbers: array[int]  # of each place the stream's
-    pieces: Callable[[], Iterable[bytes]]  # whole ones in each
-
-
-class CombinedBatch(UnsequencedRecords):
-    """Messages of several sources, in order, and behind them other records of the same unit."""
-
-    def __init__(self, sources: Sequence[Source], behind: Sequence[Draft] = ()) -> None:
-        self._sources, self.behind = sources, behind
-        self.taking = sum(source.messages for source in sources)
-        self.room = sum(source.room for source in sources)
-        self.room += sum(padded(HEAD_BYTES + len(draft.body)) for draft in behind)
-
-    def followed_by(self, tail: Sequence[Draft]) -> CombinedBatch:
-        return CombinedBatch(self._sources, [*self.behind, *tail])
-
-    def __len__(self) -> int:
-        return self.taking + len(self.behind)
-
-    def pieces(self) -> Iterator[tuple[bytes, array[int]]]:
-        for source in self._sources:
-            for data in source.pieces():
-                yield data, source.numbers
-
-    def messages(self) -> Iterator[Draft]:
-        for data, numbers in self.pieces():
-            yield from batch.decode_batch(data, numbers)
-
-    def __iter__(self) -> Iterator[Draft]:
-        yield from self.messages()
-        yield from self.behind
-
-
 @attrs.define(eq=False)
 class AtomicBatch:
     """Messages, and what else is recorded with them. `value`: what the write returns."""
 
-    group: Group
+    publisher: Publisher
     sources: Sequence[Source]
     tallies: dict[Stream, StreamTotals]
     value: int
@@ -101,7 +57,7 @@ class AtomicBatch:
     _waited: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.size = sum(source.room for source in self.sources)
+        self.size = sum(source.stored_bytes for source in self.sources)
         self.messages = sum(source.messages for source in self.sources)
 
     # ------------------------------------------------------------ looking
@@ -113,14 +69,14 @@ class AtomicBatch:
             return self._guarded(self._append)
         self._waited = True
         request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self)
-        return self.group.publisher.blocked.park(self.lacking, request)
+        return self.publisher.blocked.park(self.lacking, request)
 
-    def verdict(self) -> Admission:
+    def admit(self) -> Admission:
         """Whether it can go on, having waited. Raises what refuses it now."""
         self.lacking = self._guarded(self._admit)
         return Admission.APPEND if self.lacking is None else Admission.WAIT
 
-    def carry_out(self) -> Step[int]:
+    def append(self) -> Step[int]:
         return self._guarded(self._append)
 
     def _guarded(self, call: Callable[[], T]) -> T:
@@ -134,20 +90,20 @@ class AtomicBatch:
     def _admit(self) -> Stream | None:
         """Whether everything it needs is there; else the stream on which it waits. Nothing is done yet where it raises
         or waits."""
-        group = self.group
-        group.log.require_writable()
+        publisher = self.publisher
+        publisher.log.require_writable()
         for stream in self.tallies:
             if stream.removed:
                 raise errors.NotFound(f"{stream.name} was removed")
-        if self.size > group.retention.bound_bytes():
-            raise errors.TooLong(f"{self.size} bytes; the group's log has at most {group.retention.bound_bytes()}")
+        if self.size > publisher.retention.bound_bytes():
+            raise errors.TooLong(f"{self.size} bytes; the group's log has at most {publisher.retention.bound_bytes()}")
         lacking = self._without_room()
-        if lacking and group.settings.full == "block":
+        if lacking and publisher.log.settings.full == "block":
             return lacking[0]
-        if lacking and group.settings.full == "reject":
+        if lacking and publisher.log.settings.full == "reject":
             raise depth_reached(lacking[0])
         self._reserve()
-        self.discarded = bool(lacking) and group.settings.full == "drop-new"
+        self.discarded = bool(lacking) and publisher.log.settings.full == "drop-new"
         if not self.discarded:
             for stream in lacking:
                 stream.kept.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
@@ -155,41 +111,43 @@ class AtomicBatch:
 
     def _without_room(self) -> list[Stream]:
         """The streams in which `depth` leaves no room, or a consumer's bound that stops writers."""
-        group = self.group
+        publisher = self.publisher
         lacking = []
-        if group.settings.depth is not NO_DEPTH:
+        if publisher.log.settings.depth is not NO_DEPTH:
             lacking = [s for s, tally in self.tallies.items() if not has_room(s.kept, tally.messages, tally.size)]
-        if group.settings.full == "block" and not self._waited:
+        if publisher.log.settings.full == "block" and not self._waited:
             lacking += [s for s in self.tallies if s.blocked]  # others came first
-        if group.consumers.bounded and not lacking:
-            full = lacking_backlog(group.settings, {s: tally.messages for s, tally in self.tallies.items()})
+        if publisher.consumers.bounded and not lacking:
+            full = lacking_backlog(publisher.log.settings, {s: tally.messages for s, tally in self.tallies.items()})
             lacking = [full] if full is not None else []
         return lacking
 
     def _reserve(self) -> None:
-        group = self.group
-        group.retention.reserve_room(self.size)
+        publisher = self.publisher
+        publisher.retention.reserve_room(self.size)
         for _ in range(_ROUNDS):
-            if group.settings.full != "drop-old" or group.log.upkeep.size + self.size <= group.retention.bound_bytes():
+            beyond = publisher.log.upkeep.size + self.size > publisher.retention.bound_bytes()
+            if publisher.log.settings.full != "drop-old" or not beyond:
                 return
-            group.retention.find_room(self.size)
+            publisher.retention.find_room(self.size)
 
     # ------------------------------------------------------------ appending
 
     def _append(self) -> Step[int]:
-        group = self.group
+        publisher = self.publisher
         if self.discarded:
-            group.counts.discarded += self.messages
+            publisher.counts.discarded += self.messages
             if self.changes:
-                group.log.append_batch((), self.changes)
+                publisher.log.append_batch((), self.changes)
         elif self.messages or self.changes:
-            self._count(group.log.append_batch(CombinedBatch(self.sources), self.changes))
+            self._count(publisher.log.append_batch(RecordBatch(self.sources), self.changes))
         if self.first:
-            self._tell(self.first)
+            self._deliver(self.first)
         if self.done is not None:
             self.done()
-        group.tree.dirty_groups.add(group)
-        return group.log.after_metadata_sync(self.value) if self.changes else group.log.after_data_sync(self.value)
+        publisher.mark_dirty()
+        log = publisher.log
+        return log.after_metadata_sync(self.value) if self.changes else log.after_data_sync(self.value)
 
     def _count(self, first: int) -> None:
         if self.messages:
@@ -197,33 +155,33 @@ class AtomicBatch:
         for stream, tally in self.tallies.items():
             stream.kept.appended_many(first + tally.last, tally.messages, tally.size)
 
-    def _tell(self, first: int) -> None:
-        group, numbers = self.group, self.group.numbers
+    def _deliver(self, first: int) -> None:
+        publisher, streams = self.publisher, {stream.number: stream for stream in self.tallies}
         rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
-        drafts = enumerate(CombinedBatch(self.sources).messages(), first)
-        # Who was told waits no more, and cannot begin to before this returns.
-        while (self.ranked or group.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _TOLD))):
+        drafts = enumerate(RecordBatch(self.sources).messages(), first)
+        # A reader that was served has left the wait list, and cannot rejoin before this returns.
+        while (self.ranked or publisher.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _DELIVERED))):
             for sequence, draft in some:
-                stream = numbers[draft.stream]
-                group.publisher.deliver(stream, sequence, draft.body, draft.headers)
+                stream = streams[draft.stream]
+                publisher.deliver(stream, sequence, draft.body, draft.headers)
                 rest[stream].messages -= 1
                 rest[stream].size -= len(draft.body)
         self._count_only(rest)
-        depth = group.settings.depth.messages
+        depth = publisher.log.settings.depth.messages
         for stream in self.tallies:
             if depth and stream.kept.count > depth:
-                group.retention.bound_depth(stream)
+                publisher.retention.bound_depth(stream)
 
     def _count_only(self, rest: dict[Stream, StreamTotals]) -> None:
-        """As `announce` for each message, where only what is counted changes."""
-        group = self.group
+        """Update counters only; no reader is waiting."""
+        publisher = self.publisher
         for stream, tally in rest.items():
-            stream.kept.mtime_ns = group.log.end.last_ns
+            stream.kept.mtime_ns = publisher.log.end.last_ns
             stream.written += tally.messages
-            group.counts.written += tally.messages
-            group.counts.written_bytes += tally.size
+            publisher.counts.written += tally.messages
+            publisher.counts.written_bytes += tally.size
             stream.pollers.wake()
-        group.fanout.pollers.wake()
+        publisher.fanout.pollers.wake()
 
 
 def require_fit(messages: int, size: int) -> None:

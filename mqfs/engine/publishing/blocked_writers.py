@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.publishing.admission import Admission, WriteRequest
+from mqfs.engine.publishing.admission import Admission, Stream, WriteRequest
 from mqfs.wait import Step, Wait
-
-if TYPE_CHECKING:
-    from mqfs.engine.stream import Stream
 
 
 class BlockedWriters:

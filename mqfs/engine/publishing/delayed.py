@@ -1,49 +1,63 @@
 """Messages that wait on disk for their time (`.put` with `delay` or `at`).
 
 Owns them until they are due. One lies in the log under the number of `.put`, so in no stream; when it is due it is
-appended anew to its stream, and in the same unit acknowledged here: it is in one place or the other, after a crash too,
+appended again, to its stream, and acknowledged here in the same batch. After a crash it is in one place or the other,
 and in its stream it stands where it could first be read.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from mqfs import errors, limits
 from mqfs.ack_state import ACK, step
+from mqfs.engine.log import faults
 from mqfs.engine.log.group_log import AckSteps
-from mqfs.engine.log.timers import DELAYED, Alarm
+from mqfs.engine.log.timers import DELAYED, Alarm, Timers
+from mqfs.engine.publishing.admission import Stream
+from mqfs.engine.publishing.publisher import Publisher
 from mqfs.group_state import PUT, Change
 from mqfs.log import headers
 from mqfs.model import Draft, Kind, Record
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
+from mqfs.seams import Clock
 
 _AGAIN_NS = 10**9  # where the disk does not take one that is due
+
+
+class Host(faults.Group, Protocol):
+    """The group, as its delayed messages need it."""
+
+    clock: Clock
+    timers: Timers
+    faults: faults.Faults
+
+    @property
+    def numbers(self) -> Mapping[int, Stream]: ...
+
+    @property
+    def publisher(self) -> Publisher: ...
 
 
 class DelayedMessages:
     """Of one group."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, host: Host) -> None:
+        self._host, self._log = host, host.log
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for
         self._known = False  # all of them are
-        self._alarm = Alarm(group.tree.timers, group, DELAYED, "appending what is due", self._append_due)
+        self._alarm = Alarm(host.timers, host, DELAYED, "appending what is due", self._append_due)
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def start(self) -> None:
         """Find them in the log that was read."""
-        own = self.group.state.consumers.get(PUT)
+        own = self._log.state.consumers.get(PUT)
         position = own.progress.ack_floor if own is not None else 0
-        bucket = self.group.log.bucket
+        bucket = self._log.bucket
         while True:
             try:
                 record = bucket.reader.find(PUT, position)
@@ -69,9 +83,9 @@ class DelayedMessages:
         if len(self._streams) >= limits.HELD:
             raise errors.OverLimit(f"at most {limits.HELD} messages wait for their time")
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
-        self.group.retention.reserve_room(len(body) + len(head) + 40)
-        sequence = self.group.log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes)
-        self.group.state.nameless(PUT)
+        self._host.publisher.retention.reserve_room(len(body) + len(head) + 40)
+        sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes)
+        self._log.state.nameless(PUT)
         self._add(sequence, stream.number, due_ns)
         return sequence
 
@@ -89,7 +103,7 @@ class DelayedMessages:
 
     def _append_due(self, now_ns: int) -> None:
         """Append what is due; after a slice the rest later."""
-        clock = self.group.tree.clock
+        clock = self._host.clock
         until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
         while self._due and self._due[0][0] <= now_ns:
             _, sequence = self._due[0]
@@ -104,7 +118,7 @@ class DelayedMessages:
 
     def _release(self, sequence: int) -> bool:
         """False: the disk does not take it; it is tried again."""
-        stream = self.group.numbers.get(self._streams[sequence])
+        stream = self._host.numbers.get(self._streams[sequence])
         try:
             record = self._record(sequence)
             if record is None or stream is None:
@@ -114,37 +128,37 @@ class DelayedMessages:
             del texts[headers.TO], texts[headers.DUE]
             texts[headers.HELD] = str(sequence)
             head = headers.encode(texts)
-            self.group.retention.reserve_room(len(record.body) + len(head) + 40)
-            made = self.group.publisher.append_message(stream, record.body, head, acks=self.drop_steps([sequence]))
+            self._host.publisher.retention.reserve_room(len(record.body) + len(head) + 40)
+            made = self._host.publisher.append_message(stream, record.body, head, acks=self.drop_steps([sequence]))
         except (errors.MqfsError, OSError) as error:
             text = f"message {sequence}, which is due, cannot be appended: {error}"
-            self.group.tree.faults.report(self.group.number, text)
+            self._host.faults.report(self._host.number, text)
             return False
         del self._streams[sequence]
-        self.group.publisher.deliver(stream, made, record.body, head)
-        self.group.retention.bound_depth(stream)
+        self._host.publisher.deliver(stream, made, record.body, head)
+        self._host.publisher.retention.bound_depth(stream)
         return True
 
     def _record(self, sequence: int) -> Record | None:
         try:
-            record = self.group.log.reader.find(PUT, sequence)
+            record = self._log.reader.find(PUT, sequence)
         except errors.Damaged:
             return None
         return record if record is not None and record.sequence == sequence else None
 
     def _step(self, sequence: int) -> bytes:
-        before = self.group.log.reader.before(sequence, PUT) or 0
+        before = self._log.reader.before(sequence, PUT) or 0
         return step(ACK, before + 1, sequence)
 
     def drop(self, sequences: list[int]) -> None:
-        """These are not wanted any more."""
+        """Drop these."""
         if sequences:
-            self.group.log.acknowledge_all(self.drop_steps(sequences))
+            self._log.acknowledge_all(self.drop_steps(sequences))
             self.dropped(sequences)
 
     def drop_steps(self, sequences: list[int]) -> list[AckSteps]:
-        """What is to be recorded so that these are not wanted any more."""
-        own = self.group.state.nameless(PUT)
+        """The steps that drop these."""
+        own = self._log.state.nameless(PUT)
         assert own is not None
         return [(own, self._step(sequence)) for sequence in sequences]
 

@@ -2,46 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from mqfs import errors
+from mqfs.engine.delivery.consumer_registry import Consumers
+from mqfs.engine.delivery.fanout import Fanout
+from mqfs.engine.delivery.wait_list import Waiting
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.engine.log.group_log import AckSteps
+from mqfs.engine.log.counts import Counts
+from mqfs.engine.log.group_log import AckSteps, GroupLog
 from mqfs.engine.publishing import admission
-from mqfs.engine.publishing.admission import Admission, WriteRequest
+from mqfs.engine.publishing.admission import Admission, Stream, WriteRequest
 from mqfs.engine.publishing.blocked_writers import BlockedWriters
+from mqfs.engine.publishing.deduplication import DeduplicationWindow
+from mqfs.engine.retention.retention import Retention
 from mqfs.group_state import Change
 from mqfs.model import Draft, Kind, Record
+from mqfs.seams import RingPort
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
 RECORD_BYTES = 40  # of a message in the log, beside its body
 
 
+class Host(Protocol):
+    """The group, as its publisher needs it."""
+
+    log: GroupLog
+    retention: Retention
+    consumers: Consumers
+    fanout: Fanout
+    waiting: Waiting
+    counts: Counts
+    ids: DeduplicationWindow
+    ring: RingPort | None
+    past_rings: set[RingPort]
+
+    @property
+    def mark_dirty(self) -> Callable[[], None]:
+        """Have maintenance look at the group."""
+        ...
+
+
 class Publisher:
     """Of one group."""
 
-    def __init__(self, group: Group) -> None:
-        self._group, self._log = group, group.log
+    def __init__(self, host: Host) -> None:
+        self._host, self.log, self.retention, self.consumers = host, host.log, host.retention, host.consumers
+        self.counts, self.mark_dirty = host.counts, host.mark_dirty
+        self.fanout: Any = host.fanout
+        self._waiting, self._ids = host.waiting, host.ids
         self.blocked = BlockedWriters(self.admit, self.append_admitted)
 
     def write_plain(self, stream: Stream, body: bytes) -> Step[int]:
-        """As `write`, of one message without headers. Where nothing bounds the stream and nobody waits it is a straight
-        line: every call here is paid by every message."""
-        size, group, log, consumers = len(body), self._group, self._log, self._group.consumers
+        """As `write`, of one message without headers. A straight line where nothing bounds the stream and no
+        reader waits: every message pays for every call here."""
+        size, log, consumers = len(body), self.log, self.consumers
         bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded
         if bounded or stream.removed or log.end.failed is not None:
             return self.write(stream, WriteRequest(MESSAGE, (body,), size))
-        retention = group.retention
+        retention = self.retention
         retention.room -= size + RECORD_BYTES
         if retention.room < 0:
             retention.find_room(size + RECORD_BYTES)
-        if not log.must_retain or group.waiting.readers:
+        if not log.must_retain or self._waiting.readers:
             self._append_one(stream, MESSAGE, body)
             return log.after_data_sync(size)
         time_ns = log.times.next_ns()
@@ -49,12 +74,12 @@ class Publisher:
         stream.kept.appended(sequence, MESSAGE, size)
         stream.kept.mtime_ns = time_ns
         stream.written += 1
-        counts = group.counts
+        counts = self.counts
         counts.written += 1
         counts.written_bytes += size
-        group.tree.dirty_groups.add(group)
-        if sequence + 1 >= consumers.next_end:
-            group.fanout.deliver(stream, Record(sequence, time_ns, stream.number, MESSAGE, 0, b"", body))
+        self.mark_dirty()
+        if sequence + 1 >= consumers.read_ends.next:
+            self.fanout.deliver(stream, Record(sequence, time_ns, stream.number, MESSAGE, 0, b"", body))
         return log.after_data_sync(size)
 
     def write(self, stream: Stream, request: WriteRequest) -> Step[int]:
@@ -65,11 +90,11 @@ class Publisher:
         """
         if stream.removed:
             raise errors.NotFound(f"{stream.name} was removed")
-        self._log.require_writable()
-        if request.kind != MESSAGE and self._log.settings.deliver == "one":
+        self.log.require_writable()
+        if request.kind != MESSAGE and self.log.settings.deliver == "one":
             return request.total  # an EOF marker is for all readers: here is none who could get it
         if not self._is_duplicate(request):  # which needs no room
-            self._group.retention.reserve_room(request.total + RECORD_BYTES * len(request.bodies))
+            self.retention.reserve_room(request.total + RECORD_BYTES * len(request.bodies))
         verdict = self.admit(stream, request)
         if verdict is Admission.WAIT:
             return self.blocked.park(stream, request)
@@ -78,19 +103,19 @@ class Publisher:
         return self.append_admitted(stream, request)
 
     def _is_duplicate(self, request: WriteRequest) -> bool:
-        return request.id is not None and self._group.ids.find_duplicate(request.id) > 0
+        return request.id is not None and self._ids.find_duplicate(request.id) > 0
 
     def admit(self, stream: Stream, request: WriteRequest) -> Admission:
         """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
         if request.unit is not None:
-            return request.unit.verdict()
+            return request.unit.admit()
         if request.kind != MESSAGE or self._is_duplicate(request):
             return Admission.APPEND
-        group, settings = self._group, self._log.settings
+        settings = self.log.settings
         verdict, messages = Admission.APPEND, len(request.bodies)
         if settings.depth is not NO_DEPTH or stream.blocked:
-            verdict = admission.by_depth(stream, settings, group.counts, messages, request.size)
-        if group.consumers.bounded and verdict is Admission.APPEND:
+            verdict = admission.by_depth(stream, settings, self.counts, messages, request.size)
+        if self.consumers.bounded and verdict is Admission.APPEND:
             lacking = admission.lacking_backlog(settings, {stream: messages})
             verdict = Admission.APPEND if lacking is None else Admission.WAIT
         return verdict
@@ -98,25 +123,25 @@ class Publisher:
     def append_admitted(self, stream: Stream, request: WriteRequest) -> Step[int]:
         """Append and deliver; the step comes to `request.total` when the group's `sync` is kept."""
         if request.unit is not None:
-            return request.unit.carry_out()
-        if request.id is not None and (known := self._group.ids.find_duplicate(request.id)):
+            return request.unit.append()
+        if request.id is not None and (known := self._ids.find_duplicate(request.id)):
             if request.on_sequence is not None:
                 request.on_sequence(known)
-            return self._log.after_data_sync(request.total)
+            return self.log.after_data_sync(request.total)
         if request.headers:
             self._append_with_headers(stream, request)
         elif len(request.bodies) == 1:
             self._append_one(stream, request.kind, request.bodies[0])
         else:
             self._append_batch(stream, request.kind, request.bodies)
-        settings = self._log.settings
+        settings = self.log.settings
         if settings.depth.messages and settings.full == "drop-old" and stream.kept.count > settings.depth.messages:
-            self._group.retention.bound_depth(stream)
-        return self._log.after_data_sync(request.total)
+            self.retention.bound_depth(stream)
+        return self.log.after_data_sync(request.total)
 
     def _append_one(self, stream: Stream, kind: int, body: bytes) -> None:
-        group, log, time_ns = self._group, self._log, self._log.times.next_ns()
-        if not (log.must_retain or group.ring is not None or group.past_rings) and group.fanout.all_wait(stream):
+        host, log, time_ns = self._host, self.log, self.log.times.next_ns()
+        if not (log.must_retain or host.ring is not None or host.past_rings) and self.fanout.all_wait(stream):
             sequence = log.skip()
             stream.kept.trimmed_count += 1  # had by its readers, as what they count
         else:
@@ -125,8 +150,8 @@ class Publisher:
         self._deliver(stream, sequence, time_ns, kind, body)
 
     def _append_batch(self, stream: Stream, kind: int, bodies: Sequence[bytes]) -> None:
-        first = self._log.append_batch([Draft(kind, stream.number, body) for body in bodies])
-        time_ns = self._log.end.last_ns
+        first = self.log.append_batch([Draft(kind, stream.number, body) for body in bodies])
+        time_ns = self.log.end.last_ns
         for sequence, body in enumerate(bodies, first):
             stream.kept.appended(sequence, kind, len(body))
         for sequence, body in enumerate(bodies, first):
@@ -135,7 +160,7 @@ class Publisher:
     def _append_with_headers(self, stream: Stream, request: WriteRequest) -> None:
         """One message of `.put`, and with it that its id is known."""
         body = request.bodies[0]
-        changes = [self._group.ids.note(request.id, self._log.end.next)] if request.id is not None else []
+        changes = [self._ids.note(request.id, self.log.end.next)] if request.id is not None else []
         sequence = self.append_message(stream, body, request.headers, changes)
         if request.on_sequence is not None:
             request.on_sequence(sequence)
@@ -150,22 +175,21 @@ class Publisher:
         acks: Sequence[AckSteps] = (),
     ) -> int:
         """Append one message, and with it changes and steps; `deliver` it afterwards. Returns its sequence."""
-        sequence = self._log.append_batch([Draft(MESSAGE, stream.number, body, head)], changes, acks)
+        sequence = self.log.append_batch([Draft(MESSAGE, stream.number, body, head)], changes, acks)
         stream.kept.appended(sequence, MESSAGE, len(body))
         return sequence
 
     def deliver(self, stream: Stream, sequence: int, body: bytes, head: bytes) -> None:
         """Deliver a message of the batch that was appended last."""
-        self._deliver(stream, sequence, self._log.end.last_ns, MESSAGE, body, head)
+        self._deliver(stream, sequence, self.log.end.last_ns, MESSAGE, body, head)
 
     def _deliver(self, stream: Stream, sequence: int, time_ns: int, kind: int, body: bytes, head: bytes = b"") -> None:
         """Count it, and serve all who wait before the writer is answered."""
-        group = self._group
         if kind == MESSAGE:
-            counts = group.counts
+            counts = self.counts
             stream.kept.mtime_ns = time_ns
             stream.written += 1
             counts.written += 1
             counts.written_bytes += len(body)
-        group.tree.dirty_groups.add(group)
-        group.fanout.deliver(stream, Record(sequence, time_ns, stream.number, kind, 0, head, body))
+        self.mark_dirty()
+        self.fanout.deliver(stream, Record(sequence, time_ns, stream.number, kind, 0, head, body))

@@ -1,24 +1,32 @@
-"""Messages that other processes published to a group's ring, and the log now holds.
+"""Messages that other processes published to a group's ring, once the log holds them.
 
-Owns what the rest of the engine is to know of them: they are counted, bounded by `depth` and handed to who waits, in
-their order. Where nobody waits that is done for all of them at once. How they came
-into the log is mqfs/ring/server/ring_log.py.
+Counts them, bounds them by `depth` and delivers them in their order; without a waiting reader all of them at once.
+mqfs/ring/server/ring_log.py appends them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from mqfs import errors
 from mqfs.engine.language.settings import NO_DEPTH
+from mqfs.engine.publishing.admission import Stream
+from mqfs.engine.publishing.publisher import Publisher
 from mqfs.model import Buffer, Columns, Kind, Record
 
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
-
 HEAD_BYTES = 32  # of a record
+
+
+class Group(Protocol):
+    """Whose ring it was."""
+
+    @property
+    def publisher(self) -> Publisher: ...
+
+    @property
+    def numbers(self) -> Mapping[int, Stream]: ...
 
 
 def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
@@ -27,22 +35,22 @@ def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
     streams = [numbers[number] for number in dict.fromkeys(rows.streams) if number in numbers]
     for stream in streams:
         _count(group, stream, rows)
-    group.tree.dirty_groups.add(group)
-    _tell(group, streams, data, base, rows)
-    if group.settings.depth is not NO_DEPTH:
+    group.publisher.mark_dirty()
+    _deliver(group, streams, data, base, rows)
+    if group.publisher.log.settings.depth is not NO_DEPTH:
         for stream in streams:
-            group.retention.bound_depth(stream)
+            group.publisher.retention.bound_depth(stream)
 
 
 def count_unstored(group: Group, rows: Columns) -> None:
-    """Plain messages that nobody is there for: they are counted, and nowhere."""
+    """Count plain messages that no reader is present for: they are not stored."""
     for number, messages in Counter(rows.streams).items():
         stream = group.numbers.get(number)
         if stream is not None:
             stream.written += messages
             stream.kept.mtime_ns = rows.times[-1]
-    group.counts.written += len(rows.sequences)
-    group.counts.written_bytes += sum(rows.bodies)
+    group.publisher.counts.written += len(rows.sequences)
+    group.publisher.counts.written_bytes += sum(rows.bodies)
 
 
 def _count(group: Group, stream: Stream, rows: Columns) -> None:
@@ -59,16 +67,16 @@ def _count(group: Group, stream: Stream, rows: Columns) -> None:
         stream.kept.count += messages
         stream.kept.size += size
     stream.written += messages
-    group.counts.written += messages
-    group.counts.written_bytes += size
+    group.publisher.counts.written += messages
+    group.publisher.counts.written_bytes += size
 
 
-def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
-    """Who is told of one of them waits no more, and cannot begin to before this returns. Where a consumer cannot note
-    what it was given the others are told all the same; then raises what the first met."""
+def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
+    """Deliver them one by one. A served reader has left the wait list, and cannot rejoin before this returns. Where a
+    consumer cannot record its claim the others are served all the same; then raises the first error."""
     failed: errors.MqfsError | None = None
     for n, number in enumerate(rows.streams):
-        if not group.fanout.is_awaited(streams):
+        if not group.publisher.fanout.is_awaited(streams):
             break
         stream = group.numbers.get(number)
         if stream is None:
@@ -76,7 +84,7 @@ def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Co
         begin = rows.positions[n] - base + HEAD_BYTES + rows.headers[n]
         body = bytes(data[begin : begin + rows.bodies[n]])
         try:
-            group.fanout.deliver(
+            group.publisher.fanout.deliver(
                 stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body)
             )
         except errors.MqfsError as error:
@@ -86,5 +94,6 @@ def _tell(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Co
 
 
 def has_live_readers(group: Group, rows: Columns) -> bool:
-    """Whether somebody is there who reads live messages like these, waiting or not."""
-    return group.fanout.has_live_readers([s for n in set(rows.streams) if (s := group.numbers.get(n)) is not None])
+    """Whether a reader of live messages is present on one of their streams, waiting or not."""
+    streams = [s for n in set(rows.streams) if (s := group.numbers.get(n)) is not None]
+    return bool(group.publisher.fanout.has_live_readers(streams))

@@ -2,133 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, NoReturn
 
-from mqfs import errors, group_state, limits
-from mqfs.engine.language.permissions import W, X, require
+from mqfs import errors, limits
+from mqfs.engine.language.permissions import W, require
+from mqfs.engine.publishing.admission import Stream
 from mqfs.engine.publishing.atomic_batch import StreamTotals, require_fit
-from mqfs.engine.tree.meta_nodes import Folder, bits_for_writers
 from mqfs.group_state import Attributes
 from mqfs.log import batch
-from mqfs.model import QTDIR, QTFILE, Qid, User
+from mqfs.model import User
+from mqfs.seams import Clock, Store
 from mqfs.shares import Shares
 
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.publishing.txn_nodes import TxnCtl
-    from mqfs.engine.stream import Stream
 
-_META = {".batch": group_state.BATCH, ".put": group_state.PUT}  # what a part has beside streams
+class Staging:
+    """Where the parts of a tree are staged, and what all of them take together and of each user."""
 
-
-class StagingFolder(Folder):
-    """`.txn`, or a part in it: a directory in which little is as in others."""
-
-    __slots__ = ()
-
-    def find(self, name: str) -> StagedBatch | StagedStream | TxnCtl | None:
-        raise NotImplementedError
-
-    def files(self) -> Sequence[StagedBatch | StagedStream | TxnCtl]:
-        raise NotImplementedError
-
-    def times(self) -> tuple[int, int, int, int]:
-        """(mtime, ctime, bytes kept, links)"""
-        raise NotImplementedError
-
-    def mkdir(self, user: User, name: str, mode: int) -> StagedBatch:
-        raise errors.NotPermitted("in a part there are no groups")
-
-    def create(self, user: User, name: str) -> NoReturn:
-        raise errors.NotPermitted(f"in {self.name} nothing is made but parts: mkdir {self.name}/PART")
-
-    def unlink(self, user: User, name: str) -> None:
-        """Nothing is done, so that `rm -r` works."""
-        require(user, self.attributes, W | X, self.name)
-        found = self.find(name)
-        if found is None:
-            raise errors.NotFound(name)
-        if found.directory:
-            raise errors.IsDirectory(name)
-
-    def rmdir(self, user: User, name: str) -> None:
-        raise errors.NotDirectory(name)
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.parts = Shares("parts", "PARTS")
+        self.bytes = Shares("bytes in parts of transactions", "STAGED_BYTES" if store.path else "MEMORY_BYTES")
 
 
-class StagedBatch(StagingFolder):
-    """`.txn/PART`. In it are the group's streams, to be written to; listed are those that were."""
+class StagedBatch:
+    """One part; `attributes` are its owner and mode. Raises OverLimit where no more can be opened."""
 
-    __slots__ = (
-        "_borders",
-        "_names",
-        "_own",
-        "committing",
-        "dropped",
-        "made_ns",
-        "messages",
-        "mtime_ns",
-        "places",
-        "ranked",
-        "staged",
-        "tallies",
-        "used_ns",
-    )
-
-    def __init__(self, group: Group, name: str, number: int, own: Attributes) -> None:
-        self.group, self.name, self.number, self._own = group, name, number, own
-        self.staged = group.tree.store.stage(number)
+    def __init__(
+        self, name: str, attributes: Attributes, streams: Mapping[str, Stream], staging: Staging, clock: Clock
+    ) -> None:
+        self.name, self.attributes = name, attributes
+        self._streams, self._staging, self._clock = streams, staging, clock
+        staging.parts.take(attributes.uid)
+        try:
+            self.number = staging.store.number()
+            self.staged = staging.store.stage(self.number)
+        except BaseException:
+            staging.parts.give(attributes.uid)
+            raise
         self.tallies: dict[str, StreamTotals] = {}  # by the stream's name, in the order of their places
         self.places: dict[bytes, int] = {}  # in the table of streams that its blanks mean
         self._names: list[str] = []
         self._borders = [0]  # of what is read at once
         self.messages = 0
         self.ranked = self.committing = self.dropped = False
-        self.made_ns = self.mtime_ns = group.tree.clock.wall_ns()
-        self.used_ns = group.tree.clock.engine_ns()
-
-    # ------------------------------------------------------------ as a directory
-
-    @property
-    def attributes(self) -> Attributes:
-        return self._own
-
-    @property
-    def parent(self) -> Folder:  # type: ignore[override]
-        return self.group.folders[".txn"]
-
-    @property
-    def removed(self) -> bool:
-        return self.dropped or self.group.removed
-
-    @property
-    def qid(self) -> Qid:
-        return Qid(QTDIR, 0, self.number << 32)
-
-    def find(self, name: str) -> StagedStream | None:
-        if name in _META:
-            return StagedStream(self, name, _META[name])
-        stream = self.group.streams.get(name)
-        return StagedStream(self, name, stream.number) if stream is not None else None
-
-    def files(self) -> Sequence[StagedStream]:
-        found = (self.find(name) for name in [*_META, *self.tallies])
-        return [file for file in found if file is not None]
-
-    def times(self) -> tuple[int, int, int, int]:
-        return self.mtime_ns, self.made_ns, self.staged.size, 0 if self.removed else 2
-
-    def create(self, user: User, name: str) -> NoReturn:
-        if self.find(name) is not None:
-            raise errors.Exists(name)
-        raise errors.NotFound(f"no stream {name!r} in this group; make it there before it is written to in a part")
-
-    # ------------------------------------------------------------ what is in it
+        self.made_ns = self.mtime_ns = clock.wall_ns()
+        self.used_ns = clock.engine_ns()
 
     def stream(self, user: User, name: str) -> Stream:
         """A stream to be written to. Raises NotFound, Denied."""
-        stream = self.group.streams.get(name)
+        stream = self._streams.get(name)
         if stream is None:
             raise errors.NotFound(f"no stream {name!r} in this group")
         require(user, stream.state, W, name)
@@ -136,7 +59,7 @@ class StagedBatch(StagingFolder):
 
     def add(self, user: User, packed: batch.EncodedBatch, *, ranked: bool = False) -> None:
         """Put messages into it, or none. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
-        if self.removed:
+        if self.dropped:
             raise errors.NotFound(f"part {self.name} was committed or dropped")
         if self.committing:
             raise errors.Busy(f"part {self.name} is being committed")
@@ -144,16 +67,16 @@ class StagedBatch(StagingFolder):
         for row in packed.rows:
             self.stream(user, names[row.place])
         require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
-        self.group.tree.staging.bytes.take(self._own.uid, len(packed.data))
+        self._staging.bytes.take(self.attributes.uid, len(packed.data))
         try:
             self.staged.append(packed.data)
         except OSError as error:
-            self.group.tree.staging.bytes.give(self._own.uid, len(packed.data))
+            self._staging.bytes.give(self.attributes.uid, len(packed.data))
             raise errors.DiskFull(f"part {self.name}: {error}") from error
         self._count(packed)
         self.ranked = self.ranked or ranked
-        self.mtime_ns = self.group.tree.clock.wall_ns()
-        self.used_ns = self.group.tree.clock.engine_ns()
+        self.mtime_ns = self._clock.wall_ns()
+        self.used_ns = self._clock.engine_ns()
 
     def _count(self, packed: batch.EncodedBatch) -> None:
         for name in packed.fresh:
@@ -170,7 +93,7 @@ class StagedBatch(StagingFolder):
             self._borders.append(self.staged.size)
 
     def pieces(self) -> Iterator[bytes]:
-        """Its messages as blanks, read anew each time: they are too many to be held."""
+        """Its messages as blanks, read each time: they may be too many for memory."""
         for begin, end in pairwise([*self._borders, self.staged.size]):
             try:
                 data = self.staged.read(begin, end - begin)
@@ -179,55 +102,3 @@ class StagedBatch(StagingFolder):
             if len(data) != end - begin:
                 raise errors.DiskFailed(f"part {self.name} cannot be read back")
             yield data
-
-
-class StagedStream:
-    """A stream in a part, or its `.batch` or `.put`."""
-
-    __slots__ = ("name", "number", "part")
-    directory = False
-
-    def __init__(self, part: StagedBatch, name: str, number: int) -> None:
-        self.part, self.name, self.number = part, name, number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, StagedStream) and (other.part, other.number) == (self.part, self.number)
-
-    def __hash__(self) -> int:
-        return hash((self.part, self.number))
-
-    @property
-    def group(self) -> Group:
-        return self.part.group
-
-    @property
-    def parent(self) -> StagedBatch:
-        return self.part
-
-    @property
-    def removed(self) -> bool:
-        return self.part.removed
-
-    @property
-    def qid(self) -> Qid:
-        return Qid(QTFILE, 0, self.part.number << 32 | self.number)
-
-    @property
-    def attributes(self) -> Attributes:
-        """Written by who may write to the part; of a stream nothing is read."""
-        own = self.part.attributes
-        mode = own.mode & 0o222 if self.name not in _META else bits_for_writers(own.mode)
-        return Attributes(mode, own.uid, own.gid)
-
-    def times(self) -> tuple[int, int, int, int]:
-        tally = self.part.tallies.get(self.name)
-        size = tally.size if tally is not None else 0
-        return self.part.mtime_ns, self.part.made_ns, size, 0 if self.removed else 1
-
-
-class Totals:
-    """What all parts of a tree take together, and of each user."""
-
-    def __init__(self, *, in_memory: bool) -> None:
-        self.parts = Shares("parts", "PARTS")
-        self.bytes = Shares("bytes in parts of transactions", "MEMORY_BYTES" if in_memory else "STAGED_BYTES")

@@ -1,51 +1,64 @@
 """Transactions: parts that are staged aside in `.txn`, and the commit that appends some of them as one unit.
 
-Owns the parts of a group and what producers have committed. What is in a part lies with the store until then, as
-blanks (mqfs/log/batch.py) whose places are those of the part's own names; nobody reads it, and it does not outlive the
-server. The commit itself is a record of the unit that it appends, so that both are there after a crash, or neither.
+Owns the parts of a group and the last commit of each producer. The store keeps the messages of a part until then, as
+blanks (mqfs/log/batch.py) whose places are those of the part's own names; they cannot be read, and do not outlive the
+server. The commit is a record of the batch that it appends: after a crash both are there, or neither.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from mqfs import errors, limits
 from mqfs.engine.language.permissions import W, allowed, require_owner
-from mqfs.engine.log.timers import PARTS, Alarm
-from mqfs.engine.publishing.atomic_batch import AtomicBatch, Source, StreamTotals, require_fit
-from mqfs.engine.publishing.staged_batch import StagedBatch
-from mqfs.engine.publishing.txn_nodes import TxnCtl, TxnFolder
+from mqfs.engine.log import faults
+from mqfs.engine.log.timers import PARTS, Alarm, Timers
+from mqfs.engine.publishing.admission import Stream
+from mqfs.engine.publishing.atomic_batch import AtomicBatch, StreamTotals, require_fit
+from mqfs.engine.publishing.publisher import Publisher
+from mqfs.engine.publishing.staged_batch import StagedBatch, Staging
 from mqfs.group_state import Attributes, Change
+from mqfs.log.record_batch import Source
 from mqfs.model import User
+from mqfs.seams import Clock
 from mqfs.shares import require_share
 from mqfs.syntax.names import check_control, check_name, one_line
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
-
 
 _SECOND_NS = 10**9
 _NUMBERS = 1 << 63
 
 
+class Host(faults.Group, Protocol):
+    """The group, as its transactions need it."""
+
+    clock: Clock
+    timers: Timers
+    staging: Staging
+
+    @property
+    def streams(self) -> Mapping[str, Stream]: ...
+
+    @property
+    def publisher(self) -> Publisher: ...
+
+    def refuse(self, user: User, file: str, text: str) -> None: ...
+
+
 class Transactions:
     """Of one group."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, host: Host) -> None:
+        self._host, self._log, self._staging = host, host.log, host.staging
         self.parts: dict[str, StagedBatch] = {}
-        self.folder = TxnFolder(group, ".txn")
-        self.ctl = TxnCtl(group)
-        self._alarm = Alarm(group.tree.timers, group, PARTS, "dropping idle parts", self._drop_idle)
+        self._alarm = Alarm(host.timers, host, PARTS, "dropping idle parts", self._drop_idle)
 
     def text(self, user: User) -> str:
         """What `.txn/ctl` shows a user: of the producers its own, or to the owner all."""
-        every = user.uid in (0, self.group.state.uid)
-        known = {uid: mine for uid, mine in self.group.state.producers.items() if every or uid == user.uid}
+        every = user.uid in (0, self._log.state.uid)
+        known = {uid: mine for uid, mine in self._log.state.producers.items() if every or uid == user.uid}
         last = [(name, commit.number) for mine in known.values() for name, commit in mine.items()]
         lines = [f"committed {one_line(name)}.{number}" for name, number in last]
         lines += [f"part {p.name} {p.attributes.uid} {p.messages} {p.staged.size}" for p in self.parts.values()]
@@ -55,18 +68,13 @@ class Transactions:
 
     def make(self, user: User, name: str, mode: int) -> StagedBatch:
         """Open a part. Raises BadName, Exists, OverLimit."""
-        if self.group.removed:
-            raise errors.NotFound(f"{self.group.name} was removed")
+        if self._host.removed:
+            raise errors.NotFound(f"{self._log.state.name} was removed")
         if name == "ctl" or name in self.parts:
             raise errors.Exists(name)
         check_name(name)
-        tree = self.group.tree
-        tree.staging.parts.take(user.uid)
-        try:
-            part = StagedBatch(self.group, name, tree.store.number(), Attributes(mode & 0o777, user.uid, user.gid))
-        except BaseException:
-            tree.staging.parts.give(user.uid)
-            raise
+        own, host = Attributes(mode & 0o777, user.uid, user.gid), self._host
+        part = StagedBatch(name, own, host.streams, self._staging, host.clock)
         self.parts[name] = part
         self._alarm.at(part.used_ns + limits.TRANSACTION_IDLE_S * _SECOND_NS)
         return part
@@ -75,16 +83,15 @@ class Transactions:
         """It is committed, or not wanted."""
         del self.parts[part.name]
         part.dropped = True
-        staging = self.group.tree.staging
-        staging.bytes.give(part.attributes.uid, part.staged.size)
-        staging.parts.give(part.attributes.uid)
+        self._staging.bytes.give(part.attributes.uid, part.staged.size)
+        self._staging.parts.give(part.attributes.uid)
         try:
             part.staged.close()
         except OSError as error:
-            self.group.refuse(User(0, 0), ".txn", f"what was staged of part {part.name} was not removed: {error}")
+            self._host.refuse(User(0, 0), ".txn", f"what was staged of part {part.name} was not removed: {error}")
 
     def _drop_idle(self, now_ns: int) -> None:
-        """Drop the parts that nobody has written to for long."""
+        """Drop the parts without a write for long."""
         idle = limits.TRANSACTION_IDLE_S * _SECOND_NS
         for part in list(self.parts.values()):
             if part.used_ns + idle > now_ns:
@@ -92,8 +99,8 @@ class Transactions:
             elif not part.committing:
                 self.drop(part)
                 owner = User(part.attributes.uid, part.attributes.gid)
-                self.group.refuse(
-                    owner, ".txn", f"part {part.name} was dropped: nobody wrote to it for {limits.TRANSACTION_IDLE_S} s"
+                self._host.refuse(
+                    owner, ".txn", f"part {part.name} was dropped: no write for {limits.TRANSACTION_IDLE_S} s"
                 )
 
     def end(self) -> None:
@@ -106,7 +113,7 @@ class Transactions:
     def _mine(self, user: User, name: str, *, also: int = -1) -> StagedBatch:
         part = self.parts.get(name)
         if part is None:
-            raise errors.NotFound(f"no part {name!r}: it was committed or dropped, or the server was started anew")
+            raise errors.NotFound(f"no part {name!r}: it was committed or dropped, or the server was restarted")
         if user.uid != also:
             require_owner(user, part.attributes, f"part {name}")
         if part.committing:
@@ -115,7 +122,7 @@ class Transactions:
 
     def abort(self, user: User, names: Sequence[str]) -> None:
         """Drop parts: for their owner and the group's. Raises NotFound, NotPermitted, Busy; then none was."""
-        parts = [self._mine(user, name, also=self.group.state.uid) for name in names]
+        parts = [self._mine(user, name, also=self._log.state.uid) for name in names]
         for part in dict.fromkeys(parts):
             self.drop(part)
 
@@ -124,11 +131,11 @@ class Transactions:
         producer, number = parse_id(word)
         if not names:
             self._require_writer(user)
-        known = self.group.state.producers.get(user.uid, {}).get(producer)
+        known = self._log.state.producers.get(user.uid, {}).get(producer)
         if known is not None and number <= known.number:
             for part in [self._mine(user, name) for name in dict.fromkeys(names) if name in self.parts]:
                 self.drop(part)
-            return self.group.log.after_metadata_sync(value)
+            return self._log.after_metadata_sync(value)
         if known is None:
             check_control(producer)
         if len(set(names)) != len(names):
@@ -137,10 +144,10 @@ class Transactions:
         return self._unit(user, parts, self._changes(user, producer, number), value).write()
 
     def _changes(self, user: User, producer: str, number: int) -> list[Change]:
-        """What is recorded with the unit. Raises OverLimit where no more producers are remembered."""
-        now = self.group.tree.clock.engine_ns()
+        """The changes to append with the batch. Raises OverLimit where no more producers are remembered."""
+        now = self._host.clock.engine_ns()
         commit: Change = {"do": "commit", "producer": producer, "number": number, "uid": user.uid, "engine": now}
-        if producer in self.group.state.producers.get(user.uid, {}):
+        if producer in self._log.state.producers.get(user.uid, {}):
             return [commit]
         try:
             self._require_room(user.uid)
@@ -152,21 +159,21 @@ class Transactions:
 
     def _unused_producers(self, before_ns: int) -> list[tuple[int, str]]:
         """Those that committed last before that engine time: user and name."""
-        users = self.group.state.producers.items()
+        users = self._log.state.producers.items()
         return [(uid, name) for uid, mine in users for name, last in mine.items() if last.engine_ns <= before_ns]
 
     def _require_room(self, uid: int, without: Sequence[tuple[int, str]] = ()) -> None:
         """One producer more can be remembered, without those. Raises OverLimit."""
-        producers = self.group.state.producers
+        producers = self._log.state.producers
         mine = len(producers.get(uid, ())) - sum(owner == uid for owner, _ in without) + 1
         used = sum(map(len, producers.values())) - len(without) + 1
         require_share("producers that are not forgotten", limits.PRODUCERS, uid, mine, used)
 
     def _require_writer(self, user: User) -> None:
         """Raises Denied where the user does not own the group and may write to no stream of it."""
-        if user.uid in (0, self.group.state.uid):
+        if user.uid in (0, self._log.state.uid):
             return
-        if not any(allowed(user, stream.state, W) for stream in self.group.streams.values()):
+        if not any(allowed(user, stream.state, W) for stream in self._host.streams.values()):
             raise errors.Denied("commit: no part of yours, and no stream here that you may write to")
 
     def _unit(self, user: User, parts: Sequence[StagedBatch], changes: Sequence[Change], value: int) -> AtomicBatch:
@@ -185,11 +192,11 @@ class Transactions:
                 tally.last = before + mine.last
             sources.append(Source(part.messages, part.staged.size, numbers, part.pieces))
             before += part.messages
-        require_fit(before, sum(source.room for source in sources))
+        require_fit(before, sum(source.stored_bytes for source in sources))
         self._freeze(parts, True)
         ranked = any(part.ranked for part in parts)
         return AtomicBatch(
-            self.group, sources, tallies, value, ranked, changes,
+            self._host.publisher, sources, tallies, value, ranked, changes,
             done=lambda: self._done(parts), undo=lambda: self._freeze(parts, False),
         )  # fmt: skip
 
@@ -204,15 +211,15 @@ class Transactions:
     def forget(self, user: User, names: Sequence[str]) -> None:
         """Remember these producers no more: they will not commit again. They are the user's own; for the owner of the
         group also another's, where it has none of that name. Raises NotFound, NotPermitted."""
-        self.group.log.change(_forget([found for name in names for found in self._to_forget(user, name)]))
+        self._log.change(_forget([found for name in names for found in self._to_forget(user, name)]))
 
     def _to_forget(self, user: User, name: str) -> list[tuple[int, str]]:
-        owners = [uid for uid, mine in self.group.state.producers.items() if name in mine]
+        owners = [uid for uid, mine in self._log.state.producers.items() if name in mine]
         if not owners:
             raise errors.NotFound(f"no producer {name!r} has committed here")
         if user.uid in owners:
             return [(user.uid, name)]
-        if user.uid not in (0, self.group.state.uid):
+        if user.uid not in (0, self._log.state.uid):
             raise errors.NotPermitted(f"producer {name} is another user's")
         return [(uid, name) for uid in owners]
 

@@ -1,1 +1,1 @@
-"""What is kept, and from where on."""
+"""Retention: which messages are kept, and when the others give back their room."""

@@ -35,7 +35,7 @@ class Range(Protocol):
 
 @attrs.define
 class Cut:
-    """What is to be taken from the beginning of a stream: its floor and what it keeps behind that."""
+    """Messages to remove from the beginning of a stream: the new floor, and the counts behind it."""
 
     floor: int
     count: int

@@ -32,8 +32,16 @@ class Sharer(Protocol):
 
     def is_acked(self, sequence: int) -> bool: ...
 
-    def had_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The parts of [first, last] that are acked."""
+        ...
+
+
+class Exclusives(Protocol):
+    """The messages of a stream that are for one receiver."""
+
+    def first_kept(self) -> int:
+        """The lowest sequence of one that is not acked; 0 where there is none."""
         ...
 
 
@@ -65,9 +73,8 @@ class Owner(Protocol):
 
     def is_acked_by_all(self, sequence: int) -> bool: ...
 
-    def first_exclusive(self) -> int:
-        """The lowest sequence of a message for one receiver that is not acked; 0 where there is none."""
-        ...
+    @property
+    def exclusives(self) -> Exclusives: ...
 
 
 class Rules(Protocol):
@@ -129,7 +136,7 @@ class KeptRange:
         if settings.replay == "all" or self._owner.name == settings.dead:
             return floor
         live = self._retention.low_watermark(owner)
-        if exclusive := owner.first_exclusive():
+        if exclusive := owner.exclusives.first_kept():
             live = min(live, exclusive)
         if settings.replay == "last" and (newest := self.newest_kept()) >= floor and newest:
             live = min(live, newest)
@@ -165,7 +172,7 @@ class KeptRange:
 
     def _raise(self, floor: int) -> None:
         old, before = self.state.floor, self.count
-        self.state.floor = floor = max(floor, old)
+        floor = self.state.raise_floor(floor)
         if before < 0:
             self.count, self.size = self.counted(floor)
             settings, owner = self.log.settings, self._owner
@@ -212,7 +219,7 @@ class KeptRange:
         last = self.log.end.next if end is None else end - 1
         common = [(first, last)]
         for consumer in self._owner.interested_consumers():
-            common = [run for begin, stop in common for run in consumer.had_in(begin, stop)]
+            common = [run for begin, stop in common for run in consumer.acked_in(begin, stop)]
         return common
 
     def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
@@ -241,7 +248,7 @@ class KeptRange:
             self.size -= size
 
     def recount(self) -> None:
-        """What is kept has changed in the middle."""
+        """Messages went from the middle: count again when asked."""
         self.count = min(self.count, RECOUNT)
 
     def lapse(self, sequence: int) -> None:
@@ -299,7 +306,7 @@ class KeptRange:
             self.size += size
 
     def appended_many(self, newest: int, messages: int, size: int) -> None:
-        """As `appended`, of so many messages, of which that is the last."""
+        """As `appended`, of several messages; `newest` is the last of them."""
         self.newest = newest
         if self.count >= 0:
             self.count += messages
@@ -328,8 +335,8 @@ class KeptRange:
         self.carry_out_cut(cut)
 
     def carry_out_cut(self, cut: Cut) -> None:
-        """Readers behind it are told. What has to be in the log is there; more may have been appended meanwhile."""
-        self.state.floor = max(self.state.floor, cut.floor)
+        """Raise the floor, which the log has already; readers behind it get FellBehind. More may have been appended."""
+        self.state.raise_floor(cut.floor)
         self._count_gone(cut)
         if cut.lost:
             self.evicted_before = max(self.evicted_before, cut.last_lost + 1)
@@ -337,7 +344,7 @@ class KeptRange:
             self._retention.evictions += cut.lost
 
     def _count_gone(self, cut: Cut) -> None:
-        """Count anew where messages came or went since it was planned."""
+        """Count again where messages came or went since the cut was planned."""
         if (self.count, self.trimmed_count) != (cut.count + cut.gone, cut.before):
             self.recount()
         else:

@@ -1,7 +1,7 @@
 """Retention: which messages of a group are kept, and the room that the others give back.
 
-Owns the messages that outlived a ttl of their own, the bound of the log, and the trimming of it in portions. What one
-stream keeps is its KeptRange's. Who has not had a message is asked of the interests.
+Owns the messages that outlived a ttl of their own, the bound of the log, and the trimming of it in portions. The range
+of one stream is its KeptRange's. Interests tell which messages are still needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Attributes(Protocol):
 
     def expires_ns(self, sequence: int) -> int: ...
 
-    def all_singles(self) -> set[int]: ...
+    def all_exclusives(self) -> set[int]: ...
 
     def remove(self, sequence: int) -> None: ...
 
@@ -68,7 +68,8 @@ class Host(Protocol):
         """Where logs of the group begin that are no streams, by number."""
         ...
 
-    def mark_dirty(self) -> None:
+    @property
+    def mark_dirty(self) -> Callable[[], None]:
         """Have maintenance look at the group."""
         ...
 
@@ -104,9 +105,9 @@ class Retention:
 
     def all_exclusives(self) -> set[int]:
         """The sequences of all messages for one receiver."""
-        return self._host.ranks.all_singles()
+        return self._host.ranks.all_exclusives()
 
-    def loosened(self) -> None:
+    def retention_changed(self) -> None:
         """A change of the group may have made messages unwanted."""
         self._dirty = True
 
@@ -161,7 +162,7 @@ class Retention:
         return settings.replay == "all" and settings.deliver == "all" and settings.depth is NO_DEPTH
 
     def advance_all(self) -> None:
-        """What is not kept any more stays gone, whoever goes back. Where only time decides it does so by itself."""
+        """Raise all floors, unless only time decides: removed messages stay removed for readers that seek back."""
         if not self.keeps_all:
             for stream in self._host.numbers.values():
                 if stream.kept.count:
@@ -231,7 +232,7 @@ class Retention:
             self._host.mark_dirty()
 
     def find_room(self, room: int) -> None:
-        """What is left of the log's bound was reckoned to be used up: look. Raises StreamFull."""
+        """The estimated room is used up: measure it. Raises StreamFull."""
         if self._log.upkeep.size + room > self.bound_bytes():
             self._evict_oldest(room)
         self.room = max(self.bound_bytes() - self._log.upkeep.size - room, 0)
@@ -275,7 +276,7 @@ class Retention:
         self._cuts_settled = True
 
     def bound_depth(self, stream: Owner) -> None:
-        """What was accepted earlier was appended whatever `depth` says: with `full drop-old` the oldest go."""
+        """Cut a stream to its `depth`, with `full drop-old`: messages accepted earlier were appended beyond it."""
         settings = self._log.settings
         if settings.full == "drop-old" and settings.depth is not NO_DEPTH and stream.name != settings.dead:
             stream.kept.update_low_watermark()

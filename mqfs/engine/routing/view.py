@@ -36,7 +36,7 @@ class View(Numbered):
         self.bound = len(self.state.patterns)
 
     def _parse(self, text: str) -> Program | None:
-        """None where a function of it is not installed any more: it selects nothing, and the start goes on."""
+        """None where a function of it is no longer installed: it selects nothing, and the start continues."""
         try:
             return programs.parse(text)
         except errors.BadCommand as error:
@@ -50,10 +50,6 @@ class View(Numbered):
     @property
     def number(self) -> int:
         return self.state.number
-
-    @property
-    def parent(self) -> Any:
-        return self.group
 
     @property
     def attributes(self) -> Attributes:

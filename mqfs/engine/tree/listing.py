@@ -7,14 +7,12 @@ of the server's memory.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqfs import limits
+from mqfs.engine.tree.node_stat import Node
+from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
-
-if TYPE_CHECKING:
-    from mqfs.engine.tree.node_stat import Node
-    from mqfs.engine.tree.tree import Tree
 
 
 class Listing:
@@ -34,6 +32,10 @@ class Listing:
         nodes = self._tree.entries(self.user, self.node)
         self._hold(limits.LISTING_BYTES + len(nodes) * limits.LISTED_BYTES)
         self.nodes = nodes
+
+    @property
+    def parent(self) -> Node:
+        return self._tree.parent(self.node)
 
     def close(self) -> None:
         self.nodes = []

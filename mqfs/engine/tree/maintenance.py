@@ -42,7 +42,7 @@ class Maintenance:
         group.retention.trim()
 
     def _look_at_clocks(self, root: Group) -> None:
-        """A step of the wall clock is noted in one log: the one that was written last says how time goes on."""
+        """Record a step of the wall clock in one log: at the next start the newest record sets the clock."""
         ahead = self._clock.wall_ns() - self._clock.engine_ns()
         if abs(ahead - self._ahead_ns) >= 10**9:
             self._ahead_ns = ahead

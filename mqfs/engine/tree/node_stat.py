@@ -1,20 +1,27 @@
-"""Nodes of the tree, what stat(2) says of them, and where they stand."""
+"""Nodes of the tree: found by name, their parents, and what stat(2) says of them."""
 
 from __future__ import annotations
 
 import stat as modes
+from typing import Any, cast
 
 from mqfs import errors
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
-from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder
+from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.txn_nodes import PartFolder, StagedStream, StagingFolder, TxnCtl, TxnFolder
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.meta_nodes import Folder, Meta, SnapshotNode, TakeFile
 from mqfs.group_state import Attributes
 from mqfs.model import Stat
 
 Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFile | StagedStream
+
+
+def group_of(node: Node) -> Group:
+    """The group that a file is in. Streams and consumers know it by no more than they need of it."""
+    group: Any = node.group
+    return cast(Group, group)
 
 
 def attributes(node: Node) -> Attributes:
@@ -40,16 +47,53 @@ def _times(node: Node) -> tuple[int, int, int, int]:
         return node.kept.mtime_ns or made, made, node.kept.size, 1
     if isinstance(node, StagingFolder | StagedStream):
         return node.times()
-    group = node.group
+    group = group_of(node)
     made, newest = group.state.made_ns, max(group.log.end.last_ns, group.state.made_ns)
     if isinstance(node, Group):
         return (
             newest,
             made,
             group.log.upkeep.size,
-            0 if node.removed else 2 + len(node.folders) + len(node.groups),
+            0 if node.removed else 2 + len(FOLDERS) + len(node.groups),
         )
     return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
+
+
+def parent(node: Node) -> Group | Folder:
+    """The directory it is in; the root is in itself."""
+    if isinstance(node, Group):
+        return node.parent
+    if isinstance(node, StagedStream):
+        return PartFolder(group_of(node), node.part)
+    if isinstance(node, PartFolder | TxnCtl):
+        return TxnFolder(group_of(node))
+    if isinstance(node, Consumer | TakeFile):
+        return Folder(group_of(node), ".consumers")
+    return Folder(group_of(node), ".kept") if isinstance(node, SnapshotNode) else group_of(node)
+
+
+def find_in_group(group: Group, name: str) -> Node | None:
+    """The file or directory of that name in a group."""
+    if name in META_FILES:
+        return Meta(group, name)
+    return _folder(group, name) or group.streams.get(name) or group.groups.get(name) or group.views.get(name)
+
+
+def _folder(group: Group, name: str) -> Folder | None:
+    if name not in FOLDERS:
+        return None
+    return TxnFolder(group) if name == ".txn" else Folder(group, name)
+
+
+def find_in_folder(folder: Folder, name: str) -> Node | None:
+    """The file or part of that name in one of a group's own directories."""
+    if isinstance(folder, StagingFolder):
+        return folder.find(name)
+    if folder.name == ".consumers":
+        taken = folder.group.streams.get(name[1:]) if name.startswith(".") else None
+        return folder.group.consumers.get(name) or (TakeFile(taken) if taken is not None else None)
+    stream = folder.group.streams.get(name)
+    return SnapshotNode(stream) if stream is not None else None
 
 
 def depth(group: Group) -> int:

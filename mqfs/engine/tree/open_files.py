@@ -21,11 +21,10 @@ from mqfs.engine.files.text import TextHandle
 from mqfs.engine.files.view_file import ViewHandle
 from mqfs.engine.files.work_stream_file import WorkStreamHandle
 from mqfs.engine.group import Group
-from mqfs.engine.publishing.staged_batch import StagedStream
-from mqfs.engine.publishing.txn_nodes import TxnCtl
+from mqfs.engine.nodes.own_files import Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.txn_nodes import StagedStream, TxnCtl
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.meta_nodes import Meta, SnapshotNode, TakeFile
 from mqfs.model import User
 from mqfs.shares import Shares
 
@@ -77,7 +76,7 @@ class OpenFiles:
 def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
     """What an open file of that kind is. Raises Denied."""
     if isinstance(node, Stream):
-        if node.group.settings.deliver == "one" and reads:
+        if node.group.log.settings.deliver == "one" and reads:
             return WorkStreamHandle if writes else PeekHandle
         return StreamHandle
     if isinstance(node, Consumer | TakeFile):

@@ -19,13 +19,24 @@ from mqfs.engine.language.permissions import R, W, X, require, require_owner, re
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.log.faults import Faults
 from mqfs.engine.log.timers import Timers
+from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.txn_nodes import StagedStream, StagingFolder
 from mqfs.engine.publishing.blocked_writers import refuse_all
-from mqfs.engine.publishing.staged_batch import StagedStream, StagingFolder, Totals
+from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
+from mqfs.engine.tree import node_stat
 from mqfs.engine.tree.maintenance import Maintenance
-from mqfs.engine.tree.meta_nodes import Folder, Meta, SnapshotNode, TakeFile
-from mqfs.engine.tree.node_stat import Node, attributes, depth, require_unprotected, stat_of
+from mqfs.engine.tree.node_stat import (
+    Node,
+    attributes,
+    depth,
+    find_in_folder,
+    find_in_group,
+    group_of,
+    require_unprotected,
+    stat_of,
+)
 from mqfs.engine.tree.open_files import OpenFiles
 from mqfs.engine.tree.recovery import ROOT, Unserved, adopt, read_states
 from mqfs.file_locks import Locks
@@ -58,12 +69,12 @@ class Tree:
         self.timers = Timers(self.faults)
         self.defaults = parse_settings(defaults).lines(given=True)
         self.locks = Locks()
-        self.staging = Totals(in_memory=not store.path)  # what all parts of transactions take
+        self.staging = Staging(store)
         self._maintenance = Maintenance(store, clock, self.faults, self.timers)
         self.dirty_groups = self._maintenance.dirty
         self.closing = False
         self._prepare = prepare
-        self.processes: ProcessWatcher | None = None  # set by a face that knows who reads
+        self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
         self.open_files = OpenFiles()
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
@@ -130,24 +141,11 @@ class Tree:
         if isinstance(node, StagingFolder):
             require(user, node.attributes, X, node.name)
         if name == "..":
-            return node.parent
-        found = self._in_folder(node, name) if isinstance(node, Folder) else self._in_group(group, name)
+            return self.parent(node)
+        found = find_in_folder(node, name) if isinstance(node, Folder) else find_in_group(group, name)
         if found is None:
             raise errors.NotFound(name)
         return found
-
-    def _in_group(self, group: Group, name: str) -> Node | None:
-        own = group.metas.get(name) or group.folders.get(name)
-        return own or group.streams.get(name) or group.groups.get(name) or group.views.get(name)
-
-    def _in_folder(self, folder: Folder, name: str) -> Node | None:
-        if isinstance(folder, StagingFolder):
-            return folder.find(name)
-        if folder.name == ".consumers":
-            taken = folder.group.streams.get(name[1:]) if name.startswith(".") else None
-            return folder.group.consumers.get(name) or (TakeFile(taken) if taken is not None else None)
-        stream = folder.group.streams.get(name)
-        return SnapshotNode(stream) if stream is not None else None
 
     def find(self, user: User, path: str) -> Node:
         """The file at a path from the root."""
@@ -172,7 +170,7 @@ class Tree:
             require(user, group.state, X, directory.name)
             nodes += directory.files()
         elif isinstance(directory, Group):
-            nodes += [*group.metas.values(), *group.folders.values()]
+            nodes += [node for name in (*META_FILES, *FOLDERS) if (node := find_in_group(group, name))]
             nodes += [*group.streams.values(), *group.groups.values(), *group.views.values()]
         elif directory.name == ".consumers":
             nodes += group.consumers.values()
@@ -182,6 +180,10 @@ class Tree:
 
     def stat(self, node: Node) -> Stat:
         return stat_of(node)
+
+    def parent(self, node: Node) -> Group | Folder:
+        """The directory that a file is in."""
+        return node_stat.parent(node)
 
     # ------------------------------------------------------------ opening
 
@@ -198,8 +200,8 @@ class Tree:
         reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
         if not made:
             require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
-        if node.group.ring is not None:
-            node.group.ring.settle()
+        if (ring := group_of(node).ring) is not None:
+            ring.settle()
         return self.open_files.open(user, node, reads, writes)
 
     # ------------------------------------------------------------ making and removing
@@ -248,7 +250,7 @@ class Tree:
         if group.removed:
             raise errors.NotFound(f"{group.name} was removed")
         require(user, group.state, W | X, group.name)
-        if self._in_group(group, name) is not None:
+        if find_in_group(group, name) is not None:
             raise errors.Exists(name)
         check_name(name)
 
@@ -262,7 +264,7 @@ class Tree:
         require(user, group.state, W | X, directory.name)
         if directory.removed:
             raise errors.NotFound(name)
-        node = self._in_group(group, name) if isinstance(directory, Group) else self._in_folder(directory, name)
+        node = find_in_group(group, name) if isinstance(directory, Group) else find_in_folder(directory, name)
         if node is None:
             raise errors.NotFound(name)
         if node.directory:
@@ -293,11 +295,11 @@ class Tree:
         require(user, group.group.state, W | X, group.name)
         if isinstance(group, Folder):
             raise errors.NotDirectory(name)
-        if name in group.folders and not group.removed:
+        if name in FOLDERS and not group.removed:
             return None
         victim = group.groups.get(name)
         if victim is None:
-            if self._in_group(group, name) is not None:
+            if find_in_group(group, name) is not None:
                 raise errors.NotDirectory(name)
             raise errors.NotFound(name)
         require_unsticky(user, group.state, victim.state, name)
@@ -324,7 +326,7 @@ class Tree:
             raise errors.NotPermitted(f"{name} cannot be renamed")
         node = group.streams.get(name) or group.groups.get(name)
         if node is None:
-            if self._in_group(group, name) is not None:
+            if find_in_group(group, name) is not None:
                 raise errors.NotPermitted(f"{name} cannot be renamed")
             raise errors.NotFound(name)
         if to is not group:
@@ -376,11 +378,11 @@ class Tree:
         self._maintenance.tick(self.root)
 
     def run_timers(self) -> None:
-        """What was to be done by now: delayed messages, leases, retries."""
+        """Ring the timers that are due: delayed messages, leases, retries."""
         self.timers.run(self.clock.engine_ns())
 
     def close(self) -> None:
-        """Answer everyone who waits: reads with end-of-file, writers without room with an error. Claims go back."""
+        """Answer all parked calls: reads with end-of-file, writers without room with an error. Claims are released."""
         self.closing = True
         for group in self.groups.values():
             self.faults.contain(group, "answering its readers", partial(self._close_streams, group))

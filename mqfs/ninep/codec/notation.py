@@ -1,4 +1,4 @@
-"""The one textual notation of 9P messages: of the trace, of `tests/wire/*.txt` and of the documents.
+"""The one textual notation of 9P messages: of the trace, of `tests/ninep/dialogues/*.txt` and of the documents.
 
     Tversion tag NOTAG msize 8192 version 9P2000
     Rwalk tag 1 qids [12.0.d 40.0.a]

@@ -134,8 +134,8 @@ class Fid:
         if node.removed:
             raise NotFound
         if node.directory:
-            return tree.rmdir(self.user, node.parent, node.name)
-        return tree.unlink(self.user, node.parent, node.name)
+            return tree.rmdir(self.user, tree.parent(node), node.name)
+        return tree.unlink(self.user, tree.parent(node), node.name)
 
     def close(self, tree: Tree, session: int) -> None:
         """Release its locks, which are those of a session's number, and close its file."""
@@ -275,7 +275,7 @@ class OpenDirectory:
         if at == 0:
             return Entry(fid.node.qid, 1, DT_DIR, ".")
         if at == 1:
-            parent = fid.node if fid.node is fid.root else fid.node.parent
+            parent = fid.node if fid.node is fid.root else self._listing.parent
             return Entry(parent.qid, 2, DT_DIR, "..")
         node = nodes[at - 2]
         if node.removed:

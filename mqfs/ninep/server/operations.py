@@ -107,7 +107,7 @@ def _flags(session: SessionState, fid: Fid, mode: int) -> int:
 
 
 def _may_remove(session: SessionState, fid: Fid, node: Any) -> None:
-    session.tree.access(fid.user, node.parent, os.W_OK)
+    session.tree.access(fid.user, session.tree.parent(node), os.W_OK)
 
 
 def opened(
@@ -269,7 +269,8 @@ def rename_node(session: SessionState, fid: Fid, name: str, to: Any = None) -> S
         raise NotPermitted("the root group keeps its name")
     if node.removed:
         raise NotFound
-    return session.tree.rename(fid.user, node.parent, node.name, node.parent if to is None else to, name)
+    directory = session.tree.parent(node)
+    return session.tree.rename(fid.user, directory, node.name, directory if to is None else to, name)
 
 
 OPERATIONS: dict[type[Any], Callable[[SessionState, Any], Fcall | Later]] = {

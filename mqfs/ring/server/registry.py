@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits, ring
-from mqfs.engine.group import Group
+from mqfs.engine.group import Group, Tree
 from mqfs.engine.language.permissions import R, W, X, require
 from mqfs.engine.language.settings import parse_settings
-from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
 from mqfs.ring.server.attachment import Attachment
 from mqfs.ring.server.eligibility import is_excluded, why_ended, why_not
@@ -341,8 +340,7 @@ class RingRegistry:
         return self._closing
 
     def _contain(self, ring_log: RingLog, what: str, act: Callable[[], None]) -> None:
-        assert self._tree is not None
-        self._tree.faults.contain(ring_log.group, what, act)
+        ring_log.group.faults.contain(ring_log.group, what, act)
 
     def _all(self) -> list[GroupRing]:
         return [*self._rings.values(), *self._ending.values()]

@@ -14,7 +14,8 @@ from mqfs import errors, limits
 from mqfs.engine.group import Group
 from mqfs.engine.language.settings import SYNC_ALWAYS
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.model import Draft, Kind, LazyBatch
+from mqfs.log.record_batch import RecordBatch
+from mqfs.model import Draft, Kind
 from mqfs.ring import OWN
 from mqfs.ring.server.ingest_checks import is_plausible
 from mqfs.ring.server.intake import UNWRITABLE, RingIntake
@@ -88,7 +89,7 @@ class RingLog:
         return sequence
 
     def append_batch(self, drafts: Sequence[Draft], time_ns: int) -> int:
-        if isinstance(drafts, LazyBatch) and drafts.room > self.ring.size // 2:
+        if isinstance(drafts, RecordBatch) and drafts.stored_bytes > self.ring.size // 2:
             self.retire("an atomic batch larger than half of it is written")
             self._without_ring()
             return self.inner.writer.append_batch(drafts, time_ns)

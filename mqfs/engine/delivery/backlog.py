@@ -1,0 +1,136 @@
+"""The backlog of a consumer: the messages for it that are not acked, listed and counted, and the bound of their number.
+
+Owns the count, and reports each ack to retention. Acks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mqfs import errors
+from mqfs.engine.delivery.catalog import Group, Stream, visible_record
+from mqfs.engine.delivery.claims import Claims
+from mqfs.engine.delivery.coverage import Coverage
+from mqfs.group_state import ConsumerState
+from mqfs.model import Kind, Record
+
+MESSAGE = int(Kind.MESSAGE)
+
+
+class Backlog:
+    """Of one consumer."""
+
+    def __init__(self, group: Group, own: ConsumerState, coverage: Coverage, claims: Claims, held: set[int]) -> None:
+        self._group, self._own, self._coverage, self._claims = group, own, coverage, claims
+        self._held = held  # exclusive messages that are claimed and not acked
+        self._size: int | None = None  # None: to be counted
+
+    def streams(self) -> list[Stream]:
+        """Those whose messages may be for it."""
+        if self._coverage.stream is not None:
+            return [self._coverage.stream]
+        return [stream for stream in self._group.numbers.values() if self._coverage.covers(stream)]
+
+    def unclaimed(self, position: int = 0) -> Iterator[Record]:
+        """Messages that are neither acked nor in flight, delayed ones too, from that sequence on, oldest first."""
+        position = max(position, self._own.progress.ack_floor)
+        in_flight = self._claims.by_sequence
+        bodies = [(claim.entry.first, claim.sequence) for claim in in_flight.values() if claim.is_multipart]
+        while True:
+            try:
+                record = self._coverage.filter.find(position)
+            except errors.Damaged as error:
+                position = error.sequence + 1
+                continue
+            if record is None:
+                return
+            position = record.sequence + 1
+            if bodies and any(first <= record.sequence <= last for first, last in bodies):
+                continue
+            if record.sequence not in in_flight and self._waits(record):
+                yield record
+
+    def _waits(self, record: Record) -> bool:
+        """Whether the message is for this consumer and not acked."""
+        stream = self._group.numbers.get(record.stream)
+        return (
+            stream is not None
+            and record.kind == MESSAGE
+            and not self._own.progress.is_acked(record.sequence)
+            and stream.kept.visible(record)
+            and self._coverage.matches(stream, record)
+        )
+
+    def count(self) -> int:
+        """Messages that are not acked, those too which a program of a view leaves out."""
+        progress = self._own.progress
+        low, last = progress.ack_floor, self._group.log.end.next
+        if low >= last:
+            return 0
+        total = 0
+        for stream in self.streams():
+            kept = stream.kept
+            kept.update_low_watermark()
+            begin = max(stream.state.floor, low)
+            total += kept.messages(begin)
+            total -= sum(kept.messages(first, end + 1) for first, end in progress.acked_in(begin, last))
+        return total
+
+    def count_unclaimed(self, counts: dict[object, int]) -> tuple[int, int]:
+        """(messages neither acked nor in flight, those of them that are delayed). `counts` is filled with what was
+        counted: at one moment it serves all consumers at the same place."""
+        progress, stream = self._own.progress, self._coverage.stream
+        place = stream, self._own.over, progress.ack_floor, tuple(progress.acked_ranges)
+        if place not in counts:
+            counts[place] = self.count()
+        now = self._group.clock.engine_ns()
+        claimed = self._count_kept(self._claims.by_sequence)
+        unacked = progress.in_flight.items()
+        delayed = self._count_kept(s for s, entry in unacked if not entry.claimed and entry.due_ns > now)
+        return counts[place] - claimed, delayed
+
+    def _count_kept(self, sequences: Iterable[int]) -> int:
+        return sum(visible_record(self._group, sequence) is not None for sequence in sequences)
+
+    # ------------------------------------------------------------ the bound
+
+    def size(self) -> int:
+        """As `count`, kept up to date."""
+        if self._size is None:
+            self._size = self.count()
+        return self._size
+
+    def on_appended(self) -> None:
+        """A message that it covers was appended, or is not acked any more."""
+        if self._size is not None:
+            self._size += 1
+
+    def on_acked(self, sequence: int, number: int, size: int, is_multipart: bool) -> None:
+        """A message of the stream of that number was acked; if `is_multipart`, all parts of one body, of which it is
+        the last."""
+        self._held.discard(sequence)
+        if is_multipart:
+            self._size = None
+        elif self._size is not None:
+            self._size -= 1
+        settings = self._group.log.settings
+        if settings.replay == "all" and settings.deliver == "all":
+            return  # whoever acks, the message is kept
+        stream = self._group.numbers.get(number)
+        if stream is not None and is_multipart:
+            stream.kept.recount()
+        elif stream is not None:
+            stream.kept.on_acked(sequence, size)
+        self._group.retention.note_change()
+
+    def recount(self) -> None:
+        """Other streams are covered, or other messages kept."""
+        self._size = None
+
+    def exceeds(self, messages: int) -> bool:
+        """Whether so much more would exceed the consumer's own bound."""
+        most = self._own.backlog
+        if not most or self.size() + messages <= most:
+            return False
+        self._size = None  # what expired or was evicted since does not count
+        return self.size() + messages > most

@@ -1,0 +1,121 @@
+"""The claims of a consumer: which messages are in flight, at which receiver, and until when.
+
+Owns that table, and the times at which leases and delays end. What the log says of a claim is the consumer's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+
+from mqfs.ack_state import AckState, Unacked
+from mqfs.engine.log import multipart
+from mqfs.model import Record, User
+from mqfs.seams import Clock
+
+
+@attrs.define
+class Counts:
+    """Of one consumer, since the server started; shown in `.stats`."""
+
+    delivered: int = 0
+    acknowledged: int = 0
+    failed: int = 0  # deliveries
+    dead: int = 0  # messages that became dead letters
+
+
+class Holder(Protocol):
+    """A receiver, as its claims need it."""
+
+    user: User
+    claims: dict[int, InFlight]
+    claiming_pid: int  # the process for which a message is being claimed; 0 where the front end does not say
+
+    def guard(self, claim: InFlight) -> None:
+        """Nack the claim once no process is left that may ack it."""
+        ...
+
+
+class InFlight:
+    """A message that a receiver has and did not ack."""
+
+    __slots__ = ("deadline_ns", "deliveries", "entry", "is_multipart", "pid", "receiver", "sequence", "size", "stream")
+
+    def __init__(self, receiver: Holder, record: Record, entry: Unacked) -> None:
+        self.receiver, self.entry = receiver, entry
+        self.deliveries = entry.failed + 1
+        self.sequence, self.stream, self.size = record.sequence, record.stream, len(record.body)
+        self.is_multipart = bool(record.headers) and multipart.is_last(record)
+        self.pid = receiver.claiming_pid
+        self.deadline_ns = 0  # engine time; 0: no lease
+
+
+class Claims:
+    """Of one consumer."""
+
+    def __init__(self, progress: AckState, clock: Clock, set_alarm: Callable[[int], None]) -> None:
+        self._progress, self._clock, self._set_alarm = progress, clock, set_alarm
+        self.by_sequence: dict[int, InFlight] = {}
+        self._timers: list[tuple[int, int]] = []  # (engine ns, sequence): leases and delays, outdated ones among them
+
+    def __len__(self) -> int:
+        return len(self.by_sequence)
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self.by_sequence
+
+    def add(self, receiver: Holder, record: Record) -> InFlight:
+        """The log says that the receiver has it."""
+        claim = InFlight(receiver, record, self._progress.in_flight[record.sequence])
+        self.by_sequence[claim.sequence] = receiver.claims[claim.sequence] = claim
+        return claim
+
+    def restore(self, claim: InFlight) -> None:
+        """Undo `remove`."""
+        self.by_sequence[claim.sequence] = claim.receiver.claims[claim.sequence] = claim
+
+    def remove(self, claim: InFlight) -> None:
+        self.by_sequence.pop(claim.sequence, None)
+        claim.receiver.claims.pop(claim.sequence, None)
+
+    def clear(self) -> None:
+        """Void them all, and the delays too."""
+        for claim in list(self.by_sequence.values()):
+            self.remove(claim)
+        self._timers = []
+
+    # ------------------------------------------------------------ time
+
+    def renew(self, claim: InFlight, lease_ns: int) -> None:
+        """Begin the lease again; 0: there is none."""
+        claim.deadline_ns = self._clock.engine_ns() + lease_ns if lease_ns else 0
+        if lease_ns:
+            self.set_timer(claim.deadline_ns, claim.sequence)
+
+    def set_timer(self, due_ns: int, sequence: int) -> None:
+        heapq.heappush(self._timers, (due_ns, sequence))
+        if len(self._timers) > 2 * len(self._progress.in_flight) + 64:  # most are of claims that ended long ago
+            self._drop_outdated()
+        self._set_alarm(due_ns)
+
+    def _drop_outdated(self) -> None:
+        mine = self.by_sequence
+        self._timers = [(claim.deadline_ns, s) for s, claim in mine.items() if claim.deadline_ns]
+        unacked = self._progress.in_flight.items()
+        self._timers += [(entry.due_ns, s) for s, entry in unacked if s not in mine and entry.due_ns]
+        heapq.heapify(self._timers)
+
+    def run_timers(self, now_ns: int, end: Callable[[int, int], None]) -> None:
+        """Call `end(sequence, now_ns)` for each timer that is due. One whose call fails stays."""
+        while self._timers and self._timers[0][0] <= now_ns:
+            timer = heapq.heappop(self._timers)
+            try:
+                end(timer[1], now_ns)
+            except BaseException:
+                heapq.heappush(self._timers, timer)
+                raise
+        if self._timers:
+            self._set_alarm(self._timers[0][0])

@@ -1,0 +1,8 @@
+"""What opens an awaited client."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from mqfs.client.tasks import AsyncClient
+
+Opening = Callable[[], AbstractAsyncContextManager[AsyncClient]]

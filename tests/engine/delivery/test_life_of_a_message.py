@@ -1,0 +1,175 @@
+"""Each row of `ack_state.LIFE` is what the engine does with a message, and what it writes into the log about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs.ack_state import LIFE, Op, State, Transition
+from mqfs.log.record import padded, row_at
+from mqfs.model import Kind
+from tests.support.queues import Queues, read, say, waits
+
+STEP = struct.Struct("<BxxxIQQq")
+NAMED = ("replay all", "backoff 2s 2s", "retries 3", "lease 1h", "consumer w s")
+ACK_NEXT = ("deliver one", "ack next", "backoff 2s 2s")
+ACK_READ = ("deliver one", "ack read")
+
+
+class Life:
+    """One message of a stream, and a reader of it: of the consumer `w`, else of the stream itself."""
+
+    def __init__(self, path: Path, lines: tuple[str, ...]) -> None:
+        self.path, self.named = path, "consumer w s" in lines
+        self.q = Queues(*lines, path=path)
+        self.q.write("s", b"x")
+        self.open()
+
+    def open(self) -> None:
+        self.reader: Any = self.q.worker() if self.named else self.q.taker()
+
+    def come_to(self, state: State) -> None:
+        if state in (State.IN_FLIGHT, State.DELAYED, State.UNCONFIRMED):
+            assert read(self.reader) == b"x"
+        if state is State.DELAYED:
+            say(self.reader, "nack")
+
+    def restart(self, *, clean: bool) -> None:
+        self.q.restart(clean=clean)
+        self.open()
+
+    @property
+    def state(self) -> State:
+        """As a user can tell."""
+        stats = self.q.stats() if self.named else self.q.queue()
+        if stats["dead"] or self.q.group.streams.get("dead"):
+            return State.DEAD
+        if stats["claimed"]:
+            return State.IN_FLIGHT
+        if stats["waiting"]:
+            return State.DELAYED if stats["delayed"] else State.READY
+        return State.ACKED if stats["acknowledged"] or self.q.kept() else State.GONE
+
+    @property
+    def steps(self) -> list[Op]:
+        """Those of all ACK records in the log."""
+        (bucket,) = self.path.glob(f"buckets/*/{self.q.group.number}")
+        found = []
+        for log in sorted(bucket.glob("*.log")):
+            data, at = log.read_bytes(), 0
+            while (row := row_at(data, at)) is not None:
+                if row.kind == Kind.ACK:
+                    body = data[at + row.size - row.body : at + row.size]
+                    found += [Op(step[0]) for step in STEP.iter_unpack(body)]
+                at += padded(row.size)
+        return found
+
+    def lose_what_was_read(self) -> None:
+        self.reader.push_back(b"x")
+        self.reader.close()
+
+    def deliveries(self) -> int:
+        """The count that its next reader is given."""
+        self.q.pass_time(2)
+        taker = self.q.worker() if self.named else self.q.at(".consumers/.s", os.O_RDWR)
+        say(taker, "format json")
+        return int(json.loads(read(taker))["deliveries"])
+
+    def expire(self) -> None:
+        self.q.ctl("ttl 1s")
+        self.q.pass_time(3)
+
+    def let_the_lease_run_out(self) -> None:
+        self.q.clock.forward(3601)
+        self.q.tree.tick()
+
+    def fail_for_the_last_time(self) -> None:
+        for _ in range(2):
+            say(self.reader, "nack 0s")
+            assert read(self.reader) == b"x"
+        say(self.reader, "nack")
+
+    def acknowledge_and_seek(self) -> None:
+        read(self.reader)
+        say(self.reader, "ack")
+        say(self.reader, "seek first")
+
+
+def says(line: str) -> Callable[[Life], None]:
+    return lambda life: say(life.reader, line)
+
+
+Event = tuple[tuple[str, ...], Callable[[Life], object]]
+EVENTS: dict[str, list[Event]] = {
+    "read, with `ack next` or at a consumer": [
+        (ACK_NEXT, lambda life: read(life.reader)),
+        (NAMED, lambda life: read(life.reader)),
+    ],
+    "read, with `ack read`": [(ACK_READ, lambda life: read(life.reader))],
+    "expired, cut by `depth` or dropped": [
+        (ACK_READ, Life.expire),
+        (NAMED, lambda life: life.q.ctl("drop s 1")),
+        (NAMED, lambda life: life.q.ctl("clear s")),
+    ],
+    "`ack`; with `ack next` the next read": [
+        (NAMED, says("ack")),
+        (ACK_NEXT, lambda life: waits(life.reader)),
+    ],
+    "`touch`: the lease is renewed": [(NAMED, says("touch"))],
+    "`release`, or the server stops": [
+        (NAMED, says("release")),
+        (NAMED, lambda life: life.restart(clean=True)),
+        (ACK_NEXT, lambda life: life.restart(clean=True)),
+    ],
+    "`nack`, or the lease runs out": [(NAMED, says("nack")), (NAMED, Life.let_the_lease_run_out)],
+    "last close, or the claiming process dies": [
+        (NAMED, lambda life: life.reader.close()),
+        (ACK_NEXT, lambda life: life.reader.close()),
+    ],
+    "the server is killed": [
+        (NAMED, lambda life: life.restart(clean=False)),
+        (ACK_NEXT, lambda life: life.restart(clean=False)),
+    ],
+    "`dead`, or the last of `retries` fails": [(NAMED, says("dead")), (NAMED, Life.fail_for_the_last_time)],
+    "due": [(NAMED, lambda life: life.q.pass_time(2))],
+    "the next read": [(ACK_READ, lambda life: waits(life.reader))],
+    "its handle is lost before the data was read": [(ACK_READ, Life.lose_what_was_read)],
+    "`seek` behind it": [(NAMED, says("seek end"))],
+    "`seek` to it or before it": [(NAMED, says("seek 1")), (NAMED, Life.acknowledge_and_seek)],
+}
+
+
+def cases() -> list[Any]:
+    assert set(EVENTS) == {row.event for row in LIFE}
+    return [
+        pytest.param(row, event, id=f"{row.state}: {row.event} {number}")
+        for row in LIFE
+        for number, event in enumerate(EVENTS[row.event])
+    ]
+
+
+@pytest.mark.parametrize(("row", "event"), cases())
+def test_row(row: Transition, event: Event, tmp_path: Path) -> None:
+    lines, act = event
+    life = Life(tmp_path / "store", lines)
+    life.come_to(row.state)
+    before = len(life.steps)
+    act(life)
+    written = life.steps[before:]
+    assert (row.step in written) if row.step else not written, written
+    if row.next is State.UNCONFIRMED:
+        life.lose_what_was_read()
+        assert life.state is State.READY
+        return
+    assert life.state is row.next
+    if row.state is State.UNCONFIRMED and row.next is State.ACKED:
+        life.reader.close()
+        assert life.state is State.ACKED
+    if row.state is State.IN_FLIGHT and row.next in (State.READY, State.DELAYED):
+        assert life.deliveries() == (2 if row.is_counted else 1)

@@ -1,0 +1,73 @@
+"""The queue model against the engine over a memory store, over a disk store, and through a 9P connection."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from mqfs.store.memory import MemoryStore
+from mqfs.store.store import DiskStore
+from tests.engine.delivery.subject import QueueNine, QueueSubject
+from tests.models.work_queue_machine import Machine
+from tests.support import campaign
+
+
+class OverMemory(Machine):
+    def make(self, deliver: str) -> Any:
+        return QueueSubject(MemoryStore(), deliver)
+
+
+class OverNine(Machine):
+    can_lose = False
+
+    def make(self, deliver: str) -> Any:
+        return QueueNine(deliver)
+
+
+class OverDisk(Machine):
+    path = ""
+
+    def make(self, deliver: str) -> Any:
+        self.path = tempfile.mkdtemp(prefix="mqfs-queues-")
+        return QueueSubject(DiskStore(self.path), deliver)
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        """A clean stop gives claims back; after a kill they count as failed."""
+        for wait in sorted(self.waits):
+            self.stop(wait)
+        self.keys.clear()
+        self.subject.restart(DiskStore, self.path, clean)
+        before = len(self.model.log)
+        self.model.stop(clean, self.subject.group.log.end.next)
+        self.in_its_order(before)
+        self.same(None, None)
+        self.look()
+
+    def teardown(self) -> None:
+        super().teardown()
+        if self.path:
+            shutil.rmtree(self.path)
+
+
+def run(machine: type[Machine], examples: int) -> Any:
+    case = seed(campaign.seed())(machine.TestCase)
+    case.settings = settings(
+        max_examples=campaign.size(examples),
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    return case
+
+
+TestOverMemory = pytest.mark.timeout(3600)(run(OverMemory, 10_000))
+TestOverNine = pytest.mark.timeout(3600)(run(OverNine, 2_000))
+TestOverDisk = pytest.mark.timeout(3600)(run(OverDisk, 2_000))

@@ -1,0 +1,144 @@
+"""`format record` in bulk: the same messages as one by one, whatever the log has been through."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs import errors, limits
+from mqfs.client.record_decoder import RecordDecoder
+from mqfs.clock import SystemClock
+from mqfs.engine.tree.tree import Tree
+from mqfs.model import User
+from mqfs.store.store import DiskStore
+from mqfs.wait import Wait
+from tests.support.campaign import seed, size
+
+ROOT, SOMEBODY = User(0, 0), User(1_000, 1_000)
+
+
+class Scene:
+    def __init__(self, path: Path, rng: random.Random) -> None:
+        self.rng = rng
+        self.store = DiskStore(str(path))
+        self.tree = Tree(self.store, SystemClock(), owner=ROOT)
+        self.group: Any = self.tree.mkdir(ROOT, self.tree.root, "g", 0o777)
+        self.ctl("replay all", "sync off")
+        for name in ("a", "b", "c.d", "c.e"):
+            self.tree.create(ROOT, self.group, name, 0o666)
+        self.number = 0
+
+    def open(self, name: str, flags: int, user: User = ROOT) -> Any:
+        return self.tree.open(user, self.tree.find(user, f"g/{name}"), flags)
+
+    def ctl(self, *lines: str) -> None:
+        handle = self.open("ctl", os.O_WRONLY)
+        try:
+            handle.write("".join(f"{line}\n" for line in lines).encode())
+        finally:
+            handle.close()
+
+    def write(self, count: int) -> None:
+        for _ in range(count):
+            name = self.rng.choice(list(self.group.streams))
+            self.number += 1
+            body = b"%d " % self.number + bytes(self.rng.choice((0, 1, 7, 100)))
+            if self.rng.random() < 0.02:
+                self.put(name, body)
+                continue
+            handle = self.open(name, os.O_WRONLY)
+            handle.write(body)
+            handle.close()
+
+    def put(self, name: str, body: bytes) -> None:
+        keys: dict[str, Any] = {"stream": name}
+        keys |= self.rng.choice(({"headers": {"k": "v"}}, {"priority": 9}, {"ttl": "1ms"}, {"single": True}, {}))
+        handle = self.open(".put", os.O_WRONLY)
+        handle.write(json.dumps(keys).encode() + b" " + body)
+        handle.close()
+
+    def change(self) -> None:
+        rng, streams = self.rng, list(self.group.streams)
+        sequence = rng.randrange(1, self.group.log.end.next + 1)
+        what = rng.choice(("clear", "drop", "eof", "depth", "rename", "remove", "chmod", "ack", "sync", "restart"))
+        name = rng.choice(streams)
+        if what == "clear" and rng.random() < 0.3:
+            self.ctl(f"clear {name}")
+        elif what == "drop" and rng.random() < 0.3:
+            with_it = self.group.log.reader.scan(sequence)
+            if with_it is not None and with_it.stream in self.group.numbers:
+                self.drop(self.group.numbers[with_it.stream].name, with_it.sequence)
+        elif what == "eof":
+            self.ctl(f"eof {name}")
+        elif what == "depth":
+            self.ctl(f"depth {rng.choice((0, 0, 50, 300))}")
+        elif what == "rename":
+            self.tree.rename(ROOT, self.group, name, self.group, f"{name}.{rng.randrange(9)}x")
+        elif what == "remove" and len(streams) > 2 and rng.random() < 0.3:
+            self.tree.unlink(ROOT, self.group, name)
+        elif what == "chmod":
+            self.tree.setattr(ROOT, self.group.streams[name], mode=rng.choice((0o666, 0o600)))
+
+    def drop(self, name: str, sequence: int) -> None:
+        try:
+            self.ctl(f"drop {name} {sequence}")
+        except errors.NotFound:
+            pass  # it was gone already
+
+    def records(self, commands: str, user: User, count: int) -> list[tuple[int, str, str]]:
+        handle, parser, found = self.open(".cursor", os.O_RDWR, user), RecordDecoder(), []
+        handle.write(f"{commands}format record\n".encode())
+        while data := _told(handle, count):
+            parser.feed(data)
+            while (message := parser.next()) is not None:
+                found.append((message.sequence, message.stream, message.body.decode()))
+        handle.close()
+        return found
+
+    def lines(self, commands: str, user: User) -> list[tuple[int, str, str]]:
+        handle, text = self.open(".cursor", os.O_RDWR, user), b""
+        handle.write(f"{commands}format json\n".encode())
+        while data := _told(handle, 1 << 16):
+            text += data
+        handle.close()
+        return [(row["sequence"], row["stream"], row["body"]) for row in map(json.loads, text.splitlines())]
+
+
+def _told(handle: Any, count: int) -> bytes:
+    """A read; that messages were lost is no matter here."""
+    while True:
+        try:
+            data = handle.read(count)
+        except errors.FellBehind:
+            continue
+        assert not isinstance(data, Wait)
+        return bytes(data)
+
+
+@pytest.mark.parametrize("number", range(size(60)))
+def test_as_one_by_one(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_RECORDS", 150)
+    rng = random.Random(seed() + number)
+    scene = Scene(tmp_path / "store", rng)
+    for _ in range(25):
+        scene.write(rng.randrange(60))
+        scene.change()
+        scene.tree.tick()
+    ripe = scene.tree.clock.engine_ns() + 2_000_000
+    while scene.tree.clock.engine_ns() < ripe:
+        pass  # what lives a millisecond is over, for both
+    for _ in range(12):
+        select = rng.choice(("", "select a\n" * ("a" in scene.group.streams), "select c.*\n", "select #\n"))
+        begin = rng.choice(("first", "last", "-40", str(rng.randrange(1, scene.group.log.end.next + 1))))
+        until = rng.choice(("end", str(rng.randrange(scene.group.log.end.next))))
+        commands = f"{select}seek {begin}\nuntil {until}\n"
+        user = ROOT if select == "select a\n" else rng.choice((ROOT, SOMEBODY))
+        count = rng.choice((40, 300, 5_000, 1 << 20))
+        assert scene.records(commands, user, count) == scene.lines(commands, user), (commands, count)
+    scene.tree.close()
+    scene.store.close()

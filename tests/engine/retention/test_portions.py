@@ -1,0 +1,117 @@
+"""What is done in portions: all of it is done, and what comes between two of them is kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mqfs import limits
+from mqfs.store import trimming
+from tests.support.hand import ROOT
+from tests.support.queues import Queues
+
+STREAMS = 200  # more than three portions
+
+
+@pytest.fixture
+def queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queues:
+    """One in which only the first portion of anything is done at once, and small segments go as soon as they may."""
+    monkeypatch.setattr(limits, "SLICE_S", 0)
+    monkeypatch.setattr(limits, "TRIM_BYTES", 0)
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 4_096)
+    monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 4_096)
+    monkeypatch.setattr(trimming, "_LOOKS", 1_000)  # segments that one trim looks into
+    queues = Queues("replay all", "ttl 1h", path=tmp_path / "store")
+    for number in range(STREAMS):
+        queues.stream(str(number))
+    return queues
+
+
+def go_on(queues: Queues) -> None:
+    queues.clock.forward(0.001)
+    queues.tree.run_timers()
+
+
+def portions(queues: Queues) -> int:
+    """Of house-keeping, until nothing is left to do."""
+    count, timers = 0, queues.tree.timers
+    while timers.next_due_ns is not None and timers.next_due_ns <= queues.clock.engine_ns() + 1_000:
+        go_on(queues)
+        count += 1
+    return count
+
+
+def fill(queues: Queues) -> None:
+    with_much = queues.at("0", os.O_WRONLY)
+    for _ in range(100):
+        with_much.write(b"x" * 1_000)
+
+
+def test_a_trim_goes_on_and_gives_back_what_has_expired(queues: Queues) -> None:
+    fill(queues)
+    before = queues.group.log.upkeep.size
+    queues.clock.forward(7_200)
+    queues.tree.tick()
+    assert queues.group.log.upkeep.size == before, "nothing is given back before all streams were looked at"
+    assert portions(queues) > 2
+    assert queues.group.log.upkeep.size < before - 30_000
+
+
+def test_what_is_written_between_portions_of_a_trim_is_kept(queues: Queues) -> None:
+    """To streams that were looked at when they kept nothing, to some not yet looked at, and to new ones."""
+    fill(queues)
+    queues.clock.forward(7_200)
+    queues.tree.tick()
+    go_on(queues)
+    go_on(queues)
+    names = [*map(str, range(1, STREAMS)), *["new"] * 100]
+    queues.stream("new")
+    for name in names:
+        queues.write(name, name.ljust(1_000).encode())
+    fill(queues)  # so that none of them is in the last segment
+    assert portions(queues) > 1
+    for name in names[:-99]:
+        kept = queues.shows(f".kept/{name}")
+        assert b"".join(kept) == b"".join(other.ljust(1_000).encode() for other in names if other == name)
+
+
+def test_a_stream_that_goes_between_portions_stops_no_trim(queues: Queues) -> None:
+    fill(queues)
+    before = queues.group.log.upkeep.size
+    queues.clock.forward(7_200)
+    queues.tree.tick()
+    for number in range(1, STREAMS):
+        queues.tree.unlink(ROOT, queues.group, str(number))
+    portions(queues)
+    queues.tree.tick()
+    portions(queues)
+    assert queues.group.log.upkeep.size < before / 2
+
+
+def test_messages_that_are_due_together_come_one_after_the_other(queues: Queues) -> None:
+    for number in range(50):
+        queues.put(b"%d" % number, delay="1s")
+    reader = queues.at("s")
+    queues.clock.forward(1)
+    queues.tree.run_timers()
+    assert queues.group.streams["s"].kept.count == 1
+    portions(queues)
+    assert [int(reader.read(100)) for _ in range(50)] == list(range(50))
+    assert len(queues.group.held) == 0
+
+
+def test_messages_that_end_together_are_all_counted_out(queues: Queues) -> None:
+    for _ in range(1_100):
+        queues.put(b"x", ttl="1s")
+    queues.write("s", b"stays")
+    queues.clock.forward(1)
+    queues.tree.run_timers()
+    stream = queues.group.streams["s"]
+    portions(queues)
+    assert (stream.kept.count, stream.kept.size) == (1, 5)
+    queues.tree.tick()
+    portions(queues)
+    assert not queues.group.retention.lapsed
+    assert queues.shows(".kept/s") == [b"stays"]

@@ -1,0 +1,15 @@
+"""The tests' own shape: fixtures are in a conftest, everything else that tests share in tests/support."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.support import ROOT
+
+
+def test_nothing_imports_a_conftest() -> None:
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            assert not any("conftest" in name for name in (module, *names)), f"{file} imports {module} {names}"

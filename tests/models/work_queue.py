@@ -1,0 +1,640 @@
+"""The semantics of work queues in one group, in lists and dicts: the oracle for consumers on every store and face.
+
+Slow and obvious on purpose. Every call returns bytes, a number, None, WAIT, or the name of an error; `answers` collects
+what waiting calls came to. After every step whatever can be served is served: readers first come first served, each
+with the best message that it may have. Plain readers of pub-sub streams are the other model's matter, pubsub.py.
+"""
+
+from __future__ import annotations
+
+import json
+
+WAIT = "wait"
+LETTER = ("stream", "sequence", "deliveries", "reason", "consumer")  # headers of a dead letter
+FOREVER = 1 << 60
+
+
+class Model:
+    def __init__(self, deliver):
+        self.set = {
+            "deliver": deliver, "ack": "read", "replay": "off", "depth": 0, "size": 0, "ttl": 0, "full": "drop-old",
+            "lease": 0, "retries": 5, "backoff": (1, 300), "dead": "dead", "order": "sequence", "dedup": 120,
+        }  # fmt: skip
+        self.now = 0  # engine seconds
+        self.next = 1
+        self.log = []  # dicts: seq, stream (id), body, at, headers, ttl; `why` it is gone: None while it is kept
+        self.names = {}  # name -> stream id
+        self.made = 0
+        self.consumers = []  # dicts, see `consumer`; the nameless ones of streams among them
+        self.handles = {}  # key -> dict
+        self.parked = []  # (key of the wait, handle key, count), in the order in which they began to wait
+        self.blocked = []  # (key of the wait, stream id, body, headers, ttl, id, result)
+        self.held = []  # puts that are not due: dicts
+        self.claimed = 0
+        self.sleepers = []  # consumers with leases or delays
+        self.ids = {}  # id of a put -> (until, seq)
+        self.put_seq = None  # what the last put is told
+        self.answers = []  # (key of the wait, result)
+
+    # -------------------------------------------------------- what is kept
+
+    def kept(self, stream=None):
+        return [m for m in self.log if m["why"] is None and stream in (None, m["stream"])]
+
+    def settle_kept(self):
+        newest = {m["stream"]: m for m in self.kept() if not self.expired(m)}
+        dead = self.names.get(self.set["dead"])
+        for m in self.kept():
+            if m["stream"] not in self.names.values():
+                m["why"] = "removed"
+            elif self.expired(m):
+                m["why"] = "expired"
+            elif self.wanted(m):
+                pass
+            elif self.set["deliver"] == "one":
+                m["why"] = "had"
+            elif self.set["replay"] == "all" or m["stream"] == dead:
+                pass
+            elif self.set["replay"] == "off" or m["seq"] < newest[m["stream"]]["seq"]:
+                m["why"] = "had"
+
+    def wanted(self, m):
+        """Whether a consumer has not had it."""
+        return any(self.covers(c, m["stream"]) and not had(c, m) for c in self.consumers)
+
+    def expiry(self, m):
+        ends = [m["at"] + ttl for ttl in (self.set["ttl"], m["ttl"]) if ttl]
+        return min(ends, default=FOREVER)
+
+    def expired(self, m):
+        return self.expiry(m) <= self.now
+
+    # -------------------------------------------------------- names and settings
+
+    def create(self, name):
+        if name in self.names:
+            return "Exists"
+        self.made += 1
+        self.names[name] = self.made
+        if self.set["deliver"] == "one":
+            self.consumers.append(consumer(None, None, self.made, self.next))
+        return None
+
+    def remove(self, name):
+        if name not in self.names:
+            return "NotFound"
+        stream = self.names.pop(name)
+        for c in [c for c in self.consumers if c["stream"] == stream]:
+            self.forget(c)
+        for wait, blocked, *_ in list(self.blocked):
+            if blocked == stream:
+                self.answer(wait, "NotFound")
+        return self.go(None)
+
+    def rename(self, old, new):
+        if old not in self.names:
+            return "NotFound"
+        if old != new and new in self.names:
+            return "Exists"
+        self.names[new] = self.names.pop(old)
+        for c in self.consumers:
+            if c["over"] == old:
+                c["over"] = new
+        return self.go(None)
+
+    def ctl(self, **settings):
+        self.set.update(settings)
+        if settings.keys() & {"depth", "size", "full"} and self.set["full"] == "drop-old":
+            for name, stream in self.names.items():
+                while name != self.set["dead"] and not self.fits(stream, 0, 0):
+                    self.kept(stream)[0]["why"] = "cut"
+        return self.go(None)
+
+    def clear(self, name):
+        if name not in self.names:
+            return "NotFound"
+        for m in self.kept(self.names[name]):
+            m["why"] = "cut"
+        return self.go(None)
+
+    def drop(self, name, seq):
+        found = [m for m in self.kept(self.names.get(name)) if m["seq"] == seq]
+        if name not in self.names or not found:
+            return "NotFound"
+        found[0]["why"] = "dropped"
+        return self.go(None)
+
+    def redrive(self, name=None, count=FOREVER):
+        dead = self.names.get(self.set["dead"], 0)
+        taken = {seq for c in self.consumers if c["stream"] == dead for seq, e in c["open"].items() if e["claim"]}
+        for m in self.kept(dead):
+            origin = m["headers"].get("stream") if m["seq"] not in taken else None
+            if origin in self.names and name in (None, origin) and count > 0:
+                count -= 1
+                m["why"] = "redriven"
+                headers = {key: value for key, value in m["headers"].items() if key not in LETTER}
+                self.enter(self.names[origin], m["body"], headers, m["ttl"])
+        return self.go(None)
+
+    def tick(self, seconds):
+        """Time passes by seconds: puts come due, then leases end and delays are over, then there may be room."""
+        for _ in range(seconds):
+            self.now += 1
+            self.settle_kept()
+            for put in sorted(self.held, key=lambda put: (put["due"], put["seq"])):
+                if put["due"] <= self.now:
+                    self.held.remove(put)
+                    if put["stream"] in self.names.values():
+                        headers = {**put["headers"], "held": str(put["seq"])}
+                        self.enter(put["stream"], put["body"], headers, put["ttl"])
+                        self.serve()
+            for c in [c for c in self.sleepers if c["timers"] and c["timers"][0][0] <= self.now]:
+                self.sleepers.remove(c)
+                self.wake(c)
+            self.go(None)
+
+    def wake(self, c):
+        """Leases and delays of one consumer that end now, in their order; then its readers are served."""
+        while c["timers"] and c["timers"][0][0] <= self.now:
+            _, seq = c["timers"].pop(0)
+            e = c["open"].get(seq)
+            if e and e["claim"] and e["until"] is not None and e["until"] <= self.now:
+                self.fail(c, seq, "the lease ran out")
+            elif e and not e["claim"] and e["due"] <= self.now:
+                e["due"] = 0
+        if c["timers"] and c not in self.sleepers:
+            self.sleepers.append(c)
+        self.serve()
+
+    def set_timer(self, c, when, seq):
+        """Who has something to do later; they are woken in the order in which they came to have it."""
+        c["timers"] = sorted([*c["timers"], (when, seq)])
+        if c not in self.sleepers:
+            self.sleepers.append(c)
+
+    # -------------------------------------------------------- writing
+
+    def write(self, wait, key, body):
+        stream = self.handles[key]["of"]
+        if stream not in self.names.values():
+            return "NotFound"
+        if not body:
+            return 0  # an end mark: nobody here could be given it
+        return self.go(self.append(wait, stream, body, {}, 0, None, len(body)))
+
+    def put(self, wait, name, body, count, *, delay=0, ttl=0, priority=5, id=None, headers=None):
+        """`count`: what the write returns."""
+        if name not in self.names:
+            return "NotFound"
+        headers = {"sender": "0", **(headers or {})}
+        if priority != 5:
+            headers["priority"] = str(priority)
+        if ttl:
+            headers["ttl"] = "some"
+        if id is not None:
+            headers["id"] = id
+            if self.known(id):
+                self.put_seq = self.ids[id][1]
+                return count
+        if delay:
+            put = {"due": self.now + delay, "seq": self.next, "stream": self.names[name], "body": body}
+            self.held.append({**put, "headers": headers, "ttl": ttl})
+            self.remember(id)
+            self.next += 1
+            return count
+        return self.go(self.append(wait, self.names[name], body, headers, ttl, id, count))
+
+    def known(self, id):
+        return id is not None and id in self.ids and self.ids[id][0] > self.now
+
+    def remember(self, id):
+        self.put_seq = self.next
+        if id is not None and self.set["dedup"]:
+            self.ids[id] = (self.now + self.set["dedup"], self.next)
+
+    def append(self, wait, stream, body, headers, ttl, id, result, again=False):
+        full = self.set["full"]
+        queued = full == "block" and not again and any(b[1] == stream for b in self.blocked)
+        if self.set["size"] and len(body) > self.set["size"] and not queued:
+            return "TooLong"
+        self.put_seq = None
+        while queued or not self.fits(stream, 1, len(body)):
+            if full == "reject":
+                return "StreamFull"
+            if full == "drop-new":
+                return result
+            if full == "block":
+                if not again:
+                    self.blocked.append((wait, stream, body, headers, ttl, id, result))
+                return WAIT
+            self.kept(stream)[0]["why"] = "cut"
+        over = [c for c in self.consumers if self.covers(c, stream)]
+        tight = [c for c in over if c["backlog"] and len(self.mine(c)) >= c["backlog"]]
+        if tight and full == "reject":
+            return "StreamFull"
+        if tight and full == "block":
+            if not again:
+                self.blocked.append((wait, stream, body, headers, ttl, id, result))
+            return WAIT
+        if self.known(id):
+            return result  # it was accepted while this one waited
+        self.remember(id)
+        m = self.enter(stream, body, headers, ttl)
+        for c in tight:
+            if full == "drop-new":
+                self.done(c, m["seq"])
+                continue
+            unclaimed = [o for o in self.mine(c) if not c["open"].get(o["seq"], {}).get("claim")]
+            for o in unclaimed[: max(len(self.mine(c)) - c["backlog"], 0)]:
+                self.done(c, o["seq"])
+        return result
+
+    def enter(self, stream, body, headers, ttl):
+        """A new message, whatever is there already."""
+        m = {
+            "seq": self.next,
+            "stream": stream,
+            "body": body,
+            "at": self.now,
+            "headers": headers,
+            "ttl": ttl,
+            "why": None,
+        }
+        self.next += 1
+        self.log.append(m)
+        return m
+
+    def fits(self, stream, new, size):
+        kept = self.kept(stream)
+        if self.set["depth"] and len(kept) + new > self.set["depth"]:
+            return False
+        return not (self.set["size"] and sum(len(m["body"]) for m in kept) + size > self.set["size"])
+
+    # -------------------------------------------------------- consumers
+
+    def covers(self, c, stream):
+        if c["stream"] is not None:
+            return c["stream"] == stream
+        if stream == self.names.get(self.set["dead"]) and c["over"] != self.set["dead"]:
+            return False  # dead letters are not for who made them
+        return c["over"] is None or self.names.get(c["over"]) == stream
+
+    def mine(self, c):
+        """What is kept and it has not had, claimed or not."""
+        return [m for m in self.kept() if self.covers(c, m["stream"]) and not had(c, m)]
+
+    def named(self, name):
+        return next((c for c in self.consumers if c["name"] == name), None)
+
+    def make_consumer(self, name, over=None, transient=False, private=False, backlog=0, touch=False):
+        c = self.named(name)
+        if c is not None and (touch or c["over"] != over):
+            return "Exists"
+        if c is None:
+            c = consumer(name, over, None, self.next)
+            mine = [m for m in self.kept() if self.covers(c, m["stream"])]
+            if mine and self.set["replay"] != "off":
+                c["low"] = mine[0 if self.set["replay"] == "all" else -1]["seq"]
+            self.consumers.append(c)
+        c.update(transient=transient, private=private, backlog=backlog)
+        return self.go(None)
+
+    def remove_consumer(self, name):
+        c = self.named(name)
+        if c is None:
+            return "NotFound"
+        if any(e["claim"] for e in c["open"].values()):
+            return "Busy"
+        self.forget(c)
+        return self.go(None)
+
+    def forget(self, c):
+        self.consumers.remove(c)
+        c["gone"] = True
+        c["open"].clear()
+        if c in self.sleepers:
+            self.sleepers.remove(c)
+
+    def claims(self, key):
+        """The sequences that a handle holds, in the order in which it came to them."""
+        c = self.handles[key]["c"]
+        mine = [(e["place"], seq) for seq, e in c["open"].items() if e["claim"] == key] if c else []
+        return [seq for _, seq in sorted(mine)]
+
+    def done(self, c, seq):
+        c["open"].pop(seq, None)
+        c["had"].add(seq)
+
+    def message(self, seq):
+        return next(m for m in self.log if m["seq"] == seq)
+
+    def is_letter(self, m):
+        return m["stream"] == self.names.get(self.set["dead"])
+
+    def renew(self, c, seq):
+        lease = self.set["lease"]
+        c["open"][seq]["until"] = self.now + lease if lease else None
+        if lease:
+            self.set_timer(c, self.now + lease, seq)
+
+    def backoff(self, failed):
+        least, most = self.set["backoff"]
+        return min(most, least * 2 ** (failed - 1))
+
+    def fail(self, c, seq, reason, delay=None, dead=False):
+        """A delivery failed. `delay`: seconds until the next, None: as `backoff` says. `dead`: there is to be none."""
+        e, m = c["open"][seq], self.message(seq)
+        e["claim"] = None
+        if m["why"] is not None:
+            self.done(c, seq)
+            return
+        e["failed"] += 1
+        over = dead or (self.set["retries"] and e["failed"] >= self.set["retries"])
+        if over and not self.is_letter(m):
+            name = next(n for n, s in self.names.items() if s == m["stream"])
+            letter = {"stream": name, "sequence": str(seq), "deliveries": str(e["failed"]), "reason": reason}
+            if c["name"]:
+                letter["consumer"] = c["name"]
+            self.create(self.set["dead"])
+            self.done(c, seq)
+            headers = {key: value for key, value in m["headers"].items() if key != "ttl"}  # it is to be looked at
+            self.enter(self.names[self.set["dead"]], m["body"], {**headers, **letter}, 0)
+            return
+        delay = self.backoff(e["failed"]) if delay is None else delay
+        e["due"] = self.now + delay if delay else 0
+        if delay:
+            self.set_timer(c, e["due"], seq)
+
+    # -------------------------------------------------------- handles
+
+    def open(self, key, name, kind):
+        """`kind`: writer, or taker (of a stream under deliver one); both of a stream. worker: of a consumer, also of
+        the nameless one of a stream ("." before its name)."""
+        h = {"kind": kind, "of": None, "c": None, "rest": b"", "due": False, "last": [], "lost": None}
+        h.update(select=None, until=None, format="raw")
+        if kind == "worker":
+            nameless = (c for c in self.consumers if name[:1] == "." and c["stream"] == self.names.get(name[1:], -1))
+            h["c"] = c = self.named(name) or next(nameless, None)
+            if c is None:
+                return "NotFound"
+            if c["private"] and any(other["c"] is c for other in self.handles.values()):
+                return "Busy"
+        else:
+            if name not in self.names:
+                return "NotFound"
+            h["of"] = self.names[name]
+            if kind == "taker":
+                h["c"] = next(c for c in self.consumers if c["stream"] == h["of"])
+        self.handles[key] = h
+        return None
+
+    def close(self, key):
+        for wait in [p[0] for p in self.parked if p[1] == key]:
+            self.cancel(wait)
+        h, claims, retries = self.handles[key], self.claims(key), self.set["retries"]
+        last = [seq for seq in claims if retries and h["c"]["open"][seq]["failed"] + 1 >= retries]
+        for seq in last:
+            self.fail(h["c"], seq, "its reader ended", delay=0)
+            self.serve()
+        for seq in claims:
+            if seq not in last:
+                self.fail(h["c"], seq, "its reader ended", delay=0)
+        self.serve()  # the first of all that came back, not of each
+        del self.handles[key]
+        c = h["c"]
+        if c and c["transient"] and not c["gone"] and not any(other["c"] is c for other in self.handles.values()):
+            self.forget(c)
+        return self.go(None)
+
+    def stop(self, clean, next_after):
+        """The server stops, or is killed, and starts again."""
+        assert not self.parked
+        assert not self.blocked
+        self.handles.clear()
+        for c in [c for c in self.consumers if c["transient"]]:
+            self.forget(c)
+        first = len(self.log)
+        for c in list(self.consumers):
+            for seq, e in sorted(c["open"].items()):
+                if e["claim"] and clean:
+                    e.update(claim=None, due=0)
+                elif e["claim"]:
+                    self.fail(c, seq, None, delay=0)
+        for i, m in enumerate(reversed(self.log[first:]), 1):
+            m["seq"] = next_after - i
+        self.next = next_after
+        self.go(None)
+
+    # -------------------------------------------------------- reading
+
+    def read(self, wait, key, count):
+        h = self.handles[key]
+        if h["rest"]:
+            data, h["rest"] = h["rest"][:count], h["rest"][count:]
+            return data
+        if h["due"]:
+            h["due"] = False
+            return b""
+        if h["kind"] == "taker" and self.set["ack"] == "next":
+            for seq in self.claims(key):
+                self.done(h["c"], seq)
+        result = None
+        if not any(p[1] == key for p in self.parked):
+            result = self.take(key, count)
+            if result is None:  # what was acknowledged just now may have made room for a writer
+                self.go(None)
+                result = self.take(key, count)
+        if result is None:
+            self.parked.append((wait, key, count))
+        return self.go(WAIT if result is None else result)
+
+    def take(self, key, count):
+        """The data of a read, or None: wait."""
+        h = self.handles[key]
+        c = h["c"]
+        if c["gone"] or (h["select"] is not None and not set(h["select"]) & set(self.names.values())):
+            return b""
+        found = sorted((m for m in self.mine(c) if self.available(h, m)), key=self.rank)
+        if not found:
+            return b"" if h["until"] is not None and self.next >= h["until"] else None
+        m = found[0]
+        e = c["open"].setdefault(m["seq"], {"failed": 0, "due": 0})
+        self.claimed += 1
+        e.update(claim=key, place=self.claimed)
+        self.renew(c, m["seq"])
+        h["last"], h["lost"] = [m["seq"]], None
+        data = self.shape(h, m, e)
+        if h["kind"] == "taker" and self.set["ack"] == "read":
+            h["lost"] = e
+            self.done(c, m["seq"])
+        h["rest"], h["due"] = data[count:], h["format"] == "each"
+        return data[:count]
+
+    def available(self, h, m):
+        e = h["c"]["open"].get(m["seq"])
+        if e and (e["claim"] or e["due"]):
+            return False
+        return (h["select"] is None or m["stream"] in h["select"]) and (h["until"] is None or m["seq"] < h["until"])
+
+    def rank(self, m):
+        expiry = self.expiry(m) if self.set["order"] == "expiry" else 0
+        return (-int(m["headers"].get("priority", "5")), expiry, m["seq"])
+
+    def shape(self, h, m, e):
+        if h["format"] == "line":
+            return m["body"].removesuffix(b"\n") + b"\n"
+        if h["format"] == "nul":
+            return m["body"] + b"\0"
+        if h["format"] == "json":
+            name = next(n for n, s in self.names.items() if s == m["stream"])
+            row = {"sequence": m["seq"], "stream": name, "deliveries": e["failed"] + 1, "body": m["body"].decode()}
+            return json.dumps({**row, "headers": m["headers"]}).encode()
+        return m["body"]
+
+    def push_back(self, key, data, then_close):
+        """The answer of the last read, a whole message, could not be delivered."""
+        h = self.handles[key]
+        if then_close and h["lost"] is not None:  # ack read: it was not handed to anyone
+            (seq,), m = h["last"], self.message(h["last"][0])
+            h["c"]["had"].discard(seq)
+            h["c"]["open"][seq] = h["lost"]
+            if m["why"] == "had":
+                m["why"] = None
+        h["rest"] = data
+
+    def go(self, result):
+        """Serve whatever can be served, then let writers go on for whom there is room, and so on."""
+        self.serve()
+        while self.unblock():
+            self.serve()
+        return result
+
+    def serve(self):
+        self.settle_kept()
+        for wait, key, count in list(self.parked):
+            data = self.take(key, count)
+            if data is not None:
+                self.answer(wait, data)
+                self.settle_kept()
+
+    def unblock(self):
+        for stream in sorted({b[1] for b in self.blocked}):
+            wait, _, *rest = next(b for b in self.blocked if b[1] == stream)
+            got = self.append(wait, stream, *rest, again=True)
+            if got != WAIT:
+                self.answer(wait, got)
+                return True
+        return False
+
+    def answer(self, wait, result):
+        self.cancel(wait)
+        self.answers.append((wait, result))
+
+    def cancel(self, wait):
+        self.parked = [p for p in self.parked if p[0] != wait]
+        self.blocked = [b for b in self.blocked if b[0] != wait]
+
+    # -------------------------------------------------------- commands
+
+    def command(self, key, verb, seqs=(), *, delay=None, reason=None):
+        """ack, nack, release, dead, touch; without sequences: of the last read."""
+        h = self.handles[key]
+        c, claimed = h["c"], self.claims(key)
+        asked = list(seqs) or h["last"]
+        if c["gone"] or not asked or any(seq not in claimed for seq in asked):
+            return "Stale"
+        if verb == "dead" and any(self.is_letter(self.message(seq)) for seq in asked):
+            return "BadCommand"
+        if verb != "touch" and set(h["last"]) & set(asked):
+            h["rest"], h["due"] = b"", False
+        for seq in asked:
+            e = c["open"][seq]
+            if verb == "ack":
+                self.done(c, seq)
+            elif verb == "nack":
+                self.fail(c, seq, None, delay)
+            elif verb == "dead":
+                self.fail(c, seq, reason, dead=True)
+            elif verb == "release":
+                e.update(claim=None, due=0)
+            else:
+                self.renew(c, seq)
+            self.serve()
+        return self.go(None)
+
+    def format(self, key, word):
+        h = self.handles[key]
+        if h["c"]["gone"]:
+            return "Stale"
+        h["format"], h["rest"], h["due"] = word, b"", False
+        return None
+
+    def select(self, key, names):
+        if self.handles[key]["c"]["gone"]:
+            return "Stale"
+        if any(name not in self.names for name in names):
+            return "NotFound"
+        self.handles[key]["select"] = [self.names[name] for name in names] or None
+        return None
+
+    def until(self, key, bound):
+        if self.handles[key]["c"]["gone"]:
+            return "Stale"
+        self.handles[key]["until"] = self.next if bound == "end" else bound + 1
+        return None
+
+    def seek(self, key, where):
+        """first, last, end, a sequence, or -N. Everything the consumer knew is forgotten, all claims are void."""
+        h = self.handles[key]
+        c = h["c"]
+        if c["gone"]:
+            return "Stale"
+        if c["stream"] is not None:
+            return "BadCommand"
+        mine = [m["seq"] for m in self.kept() if self.covers(c, m["stream"])]
+        if where == "end" or (not mine and not (isinstance(where, int) and where >= 0)):
+            c["low"] = self.next
+        elif where in ("first", "last"):
+            c["low"] = mine[0 if where == "first" else -1]
+        else:
+            c["low"] = where if where >= 0 else mine[max(where, -len(mine))]
+        c["had"], h["until"], h["rest"], h["due"] = set(), None, b"", False
+        c["open"].clear()
+        c["timers"] = []
+        return self.go(None)
+
+    # -------------------------------------------------------- what is shown
+
+    def peek(self, c):
+        """What a read-only open of a consumer, or of a stream under deliver one, shows: what waits, due or not."""
+        return [m["body"] for m in self.mine(c) if not c["open"].get(m["seq"], {}).get("claim")]
+
+    def peek_stream(self, name):
+        return self.peek(next(c for c in self.consumers if c["stream"] == self.names[name]))
+
+    def stats(self, c):
+        claimed = sum(1 for e in c["open"].values() if e["claim"])
+        mine = [c["open"].get(m["seq"], {"claim": None, "due": 0}) for m in self.mine(c)]
+        delayed = sum(1 for e in mine if not e["claim"] and e["due"])
+        waiting = sum(1 for e in mine if not e["claim"])
+        handles = [key for key, h in self.handles.items() if h["c"] is c]
+        parked = sum(1 for p in self.parked if p[1] in handles)
+        return {"claimed": claimed, "waiting": waiting, "delayed": delayed, "handles": len(handles), "parked": parked}
+
+    def dump(self, name):
+        """All that a stream keeps: (sequence, body, headers)."""
+        return [(m["seq"], m["body"], m["headers"]) for m in self.kept(self.names[name])]
+
+
+def consumer(name, over, stream, low):
+    """Over a stream by number (the nameless one of deliver one), by name, or over the whole group."""
+    return {
+        "name": name, "over": over, "stream": stream, "low": low, "had": set(),
+        "timers": [],  # (when, seq) of leases and delays, perhaps outdated
+        "open": {},  # seq -> failed, due, claim (handle key or None), until (end of the lease or None)
+        "transient": False, "private": False, "backlog": 0, "gone": False,
+    }  # fmt: skip
+
+
+def had(c, m):
+    return m["seq"] < c["low"] or m["seq"] in c["had"]

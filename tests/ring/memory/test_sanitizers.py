@@ -1,0 +1,54 @@
+"""The modules in C as Python uses them, built with gcc's address and undefined-behaviour sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ring.memory import build
+from tests.support import ROOT
+from tests.support.campaign import size
+
+SHORT = ["tests/log"]
+LONG = [
+    "tests/log", "tests/ring/memory", "tests/ring/server/test_nonsense.py", "tests/ring/server/test_hostile_memory.py",
+    "tests/ring/server/test_full.py",
+]  # fmt: skip
+OF_BUILDS = ["tests/ring/memory/test_build.py", "tests/ring/memory/test_sanitizers.py"]
+
+
+@pytest.mark.timeout(3_600)
+def test_under_sanitizers(tmp_path: Path) -> None:
+    for name in ("mqfs", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+    for folder in build.NATIVE:
+        build.module(tmp_path / "mqfs" / folder.name, *flags)
+    libraries = [build.found(f"lib{name}.so") for name in ("asan", "ubsan")]
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # Python itself leaves much behind
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",  # each object by itself, so that what is read beyond its end is seen
+        "PYTHONPATH": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MQFS_TEST_PATIENCE": "10",
+        "MQFS_SOAK": "0",  # a tenth: all is some times slower
+    }
+    chosen = LONG if size(10) == 10 else SHORT
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "timeout=1800",
+         *(f"--ignore={name}" for name in OF_BUILDS), *chosen],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-8_000:]
+    assert "AddressSanitizer" not in said, said[-8_000:]
+    assert "runtime error" not in said, said[-8_000:]

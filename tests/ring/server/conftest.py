@@ -1,0 +1,28 @@
+"""What holds the rings of rigs; and no log where what is corrupt is meant to be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mqfs.ring.server import registry
+from tests.ring.server.rig import Keeper
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """For rigs with a disk that is none."""
+    monkeypatch.setattr(registry, "KeeperLink", Keeper)
+    yield Keeper
+    Keeper("").quit()
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(before)

@@ -1,0 +1,33 @@
+"""Changes of a group while messages lie in its ring that the log does not have yet."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mqfs import ring
+from tests.ring.server.rig import Rig
+
+pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+
+
+@pytest.mark.parametrize("end", [[], ["ring off"], ["ttl 1h"]], ids=lambda lines: "".join(lines) or "goes on")
+@pytest.mark.parametrize("change", ["clear s", "depth 2", "depth 6", "consumer w backlog 9"])
+@pytest.mark.parametrize("depth", ["0", "4"])
+@pytest.mark.parametrize("before", [0, 3])
+def test_what_a_stream_counts_is_what_its_log_keeps(depth: str, change: str, end: list[str], before: int) -> None:
+    rig = Rig("replay all", "sync off", f"depth {depth}")
+    client = rig.attach()
+    ctl, stream = rig.open("ctl", os.O_WRONLY), rig.group.streams["s"]
+    client.ring.publish_many(stream.number, [b"old"] * before)
+    rig.pump()
+    floor = stream.state.floor
+    client.ring.publish_many(stream.number, [b"new"] * 5)
+    rig.result(ctl.write("".join(f"{line}\n" for line in ["full drop-old", change, *end]).encode()))
+    ctl.close()
+    rig.pump()
+    assert stream.state.floor >= floor
+    stream.kept.update_low_watermark()
+    assert (stream.kept.count, stream.kept.size) == rig.group.log.metrics.count(stream.number, stream.state.floor)[:2]
+    rig.stop()

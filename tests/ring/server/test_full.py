@@ -1,0 +1,197 @@
+"""A disk that is full, or fails, under a group with a ring: what was published waits there; nothing is lost or twice.
+
+Seeded, on a disk in memory: the server writes meanwhile and is refused, is stopped or killed while the disk is full,
+and the next one may find it full too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mqfs
+from mqfs import errors, ring
+from mqfs.ring.server.keeper_link import KeeperLink
+from tests.ring.server import crowd
+from tests.ring.server.rig import Keeper, Rig
+from tests.ring.server.story import Story, small
+from tests.ring.server.test_any_moment import SYNCS
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S, eventually
+from tests.support.lying_disk import LyingDisk
+from tests.support.server import Server
+
+pytestmark = [
+    pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING),
+    pytest.mark.usefixtures("quiet"),
+]
+
+TAKES_ROOM = ("allocate", "create", "mkdir")
+
+
+class Disk(LyingDisk):
+    """Its calls that take no room do not fail for want of it."""
+
+    def _count(self, what: str, *, reads: bool = False) -> None:
+        spared = self.fail_with == errno.ENOSPC and what not in TAKES_ROOM
+        fail_at = self.fail_at
+        if spared:
+            self.fail_at = 0
+        try:
+            super()._count(what, reads=reads)
+        finally:
+            if spared:
+                self.fail_at = fail_at + (fail_at == self.calls)
+
+    def after_kill(self) -> Disk:
+        return Disk(self.root)
+
+    def fill(self, after: int, *, how: int = errno.ENOSPC, lasting: bool = True) -> None:
+        self.fail_at, self.fail_with, self.fail_on = self.calls + after, how, lasting
+
+
+class Told:
+    """What came of the stories."""
+
+    def __init__(self) -> None:
+        self.refused = self.kept = self.messages = 0
+
+
+def stop(story: Story) -> int:
+    """An orderly stop; how many rings the keeper goes on holding."""
+    assert story.rig is not None
+    story.rig.stop()
+    story.rig.kill()
+    return len(Keeper.rings)
+
+
+def tell(number: int, how: int, told: Told) -> None:
+    dice, disk = random.Random(number), Disk()
+    story = Story(number, SYNCS[number % 3])
+    story.start(disk)
+    story.run(10)
+    for _ in range(2):
+        disk.luck = random.Random(number)
+        disk.fill(dice.randint(1, 60), how=how, lasting=dice.random() < 0.7)
+        story.run(dice.choice([5, 30, 80]))
+        told.refused += len(story.refused)
+        if how == errno.ENOSPC and dice.random() < 0.4:
+            told.kept += stop(story)
+            disk = disk.after_kill()
+            story.start(disk)
+        disk.fail_at = 0
+        if how == errno.EIO or dice.random() < 0.3:
+            story.kill()
+            disk = disk.after_kill()
+            if how == errno.ENOSPC and dice.random() < 0.5:
+                disk.fill(1)
+                story.start(disk)
+                story.run(20)
+                disk.fail_at = 0
+            else:
+                story.start(disk)
+        story.check()
+        assert story.rig is not None
+        assert story.rig.group.log.end.failed is None
+    stop(story)
+    story.clients.clear()
+    story.start(disk.after_kill())
+    story.check()
+    stop(story)
+    told.messages += len(story.told) + len(story.unnumbered)
+
+
+@pytest.mark.parametrize("how", [errno.ENOSPC, errno.EIO])
+def test_stories(keeper: Any, how: int) -> None:
+    told = Told()
+    with small():
+        for number in range(seed() * 10_000, seed() * 10_000 + size(700)):
+            try:
+                tell(number, how, told)
+            except Exception as error:
+                raise AssertionError(f"story {number}: {type(error).__name__}: {error}") from error
+            finally:
+                keeper("").quit()
+    assert told.refused > size(700)
+    assert how == errno.EIO or told.kept > size(70)
+    print(f"{size(700)} stories, {told.messages} messages, {told.refused} refused, {told.kept} rings kept over a stop")
+
+
+def test_committed_waits_until_there_is_room(keeper: Any) -> None:
+    disk = Disk()
+    with small():
+        rig = Rig("replay all", "sync always", disk=disk)
+        client = rig.attach()
+        number = client.number("s")
+        disk.fill(0)
+        published = 0
+        try:
+            while True:
+                last = client.ring.publish(number, bytes(1_000), b"", 1, 0, 0)
+                published += 1
+        except errors.Again:
+            pass
+        rig.tick()
+        assert client.ring.committed < last
+        assert not client.ring.wait_committed(last, 0.01)
+        with pytest.raises(errors.DiskFull):
+            rig.write("s", b"x")
+        rig.tick()
+        assert not client.ring.wait_committed(last, 0.01)
+        disk.fail_at = 0
+        rig.until(lambda: client.ring.committed >= last)
+        rig.write("s", b"y")
+        assert [body for _, _, body in rig.log()] == [bytes(1_000)] * published + [b"y"]
+        assert client.ring.publish(number, b"z", b"", 1, 0, 0) == last + 2
+        rig.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 12 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", folder]).returncode:
+        pytest.skip("a tmpfs cannot be mounted: needs root")
+    yield folder
+    eventually(lambda: not subprocess.run(["umount", folder], capture_output=True).returncode, "the keeper has left")
+
+
+@pytest.mark.timeout(120)
+def test_a_really_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    """A real server that is stopped while it is: the keeper holds the ring, and the next server takes it."""
+    address, options = f"unix!{tmp_path / 's'}", ["--store", str(small_disk / "store"), "--listen", "unix!s"]
+    ballast = small_disk / "ballast"
+    server = Server(*options, cwd=tmp_path)
+    try:
+        ballast.write_bytes(bytes(6 << 20))
+        with mqfs.connect(address, transport="ring") as client:
+            group = client.group("a", create=True, ctl=["replay all", "sync always"])
+            told = [group.publish("s", b"%d " % n + b"x" * 50_000, sequence=True, wait="published") for n in range(200)]
+            waiting = threading.Thread(target=group.publish, args=("s", b"committed"))
+            waiting.start()
+            with mqfs.connect(address, transport="9p") as other, pytest.raises(errors.DiskFull):
+                other.group("a").publish("s", b"by file")
+            assert waiting.is_alive()
+            assert server.stop() == 0
+            ballast.unlink()
+            server = Server(*options, cwd=tmp_path)
+            waiting.join(HANG_S)
+            assert not waiting.is_alive()
+            log = crowd.log_of(address, "a")
+            assert [sequence for sequence, _ in zip(log, told, strict=False)] == told
+            assert [body.split()[0] for _, body in log.values()] == [*map(str, range(200)), "committed"]
+            after = group.publish("s", b"after", sequence=True)
+            assert after == max(log) + 1
+        assert "Traceback" not in server.text(), server.text()
+    finally:
+        assert server.stop() == 0
+        KeeperLink(str(small_disk / "store")).quit()

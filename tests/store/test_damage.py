@@ -1,0 +1,297 @@
+"""Bytes that are gone or changed: never wrong data, and no more is missing than was hit."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from mqfs.errors import Damaged
+from mqfs.model import Draft, Kind, Record
+from mqfs.seams import Bucket
+from mqfs.store.store import DiskStore
+from tests.support.campaign import seed, size
+from tests.support.lying_disk import File, LyingDisk, Stopped
+from tests.support.temp_store import SMALL, lowered
+
+PATH = "/s/store"
+FOLDER = f"{PATH}/buckets/01/1"
+
+
+@pytest.fixture(autouse=True)
+def _small() -> Iterator[None]:
+    logging.getLogger("mqfs.store").setLevel(logging.CRITICAL)
+    with lowered(**SMALL):
+        yield
+    logging.getLogger("mqfs.store").setLevel(logging.NOTSET)
+
+
+class Written:
+    """A bucket of a few segments, with what was put into it."""
+
+    def __init__(self, *, clean: bool) -> None:
+        luck = random.Random(seed())
+        self.disk = LyingDisk()
+        self.units: list[list[int]] = []
+        self.changes = 0
+        store = DiskStore(PATH, disk=self.disk)
+        bucket = store.make(store.number(), b"0")
+        bucket.writer.state = lambda: b"%d" % self.changes + b" " * 90
+        while len(bucket.chain.segments) < 3 or bucket.chain.segments[-1].used < 1_500:
+            self._step(bucket, luck)
+        self.records = {r.sequence: r for r in read(bucket)[0]}
+        if clean:
+            store.close()
+
+    def _step(self, bucket: Bucket, luck: random.Random) -> None:
+        choice, body = luck.random(), luck.randbytes(luck.choice([0, 5, 60, 300]))
+        if choice < 0.6:
+            self.units.append([bucket.writer.append(Kind.MESSAGE, luck.randint(16, 18), 0, body)])
+        elif choice < 0.8:
+            first = bucket.writer.append_batch(
+                [Draft(Kind.MESSAGE, 16, body), Draft(Kind.END, 17, b""), Draft(1, 18, body)], 0
+            )
+            self.units.append([first, first + 1, first + 2])
+        else:
+            bucket.writer.append(luck.choice([Kind.CHANGE, Kind.ACK]), 0, 0, b"%d" % self.changes)
+            self.changes += 1
+        if choice < 0.3:
+            bucket.upkeep.sync()
+
+    def copy(self) -> LyingDisk:
+        for name in self.files():
+            self.disk._find(f"{FOLDER}/{name}").durable = bytes(self.disk._find(f"{FOLDER}/{name}").data)
+        self.disk._find(FOLDER).sync()
+        return self.disk.after_power_loss(None)
+
+    def files(self) -> list[str]:
+        return sorted(self.disk.listdir(FOLDER))
+
+    def check(self, disk: LyingDisk) -> set[int]:
+        """Only what was written is there, units whole; returns the sequences that are missing."""
+        store = DiskStore(PATH, disk=disk)
+        bucket = store.open(1)
+        found, damaged = read(bucket)
+        for record in found:
+            assert record == self.records[record.sequence], "wrong data"
+        seen = {record.sequence for record in found}
+        for unit in self.units:
+            assert not seen & set(unit) or seen | damaged >= set(unit), "half a unit"
+        state, behind = bucket.upkeep.history()
+        changes = [int(state), *(int(record.body) for record in behind)]
+        assert changes[1:] == sorted(set(changes[1:]))
+        assert max(changes) <= self.changes
+        assert bucket.end.next > max(self.records)
+        missing = set(self.records) - seen
+        self.told = bool(bucket.upkeep.damaged or disk.listdir(f"{PATH}/quarantine"))
+        return missing
+
+
+def read(bucket: Bucket) -> tuple[list[Record], set[int]]:
+    found: list[Record] = []
+    damaged: set[int] = set()
+    sequence = 0
+    while True:
+        try:
+            record = bucket.reader.scan(sequence)
+        except Damaged as error:
+            damaged.add(error.sequence)
+            sequence = error.sequence + 1
+            continue
+        if record is None:
+            return found, damaged
+        found.append(record)
+        sequence = record.sequence + 1
+
+
+def file_of(disk: LyingDisk, name: str) -> File:
+    file = disk._find(f"{FOLDER}/{name}")
+    assert isinstance(file, File)
+    return file
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_the_last_segment_cut_at_every_byte(index: bool) -> None:
+    """What was synced is on disk, so this is no power loss: the file is shorter than any start expects."""
+    written = Written(clean=False)
+    last = [name for name in written.files() if name.endswith(".log")][-1]
+    used = len(bytes(file_of(written.disk, last).data).rstrip(b"\0"))
+    for length in range(used + 1):
+        disk = written.copy()
+        file_of(disk, last).resize(length)
+        if not index and disk.exists(f"{FOLDER}/{last[:-4]}.idx"):
+            disk.unlink(f"{FOLDER}/{last[:-4]}.idx")
+        missing = written.check(disk)
+        whole = [not missing & set(unit) for unit in written.units]
+        assert whole == sorted(whole, reverse=True), "not a prefix"
+        assert not missing or min(missing) >= int(last[:-4])
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_one_bit(clean: bool) -> None:
+    """After a clean stop one unit may be missing, and damage to an index costs nothing."""
+    written = Written(clean=clean)
+    luck = random.Random(seed())
+    for _ in range(size(3_000)):
+        disk = written.copy()
+        name = luck.choice(written.files())
+        file = file_of(disk, name)
+        at = luck.randrange(len(file.data))
+        file.write(at, bytes([file.data[at] ^ 1 << luck.randrange(8)]))
+        missing = written.check(disk)
+        if name.endswith(".idx"):
+            assert not missing
+        if missing:
+            assert written.told, "damage that nobody was told of"
+            if clean:
+                assert any(missing <= set(unit) for unit in written.units), "more is missing than was hit"
+
+
+def test_rot_is_kept_aside_and_told_each_time() -> None:
+    written = Written(clean=True)
+    disk = written.copy()
+    first = written.files()[1]
+    assert first.endswith(".log")
+    file = file_of(disk, first)
+    body = written.records[1].body or written.records[2].body
+    at = bytes(file.data).index(body)
+    file.write(at, b"!")
+    store = DiskStore(PATH, disk=disk)
+    bucket = store.open(1)
+    for _ in range(2):
+        with pytest.raises(Damaged) as caught:
+            read_to_end(bucket)
+        assert caught.value.sequence in (1, 2)
+    assert bucket.upkeep.damaged == 1
+    kept = disk.listdir(f"{PATH}/quarantine")
+    assert len(kept) == 1
+    assert bytes(disk._find(f"{PATH}/quarantine/{kept[0]}").data).find(b"!" + body[1:]) >= 0
+
+
+def read_to_end(bucket: Bucket) -> None:
+    sequence = 0
+    while (record := bucket.reader.scan(sequence)) is not None:
+        sequence = record.sequence + 1
+
+
+def test_all_bytes_of_a_new_head_are_zeros() -> None:
+    """A segment was begun just before the power went: its name is there, its bytes are not."""
+    written = Written(clean=True)
+    disk = written.copy()
+    name = f"{max(written.records) + 1:020d}.log"
+    disk.close(disk.open(f"{FOLDER}/{name}", 0o102))
+    file_of(disk, name).resize(4_096)
+    assert written.check(disk) == set()
+    assert not disk.exists(f"{FOLDER}/{name}")
+    assert disk.listdir(f"{PATH}/quarantine") == []
+
+
+def opened(disk: LyingDisk) -> tuple[DiskStore, Bucket]:
+    store = DiskStore(PATH, disk=disk)
+    bucket = store.make(store.number(), b"0") if not store.groups() else store.open(1)
+    bucket.writer.state = lambda: b"0"
+    return store, bucket
+
+
+def hit(disk: LyingDisk, body: bytes, *, zeros: bool = False) -> None:
+    """Damage the record in the last segment that holds that body."""
+    name = [name for name in sorted(disk.listdir(FOLDER)) if name.endswith(".log")][-1]
+    file = file_of(disk, name)
+    at = bytes(file.data).index(body)
+    file.write(at - 32 if zeros else at, bytes(32 + len(body)) if zeros else b"!")
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_behind_a_tear_nothing_is_served(zeros: bool) -> None:
+    """The page of an earlier record never reached the disk, those of later ones did: none was promised."""
+    disk = LyingDisk()
+    _, bucket = opened(disk)
+    for body in (b"sync'd", b"first", b"second", b"third"):
+        bucket.writer.append(Kind.MESSAGE, 16, 0, body)
+        if body == b"sync'd":
+            bucket.upkeep.sync()
+    disk = disk.after_kill()
+    hit(disk, b"second", zeros=zeros)
+    _, bucket = opened(disk)
+    records, damaged = read(bucket)
+    assert [record.body for record in records] == [b"sync'd", b"first"]
+    assert not damaged
+    (kept,) = disk.listdir(f"{PATH}/quarantine")
+    assert b"third" in bytes(disk._find(f"{PATH}/quarantine/{kept}").data)
+
+
+def test_behind_rot_all_is_served() -> None:
+    """A later record says that the damaged one had been on disk: so it is no tear. Of its unit nothing is served."""
+    disk = LyingDisk()
+    _, bucket = opened(disk)
+    bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, body) for body in (b"one", b"two", b"three")], 0)
+    bucket.upkeep.sync()
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"later")
+    disk = disk.after_kill()
+    hit(disk, b"two")
+    _, bucket = opened(disk)
+    assert [record.body for record in read(bucket)[0]] == [b"later"]
+    assert bucket.upkeep.damaged == 1
+    assert bucket.end.next > 4
+
+
+@pytest.mark.parametrize("luck", range(12))
+def test_what_made_messages_unwanted_is_on_disk_before_they_go(luck: int) -> None:
+    for stop in range(1, 60):
+        disk = LyingDisk()
+        _, bucket = opened(disk)
+        while len(bucket.chain.segments) < 3:  # type: ignore[attr-defined]
+            bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 200)
+        bucket.upkeep.sync()
+        bucket.writer.append(Kind.CHANGE, 0, 0, b"cleared")
+        disk.stop_at = disk.calls + stop
+        with contextlib.suppress(Stopped):
+            bucket.upkeep.trim({}, frozenset())
+        _, bucket = opened(disk.after_power_loss(random.Random(luck)))
+        if not any(record.sequence == 1 for record in read(bucket)[0]):
+            assert [record.body for record in bucket.upkeep.history()[1]] == [b"cleared"]
+        if disk.calls < disk.stop_at:
+            return
+    raise AssertionError("a trim of so many calls")
+
+
+@pytest.mark.parametrize("luck", [None, *range(8)])
+def test_compaction_stopped_at_every_call(luck: int | None) -> None:
+    """Killed (no luck) or without power: every wanted message is there, once."""
+    for stop in range(1, 100):
+        disk = LyingDisk()
+        store, bucket = opened(disk)
+        kept = []
+        while len(bucket.chain.segments) < 5:  # type: ignore[attr-defined]
+            bucket.writer.append(Kind.MESSAGE, 17, 0, b"x" * 200)
+            kept.append(
+                bucket.writer.append_batch([Draft(1, 16, b"a"), Draft(1, 17, b"y" * 90), Draft(1, 18, b"b")], 0)
+            )
+        bucket.upkeep.sync()
+        before = bucket.upkeep.size
+        disk.stop_at = disk.calls + stop
+        with contextlib.suppress(Stopped):
+            bucket.upkeep.trim({16: 0, 18: 0}, frozenset())
+            store.tick()
+            assert bucket.upkeep.size < before / 2
+            check_kept(bucket, kept)
+        after = disk.after_kill() if luck is None else disk.after_power_loss(random.Random(luck))
+        _, again = opened(after)
+        check_kept(again, kept)
+        assert again.upkeep.damaged == 0
+        if disk.calls < disk.stop_at:
+            return
+    raise AssertionError("a compaction of so many calls")
+
+
+def check_kept(bucket: Bucket, kept: list[int]) -> None:
+    for stream, step, body in ((16, 0, b"a"), (18, 2, b"b")):
+        found, sequence = [], 0
+        while (record := bucket.reader.find(stream, sequence)) is not None:
+            found.append((record.sequence, record.body))
+            sequence = record.sequence + 1
+        assert found == [(first + step, body) for first in kept]
+        assert bucket.metrics.count(stream, 0) == (len(kept), len(kept))

@@ -1,0 +1,73 @@
+"""A group with a stream or three, and short ways to write units to it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from mqfs.log import headers
+from mqfs.model import User
+from mqfs.wait import Wait
+from tests.support.hand import ROOT
+from tests.support.queues import Queues
+
+
+def frame(stream: str, body: bytes, **texts: str) -> bytes:
+    """One frame of `.batch`, made without the engine's help."""
+    name, head = stream.encode(), headers.encode(texts)
+    size = 8 + len(name) + len(head) + len(body)
+    return b"".join(
+        (size.to_bytes(4, "little"), len(name).to_bytes(2, "little"), len(head).to_bytes(2, "little"), name, head, body)
+    )
+
+
+class Units(Queues):
+    """A group `g` with the streams `s` and `t`, which keeps everything."""
+
+    def __init__(self, *lines: str, path: Path | None = None, clock: Any = None) -> None:
+        super().__init__("replay all", *lines, path=path, clock=clock)
+        self.stream("t")
+
+    def batch(self, *frames: bytes, user: User = ROOT) -> Any:
+        handle = self.at(".batch", os.O_WRONLY, user)
+        try:
+            return handle.write(b"".join(frames))
+        finally:
+            handle.close()
+
+    def part(self, name: str, user: User = ROOT, mode: int = 0o755) -> Any:
+        return self.tree.mkdir(user, self.tree.find(user, "g/.txn"), name, mode)
+
+    def stage(self, part: str, stream: str, *bodies: bytes, user: User = ROOT) -> None:
+        """Write to a stream of a part, which is made if it is missing."""
+        if part not in self.parts():
+            self.part(part, user)
+        handle = self.at(f".txn/{part}/{stream}", os.O_WRONLY, user)
+        for body in bodies:
+            assert handle.write(body) == len(body)
+        handle.close()
+
+    def say(self, command: str, user: User = ROOT) -> Any:
+        """One command to `.txn/ctl`."""
+        handle = self.at(".txn/ctl", os.O_WRONLY, user)
+        try:
+            step = handle.write(command.encode())
+            return step if isinstance(step, Wait) else None
+        finally:
+            handle.close()
+
+    def parts(self) -> list[str]:
+        folder: Any = self.tree.find(ROOT, "g/.txn")
+        return [node.name for node in self.tree.entries(ROOT, folder) if node.directory]
+
+    def committed(self, user: User = ROOT) -> dict[str, int]:
+        """What the producers of a user have committed."""
+        return {name: commit.number for name, commit in self.group.state.producers.get(user.uid, {}).items()}
+
+    def log(self) -> list[tuple[str, str]]:
+        """(stream, body) of everything that is kept, in order."""
+        rows: list[dict[str, Any]] = []
+        for name in self.group.streams:
+            rows += self.kept(name)
+        return [(row["stream"], row["body"]) for row in sorted(rows, key=lambda row: int(row["sequence"]))]

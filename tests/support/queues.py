@@ -1,0 +1,190 @@
+"""A group with work queues in it, and short ways to use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import MqfsError
+from mqfs.model import User
+from mqfs.store.memory import MemoryStore
+from mqfs.store.store import DiskStore
+from mqfs.wait import Wait
+from tests.support.clock import ManualClock
+from tests.support.hand import ROOT, Hand
+
+BIG = 1 << 20
+
+
+class Taker:
+    """A stream of a `deliver one` group, open to take from: as a client that goes on where it is, at its offset."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle, self.offset = handle, 0
+        self.close, self.write = handle.close, handle.write
+
+    def read(self, count: int) -> Any:
+        step = self.handle.read(count, self.offset)
+        if isinstance(step, Wait):
+            step.subscribe(lambda done: self._moved(done.result()))
+        else:
+            self._moved(step)
+        return step
+
+    def _moved(self, data: bytes) -> None:
+        self.offset += len(data)
+
+    def push_back(self, data: bytes) -> None:
+        self.offset -= len(data)
+        self.handle.push_back(data)
+
+
+class Queues(Hand):
+    """A tree, a group `g` in it and a stream `s` in that. With a path, on disk: then it can be restarted."""
+
+    on_disk: ClassVar[list[Queues]] = []  # to be closed at the end of the test: see tests/conftest.py
+
+    def __init__(self, *lines: str, path: Path | None = None, clock: Any = None) -> None:
+        self.clock: Any = clock or ManualClock()
+        self.path = path
+        self.store: Any = DiskStore(str(path)) if path else MemoryStore()
+        self.tree = Tree(self.store, self.clock, owner=ROOT)
+        if path:
+            self.on_disk.append(self)
+        self.group = self.mkdir("g")
+        self.ctl("sync off", *lines)
+        self.stream("s")
+
+    def restart(self, *, clean: bool = True, while_down: Any = None) -> None:
+        """A new server over the same store; without `clean`, over what a kill leaves. All handles are lost."""
+        assert self.path is not None
+        killed = self.path.with_name("killed")
+        if not clean:
+            shutil.copytree(self.path, killed)
+        self.tree.close()
+        self.store.close()
+        if not clean:
+            shutil.rmtree(self.path)
+            killed.rename(self.path)
+        if while_down is not None:
+            while_down()
+        self.store = DiskStore(str(self.path))
+        self.tree = Tree(self.store, self.clock, owner=ROOT)
+        self.group = self.tree.root.groups["g"]
+
+    def close(self) -> None:
+        self.tree.close()
+        self.store.close()
+
+    def at(self, path: str, flags: int = os.O_RDONLY, user: User = ROOT) -> Any:
+        return self.tree.open(user, self.tree.find(user, f"g/{path}"), flags)
+
+    def consumer(self, name: str = "w", *words: str) -> None:
+        self.ctl(" ".join(["consumer", name, *words]))
+
+    def worker(self, name: str = "w", *commands: str, user: User = ROOT) -> Any:
+        """A handle of a consumer, open for reading and writing."""
+        handle = self.at(f".consumers/{name}", os.O_RDWR, user)
+        for command in commands:
+            say(handle, command)
+        return handle
+
+    def taker(self, name: str = "s", user: User = ROOT) -> Taker:
+        return Taker(self.at(name, os.O_RDWR, user))
+
+    def put(self, body: bytes, stream: str = "s", **keys: Any) -> int:
+        """The sequence that the next read told."""
+        handle = self.at(".put", os.O_RDWR)
+        assert not isinstance(handle.write(json.dumps({"stream": stream, **keys}).encode() + b" " + body), Wait)
+        sequence = int(handle.read(64))
+        handle.close()
+        return sequence
+
+    def shows(self, path: str, user: User = ROOT) -> list[bytes]:
+        """What is seen there by who opens for reading only."""
+        handle = self.at(path, os.O_RDONLY, user)
+        pieces: list[bytes] = []
+        while piece := handle.read(BIG, sum(map(len, pieces))):
+            pieces.append(piece)
+        handle.close()
+        return pieces
+
+    def kept(self, stream: str = "s") -> list[dict[str, Any]]:
+        """What the stream keeps, as JSON objects."""
+        handle = self.at(".cursor", os.O_RDWR)
+        handle.write(f"select {stream}\nseek first\nuntil end\nformat json\n".encode())
+        rows = []
+        while line := handle.read(BIG):
+            rows.append(json.loads(line))
+        handle.close()
+        return rows
+
+    def stats(self, consumer: str = "w") -> dict[str, Any]:
+        return dict(json.loads(self.text(".stats"))["consumers"][consumer])
+
+    def queue(self, stream: str = "s") -> dict[str, Any]:
+        """The `.stats` of a stream's nameless consumer."""
+        return dict(json.loads(self.text(".stats"))["streams"][stream]["consumer"])
+
+    def errors(self, user: User = ROOT) -> list[str]:
+        return [json.loads(line)["text"] for line in self.text(".errors", user).splitlines()]
+
+    def pass_time(self, seconds: int) -> None:
+        """The server looks at the clock once a second."""
+        for _ in range(seconds):
+            self.clock.forward(1)
+            self.tree.tick()
+
+
+def say(handle: Any, line: str) -> None:
+    assert handle.write(f"{line}\n".encode()) == len(line.encode()) + 1
+
+
+def read(handle: Any) -> bytes:
+    """A read that has an answer."""
+    data = handle.read(BIG)
+    assert not isinstance(data, Wait)
+    return bytes(data)
+
+
+def waits(handle: Any) -> bool:
+    """Whether a read would have to wait."""
+    step = handle.read(BIG)
+    return isinstance(step, Wait) and step.cancel()
+
+
+def drain(handle: Any, *, ack: bool = True) -> list[bytes]:
+    """Every message that is to be had at once."""
+    bodies: list[bytes] = []
+    while True:
+        step = handle.read(BIG)
+        if isinstance(step, Wait):
+            assert step.cancel()
+            return bodies
+        if not step:
+            return bodies
+        bodies.append(bytes(step))
+        if ack:
+            say(handle, "ack")
+
+
+def told(handle: Any) -> dict[str, str]:
+    """What `info` says of the last message."""
+    say(handle, "info")
+    text = read(handle).decode()
+    assert text.endswith("\n\n")
+    return dict(line.split(" ", 1) for line in text.splitlines() if line)
+
+
+def refusal(handle: Any, line: str) -> MqfsError:
+    """The error that a line written to the handle raises; its text is the next read's."""
+    with pytest.raises(MqfsError) as caught:
+        handle.write(f"{line}\n".encode())
+    assert read(handle) == f"{caught.value}\n".encode()
+    return caught.value

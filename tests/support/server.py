@@ -1,0 +1,213 @@
+"""`mqfs serve` as a real process, for tests: started and waited for until it is ready, killed, started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import mqfs as library
+from mqfs.client import Client
+from mqfs.ring.server import fd_keeper
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, eventually
+
+COMMAND = [sys.executable, "-m", "mqfs"]
+NO_FUSE = "/dev/fuse is missing or may not be opened: load the fuse module, or chmod 666 /dev/fuse"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, with the sources found from any directory."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **more}
+
+
+def mqfs(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that is to end by itself; standard input is empty."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=cwd,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+
+
+class Ready:
+    """A NOTIFY_SOCKET."""
+
+    def __init__(self, folder: Path, *, abstract: bool = False) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.address = f"@mqfs-test-{os.getpid()}-{id(self)}" if abstract else str(folder / f".notify-{id(self):x}")
+        self.socket.bind("\0" + self.address[1:] if abstract else self.address)
+        if not abstract:
+            os.chmod(self.address, 0o666)  # the server may be another user's
+        self.socket.settimeout(0.05)
+
+    def next(self) -> str | None:
+        try:
+            return self.socket.recv(4096).decode()
+        except TimeoutError:
+            return None
+
+    def close(self) -> None:
+        self.socket.close()
+        if not self.address.startswith("@"):
+            os.unlink(self.address)
+
+
+class Server:
+    """A server that is ready. What it prints is in `log`. `program` is what is run instead of `mqfs serve`."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path,
+        mount: Path | None = None,
+        program: Sequence[str] = (*COMMAND, "serve"),
+        transport: str = "9p",
+        **more: str,
+    ) -> None:
+        self.folder, self.mount, self.program, self.transport, self.more = cwd, mount, program, transport, more
+        self.arguments = [*arguments, *([] if mount is None else ["--mount", str(mount)])]
+        self.address = next((word for word in arguments if word.startswith("unix!")), "")
+        self.log = cwd / "server.log"
+        self.start()
+
+    @classmethod
+    def at(cls, folder: Path, *options: str, mount: bool = False, **more: Any) -> Server:
+        """Over the store of a folder, on its `socket`, with `mount` mounted at its `mq`."""
+        if mount:
+            (folder / "mq").mkdir(exist_ok=True)
+            more["mount"] = folder / "mq"
+        return cls("--store", f"{folder}/store", "--listen", f"unix!{folder}/socket", *options, cwd=folder, **more)
+
+    def start(self) -> None:
+        ready = Ready(self.folder)
+        try:
+            with open(self.log, "ab") as log:
+                self.process = subprocess.Popen(
+                    [*self.program, *self.arguments],
+                    cwd=self.folder,
+                    env=environment(NOTIFY_SOCKET=ready.address, **self.more),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            try:
+                eventually(lambda: self._is_ready(ready), f"the server: {self.text()}")
+            except BaseException:
+                self.kill()
+                raise
+        finally:
+            ready.close()
+
+    def _is_ready(self, ready: Ready) -> bool:
+        assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.text()}"
+        return ready.next() == "READY=1"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def path(self) -> Path:
+        """Where it is mounted."""
+        assert self.mount is not None
+        return self.mount
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; the exit code. After SIGKILL the dead mount stays, as it does for a user."""
+        self.process.send_signal(number)
+        return self.process.wait(HANG_S)
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def restart(self, number: int = signal.SIGKILL) -> None:
+        """End it by that signal, and start it again."""
+        self.stop(number)
+        self.start()
+
+    def connect(self, **options: Any) -> Client:
+        return library.connect(self.address, **{"transport": self.transport, **options})
+
+    def group(self, name: str, *ctl: str, streams: Sequence[str] = ()) -> Path:
+        """A new group in the mount, with those settings and streams."""
+        path = self.path / name
+        path.mkdir()
+        if ctl:
+            (path / "ctl").write_text("".join(f"{line}\n" for line in ctl))
+        for stream in streams:
+            (path / stream).touch()
+        return path
+
+    def close(self) -> None:
+        """End it, whatever became of it; its log may have no traceback."""
+        try:
+            if self.process.poll() is None:
+                self.stop()
+        finally:
+            self.process.kill()
+            self.process.wait()
+            if self.mount is not None:
+                unmount(self.mount)
+        assert "Traceback" not in self.text(), self.text()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with contextlib.suppress(*([AssertionError] if kind is not None else [])):  # the first failure says more
+            self.close()
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Its name fits into the path of a socket, and other users may enter (pytest's own they may not)."""
+    with tempfile.TemporaryDirectory(prefix="mqfs-", ignore_cleanup_errors=True) as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+        end_keepers(Path(name))
+
+
+def end_keepers(folder: Path) -> None:
+    """End what holds the rings of servers over stores below a folder, that were killed and never started again."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if os.fsencode(fd_keeper.__file__) in words and words[-2].startswith(os.fsencode(folder) + b"/"):
+                os.kill(int(pid), signal.SIGTERM)
+
+
+def can_mount() -> bool:
+    return os.access("/dev/fuse", os.R_OK | os.W_OK)
+
+
+def mounted(path: Path) -> bool:
+    """Is something mounted there, be it dead or alive?"""
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        return any(line.split()[4].replace("\\040", " ") == str(path.absolute()) for line in file)
+
+
+def unmount(path: Path) -> None:
+    """Clean up after a server that was killed."""
+    while mounted(path):
+        command = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-u", "-z"]
+        subprocess.run([*command, str(path)], check=True, capture_output=True)

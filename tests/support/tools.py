@@ -1,0 +1,113 @@
+"""The tools, run as a user runs them against a mounted server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.anyone import python_for_anyone
+from tests.support.eventually import HANG_S
+from tests.support.server import NO_FUSE, Server, can_mount
+
+MODULES = {"mq": "mq_tools.mq", "mq-cat": "mq_cat", "mq-work": "mq_tools.work", "pin": "mq_tools.pin"}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """As a user's shell with the tools in its PATH has it; mq-cat and pin are scripts in tests/tools/bin."""
+    env = {key: value for key, value in os.environ.items() if key not in ("MQFS", "PIN", "PIN_DETACH")}
+    env |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "TERM": "dumb", "SHELL": "/bin/sh", "PS1": "$ "}
+    env["PATH"] = f"{ROOT / 'tests/tools/bin'}:{env['PATH']}"
+    return env | more
+
+
+@contextmanager
+def tools_server(folder: Path) -> Iterator[Server]:
+    """A mounted server for as long as the block runs."""
+    if not can_mount():
+        pytest.skip(NO_FUSE)
+    with Server.at(folder, mount=True) as server:
+        yield server
+
+
+def say(stream: Path, *bodies: str | bytes) -> None:
+    """One message for each body."""
+    fd = os.open(stream, os.O_WRONLY)
+    try:
+        for body in bodies:
+            os.write(fd, body.encode() if isinstance(body, str) else body)
+    finally:
+        os.close(fd)
+
+
+def tool(name: str, *arguments: object, env: Mapping[str, str] | None = None, **more: Any) -> Any:
+    """Run a tool to its end."""
+    command, more = _command(name, arguments, more)
+    settings: dict[str, Any] = {"capture_output": True, "timeout": HANG_S, "check": False, "cwd": ROOT}
+    settings["env"] = environment(**(env or {}))
+    return subprocess.run(command, **(settings | more))
+
+
+def _command(name: str, arguments: Sequence[object], more: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """How to run a tool. With `user` in `more`, by a Python that this user may run."""
+    words = ["-m", MODULES[name], *map(str, arguments)]
+    if "user" not in more:
+        return [sys.executable, *words], more
+    python, packages = python_for_anyone()
+    return [python, *words], more | {"env": environment(PYTHONPATH=packages)}
+
+
+def mq_cat(*arguments: object, **more: Any) -> Any:
+    return tool("mq-cat", *arguments, **more)
+
+
+def mq(*arguments: object, **more: Any) -> Any:
+    return tool("mq", *arguments, **more)
+
+
+def mq_work(*arguments: object, **more: Any) -> Any:
+    return tool("mq-work", *arguments, **more)
+
+
+def pin(*arguments: object, **more: Any) -> Any:
+    return tool("pin", *arguments, **more)
+
+
+@contextmanager
+def running(name: str, *arguments: object, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A tool while it runs; it is killed at the end if it still does."""
+    command, more = _command(name, arguments, more)
+    settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT, "bufsize": 0}
+    settings["env"] = environment()
+    process = subprocess.Popen(command, **(settings | more))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def lines(pipe: IO[bytes] | None, count: int) -> list[bytes]:
+    """The next lines of an unbuffered pipe."""
+    assert pipe is not None
+    return [pipe.readline() for _ in range(count)]
+
+
+def opened(group: Path, file: str, count: int = 1) -> Callable[[], bool]:
+    """Whether that many handles are open on a file of the group."""
+
+    def look() -> bool:
+        rows = (group / ".who").read_text().splitlines()
+        return sum(f'"file": "{file}"' in row for row in rows) >= count
+
+    return look

@@ -1,3 +1,0 @@
-from tests.units.hand import made
-
-__all__ = ["made"]
