@@ -71,7 +71,9 @@ def test_mutants_are_caught(mutant: str, tmp_path: Path) -> None:
     source.write_text(source.read_text().replace(text, instead))
     build.module(tmp_path / "mqfs" / "ring")
     for folder in ("ring", "support"):
-        shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     (tmp_path / "tests" / "__init__.py").touch()
     done = subprocess.run(
         [sys.executable, "-m", "tests.ring.memory.stops", only],
