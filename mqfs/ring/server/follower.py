@@ -42,7 +42,7 @@ class Follower:
                 if self._ring.wait(self._position, _CHECK_AGAIN_S if self._held[0] else _CHECK_S):
                     self._ask(self._take)
                 elif self._is_held_too_long():
-                    self._ask(self._abandon)
+                    self._ask(self._retire)
                 if self._ring.retired:
                     return
         except RuntimeError:
@@ -74,7 +74,7 @@ class Follower:
             return False
         return now - since >= limits.RING_HOLD_S
 
-    def _abandon(self) -> None:
+    def _retire(self) -> None:
         self._ring_log.held_up = True
         self._ring_log.retire(f"thread {self._held[0]} held its lock too long")
         self._again.release()

@@ -1,6 +1,6 @@
 """The checks of a ring's records before the log takes them: its clients may write anything there.
 
-Owns the rules of a client's records, and the budget for a ring in which others were found. Changes neither ring nor log.
+Owns the rules of a client's records, and the budget for checking a corrupt ring. Changes neither ring nor log.
 """
 
 from __future__ import annotations

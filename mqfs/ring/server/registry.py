@@ -59,7 +59,7 @@ class RingRegistry:
         self._generations: dict[int, int] = {}
         self._cooldown: dict[
             tuple[str, int], deque[float]
-        ] = {}  # when the rings of whom (see _whose) were corrupt, or blocked the server
+        ] = {}  # by _whose: when rings were corrupt or locked too long
         self._closing: Wait[None] | None = None
         self._unreadable: dict[int, Exception] = {}  # why the log of a group with a ring cannot be read now
         self._keeper = KeeperLink(store.path) if store.path else None
@@ -236,7 +236,7 @@ class RingRegistry:
         return own
 
     def _make_room(self, owner: int) -> None:
-        """Make room for another ring of an owner: over the limit, retire the one unused for longest. Raises OverLimit."""
+        """Make room for another ring of an owner: retire the one unused for longest if needed. Raises OverLimit."""
         owners = [ring_log.group.state.uid for ring_log in (*(own.ring_log for own in self._all()), *self._draining)]
         mine = owners.count(owner)
         try:
