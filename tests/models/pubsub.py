@@ -6,8 +6,6 @@ what waiting calls came to, in the order in which they were answered.
 
 from __future__ import annotations
 
-from __future__ import annotations
-
 import json
 from typing import Any, NotRequired, TypedDict
 

@@ -29,6 +29,8 @@ from tests.support.eventually import HANG_S
 from tests.support.server import Server, unmount
 from tests.support.server import mqfs as command
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 # Rings are given again and again to who spoils them: else there would be three tries a minute.
 SERVER = (
     "from mqfs import limits; from mqfs.cli.main import main; import sys; "

@@ -507,7 +507,7 @@ def test_another_user_is_refused_what_the_modes_say(tree: Tree) -> None:
     assert stranger.one("Topen tag 1 fid 1 mode 0").startswith("Ropen")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of another owner")
+@pytest.mark.root
 def test_wstat_is_all_or_nothing(tree: Tree) -> None:
     """Who may rename, but not change the mode, does neither in one Twstat."""
     root = Line(tree, version="9P2000")

@@ -119,6 +119,7 @@ def test_sizes() -> None:
     assert ring.publish_many(1, [bytearray(b"a"), memoryview(b"b")]) == 16
 
 
+@pytest.mark.process
 def test_no_memory_is_an_error_not_a_signal(tmp_path: Path) -> None:
     def act(_: Ring) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -151,6 +152,7 @@ def test_no_memory_is_an_error_not_a_signal(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "28\n"), done.stderr
 
 
+@pytest.mark.process
 def test_it_is_passed_over_a_socket_and_outlives_its_maker() -> None:
     left, right = socket.socketpair()
 
@@ -172,6 +174,7 @@ def test_it_is_passed_over_a_socket_and_outlives_its_maker() -> None:
     right.close()
 
 
+@pytest.mark.process
 def test_a_forked_child_must_attach_for_itself_and_keeps_no_seat_alive() -> None:
     ring = create(LEAST)
     watch = ring.consumer()
@@ -243,6 +246,7 @@ def use(ring: Ring) -> None:
             pass
 
 
+@pytest.mark.process
 def test_noise_in_shared_memory_is_an_error_and_nothing_worse() -> None:
     def act(again: Ring) -> None:
         chance = random.Random(seed())
@@ -273,6 +277,7 @@ def test_noise_in_shared_memory_is_an_error_and_nothing_worse() -> None:
     assert ended(fork(create(LEAST), act)) == 0
 
 
+@pytest.mark.process
 def test_noise_while_it_is_used() -> None:
     """A process writes noise all the time; nobody who uses the ring meanwhile is harmed."""
     ring = create(LEAST)

@@ -15,6 +15,8 @@ from tests.ring.memory import build, stops
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(("name", "check", "arguments"), stops.checks())
 def test_stop(name: str, check: Any, arguments: tuple[int, ...]) -> None:

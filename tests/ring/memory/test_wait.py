@@ -51,6 +51,7 @@ def test_time_outs(wait: Literal["spin", "yield", "block"]) -> None:
         assert timeout <= time.monotonic() - began < patient(20)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("wait", WAYS)
 def test_a_signal_ends_a_wait(wait: Literal["spin", "yield", "block"]) -> None:
     ring = create(LEAST)

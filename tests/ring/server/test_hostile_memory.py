@@ -193,6 +193,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RingIntake, "_break_off", fail)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_numbers_stored_at_any_moment(keeper: Any, bounded: None) -> None:
     with small():
@@ -206,6 +207,7 @@ def test_numbers_stored_at_any_moment(keeper: Any, bounded: None) -> None:
                 keeper("").quit()
 
 
+@pytest.mark.slow
 def test_numbers_stored_all_the_time(keeper: Any, bounded: None) -> None:
     """A thread stores while the server reads: what was looked at once is another value the next time."""
     with small():
@@ -301,6 +303,8 @@ def test_a_ring_that_cannot_be_resumed(keeper: Any, word: str) -> None:
 # ---------------------------------------------------------------- a real server
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("stores", [{"reserved": 2**63, "tail": 2**64 - 1}, {"state0": 2**64 - 1, "tail": 2**63}])
 def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int]) -> None:
     address = f"unix!{tmp_path / 's'}"
@@ -353,6 +357,8 @@ class Stranger(Member):
             )  # fmt: skip
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(3_600)
 @pytest.mark.root
 def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,6 +481,7 @@ def _filled(kind: str, record: bytes, sequence: int, count: int) -> bytes:
             return b"".join(numbered(sequence + n) if n % 2 else bytes(size) for n in range(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["noise", "heads", "old", "new", "each other one"])
 def test_a_whole_ring_of_it_holds_up_the_server_for_a_moment(kind: str) -> None:
     """16 MiB, written behind the server's back: it was up to a minute."""

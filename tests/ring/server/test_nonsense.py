@@ -131,6 +131,7 @@ def timed(rig: Rig, act: Callable[..., object], *arguments: Any) -> None:
     assert time.monotonic() - began < WORST_S
 
 
+@pytest.mark.slow
 def test_records_that_may_not_be_published(keeper: Any) -> None:
     """Nobody else loses anything, in the ring or by files; sequences stay as they were told."""
     spoilt = 0
@@ -183,6 +184,7 @@ def test_records_that_may_not_be_published(keeper: Any) -> None:
     assert spoilt > size(1_500) // 4
 
 
+@pytest.mark.slow
 def test_words_and_noise(keeper: Any) -> None:
     """Whatever is in the ring, the server answers in time, and the group is as good as new with the next one."""
     with small():
@@ -297,6 +299,7 @@ def test_quarantine_and_the_rest(keeper: Any) -> None:
     rig.stop()
 
 
+@pytest.mark.slow
 def test_a_flood_of_nonsense(keeper: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A whole ring of records that may not be, and of what looks like heads: time, log and quarantine stay small."""
     logging.disable(logging.NOTSET)
