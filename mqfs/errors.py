@@ -73,7 +73,7 @@ class Denied(MqfsError):
 
 
 class NotPermitted(MqfsError):
-    """Not a matter of mode bits: not the owner, protected, or the tree never does this."""
+    """Refused regardless of mode bits: not the owner, protected, or never done by the tree."""
 
     errno, text, http = _errno.EPERM, "operation not permitted", 403
 
@@ -216,7 +216,7 @@ class BadConfig(MqfsError):
 
 
 class MountError(MqfsError):
-    """An unusable mount point, or no FUSE; the detail says what is expected."""
+    """An unusable mount point, or no FUSE; the detail has the remedy."""
 
     errno, text, http = _errno.EINVAL, "cannot mount", 400
     whole = True

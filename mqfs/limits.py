@@ -4,7 +4,7 @@ Names end in their unit. Code reads them as `limits.NAME` at the time of use, so
 """
 
 # Messages and names
-MESSAGE_BYTES = 1_044_480  # what one FUSE request carries whole whatever the alignment of the caller's buffer
+MESSAGE_BYTES = 1_044_480  # one FUSE request carries it whole with any alignment of the caller's buffer
 NAME_BYTES = 255  # NAME_MAX of every file system a name may be copied to
 PATH_GROUPS = 64  # depth of nesting: keeps every path under PATH_MAX and every walk short
 LINE_BYTES = MESSAGE_BYTES  # an incomplete line kept in a handle (`data line`)

@@ -131,7 +131,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
     if ring.MISSING:
         pytest.skip(ring.MISSING)
     where: Any = ring_subscription if failing == "CursorSubscription" else CursorSubscription
-    real, failures, seats, cursors = getattr(where, failing), 5, [], []
+    real, failures, slots, cursors = getattr(where, failing), 5, [], []
     with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
         group = client.group(name, create=True, ctl=["replay all"])
         with group.subscribe("s") as reading:
@@ -142,15 +142,15 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
 
             def fail_at_first(*arguments: Any, **options: Any) -> Any:
                 made = group._publisher._direct._attachment.now.ring  # type: ignore[union-attr]
-                seats.append(sum(bool(seat and lives) for seat, _, _, _, lives in made.seats()))
+                slots.append(sum(bool(slot and lives) for slot, _, _, _, lives in made.slots()))
                 cursors.append(read_whole(other._link, f"{other.group(name).path}/.who").count(b".cursor"))
-                if len(seats) <= failures:
+                if len(slots) <= failures:
                     raise Disconnected("the connection was lost")
                 return real(*arguments, **options)
 
             monkeypatch.setattr(where, failing, fail_at_first)
             assert [reading.get(timeout=HANG_S).body for _ in range(3)] == [b"1", b"2", b"3"]
-    assert seats == [1] * (failures + 1)
+    assert slots == [1] * (failures + 1)
     assert set(cursors) == {0 if failing == "CursorSubscription" else 1}
 
 

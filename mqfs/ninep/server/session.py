@@ -181,7 +181,7 @@ class Session:
         yield from self._reset()
         self._replies.take()  # free its memory now, not with the next collection
         self._framer = Framer(self.negotiated.msize)
-        self._parked.wake = self.delay = ended  # no circle with its driver: looks for those are rare
+        self._parked.wake = self.delay = ended  # no reference cycle with its driver: collections are rare
 
     def clunk(self, fid: Fid) -> None:
         """Forget a fid: its parked reads fail with Interrupted, its parked writes are answered when they are done."""

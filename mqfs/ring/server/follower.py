@@ -13,8 +13,8 @@ from mqfs.ring.server.ring_log import RingLog
 log = logging.getLogger("mqfs.ring")
 
 Post = Callable[[Callable[[], None]], None]  # has the engine's thread call a function
-_LOOK_S = 0.25  # between two looks at the ring's lock
-_LOOK_AGAIN_S = 0.05  # while it is held
+_CHECK_S = 0.25  # between two checks of the ring's lock
+_CHECK_AGAIN_S = 0.05  # while it is held
 _RETRY_S = 0.25  # when the log had no room
 
 
@@ -39,10 +39,10 @@ class Follower:
     def _follow(self) -> None:
         try:
             while not self._stopped.is_set():
-                if self._ring.wait(self._position, _LOOK_AGAIN_S if self._held[0] else _LOOK_S):
+                if self._ring.wait(self._position, _CHECK_AGAIN_S if self._held[0] else _CHECK_S):
                     self._ask(self._take)
                 elif self._is_held_too_long():
-                    self._ask(self._abandon)
+                    self._ask(self._retire)
                 if self._ring.retired:
                     return
         except RuntimeError:
@@ -74,7 +74,7 @@ class Follower:
             return False
         return now - since >= limits.RING_HOLD_S
 
-    def _abandon(self) -> None:
+    def _retire(self) -> None:
         self._ring_log.held_up = True
         self._ring_log.retire(f"thread {self._held[0]} held its lock too long")
         self._again.release()

@@ -44,7 +44,7 @@ class _Range:
 
     @property
     def sequence(self) -> int:
-        """Of the next row."""
+        """The sequence of the next row."""
         return self.rows.sequences[self.at]
 
     def between(self, begin: int, end: int) -> memoryview:
@@ -83,7 +83,7 @@ class RingIntake:
 
     @property
     def final_position(self) -> int | None:
-        """Where the ring ends, now that nothing more is published in it; None while something is to be taken."""
+        """The end of a ring in which nothing more is published; None while records are to be taken."""
         if self.blocked or self._range is not None or self._raw:
             return None
         return self._consumer.position if self._salvaged is None else self._salvaged
@@ -226,7 +226,9 @@ class RingIntake:
     def _is_wanted(self, rows: Columns) -> bool:
         """Whether they must be retained, or a reader has not had them."""
         group = self._group
-        return group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings) or self.readers.exist()
+        return (
+            group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings) or self.readers.has_any()
+        )
 
     def _skip_to(self, sequence: int) -> None:
         """Messages below it that were not taken exist nowhere."""

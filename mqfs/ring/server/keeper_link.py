@@ -38,7 +38,7 @@ class _Child(subprocess.Popen[bytes]):
 
 
 class KeeperLink:
-    """The fd keeper of one store. `look` is to be called about once a second."""
+    """The fd keeper of one store. `ensure_alive` is to be called about once a second."""
 
     def __init__(self, store_path: str) -> None:
         self._path = store_path
@@ -73,7 +73,7 @@ class KeeperLink:
         if self._socket is not None or _there(self._path):
             self._try(b"drop " + name)
 
-    def look(self) -> None:
+    def ensure_alive(self) -> None:
         """Replace a keeper that was killed."""
         if self._socket is not None and _has_ended(self._socket):
             self._lose()

@@ -59,7 +59,7 @@ class RingRegistry:
         self._generations: dict[int, int] = {}
         self._cooldown: dict[
             tuple[str, int], deque[float]
-        ] = {}  # when the rings of whom (see _whose) were corrupt, or blocked the server
+        ] = {}  # by _whose: when rings were corrupt or locked too long
         self._closing: Wait[None] | None = None
         self._unreadable: dict[int, Exception] = {}  # why the log of a group with a ring cannot be read now
         self._keeper = KeeperLink(store.path) if store.path else None
@@ -236,7 +236,7 @@ class RingRegistry:
         return own
 
     def _make_room(self, owner: int) -> None:
-        """Where a ring more of that owner is over the limit, retire the one unused for longest. Raises OverLimit."""
+        """Make room for another ring of an owner: retire the one unused for longest if needed. Raises OverLimit."""
         owners = [ring_log.group.state.uid for ring_log in (*(own.ring_log for own in self._all()), *self._draining)]
         mine = owners.count(owner)
         try:
@@ -315,13 +315,13 @@ class RingRegistry:
         """Once a second."""
         now = time.monotonic()
         if self._keeper is not None:
-            self._keeper.look()
+            self._keeper.ensure_alive()
         for own in self._all():
             self._contain(own.ring_log, "maintaining its ring", own.ring_log.tick)
             if not own.attached and not own.ring_log.why and now - own.alone_since >= limits.RING_IDLE_S:
                 own.ring_log.retire("no client is attached")
         for ring_log, since in list(self._draining.items()):
-            if now - since >= limits.RING_CHANGE_S or not ring_log.intake.readers.look():
+            if now - since >= limits.RING_CHANGE_S or not ring_log.intake.readers.update():
                 self._release(ring_log)
 
     def close(self) -> Step[None]:
@@ -350,7 +350,7 @@ class RingRegistry:
 
 
 def _whose(group: Group) -> tuple[str, int]:
-    """Whose rings pause after a corrupt one: the owner's, who alone has access; by `ring all` the group's."""
+    """The key of a pause after a corrupt ring: the owner, who alone has access; by `ring all` the group."""
     return ("group", group.number) if group.settings.ring == "all" else ("owner", group.state.uid)
 
 

@@ -236,7 +236,7 @@ class RingLog:
             return
         self.ring.end(end)
         self.ended = True
-        if self.intake.readers.look():
+        if self.intake.readers.update():
             self.group.past_rings.add(self)
         self._restore_bucket()
         last = self.inner.end.next - 1

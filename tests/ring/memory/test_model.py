@@ -137,7 +137,7 @@ class RingMachine(RuleBasedStateMachine):
     @invariant()
     def positions(self) -> None:
         assert self.rings[0].tail == self.ends[-1]
-        assert len(self.rings[0].seats()) == len(self.readers)
+        assert len(self.rings[0].slots()) == len(self.readers)
         for reader in self.readers:
             assert reader.consumer.position == self.ends[reader.at]
 

@@ -152,7 +152,7 @@ def test_random_kills_of_publishers_and_consumers() -> None:
         last = drain(consumer, following, last)
     ring.publish(0, HEAD.pack(0, 0), b"", 1, 0, 1.0)
     assert drain(consumer, following, last) == last + 1
-    assert len(ring.seats()) <= 2
+    assert len(ring.slots()) <= 2
     print(f"{rounds} kills, {last} records, {ring.recovered} with the lock, longest stall {longest * 1e3:.0f} ms")
 
 

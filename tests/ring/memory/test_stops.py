@@ -52,13 +52,13 @@ MUTANTS = {
         "overwritten",
     ),
     "the dead gate": (
-        "if (state != SEAT_FREE && state != SEAT_KEPT && !ring_seat_alive(h, i))",
-        "if (!state && !ring_seat_alive(h, i))",
+        "if (state != SLOT_FREE && state != SLOT_KEPT && !ring_slot_alive(h, i))",
+        "if (!state && !ring_slot_alive(h, i))",
         "consumer",
     ),
     "who does not move is dead": (
-        "if (state != SEAT_FREE && state != SEAT_KEPT && !ring_seat_alive(h, i))",
-        "if (state != SEAT_FREE && state != SEAT_KEPT)",
+        "if (state != SLOT_FREE && state != SLOT_KEPT && !ring_slot_alive(h, i))",
+        "if (state != SLOT_FREE && state != SLOT_KEPT)",
         "consumer",
     ),
 }

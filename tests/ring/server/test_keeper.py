@@ -143,12 +143,12 @@ def test_a_killed_keeper_is_noticed_and_told_again(
     made.publish(1, b"here")
     link.keep(1, 7, made.fileno())
     [old] = keepers(store)
-    link.look()
+    link.ensure_alive()
     assert keepers(store) == [old]
     os.kill(old, signal.SIGKILL)
 
     def another() -> bool:
-        link.look()
+        link.ensure_alive()
         return keepers(store) not in ([], [old])
 
     eventually(another, "there is another one")
@@ -260,7 +260,7 @@ def test_without_a_folder_it_says_so_and_goes_on(tmp_path: Path, caplog: pytest.
     link, made = KeeperLink(str(tmp_path / "none")), ring.create(1 << 16)
     link.keep(1, 1, made.fileno())
     link.keep(2, 1, made.fileno())
-    link.look()
+    link.ensure_alive()
     link.quit()
     assert caplog.text.count("no fd keeper") == 1
 
@@ -276,7 +276,7 @@ def test_a_server_with_thousands_of_descriptors(store: Path, link: KeeperLink) -
         made = ring.create(1 << 16, generation=30)
         made.publish(1, b"of group 3")
         link.keep(3, 30, made.fileno())
-        link.look()
+        link.ensure_alive()
         assert taken(store) == {(3, 30): b"of group 3"}
     finally:
         for fd in (null, *many):
