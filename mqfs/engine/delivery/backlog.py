@@ -20,6 +20,8 @@ MESSAGE = int(Kind.MESSAGE)
 class Backlog:
     """Of one consumer."""
 
+    __slots__ = ("_claims", "_coverage", "_group", "_held", "_own", "_size")
+
     def __init__(self, group: Group, own: ConsumerState, coverage: Coverage, claims: Claims, held: set[int]) -> None:
         self._group, self._own, self._coverage, self._claims = group, own, coverage, claims
         self._held = held  # exclusive messages that are claimed and not acked

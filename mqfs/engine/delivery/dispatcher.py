@@ -43,6 +43,20 @@ class Candidate(Protocol):
 class Dispatcher:
     """Of one consumer, of which `receivers` are open."""
 
+    __slots__ = (
+        "_claims",
+        "_coverage",
+        "_gap_start",
+        "_group",
+        "_progress",
+        "_ranks",
+        "_ready",
+        "_receivers",
+        "_scan_position",
+        "_waiting",
+        "gaps",
+    )
+
     def __init__(
         self,
         group: Group,

@@ -47,6 +47,8 @@ class SharedStreams(Group, Protocol):
 class ExclusiveClaims:
     """Of one consumer. `held`: messages it claimed first and did not ack. `serve` has its parked reads look again."""
 
+    __slots__ = ("_coverage", "_dispatcher", "_group", "_held", "_own", "_serve")
+
     def __init__(
         self,
         group: SharedStreams,

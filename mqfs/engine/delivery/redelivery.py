@@ -61,6 +61,8 @@ class Owner(Protocol):
 class Redelivery:
     """Of one consumer. Calls that record raise DiskFailed and ReadOnly; then nothing has changed."""
 
+    __slots__ = ("_claims", "_dispatcher", "_group", "_in_flight", "_log", "_owner", "_returned")
+
     def __init__(self, group: RedeliveringGroup, owner: Owner, set_alarm: Callable[[int], None]) -> None:
         self._group, self._log, self._owner = group, group.log, owner
         self._claims, self._dispatcher = owner.claims, owner.dispatcher
