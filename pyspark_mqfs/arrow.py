@@ -1,7 +1,7 @@
 """Records as bytes → record batches of Arrow, column by column.
 
-Owns what a batch is made of: one pass in C (mqfs/gather) fills the buffers, and here they get their types. There is no
-loop over records here, but where the C part is missing. It asks no server and opens no file.
+Owns the types of the columns; one pass of mqfs/log/columns fills their buffers. No loop over records, except without
+the C extension. Asks no server, opens no file.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Numbers = Any  # a one-dimensional numpy array of integers
-Bounds = Mapping[str, tuple[int, int]]  # of a stream the first sequence that is wanted, and the first that is not
+Bounds = Mapping[str, tuple[int, int]]  # by stream: [first, end) of the wanted sequences
 _NAME = np.dtype([("number", "<u4"), ("size", "<u2")])
 _NAMES_KIND_AT = 28
 _NO_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ALL = (0, 1 << 63)
 _NOTHING = (0, 0)
-_ROOMS = 4  # Spark holds one batch while the next is made
+_ROOMS = 4  # Spark holds one batch while the next is decoded
 
 
 class BufferPool:
-    """Memory for batches, taken again when nobody has the batch any more: what is asked of the system anew for each
-    costs more than all that is done with it."""
+    """Memory of batches, reused once a batch is released: allocating each costs more than decoding it."""
 
     def __init__(self) -> None:
         self._rooms: list[bytearray] = []
@@ -50,7 +49,7 @@ class BufferPool:
 
 
 def _idle() -> int:
-    """References that a room has which is only in the list."""
+    """The reference count of a buffer that only the list has."""
     rooms = [bytearray()]
     return next(sys.getrefcount(room) for room in rooms)
 
@@ -59,15 +58,14 @@ _IDLE = _idle()
 
 
 class ArrowDecoder:
-    """Bytes of `format record`, as they come, to batches: the state is what of a record has not come yet."""
+    """Decode chunks of `format record` to batches; the state is an incomplete record."""
 
     def __init__(self, schema: StructType, group: str, bounds: Bounds | None = None) -> None:
-        """`group`: its path from the root, "" for the root itself; `bounds`: of which streams what is wanted, None for
-        all that comes."""
+        """`group`: its path from the root, "" for the root; `bounds`: the wanted streams and ranges, None for all."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self.schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-        self.next = 0  # the sequence behind the last record that was seen
+        self.next = 0  # the sequence after the last record
         self._asked = sum({_ASKED.get(name, 0) for name in self.schema.names})
         self._prefix = f"{group}/" if group else ""
         self._bounds = bounds
@@ -78,17 +76,17 @@ class ArrowDecoder:
 
     @property
     def clean(self) -> bool:
-        """All that came was whole records."""
+        """Whether no record is incomplete."""
         return not self._rest
 
     def restart(self) -> None:
-        """What comes next comes from a new connection."""
+        """Drop an incomplete record: the next chunk is of a new connection."""
         self._rest = b""
         if self._strangers:
             self._tell({})
 
     def know(self, streams: Mapping[int, tuple[str, int, int]]) -> None:
-        """What comes next is of these streams (by number: name, bounds) or of others, which are left out."""
+        """Set the streams of the next chunks, by number: name and bounds. Records of other streams are skipped."""
         self._table = NameTable.of({n: (self._prefix + name, low, high) for n, (name, low, high) in streams.items()})
         self._strangers = True
 
@@ -104,7 +102,7 @@ class ArrowDecoder:
         self._strangers = False
 
     def feed(self, data: Buffer) -> pa.RecordBatch:
-        """The wanted messages that are whole now."""
+        """The wanted messages that are complete with this chunk."""
         data = self._rest + bytes(data) if self._rest else data
         at, batches = 0, []
         while at < len(data):
@@ -122,12 +120,12 @@ class ArrowDecoder:
         return batches[0] if len(batches) == 1 else self._joined(batches)
 
     def finish(self) -> None:
-        """Nothing more comes. DiskFailed where a record is not whole."""
+        """End the input. Raises DiskFailed for an incomplete record."""
         if self._rest:
-            raise DiskFailed(f"{len(self._rest)} bytes behind sequence {self.next - 1} are no whole record")
+            raise DiskFailed(f"incomplete record: {len(self._rest)} bytes after sequence {self.next - 1}")
 
     def _names_at(self, data: Buffer, at: int) -> int:
-        """Take a record of names; where it ends, or `at` where none is there."""
+        """Apply a NAMES record at a position; its end, or `at` without one."""
         if len(data) < at + HEAD_BYTES or data[at + _NAMES_KIND_AT] != Kind.NAMES:
             return at
         size = int.from_bytes(data[at : at + 4], "little")
@@ -143,13 +141,13 @@ class ArrowDecoder:
         return at + record.padded(size)
 
     def _batch(self, data: Buffer, found: Columns) -> pa.RecordBatch:
-        if not self.schema.names:  # count() of nothing but rows
+        if not self.schema.names:  # count() reads no column
             return pa.RecordBatch.from_struct_array(pa.array([{}] * found.rows, pa.struct([])))
         columns = [_COLUMNS[field.name](data, found) for field in self.schema]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """None, or those between which there were names."""
+        """One batch of all, split by NAMES records; an empty one of none."""
         if not batches:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
         return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
@@ -179,8 +177,8 @@ def _nulls(data: Buffer, found: Columns) -> pa.Array:
 
 
 def _headers(data: Buffer, found: Columns) -> pa.Array:
-    """The headers of each message, null where it has none. Each turn takes one header of every message that has one
-    left: as many turns as the message with the most has headers."""
+    """The headers of each message, null where it has none. Each pass decodes one header of every message that has one
+    left: as many passes as one message has headers."""
     if found.headers is None:
         return pa.nulls(found.rows, _NO_HEADERS)
     raw = np.frombuffer(data, np.uint8)
@@ -211,8 +209,8 @@ def _headers(data: Buffer, found: Columns) -> pa.Array:
 
 
 def _slices(data: Buffer, begin: Numbers, end: Numbers, kind: pa.DataType) -> pa.Array:
-    """An array of data[begin:end], which ascend: the whole buffer as one array in which every other element is the gap
-    between two slices, and of that every other element."""
+    """An array of the ascending slices data[begin:end]. The whole buffer becomes an array in which slices and the gaps
+    between them alternate; every other element of it is taken."""
     count = len(begin)
     borders = np.empty(2 * count, np.int32)
     borders[0::2], borders[1::2] = begin, end

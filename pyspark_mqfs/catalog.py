@@ -1,6 +1,6 @@
-"""What a server has now: its groups and streams, as a cursor tells them.
+"""The groups and streams of a server, by the command `streams` of a cursor, and the selection of a query.
 
-Owns the asking and which streams a query is over. Moves nothing, and reads no message.
+Reads no message, changes nothing.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ FORMS = "one of subscribe, subscribePattern and assign"
 
 @attrs.frozen
 class Stream:
-    """One stream of a survey."""
+    """One stream of a catalog."""
 
-    floor: int  # nothing is kept below
-    cut: int  # a bound or `clear` took away what was below
-    first: int  # sequence of the oldest kept; 0: none
+    floor: int  # no message is retained below
+    cut: int  # evicted, or removed by `clear`, below
+    first: int  # the oldest retained sequence; 0: none
     newest: int  # 0: none
     number: int = 0  # in the log
 
     @property
     def oldest(self) -> int:
-        """The sequence of what is read first of it; 0 where nothing is kept."""
+        """The first sequence to read; 0 where no message is retained."""
         return max(self.first, self.floor) if self.first else 0
 
 
 @attrs.frozen
 class Group:
-    """One group of a survey, with those of its streams that were asked for."""
+    """One group of a catalog, with its selected streams."""
 
     path: str
     next: int
     log_bytes: int
     streams: Mapping[str, Stream]
-    whole: bool  # it has no others
+    whole: bool  # all its streams are selected
     number: int = 0  # of its bucket
-    plain: bool = False  # the log and the floors tell all that is to be read
+    plain: bool = False  # log and floors are enough to decide what to read
 
     @property
     def end(self) -> int:
-        """The sequence behind the newest message of its streams; 0 where there is none."""
+        """The sequence after the newest message of its streams; 0 without one."""
         return max((stream.newest for stream in self.streams.values()), default=-1) + 1
 
 
 @attrs.frozen
 class ServerCatalog:
-    """Groups by path, of those that have streams that were asked for."""
+    """The groups with selected streams, by path."""
 
     store: str
     groups: Mapping[str, Group]
@@ -72,7 +72,7 @@ class ServerCatalog:
                 yield path_of(group.path, name), group, stream
 
     def numbers(self) -> dict[str, str]:
-        """Of every stream what it keeps as long as it is, and no other of its name has."""
+        """An identity of every stream, which a later stream of the same name does not have."""
         return {path: f"{group.number}.{stream.number}" for path, group, stream in self.streams()}
 
 
@@ -88,7 +88,7 @@ def split(path: str) -> tuple[str, str]:
 
 @attrs.frozen
 class Selection:
-    """Which streams a query is over: paths, or a pattern that the whole path must match."""
+    """The streams of a query: paths, or a pattern that matches whole paths."""
 
     option: str
     paths: tuple[str, ...] = ()
@@ -98,24 +98,24 @@ class Selection:
     def of(cls, options: Options) -> Selection:
         given = options.one_of("subscribe", "subscribePattern", "assign")
         if given is None:
-            raise OptionError(f"no streams are named; {FORMS} is right")
+            raise OptionError(f"no streams selected (expected {FORMS})")
         if given == "subscribePattern":
             pattern = options.text(given)
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise bad(given, pattern, f"a regular expression as Python has them ({error})") from None
+                raise bad(given, pattern, f"a regular expression of Python: {error}") from None
             return cls(given, pattern=pattern)
         words = (
             [word.strip() for word in options.text(given).split(",")] if given == "subscribe" else _assigned(options)
         )
         paths = tuple(dict.fromkeys(word.strip("/") for word in words))
         if not all(paths):
-            raise bad(given, options.text(given), "paths of streams, as jobs/mail,jobs/print,")
+            raise bad(given, options.text(given), "paths of streams, as jobs/mail,jobs/print")
         return cls(given, paths)
 
     def survey(self, client: Client) -> ServerCatalog:
-        """What there is of it now. Groups and streams that are not there are left out."""
+        """The present catalog, without missing groups and streams."""
         if self.paths:
             wanted: dict[str, set[str]] = {}
             for group, name in map(split, self.paths):
@@ -129,12 +129,12 @@ def _assigned(options: Options) -> list[str]:
     right = '{"jobs/mail": [0], "jobs/print": [0]}'
     paths = options.object("assign", right)
     if not paths or any(value not in ([0], [], None) for value in paths.values()):
-        raise bad("assign", options.text("assign"), f"{right}, a stream having the one partition 0,")
+        raise bad("assign", options.text("assign"), f"{right}: a stream has only partition 0")
     return list(paths)
 
 
 def places(client: Client, group: str) -> dict[str, object]:
-    """Where the streams of a group begin and end, by name. Nothing is counted for it, however much is kept."""
+    """The positions of the streams of a group, by name, in constant time a stream. Raises MqfsError."""
     return client.do(_places(client, group))
 
 
@@ -192,12 +192,12 @@ class Split(NamedTuple):
 
 
 def select(file: File, names: Iterable[str]) -> None:
-    """Narrow a cursor to those streams. More than it takes at once are all asked for, so that it refuses what may not
-    be read, and then it shows the whole group: who reads leaves out what is too much."""
+    """Narrow a cursor to these streams. More than one command takes are selected one after the other, which refuses
+    those that may not be read; then the cursor shows the whole group, and the decoder skips the others."""
     lines: list[str] = []
     words, size = ["select"], 0
     for name in names:
-        if "\n" in name:  # cannot be said in a command
+        if "\n" in name:  # no command can name it
             words = ["select"]
             lines = ["select"]
             break
@@ -214,7 +214,7 @@ def select(file: File, names: Iterable[str]) -> None:
 
 
 def measure(client: Client, group: str, names: Iterable[str], begin: str, end: int, step: str) -> list[Split]:
-    """Where [begin, end) of a group would be cut; `begin` as `seek` takes it, `step` as `measure` does."""
+    """The splits of [begin, end) of a group; `begin` as for `seek`, `step` as for `measure`."""
     found: list[Split] = []
     with client.open(path_of(group, ".cursor"), "r+") as file:
         select(file, names)
@@ -226,7 +226,7 @@ def measure(client: Client, group: str, names: Iterable[str], begin: str, end: i
                 told += file.receive(MESSAGE_BYTES)
             some = [Split(*map(int, line.split())) for line in told.decode().splitlines() if line]
             if len(some) > 1 and some[-1].end < end < ANY:
-                some.pop()  # it ends where the answer did: once more, whole
+                some.pop()  # cut short by the end of the answer: measured again
             found += some
             if not some or some[-1].end >= end or end == ANY:
                 return found

@@ -1,7 +1,7 @@
-"""A query as a consumer of the groups it reads: its position where `.stats` shows it, and retention heeds it.
+"""The consumers of a query, one a group, so that `.stats` shows its lag and retention waits for it.
 
-Owns the making and moving of those consumers, and that only one query at a time is the consumer: it is private, and
-held open. It claims no message.
+Owns creating and moving them. They are private and one is held open, so that two queries cannot share them. Claims no
+message.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pyspark_mqfs.catalog import Group, ServerCatalog, path_of
 from pyspark_mqfs.options import OptionError
 
 log = logging.getLogger(__name__)
-PAUSE_S = 0.1  # between two looks whether the consumer is free
+PAUSE_S = 0.1  # from try to try to open a consumer
 
 
 class Consumers:
-    """One consumer a group, all of one name."""
+    """One consumer a group, all of the same name."""
 
     def __init__(self, *, required: bool, patience_s: float) -> None:
-        """`required`: it was asked for by name, so that not being permitted to have it is an error. `patience_s`: how
-        long a query that has it is waited for; one that was killed may be there a little longer than its driver."""
+        """`required`: option consumer names it, so that a refusal is an error. `timeout_s`: the wait for another query,
+        as the connection of a killed driver ends a little later."""
         self.required, self.patience_s = required, patience_s
-        self._held: tuple[Client, File, str] | None = None  # and its path
-        self._over: dict[str, frozenset[str]] = {}  # of each group, the streams its consumer was made over
-        self._at: dict[str, int] = {}  # of each group, where its consumer is
-        self._without: set[str] = set()  # groups where there can be none
+        self._held: tuple[Client, File, str] | None = None  # its connection, file and path
+        self._over: dict[str, frozenset[str]] = {}  # by group: the streams of its consumer
+        self._at: dict[str, int] = {}  # by group: the position of its consumer
+        self._without: set[str] = set()  # groups that refuse a consumer
 
     def move(self, client: Client, name: str, survey: ServerCatalog, positions: Mapping[str, int]) -> None:
-        """Everything below the positions is done."""
+        """Move the consumers to these positions, creating them where missing. Raises OptionError, Disconnected."""
         for path, group in survey.groups.items():
             mine = [positions[key] for stream in group.streams if (key := path_of(path, stream)) in positions]
             if mine and path not in self._without and not self._is_at(client, group, min(mine)):
@@ -44,7 +44,7 @@ class Consumers:
                 self._at[path] = min(mine)
 
     def leave(self, client: Client, name: str, survey: ServerCatalog) -> None:
-        """Be no consumer of that name any more, and have none left."""
+        """Remove the consumers of that name and their views."""
         self._let_go()
         self._over.clear()
         self._at.clear()
@@ -56,7 +56,7 @@ class Consumers:
                     self._command(client, group, f"unbind {quote_word(name)}\n")
 
     def _is_at(self, client: Client, group: Group, position: int) -> bool:
-        """Whether nothing has changed of the group since it was moved last, over this connection."""
+        """Whether the consumer of the group has the position and streams already, by this connection."""
         held = self._held is not None and self._held[0] is client
         same = self._over.get(group.path) == frozenset(group.streams)
         return held and same and self._at.get(group.path) == position
@@ -67,27 +67,25 @@ class Consumers:
             self._make(client, name, group, position)
             self._hold(client, name, group)
             self._seek(client, name, group, position)
-            if not known:  # made a moment ago, or by a driver that was killed
+            if not known:  # just created, or by a killed driver
                 with suppress(NotFound):
                     client.remove(path_of(group.path, f".consumers/{_meanwhile(name)}"))
         except Disconnected:
             raise
         except Busy:
             raise OptionError(
-                f"consumer {name} of group {group.path or '/'} is another query's, which runs: two have the same option"
-                f" {'consumer or ' if self.required else ''}checkpointLocation; one of its own is right"
+                f"consumer {name} of group {group.path or '/'}: open by another query (expected another"
+                f" {'consumer or ' if self.required else ''}checkpointLocation)"
             ) from None
         except MqfsError as error:
             where = f"consumer {name} of group {group.path or '/'}"
             if self.required:
-                raise OptionError(
-                    f"option consumer: {where}: {error}; a name and a user that may have it are right"
-                ) from None
-            log.warning("no %s shows the lag of this query, or keeps what it has not read: %s", where, error)
+                raise OptionError(f"option consumer: {where}: {error} (expected another name or user)") from None
+            log.warning("%s cannot be created: no lag in .stats, no retention for this query: %s", where, error)
             self._without.add(group.path)
 
     def _hold(self, client: Client, name: str, group: Group) -> None:
-        """Have the consumer of the first group open, as long as the connection lasts. Busy where another has it."""
+        """Hold the consumer of the first group open for the life of the connection. Raises Busy."""
         if self._held and self._held[0] is client:
             return
         deadline = time.monotonic() + self.patience_s
@@ -102,8 +100,8 @@ class Consumers:
             time.sleep(PAUSE_S)
 
     def _make(self, client: Client, name: str, group: Group, position: int) -> None:
-        """A consumer over what is read of the group: all, one stream, or a view of some. One that is there gets the
-        streams that are new: a view of it does, or it is made again over one."""
+        """Create the consumer: of the whole group, of one stream, or of a view of several. An existing one gets new
+        streams: by its view, or by being replaced with one of a view."""
         streams = frozenset(group.streams)
         there = self._there(client, path_of(group.path, f".consumers/{name}"))
         if there and self._over.get(group.path) == streams:
@@ -123,17 +121,16 @@ class Consumers:
         self._over[group.path] = streams
 
     def _is_over_less(self, client: Client, name: str, group: Group) -> bool:
-        """Whether it is over one stream and another is read, too."""
+        """Whether the consumer is of one stream, and the query reads others."""
         with client.open(path_of(group.path, ".stats")) as file:
             told = json.loads(b"".join(iter(lambda: file.receive(MESSAGE_BYTES), b"")))
         over = told["consumers"][name]["over"]
         return over is not None and any(stream != over for stream in group.streams)
 
     def _make_anew(self, client: Client, name: str, group: Group, position: int, views: str) -> None:
-        """Over a view. Until it is at its position again another consumer has what it had, or a group that keeps
-        nothing else would lose that."""
+        """Replace it with a consumer of a view. A placeholder retains the messages until its position is restored."""
         other = _meanwhile(name)
-        self._hold(client, name, group)  # Busy where it is another query's
+        self._hold(client, name, group)  # raises Busy if another query has it
         self._let_go()
         self._make_of_all(client, other, group)
         self._seek(client, other, group, position)
@@ -146,7 +143,7 @@ class Consumers:
     def _seek(self, client: Client, name: str, group: Group, position: int) -> None:
         path, command = path_of(group.path, f".consumers/{name}"), f"seek {position}\n".encode()
         if self._held is not None and self._held[0] is client and self._held[2] == path:
-            self._held[1].write(command)  # private: nobody opens it a second time
+            self._held[1].write(command)  # private: a second open is refused
             return
         with client.open(path, "w") as file:
             file.write(command)
@@ -158,7 +155,7 @@ class Consumers:
         self._held = None
 
     def _make_of_all(self, client: Client, name: str, group: Group) -> None:
-        """Who may not write `ctl` can have one that is not private: then Spark alone tells two queries apart."""
+        """Create a consumer of the whole group. Without permission to write `ctl` it is not private."""
         try:
             self._command(client, group, f"consumer {quote_word(name)} private\n")
         except (Denied, NotPermitted):
@@ -177,7 +174,7 @@ class Consumers:
 
 
 def _meanwhile(name: str) -> str:
-    """Who stands in for a consumer while it is made anew."""
+    """The name of the placeholder while a consumer is replaced."""
     return f"{name}-meanwhile"
 
 

@@ -1,6 +1,6 @@
-"""Filters that can be answered before reading: by stream, by sequence, by time.
+"""Filters pushed down to a batch read: by stream, by sequence, by time.
 
-Owns what they do to the positions of a batch. Which it can take whole is told; the others Spark looks at again.
+Owns their effect on the positions of a batch. Spark applies the filters that are not fully handled here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEVER_NULL = ("value", "topic", "partition", "offset", "timestamp", "timestampT
 
 
 class Narrowed:
-    """What the filters left of a batch."""
+    """The pushed filters of a batch."""
 
     def __init__(self) -> None:
         self._paths: list[Callable[[str], bool]] = []
@@ -39,8 +39,8 @@ class Narrowed:
         self._below_ns: int | None = None
 
     def take(self, one: Filter) -> bool:
-        """Whether Spark need not look at it again."""
-        column = ".".join(getattr(one, "attribute", ()))  # Not has another filter instead
+        """Add a filter. True if it is fully handled, so that Spark need not apply it."""
+        column = ".".join(getattr(one, "attribute", ()))  # absent in Not
         if isinstance(one, IsNotNull):
             return column in _NEVER_NULL
         if column == "topic":
@@ -82,7 +82,7 @@ class Narrowed:
         self._low, self._high = max(self._low, low), min(self._high, high)
 
     def _by_time(self, one: Filter) -> None:
-        """Narrow only: the column has microseconds, the log has more."""
+        """Narrow only: the column has microseconds, the log nanoseconds."""
         value: Any = getattr(one, "value", None)
         if not isinstance(value, datetime.datetime):
             return
@@ -95,7 +95,7 @@ class Narrowed:
             self._below_ns = below if self._below_ns is None else min(self._below_ns, below)
 
     def apply(self, client: Client, survey: ServerCatalog, start: dict[str, int], end: dict[str, int]) -> None:
-        """Draw the positions together; a stream that is not wanted has none."""
+        """Narrow the positions in place; an excluded stream gets an empty range."""
         times = {group.path: self._times(client, group) for group in survey.groups.values()}
         for path, group, _ in list(survey.streams()):
             low, high = times[group.path]

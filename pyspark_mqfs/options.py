@@ -1,7 +1,6 @@
-"""The options of the data source: their names, in any case, and what their values mean.
+"""The options of the data source: names, in any case, and the parsing of their values.
 
-Owns the refusal of what is not known or cannot be understood: one line that names the option and says what is right.
-Opens nothing.
+Owns the errors of unknown options and invalid values, one line each. Opens nothing.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ READ = (
     "consumer",
     "groupIdPrefix",
 )
-SPARKS = ("checkpointLocation", "queryName", "outputMode")  # Spark hands these to every source and sink
+SPARKS = ("checkpointLocation", "queryName", "outputMode")  # passed by Spark to every source and sink
 
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 class OptionError(ValueError):
-    """An option that is unknown, missing, or whose value means nothing."""
+    """An unknown or missing option, or an invalid value."""
 
 
 class Options:
-    """What was said, by name whatever its case."""
+    """Option values by name, in any case."""
 
     def __init__(self, said: Mapping[str, str], known: Iterable[str], what: str) -> None:
-        """`what`: who takes these options, in words ("the reader"). Raises OptionError for an unknown one."""
+        """`owner`: their user, for errors ("the reader"). Raises OptionError for an unknown option."""
         names = {name.lower(): name for name in known}
         sparks = {name.lower() for name in SPARKS}
         self._said: dict[str, str] = {}
@@ -66,17 +65,17 @@ class Options:
         return name in self._said
 
     def names(self) -> list[str]:
-        """The options that were given."""
+        """The names of the options that are set."""
         return list(self._said)
 
     def text(self, name: str, default: str = "") -> str:
         return self._said.get(name, default)
 
     def needed(self, name: str, right: str) -> str:
-        """A value that must be there; `right` says what would be right."""
+        """A required value. Raises OptionError; `expected`: its forms, for the error."""
         value = self._said.get(name, "")
         if not value:
-            raise OptionError(f"option {name} is missing; {right} is right")
+            raise OptionError(f"option {name}: missing (expected {right})")
         return value
 
     def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
@@ -84,21 +83,21 @@ class Options:
         if value is None:
             return default
         if not re.fullmatch(r"\s*[0-9]{1,18}\s*", value) or int(value) < least:
-            raise bad(name, value, f"a whole number, at least {least},")
+            raise bad(name, value, f"a whole number, at least {least}")
         return int(value)
 
     def size(self, name: str, default: int | None = None) -> int | None:
-        """Bytes; K, M or G may follow."""
+        """Bytes, with an optional K, M or G. Raises OptionError."""
         value = self._said.get(name)
         if value is None:
             return default
         found = re.fullmatch(r"([0-9]{1,18})\s*([bkmg]?)(?:i?b)?", value.strip().lower())
         if not found or not int(found[1]):
-            raise bad(name, value, "a number of bytes above 0, as 1048576, 64m or 2g,")
+            raise bad(name, value, "bytes above 0, as 1048576, 64m or 2g")
         return int(found[1]) * _SIZES[found[2]]
 
     def seconds(self, name: str, default: float) -> float:
-        """A time: a number of seconds, or one with ms, s, m, h or d behind it."""
+        """Seconds of a duration: a number with ms, s, m, h or d, or a number of seconds. Raises OptionError."""
         value = self._said.get(name)
         if value is None:
             return default
@@ -116,7 +115,7 @@ class Options:
         return value.strip().lower() == "true"
 
     def object(self, name: str, right: str) -> dict[str, Any]:
-        """A JSON object; `right` shows one."""
+        """A JSON object. Raises OptionError; `expected`: an example, for the error."""
         value = self._said[name]
         try:
             read = json.loads(value)
@@ -127,16 +126,16 @@ class Options:
         return read
 
     def one_of(self, *names: str) -> str | None:
-        """Which of these was given; OptionError where several were."""
+        """The one of these options that is set; None without one. Raises OptionError for several."""
         given = [name for name in names if name in self._said]
         if len(given) > 1:
-            raise OptionError(f"options {' and '.join(given)} exclude one another; one of them is right")
+            raise OptionError(f"options {' and '.join(given)}: more than one given (expected one)")
         return given[0] if given else None
 
 
 def bad(name: str, value: str, right: str) -> OptionError:
-    """The error of a value that means nothing."""
-    return OptionError(f"option {name} is {_shown(value)}; {right} is right")
+    """The error of an invalid value."""
+    return OptionError(f"option {name}: invalid value {_shown(value)} (expected {right})")
 
 
 def _shown(value: str) -> str:
@@ -146,7 +145,8 @@ def _shown(value: str) -> str:
 def _unknown(name: str, names: Mapping[str, str], what: str) -> str:
     near = difflib.get_close_matches(name.lower(), list(names), 1)
     hint = f"did you mean {names[near[0]]}? " if near else ""
-    return f"option {name} is not known to {what}; {hint}there are: {' '.join(sorted(names.values(), key=str.lower))}"
+    known = " ".join(sorted(names.values(), key=str.lower))
+    return f"option {name}: unknown to {what} ({hint}expected one of: {known})"
 
 
 __all__ = ["COMMON", "READ", "OptionError", "Options", "bad"]

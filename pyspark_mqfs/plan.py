@@ -1,7 +1,7 @@
-"""Which messages a batch has, and how they are shared among tasks: positions, ranges, slices.
+"""The messages of a batch and their distribution over tasks: positions, ranges, slices.
 
-Owns that arithmetic. A position of a stream is the next sequence to read; streams of one group move together, for a
-group is one log: what a task reads is a range of that log. It asks the server only what a cursor measures.
+Owns the arithmetic. A position is the next sequence to read. The streams of a group move together: a group is one log,
+and a task reads ranges of it. Asks the server only for `measure` of a cursor.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from mqfs.ninep.blocking import Client
 from pyspark_mqfs.catalog import Group, ServerCatalog, Split, measure, path_of, split
 from pyspark_mqfs.options import OptionError, Options
 
-MOST_BYTES = 192 << 20  # of one task, unless said otherwise: an eighth of it lost two thirds of the speed
+MOST_BYTES = 192 << 20  # of one task by default; an eighth of it had a third of the speed
 LEAST_BYTES = 32 << 20  # a task costs tens of milliseconds
 TASKS = 100_000  # of one batch
 
 
 @attrs.frozen
 class Range:
-    """[low, high) of a group's log, of it only those streams: each with what of it is wanted."""
+    """[low, high) of the log of a group, narrowed to streams, each with its own range."""
 
     group: str
     low: int
     high: int
     streams: Mapping[str, tuple[int, int]]
-    whole: bool  # the group had no other streams
+    whole: bool  # these are all streams of the group
     bucket: int = 0  # number of the group
-    numbers: Mapping[str, tuple[int, int]] = {}  # of each stream (its number, its floor), where segments tell all
+    numbers: Mapping[str, tuple[int, int]] = {}  # by stream: (number, floor), where segments can be read
     messages: int = 0
-    size: int = 0  # about its bytes in the log
+    size: int = 0  # bytes in the log, approximately
 
     def part(self, low: int, high: int, messages: int, size: int) -> Range:
         return attrs.evolve(self, low=low, high=high, messages=messages, size=size)
 
     def bounds(self) -> Mapping[str, tuple[int, int]] | None:
-        """Of which streams what is wanted; None: all that comes."""
+        """The wanted range by stream; None: everything."""
         if self.whole and all(low <= self.low and high >= self.high for low, high in self.streams.values()):
             return None
         return self.streams
@@ -47,7 +47,7 @@ class Range:
 
 @attrs.frozen
 class Slice(InputPartition):
-    """What one task reads."""
+    """The input of one task."""
 
     ranges: tuple[Range, ...]
     store: str  # its uuid
@@ -58,7 +58,7 @@ class Slice(InputPartition):
 
 
 def ranges(survey: ServerCatalog, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
-    """Of each group what lies between two positions. Of a stream that `start` does not know, all that is kept."""
+    """The ranges between two positions, by group. A stream missing in `start` is read from its oldest message."""
     found = []
     for path, group in survey.groups.items():
         stood = [start[key] for name in group.streams if (key := path_of(path, name)) in start]
@@ -79,22 +79,22 @@ def ranges(survey: ServerCatalog, start: Mapping[str, int], end: Mapping[str, in
 
 @attrs.frozen
 class Shares:
-    """How large tasks are."""
+    """The limits of one task."""
 
-    partitions: int  # at least so many, if the messages suffice
-    messages: int  # at most in one
-    size: int  # at most about, of its bytes in the log; 0: as the whole is
+    partitions: int  # at least, given enough messages
+    messages: int  # at most
+    size: int  # of bytes in the log, approximately at most; 0: by the total
 
     @classmethod
     def of(cls, options: Options) -> Shares:
         partitions = options.number("minPartitions", 0) or 0
         if partitions > TASKS:
-            raise OptionError(f"option minPartitions is {partitions}; at most {TASKS} is right")
+            raise OptionError(f"option minPartitions: invalid value {str(partitions)!r} (expected at most {TASKS})")
         messages = options.number("maxRecordsPerPartition", 0) or 0
         return cls(partitions, messages, options.size("maxBytesPerPartition", 0) or 0)
 
     def slices(self, client: Client, wanted: Iterable[Range], store: str) -> list[Slice]:
-        """Those ranges, cut and put together again; the same each time for the same ones while the log is the same."""
+        """The ranges, split and packed into slices; deterministic for an unchanged log."""
         wanted = list(wanted)
         sizes = {one.group: _weighed(client, one) for one in wanted}
         total = sum(size for _, size in sizes.values())
@@ -109,7 +109,7 @@ class Shares:
 
 
 def _even(total: int) -> int:
-    """Bytes of one task, so that the processors of a machine as this one finish together."""
+    """Bytes of one task: equal work for all processors of this machine."""
     cores = max(os.cpu_count() or 1, 1)
     tasks = -(-total // MOST_BYTES)
     tasks = -(-tasks // cores) * cores
@@ -142,8 +142,8 @@ def _cut(client: Client, one: Range, whole: tuple[int, int], messages: int, size
 
 
 def _rejoined(found: list[Split], size: int, parts: int) -> list[Split]:
-    """A server may cut where its answer ends, and stretches end before they are full, so that a little is left behind
-    the last one: it goes with that one, for a task of its own would keep a processor waiting for the others."""
+    """Merge small splits. A server may split at the end of its answer, and splits are not quite full, which leaves a
+    small rest: as a task of its own it would keep the other processors waiting."""
     joined: list[Split] = []
     for one in found:
         rest = len(joined) == parts and one.size <= size // 4
@@ -155,10 +155,10 @@ def _rejoined(found: list[Split], size: int, parts: int) -> list[Split]:
 
 
 def _packed(pieces: list[Range], messages: int, size: int, partitions: int, store: str) -> list[Slice]:
-    """Small pieces together, in their order."""
+    """Pack small pieces into slices, in order."""
     slices: list[list[Range]] = []
     count = weight = 0
-    spare = max(len(pieces) - partitions, 0)  # so many may be joined to another
+    spare = max(len(pieces) - partitions, 0)  # pieces that may be joined to another
     for piece in pieces:
         fits = slices and count + piece.messages <= messages and weight + piece.size <= size
         if fits and (spare or not partitions):
@@ -171,7 +171,7 @@ def _packed(pieces: list[Range], messages: int, size: int, partitions: int, stor
 
 
 def waiting(client: Client, wanted: Iterable[Range]) -> int:
-    """The messages in those ranges."""
+    """The number of messages in the ranges."""
     return sum(_weighed(client, one)[0] for one in wanted)
 
 
@@ -183,7 +183,7 @@ def limited(
     messages: int | None,
     size: int | None,
 ) -> dict[str, int]:
-    """`end`, drawn back so that no more lies before it; each group has its share of what waits. Never below `start`."""
+    """`end`, reduced to the limits, of which each group gets its share; never below `start`."""
     if messages is None and size is None:
         return end
     wanted = ranges(survey, start, end)
@@ -203,7 +203,7 @@ def limited(
 
 
 def _draw_back(group: Group, start: Mapping[str, int], end: dict[str, int], high: int) -> None:
-    """Streams of the group that had nothing in the range go as far as the others."""
+    """Limit the other streams of the group to the same end."""
     for name in group.streams:
         key = path_of(group.path, name)
         if key in end:
@@ -211,13 +211,13 @@ def _draw_back(group: Group, start: Mapping[str, int], end: dict[str, int], high
 
 
 def _first_cut(client: Client, one: Range, step: str) -> int:
-    """The end of the first stretch of that size."""
+    """The end of the first split of that size."""
     found = measure(client, one.group, one.streams, str(one.low), one.high, step)
     return found[0].end if found else one.high
 
 
 def _shares(wanted: list[int], most: int | None) -> list[int | None]:
-    """`most`, given out in proportion to what each wants; what is left goes to the first that want more."""
+    """Shares of `most` in proportion; the remainder goes to the first below their demand."""
     total = sum(wanted)
     if most is None or total <= most:
         return [None] * len(wanted)

@@ -1,6 +1,6 @@
-"""Where a query begins and ends: what the options about offsets and times say, as a position of each stream.
+"""The first and last position of a query, by the options of offsets and times.
 
-Owns those options. A position is the next sequence to read, so an end is exclusive.
+Owns these options. A position is the next sequence to read, so an end is exclusive.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pyspark_mqfs.options import OptionError, Options, bad
 
 EARLIEST, LATEST = -2, -1
 STRATEGIES = ("error", "latest")
-MOST_MS = 10**18  # no clock gets there
+MOST_MS = 10**18  # beyond any clock
 
 
 @attrs.frozen
 class Bound:
-    """One side of a read: of each stream a number or what a word means, or milliseconds since 1970."""
+    """The start or the end of a read: by stream a sequence, EARLIEST or LATEST; or milliseconds since 1970."""
 
     option: str
-    default: int  # of streams that are not named
+    default: int  # of the other streams
     by_stream: Mapping[str, int]
     timed: bool
     strict: bool = False  # no message at or after the time is an error
@@ -42,7 +42,7 @@ class Bound:
         given = options.one_of("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
         bound = cls._of(options, given, LATEST, strict=False)
         if bound.default == EARLIEST or EARLIEST in bound.by_stream.values():
-            raise bad(str(given), options.text(str(given)), "an end: latest or sequences")
+            raise bad(str(given), options.text(str(given)), "latest or sequences")
         return bound
 
     @classmethod
@@ -62,17 +62,17 @@ class Bound:
         return cls(given, default, by_stream, timed, strict)
 
     def moves(self, paths: Iterable[str]) -> bool:
-        """Whether the same words may mean another position when they are said again, of one of those streams."""
+        """Whether the same options may resolve to another position later, for one of these streams."""
         if self.timed and not self.strict:
             return True
         return any(self.by_stream.get(path, self.default) == LATEST for path in paths)
 
     def positions(self, client: Client, survey: ServerCatalog) -> dict[str, int]:
-        """Of each stream of the survey, the position that this bound says."""
+        """The position of each stream of the catalog. Raises OptionError."""
         known = {path for path, _, _ in survey.streams()}
         for path in self.by_stream:
             if path not in known:
-                raise OptionError(f"option {self.option} names {path!r}, which is not among the streams that are read")
+                raise OptionError(f"option {self.option}: unknown stream {path!r} (expected a stream of the query)")
         found, times = {}, _Times(client, self)
         for path, group, stream in survey.streams():
             value = self.by_stream.get(path, self.default)
@@ -84,7 +84,7 @@ class Bound:
 
 
 def place(value: int, group: Group, stream: Stream) -> int:
-    """The position that a number of the options means."""
+    """The position of a sequence, EARLIEST or LATEST."""
     if value == EARLIEST:
         return stream.first or max(stream.floor, 0) or group.next
     if value == LATEST:
@@ -93,7 +93,7 @@ def place(value: int, group: Group, stream: Stream) -> int:
 
 
 class _Times:
-    """Positions by time, each looked up once a group."""
+    """Positions by time, with one lookup a group."""
 
     def __init__(self, client: Client, bound: Bound) -> None:
         self._client, self._bound = client, bound
@@ -109,14 +109,14 @@ class _Times:
         first = at_time(self._client, group, ms * 1_000_000)
         if first is None and self._bound.strict:
             raise OptionError(
-                f"option {self._bound.option}: group {group.path or '/'} has no message at or after {ms} ms;"
-                " an earlier time, or option startingOffsetsByTimestampStrategy latest, is right"
+                f"option {self._bound.option}: group {group.path or '/'} has no message at or after {ms} ms"
+                " (expected an earlier time, or option startingOffsetsByTimestampStrategy latest)"
             )
         return group.next if first is None else first
 
 
 def at_time(client: Client, group: Group, time_ns: int) -> int | None:
-    """The sequence of the group's first message at or after that time; None where there is none."""
+    """The sequence of the first message of the group at or after a time; None without one."""
     time_ns = max(time_ns, 0)
     word = f"@{time_ns // 10**9}.{time_ns % 10**9:09d}"
     found = measure(client, group.path, (), word, ANY, "1")
@@ -134,7 +134,7 @@ def _object(name: str, text: str, right: str) -> list[tuple[str, object]]:
 
 
 def _number(name: str, text: str, value: object, right: str) -> int:
-    """A number, or Kafka's {"0": number} for the only partition there is."""
+    """A number, or {"0": number} as of Kafka for the only partition."""
     if isinstance(value, dict) and list(value) == ["0"]:
         value = value["0"]
     if isinstance(value, bool) or not isinstance(value, int) or value < EARLIEST:
@@ -144,7 +144,7 @@ def _number(name: str, text: str, value: object, right: str) -> int:
 
 def _time(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise bad(name, text, "milliseconds since 1970, as 1700000000000,")
+        raise bad(name, text, "milliseconds since 1970, as 1700000000000")
     return int(text)
 
 

@@ -1,7 +1,4 @@
-"""The batch reader.
-
-Owns its options and what it can do with filters. What a task does is in task.py.
-"""
+"""The batch reader: its options and filters. task.py reads."""
 
 from __future__ import annotations
 
@@ -36,13 +33,13 @@ _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class BatchReader(DataSourceReader):
-    """What is there when it is planned, once."""
+    """Reads the messages present at planning, once."""
 
     def __init__(self, said: Mapping[str, str], wanted: StructType) -> None:
         options = Options(said, READ, "the reader")
         for name in STREAMING:
             if name in options:
-                raise OptionError(f"option {name} is of streams; without it a batch is right")
+                raise OptionError(f"option {name}: only for streaming reads")
         self.server, self.selection = Server.of(options), Selection.of(options)
         self.start, self.end = Bound.starting(options, EARLIEST), Bound.ending(options)
         self.shares = Shares.of(options)
@@ -50,14 +47,14 @@ class BatchReader(DataSourceReader):
         self.schema = schema.checked(wanted, headers=options.flag("includeHeaders", False))
         self.narrowed = filters.Narrowed()
         self.task = Task(self.server, self.schema, self.strict, options.text("path"))
-        if _PUSHING in sys.modules:  # elsewhere having it is an error: spark.sql.python.filterPushdown.enabled is false
+        if _PUSHING in sys.modules:  # without pushdown Spark rejects a reader with this method
             self.pushFilters = self.push  # type: ignore
 
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self.task}
 
     def push(self, given: list[Filter]) -> Iterable[Filter]:
-        """Take what can be told before reading; what is not taken whole is given back."""
+        """Take the pushable filters; yield those that Spark has to apply."""
         for one in given:
             if not self.narrowed.take(one):
                 yield one
@@ -71,7 +68,7 @@ class BatchReader(DataSourceReader):
         there = {path for path, _, _ in survey.streams()}
         for path in self.selection.paths:
             if path not in there:
-                raise OptionError(f"option {self.selection.option} names {path!r}, and no stream is called so")
+                raise OptionError(f"option {self.selection.option}: no stream {path!r}")
         start, end = self.start.positions(client, survey), self.end.positions(client, survey)
         if self.start.option:
             check_losses(client, survey, start, end, strict=self.strict)

@@ -1,8 +1,8 @@
-"""Parts of transactions: rows staged by a task, and the commit by the driver.
+"""Staged batches of tasks, and their commit by the driver.
 
-Owns the names of parts and of producers, how many parts a unit takes, and which failure means what. A part belongs to
-one attempt of one task, so nothing an attempt does is seen by another; what is published is decided by the one write
-to `.txn/ctl` that the server remembers.
+Owns the names of staged batches and producers, the grouping into atomic batches, and the meaning of failures. A staged
+batch belongs to one attempt of one task, so attempts do not interfere. One write to `.txn/ctl`, which the server
+remembers, decides what is published.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pyspark_mqfs.catalog import path_of
 from pyspark_mqfs.connection import Link, Server
 from pyspark_mqfs.options import OptionError
 
-IN_FLIGHT = 4  # writes of a task that wait for their answers: a MiB each
+IN_FLIGHT = 4  # pipelined writes of a task, a MiB each
 _O_WRONLY = 1
 
 
 class SinkError(RuntimeError):
-    """Rows could not be staged or committed; what that means for them stands in the text."""
+    """Rows could not be staged or committed; the text has the consequence."""
 
 
 @attrs.frozen
 class Part:
-    """What a task attempt has staged in one group."""
+    """A batch that a task attempt has staged in one group."""
 
     group: str
     name: str
@@ -44,26 +44,26 @@ class Part:
 
 
 class Staging:
-    """The parts of one task attempt. Rows that come after a part is full open the next."""
+    """The staged batches of one task attempt; a full one is followed by the next."""
 
     def __init__(self, server: Server, prefix: str, create: bool) -> None:
-        """`create`: streams that are missing are made."""
+        """`create`: create missing streams."""
         self._link = server.link()
         self._prefix, self._create = f"{prefix}-{uuid.uuid4().hex[:12]}", create
         self._open: dict[str, _Open] = {}
-        self._known: set[str] = set()  # streams that are there
+        self._known: set[str] = set()  # existing streams
         self._full: list[Part] = []
         self._count = 0
 
     def put(self, frames: Frames) -> None:
-        """Stage these. SinkError where the server went away or refuses."""
+        """Stage the frames. Raises SinkError, OptionError."""
         try:
             self._make_streams(frames.group, frames.streams)
             self._put(frames)
         except (OSError, Disconnected) as error:
             raise SinkError(
-                f"the server at {self._link.server.address!r} went away while rows were staged: {error}; parts do not"
-                " outlive it, nothing of them was published, and Spark is to repeat the batch"
+                f"staging failed: lost the server at {self._link.server.address!r}: {error}"
+                " (nothing was published; Spark has to repeat the batch)"
             ) from None
         except MqfsError as error:
             raise SinkError(f"group {frames.group or '/'!r}: {error}") from None
@@ -106,19 +106,21 @@ class Staging:
             self._known.add(path)
 
     def finish(self) -> tuple[Part, ...]:
-        """All is staged; its parts, in order."""
+        """End staging; the staged batches, in order. Raises SinkError."""
         try:
             for group in list(self._open):
                 self._end(group)
         except (OSError, Disconnected) as error:
-            raise SinkError(f"the server went away while rows were staged: {error}; repeat the batch") from None
+            raise SinkError(
+                f"staging failed: lost the server: {error} (nothing was published; repeat the batch)"
+            ) from None
         except MqfsError as error:
             raise SinkError(str(error)) from None
         self._link.close()
         return tuple(self._full)
 
     def drop(self) -> None:
-        """The attempt failed: its parts are not wanted, as far as the server still answers."""
+        """Remove the staged batches of a failed attempt, if the server answers."""
         with suppress(OSError, MqfsError, OptionError):
             client = self._link.client()
             names = [(part.group, part.name) for part in self._full]
@@ -129,7 +131,7 @@ class Staging:
 
 
 class _Open:
-    """A part that is written to, with several writes in flight."""
+    """A staged batch open for writing, with several writes in flight."""
 
     def __init__(self, client: Client, group: str, name: str) -> None:
         self.group, self.name, self.messages, self.room = group, name, 0, 0
@@ -140,7 +142,7 @@ class _Open:
         self._waiting: deque[tuple[Twrite, int]] = deque()
 
     def write(self, frames: Frames, first: int, last: int) -> None:
-        """Those frames; whole ones in each write, as many as fit."""
+        """Write frames, as many whole ones a write as fit. Raises OptionError."""
         data, borders, most = memoryview(frames.data), frames.borders, self._file.most
         self.messages += last - first
         at = first
@@ -154,7 +156,7 @@ class _Open:
             elif not self._rest:
                 size = int(borders[at + 1] - borders[at])
                 raise OptionError(
-                    f"a row takes {size} bytes with its headers; with this msize at most {most} are right"
+                    f"row too large: {size} bytes with its headers (expected at most {most} by option msize)"
                 )
             if at < last:
                 self._send()
@@ -175,14 +177,14 @@ class _Open:
 
 
 def _mkdir(client: Client, path: str) -> None:
-    """The name is ours alone, so one that exists is of a first try whose answer was lost."""
+    """Create a staged batch. Its name is unique: an existing one is of a first try whose reply was lost."""
     try:
         client.mkdir(path, 0o700)
     except Exists:
         pass
     except NotFound:
         group = path.rpartition("/.txn/")[0]
-        raise OptionError(f"there is no group {group!r}; make it (mkdir), and say in its ctl what it keeps") from None
+        raise OptionError(f"no group {group!r} (create it with mkdir, and set its retention in ctl)") from None
 
 
 def _make(client: Client, path: str) -> None:
@@ -190,10 +192,10 @@ def _make(client: Client, path: str) -> None:
         client.create(path).close()
     except Exists:
         if stat.S_ISDIR(client.stat(path).mode):
-            raise OptionError(f"topic {path!r} is a group; a stream in it, as {path}/all, is right") from None
+            raise OptionError(f"topic {path!r}: a group (expected a stream in it, as {path}/all)") from None
     except NotFound:
         group = path.rpartition("/")[0]
-        raise OptionError(f"there is no group {group!r}; make it (mkdir), and say in its ctl what it keeps") from None
+        raise OptionError(f"no group {group!r} (create it with mkdir, and set its retention in ctl)") from None
 
 
 # ---------------------------------------------------------------- the driver's side
@@ -201,17 +203,17 @@ def _make(client: Client, path: str) -> None:
 
 @attrs.frozen
 class Decision:
-    """Under what a batch is committed. `number` is the batch's in its producer's count."""
+    """The transaction id of a batch, and how to commit it. `number` counts the batches of the producer."""
 
     producer: str
     number: int
-    prefix: str  # of the names of all parts of this batch, also those of attempts that failed
-    once: bool  # a repeat has the same producer and number
-    split: bool  # a batch of more than one unit is several
+    prefix: str  # of the names staged for this batch, by failed attempts too
+    once: bool  # a repeat has the same id
+    split: bool  # a batch over the limits is committed as several
 
 
 def commit(server: Server, decision: Decision, parts: Sequence[Part]) -> None:
-    """Append the parts, in their order, in each group as one unit, unless that was done before. SinkError."""
+    """Commit the staged batches in order, in each group as one atomic batch; a repeat is ignored. Raises SinkError."""
     groups: dict[str, list[Part]] = {}
     for part in parts:
         groups.setdefault(part.group, []).append(part)
@@ -229,7 +231,7 @@ def commit(server: Server, decision: Decision, parts: Sequence[Part]) -> None:
 
 
 def _units(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Neighbours that fit into one unit together."""
+    """Group neighbours into atomic batches within the limits."""
     unit: list[Part] = []
     messages = room = 0
     for part in parts:
@@ -245,9 +247,9 @@ def _units(parts: Iterable[Part]) -> Iterator[list[Part]]:
 def _too_large(group: str, parts: Sequence[Part]) -> str:
     messages, room = sum(part.messages for part in parts), sum(part.room for part in parts)
     return (
-        f"a batch has {messages} messages of {room} bytes for group {group or '/'!r}; one unit has at most"
-        f" {limits.UNIT_MESSAGES} messages and {limits.UNIT_BYTES} bytes, so it cannot be committed as one: read less"
-        " at a time (maxOffsetsPerTrigger, maxBytesPerTrigger), or say option largeBatches split"
+        f"batch too large for group {group or '/'!r}: {messages} messages, {room} bytes (expected at most"
+        f" {limits.UNIT_MESSAGES} messages and {limits.UNIT_BYTES} bytes: lower maxOffsetsPerTrigger or"
+        " maxBytesPerTrigger, or set option largeBatches to split)"
     )
 
 
@@ -257,11 +259,11 @@ def _commit(link: Link, group: str, producer: str, decision: Decision, unit: Seq
         link.retried(lambda client: _say(client, group, command))
     except NotFound as error:
         raise SinkError(
-            f"{producer}.{decision.number}: what was staged in group {group or '/'!r} is gone ({error.detail}); nothing"
-            " of it was published there: repeat the batch (a query that is started again does)"
+            f"commit of {producer}.{decision.number} failed: staged batch in group {group or '/'!r} is lost:"
+            f" {error.detail} (nothing was published there; restart the query to repeat the batch)"
         ) from None
     except MqfsError as error:
-        raise SinkError(f"{producer}.{decision.number} in group {group or '/'!r}: {error}") from None
+        raise SinkError(f"commit of {producer}.{decision.number} failed in group {group or '/'!r}: {error}") from None
 
 
 def _say(client: Client, group: str, command: bytes) -> None:
@@ -270,7 +272,7 @@ def _say(client: Client, group: str, command: bytes) -> None:
 
 
 def _tidy(link: Link, group: str, decision: Decision, units: int) -> None:
-    """Drop what attempts that failed or lost have left; forget a producer that repeats nothing."""
+    """Remove what other attempts have staged; forget a producer without repeats."""
     with suppress(MqfsError, OptionError):
         link.retried(lambda client: _drop(client, group, decision.prefix))
     if not decision.once:
@@ -287,8 +289,7 @@ def _drop(client: Client, group: str, prefix: str) -> None:
 
 
 def drop(server: Server, parts: Iterable[Part]) -> None:
-    """What an aborted batch has staged. No harm where it is committed: then the parts are no more, and a part has a
-    name of its own, so no other attempt's is taken away."""
+    """Remove the staged batches of an aborted write. Harmless after a commit, which consumes them: names are unique."""
     with server.link() as link, suppress(OSError, MqfsError, OptionError):
         client = link.client()
         for part in parts:

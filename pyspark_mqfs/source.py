@@ -1,6 +1,6 @@
-"""The class that Spark finds and asks for readers and writers.
+"""The data source class of Spark, which creates readers and writers.
 
-Owns the name and which module does what. It imports no Arrow and connects to nobody.
+Imports no Arrow, opens no connection.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MqfsDataSource(DataSource):
 
 
 class DefaultSource(MqfsDataSource):
-    """The name under which Spark looks for it."""
+    """The name by which Spark finds it."""
 
 
 __all__ = ["DefaultSource", "MqfsDataSource"]

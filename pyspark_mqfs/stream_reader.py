@@ -1,8 +1,7 @@
-"""The stream reader: positions, triggers, and the query as a consumer of its groups.
+"""The stream reader: positions, triggers, and the consumers of the query.
 
-Owns what Spark writes into the checkpoint: the store's uuid, the name of the consumer, and of each stream the next
-sequence to read, and the numbers that tell it from a later one of its name. One process of the driver keeps this object
-and its connection; tasks have a copy of `task` alone.
+Owns the offsets in the checkpoint: the uuid of the store, the name of the consumer, and by stream the next sequence and
+the identity of the stream. One process of the driver has this object and its connection; tasks have a copy of `task`.
 """
 
 from __future__ import annotations
@@ -40,28 +39,29 @@ if TYPE_CHECKING:
 
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 log = logging.getLogger(__name__)
-DELAY_S = 900.0  # maxTriggerDelay, as Kafka has it
+DELAY_S = 900.0  # maxTriggerDelay, as of Kafka
 Offset = dict[str, Any]
 
 
 @attrs.define
 class Patience:
-    """Whether a batch is begun: with enough messages, or when the last one was long enough ago. The first is at once,
-    for nobody knows how long its messages have waited."""
+    """Decides when to start a batch: with enough messages, or after a delay. The first batch starts at once, as the age
+    of its messages is unknown."""
 
     least: int  # messages; 0: any
     delay_s: float
-    last: float = -1e9  # when a batch was begun
+    last: float = -1e9  # start of the last batch
 
     @classmethod
     def of(cls, options: Options) -> Patience:
         least, most = options.number("minOffsetsPerTrigger", 0) or 0, options.number("maxOffsetsPerTrigger")
         if most is not None and least > most:
             raise OptionError(
-                f"option minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger; at most {most} is right"
+                f"option minOffsetsPerTrigger: invalid value {str(least)!r}"
+                f" (expected at most maxOffsetsPerTrigger, {most})"
             )
         if not least and "maxTriggerDelay" in options:
-            raise OptionError("option maxTriggerDelay is of minOffsetsPerTrigger; both or neither are right")
+            raise OptionError("option maxTriggerDelay: not without minOffsetsPerTrigger")
         return cls(least, options.seconds("maxTriggerDelay", DELAY_S))
 
     def over(self) -> bool:
@@ -72,13 +72,13 @@ class Patience:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches of what was written since the last one."""
+    """Reads micro-batches of the messages since the last one."""
 
     def __init__(self, said: Mapping[str, str], wanted: StructType) -> None:
         options = Options(said, READ, "the reader")
         for name in BATCH_ONLY:
             if name in options:
-                raise OptionError(f"option {name} is of batches; without it a stream is right")
+                raise OptionError(f"option {name}: only for batch reads")
         server, self.selection = Server.of(options), Selection.of(options)
         self.start = Bound.starting(options, LATEST)
         self.shares = Shares.of(options)
@@ -91,10 +91,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.task = Task(server, wanted, self.strict, options.text("path"))
         self.link = server.link()
         self.consumers = Consumers(required=bool(self.consumer), patience_s=server.retry_s)
-        self.stop_at: dict[str, int] | None = None  # Trigger.AvailableNow: where it was when the query began
-        self.moved: dict[str, int] = {}  # where its consumer is
-        self.seen: Offset | None = None  # what the last look found
-        self.begun: Offset | None = None  # where a new query begins, until its first batch is planned
+        self.stop_at: dict[str, int] | None = None  # Trigger.AvailableNow: the ends at the start of the query
+        self.moved: dict[str, int] = {}  # the positions of its consumers
+        self.seen: Offset | None = None  # the latest offset
+        self.begun: Offset | None = None  # the first offset of a new query, until its first batch is planned
 
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self.task}
@@ -102,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ positions
 
     def initialOffset(self) -> Offset:
-        """Of a new query. It is a consumer from here on, so that nothing goes before its first batch is committed."""
+        """The first offset of a new query. Creates its consumers, which retain messages for the first batch."""
 
         def begin(client: Client) -> Offset:
             survey = self.selection.survey(client)
@@ -115,11 +115,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.link.retried(begin)
 
     def _tell_missing(self, survey: ServerCatalog) -> None:
-        """A stream that is named may come later; or its name is wrong."""
+        """Warn of missing streams: a stream may be created later, or its name is wrong."""
         there = {path for path, _, _ in survey.streams()}
         if missing := [path for path in self.selection.paths if path not in there]:
             option = self.selection.option
-            log.warning("option %s names %r, and no stream is called so yet; it is waited for", option, missing[0])
+            log.warning("option %s: no stream %r yet; waiting for it", option, missing[0])
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.most is not None:
@@ -135,14 +135,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.stop_at = self.link.retried(look)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Where the next batch ends."""
+        """The end of the next batch."""
 
         def look(client: Client) -> Offset:
             if self._begins(start):
                 return start
             survey = self._survey(client, start)
             before = self._known(survey, start)
-            self._done(client, survey, start["consumer"], before)  # the batch up to here is committed
+            self._done(client, survey, start["consumer"], before)  # the batch before is committed
             end = self._ends(survey, before)
             self.seen = {**start, "streams": end}
             if not self._enough(client, survey, before, end, limit):
@@ -156,22 +156,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.link.retried(look)
 
     def _begins(self, start: Offset) -> bool:
-        """Whether the first batch is to be empty. Spark keeps where a batch ends, and asks once more where the query
-        begins if the first one failed: where that moves on, what is between would be in no batch."""
+        """Whether the first batch has to be empty. Spark records the end of a batch, and asks for the initial offset
+        again if the first fails: if that has moved, the messages between would be in no batch."""
         begins = self.begun == start and self.start.moves(start["streams"])
         self.begun = None
         return begins
 
     def _known(self, survey: ServerCatalog, at: Offset) -> dict[str, int]:
-        """The positions in streams that still are what they were. One that was removed and made anew is another, of
-        which nothing was read: an error, or it is read from its beginning."""
+        """The positions without replaced streams. A stream removed and created again is another one: data loss, or
+        it is read from its beginning."""
         positions: dict[str, int] = at["streams"]
         had, now = at.get("numbers", {}), survey.numbers()
         other = {path for path in positions if path in now and had.get(path, now[path]) != now[path]}
         if not other:
             return positions
         first = min(other)
-        what = f"{first}, read up to sequence {positions[first]}, was removed and made anew"
+        what = f"{first}, read up to sequence {positions[first]}, was removed and created again"
         if self.strict:
             raise data_loss(what)
         log.warning("%s", what)
@@ -181,7 +181,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _enough(
         self, client: Client, survey: ServerCatalog, before: dict[str, int], end: dict[str, int], limit: ReadLimit
     ) -> bool:
-        """Whether what waits is worth a batch now; a trigger that takes all there is asks for no more than one."""
+        """Whether there is enough for a batch now; always for a trigger without limits."""
         if end == before:
             return True
         at_once = isinstance(limit, ReadAllAvailable) or self.stop_at is not None or self.patience.over()
@@ -200,7 +200,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return survey
 
     def _ends(self, survey: ServerCatalog, before: Mapping[str, int]) -> dict[str, int]:
-        """Where all that is there ends; of a stream that is gone, where it was."""
+        """The present end of each stream; the old position of a removed one."""
         found = _ends(survey, before)
         if self.stop_at is not None:
             found = {path: max(min(end, self.stop_at.get(path, 0)), before.get(path, 0)) for path, end in found.items()}
@@ -212,7 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[Slice]:
         def planned(client: Client) -> list[Slice]:
             survey = self._survey(client, start)
-            if start["consumer"] != end["consumer"]:  # the first batch, planned by another process, is repeated
+            if start["consumer"] != end["consumer"]:  # the first batch is repeated, planned by another process
                 self.consumers.leave(client, start["consumer"], survey)
             low, high = self._known(survey, start), self._known(survey, end)
             check_losses(client, survey, low, high, strict=self.strict)
@@ -225,7 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.task.batches(partition)
 
     def commit(self, end: Offset) -> None:
-        """All before that was worked on: the query's consumer says so to everybody else."""
+        """Move the consumers: the batch before `end` is processed."""
 
         def done(client: Client) -> None:
             survey = self._survey(client, end)
@@ -234,7 +234,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.link.retried(done)
 
     def _done(self, client: Client, survey: ServerCatalog, consumer: str, positions: dict[str, int]) -> None:
-        if any(position > self.moved.get(path, -1) for path, position in positions.items()):  # never back
+        if any(position > self.moved.get(path, -1) for path, position in positions.items()):  # never backwards
             self.consumers.move(client, consumer, survey, positions)
             self.moved = positions
 
@@ -243,7 +243,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _offset(survey: ServerCatalog, before: Offset, streams: Mapping[str, int]) -> Offset:
-    """`before` has the consumer, and the numbers of streams that are gone."""
+    """An offset; `before` has the consumer, and the identities of removed streams."""
     numbers = {**before.get("numbers", {}), **survey.numbers()}
     return {
         "store": survey.store,
@@ -254,8 +254,8 @@ def _offset(survey: ServerCatalog, before: Offset, streams: Mapping[str, int]) -
 
 
 def _ends(survey: ServerCatalog, before: Mapping[str, int]) -> dict[str, int]:
-    """All streams of a group end behind its newest message of them, so that they move together; where they have
-    nothing new, nothing moves."""
+    """The ends: all streams of a group end after its newest message, so that they move together; without a new message
+    none moves."""
     found = {}
     for path, group, stream in survey.streams():
         had = before.get(path)

@@ -1,7 +1,7 @@
-"""What a task does: read ranges of logs over 9P, as record batches.
+"""The task of a read: ranges of logs, over 9P or from segments, as record batches.
 
-Owns that the whole of a range is read, once, whatever happens to the connection; and that what is lost is told. Reads
-known ranges only and never waits for what is not written yet.
+Reads each range whole and once, over reconnects, and reports lost messages. Reads known ranges only: never waits for a
+message to be written.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from pyspark_mqfs.plan import Range, Slice
 from pyspark_mqfs.segments import Segments, check_store
 
 log = logging.getLogger(__name__)
-IN_FLIGHT = 2  # reads that are asked for at once
+IN_FLIGHT = 2  # parallel reads
 
 
 _settled: list[bool] = []
 
 
 def _settle() -> None:
-    """Once a worker: Spark collects garbage after every task, which takes 40 ms as long as it walks all modules."""
+    """Once a worker process: exempt modules from the garbage collection after each task, which takes 40 ms."""
     if not _settled and TaskContext.get() is not None:
         _settled.append(True)
         gc.freeze()
@@ -45,17 +45,17 @@ def _settle() -> None:
 
 
 class DataLoss(RuntimeError):
-    """Messages that were to be read are not there any more."""
+    """Messages of a range are no longer retained."""
 
 
 @attrs.frozen
 class Task:
-    """All that reading a slice needs; pickled with each task."""
+    """The parameters of reading a slice; pickled with each task."""
 
     server: Server
     schema: StructType
     strict: bool  # failOnDataLoss
-    path: str = ""  # of the store, where its disk is visible
+    path: str = ""  # of the store, if visible here
 
     def batches(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         _settle()
@@ -65,7 +65,7 @@ class Task:
 
 
 class _Reading:
-    """The reading of one range."""
+    """Reads one range."""
 
     def __init__(self, task: Task, link: Link, wanted: Range, store: str) -> None:
         self.task, self.link, self.range, self.store = task, link, wanted, store
@@ -73,7 +73,7 @@ class _Reading:
         self._gather = ArrowDecoder(task.schema, wanted.group, wanted.bounds())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Again from where it stood after the connection broke, until that has taken too long."""
+        """The batches of the range; after a failure it reconnects and resumes. Raises OptionError at the deadline."""
         retry_s = self.task.server.retry_s
         deadline, pause = time.monotonic() + retry_s, FIRST_PAUSE_S
         while True:
@@ -91,7 +91,7 @@ class _Reading:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _sealed(self) -> Iterator[pa.RecordBatch]:
-        """What lies in sealed segments that are visible here."""
+        """Read sealed segments, where they are visible."""
         path = self.task.path
         if path and self.range.numbers and check_store(path, self.store):
             segments = Segments(path, self.range.bucket)
@@ -111,7 +111,7 @@ class _Reading:
             self._look_for_losses(client)
         except (NotFound, NotDirectory) as error:
             self._lost(f"group {self.range.group or '/'}: {error}")
-            if self._group_is_there(client):  # a stream went between two looks
+            if self._group_is_there(client):  # only a stream was removed
                 self._gather.restart()
                 yield from self._attempt()
 
@@ -137,7 +137,7 @@ class _Reading:
                 yield batch
 
     def _names(self, client: Client) -> list[str]:
-        """What to select."""
+        """The existing streams of the range."""
         there = places(client, self.range.group)["streams"]
         assert isinstance(there, dict)
         missing = [name for name in self.range.streams if name not in there]
@@ -153,7 +153,7 @@ class _Reading:
         return True
 
     def _look_for_losses(self, client: Client) -> None:
-        """Whether something was taken away that was in the range; asked when all that is left of it has been read."""
+        """Check, after reading, that no message of the range was removed before it was read."""
         read = places(client, self.range.group)
         if read["store"] != self.store:
             raise other_store(self.store, str(read["store"]), self.task.server.address)
@@ -173,7 +173,7 @@ class _Reading:
 
 
 class Window:
-    """Several reads of one file under way: while one answer is worked on, the next is on its way."""
+    """Pipelined reads of one file: the next is in flight while a reply is decoded."""
 
     def __init__(self, client: Client, file: File, timeout: float | None) -> None:
         self._client, self._timeout = client, timeout
@@ -188,20 +188,20 @@ class Window:
         return reply.data
 
     def drain(self) -> None:
-        """Take what is still on its way, behind the end."""
+        """Receive the replies in flight."""
         while self._tags:
             self._client.end(self._request, self._tags.popleft(), self._timeout)
 
 
 def was_cut(client: Client, group: str, name: str, low: int, high: int, floor: int, cut: int) -> bool:
-    """Whether messages of [low, high) of a stream are not kept any more."""
+    """Whether messages of [low, high) of a stream are no longer retained."""
     if cut > low and floor > low:
         return _had(client, group, name, low, min(high, cut)) is not False
     return floor > low and bool(_had(client, group, name, low, min(high, floor)))
 
 
 def _had(client: Client, group: str, name: str, low: int, high: int) -> bool | None:
-    """Whether the stream had messages there, kept or not; None where the log does not tell any more."""
+    """Whether the stream had messages in the range; None where the log no longer has it."""
     found = measure(client, group, [name], str(low), high, "0")
     return True if found else None
 
@@ -209,13 +209,13 @@ def _had(client: Client, group: str, name: str, low: int, high: int) -> bool | N
 def check_losses(
     client: Client, survey: ServerCatalog, start: dict[str, int], end: dict[str, int], *, strict: bool
 ) -> None:
-    """What is not there any more of what lies between two positions: an error, or a warning."""
+    """Raise DataLoss, or warn, for messages between two positions that are no longer retained."""
     known = {path: (group, stream) for path, group, stream in survey.streams()}
     for path, low in start.items():
         high = end.get(path, low)
         what = ""
         if path not in known:
-            what = f"{path}, read up to sequence {low}, is not there any more, or not asked for"
+            what = f"{path}, read up to sequence {low}, was removed or is not selected"
         else:
             group, stream = known[path]
             name = path.rpartition("/")[2]
@@ -228,17 +228,17 @@ def check_losses(
 
 
 def gone(path: str, low: int, high: int) -> str:
-    return f"{path} does not keep its messages from sequence {low} to {high - 1} any more"
+    return f"{path}: sequences {low} to {high - 1} are no longer retained"
 
 
 def data_loss(what: str) -> DataLoss:
-    return DataLoss(f"{what}; option failOnDataLoss false goes on with what there is")
+    return DataLoss(f"data loss: {what} (to continue: option failOnDataLoss false)")
 
 
-def other_store(mine: str, theirs: str, address: str) -> OptionError:
+def other_store(expected: str, actual: str, address: str) -> OptionError:
     return OptionError(
-        f"this is a checkpoint of the store {mine}, but option address {address!r} leads to the store {theirs};"
-        " the address of the first, or another checkpointLocation, is right"
+        f"option address {address!r}: store {actual} (expected store {expected}, of the checkpoint; or another"
+        " checkpointLocation)"
     )
 
 

@@ -1,8 +1,8 @@
-"""What Spark calls to write: one writer for a batch query, one for a stream.
+"""The writers of batch and streaming queries.
 
-Owns the writer's options and under which name a batch is committed: of a stream the query and its batch, of a batch
-query what txnAppId and txnVersion say, or a name that nobody has again. Inside foreachBatch the streaming query's
-name is never taken: a second write of the same batch would be taken for a repeat.
+Owns their options and the transaction id of a batch: of a stream its query and batch number; of a batch txnAppId and
+txnVersion, or a unique id. Inside foreachBatch the id of the query is not used: a second write of the same batch would
+be taken for a repeat.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 WRITE = (*COMMON, "topic", "txnAppId", "txnVersion", "create", "reservedHeaders", "largeBatches")
-QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells a task of its stream
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # properties of a streaming task
 _APP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 _NUMBERS = (1 << 63) - 1
 
 
 @attrs.frozen
 class Staged(WriterCommitMessage):
-    """What one task attempt has staged."""
+    """The staged rows of one task attempt."""
 
-    run: str  # the query of a stream, or the batch writer's own name
+    run: str  # the id of the streaming query, or of the batch writer
     partition: int
     parts: tuple[sink.Part, ...]
 
 
 @attrs.frozen
 class Sink:
-    """How and where rows are written; small, and pickled with every task."""
+    """Where and how rows are written. Small, as it is pickled with every task."""
 
     server: Server
     stream: str
     create: bool
     reserved: str
-    split: str  # "", "refuse" or "split", as said
+    split: str  # option largeBatches: "", "refuse" or "split"
 
     @classmethod
     def of(cls, options: Options, schema: StructType, overwrite: bool) -> Sink:
         if overwrite:
-            raise OptionError("mode overwrite: messages are not taken back; mode append is right")
+            raise OptionError("mode overwrite: not supported (expected append)")
         stream = options.text("topic")
         batch_encoder.checked(schema, stream_given=bool(stream))
         return cls(
@@ -64,7 +64,7 @@ class Sink:
         )
 
     def stage(self, run: str, prefix: str, rows: Iterator[pa.RecordBatch]) -> Staged:
-        """What a task does: all rows into parts of its own, or none."""
+        """Run a task: stage all rows, or none."""
         context = TaskContext.get()
         partition, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
         encoder = batch_encoder.Encoder(self.stream, self.reserved)
@@ -95,10 +95,10 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[sink.Part]:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Of `df.write`. Committed once per txnAppId and txnVersion, where they are said."""
+    """The writer of `df.write`. Commits once per txnAppId and txnVersion, if set."""
 
     def __init__(self, into: Sink, application: str, version: int) -> None:
-        """`application`: txnAppId, or "" for a name that nobody has again."""
+        """`application`: txnAppId, or "" for a unique id."""
         self.sink, self.application, self.version = into, application, version
         self.run = uuid.uuid4().hex
 
@@ -123,7 +123,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Of `df.writeStream`. Committed once per query and batch."""
+    """The writer of `df.writeStream`. Commits once per query and batch."""
 
     def __init__(self, into: Sink) -> None:
         self.sink = into
@@ -133,7 +133,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(QUERY) if context else None
         batch = context.getLocalProperty(BATCH) if context else None
         if not query or batch is None:
-            raise sink.SinkError("Spark does not tell which query and batch this is; pyspark 4.2 or newer is right")
+            raise sink.SinkError("no query and batch number from Spark (expected pyspark 4.2 or newer)")
         return self.sink.stage(query, _prefix(query, int(batch)), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -150,7 +150,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _prefix(query: str, batch: int) -> str:
-    """Of the parts of a batch of a stream."""
+    """The prefix of the names staged for a batch of a stream."""
     return f"spark-{query}-{batch}-"
 
 
@@ -160,7 +160,7 @@ def batch_writer(said: Mapping[str, str], schema: StructType, overwrite: bool) -
     application = options.text("txnAppId")
     version = options.number("txnVersion", None, 0)
     if bool(application) != (version is not None):
-        raise OptionError("options txnAppId and txnVersion go together; both or neither are right")
+        raise OptionError("options txnAppId and txnVersion: one without the other (expected both or none)")
     if application and not _APP.fullmatch(application):
         raise bad("txnAppId", application, "up to 100 letters, digits and . _ : -")
     if version is not None and version >= _NUMBERS:
@@ -172,7 +172,7 @@ def stream_writer(said: Mapping[str, str], schema: StructType, overwrite: bool) 
     options = Options(said, WRITE, "the writer of a stream")
     for name in ("txnAppId", "txnVersion"):
         if name in options:
-            raise OptionError(f"option {name} is for a batch; a stream has its query and batch already")
+            raise OptionError(f"option {name}: only for batch writes")
     return StreamWriter(Sink.of(options, schema, overwrite))
 
 

@@ -1,11 +1,11 @@
 """`mqfs spark archive`: streams → Parquet by group, stream and date of the message, each message once.
 
-Owns the layout of an archive. A batch of the query is written aside; then its files get the batch's number as their
-names and are renamed into place, those of an earlier try of the same batch being removed first. So what is below
-`messages` is plain Parquet for any reader, and the archive may be moved.
+Owns the layout of an archive. A batch of the query is written aside; then its files are renamed into place, with the
+number of the batch in their names, after those of an earlier try of the batch were removed. So `messages` is plain
+Parquet for any reader, and an archive may be moved.
 
-    DIR/_mqfs/archive.json     what it is an archive of
-    DIR/_mqfs/checkpoint/      how far it is
+    DIR/_mqfs/archive.json     store and streams
+    DIR/_mqfs/checkpoint/      of the query
     DIR/messages/group=G/stream=S/date=D/NUMBER-PIECE.parquet
 """
 
@@ -36,20 +36,20 @@ FILES_PER_BATCH = 8
 
 @attrs.frozen
 class Archive:
-    """What is asked for."""
+    """The request of `archive`."""
 
     source: Source
     path: str
     file_bytes: int = FILE_BYTES
-    batch_bytes: int = 0  # 0: some files' worth
+    batch_bytes: int = 0  # 0: of several files
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         self.source.check()
 
 
 def run(spark: SparkSession, what: Archive, tell: Tell = no_progress) -> dict[str, Any]:
-    """Bring the archive up to what is there now. Failed where it is one of something else."""
+    """Update the archive with the present messages. Raises CommandError where it is of another store or streams."""
     survey = what.source.survey()
     folder = Folder(spark, what.path)
     about = {"format": FORMAT, "store": survey.store, "streams": what.source.which()}
@@ -77,7 +77,7 @@ def run(spark: SparkSession, what: Archive, tell: Tell = no_progress) -> dict[st
 
 
 def columns(rows: DataFrame) -> DataFrame:
-    """As they stand in an archive."""
+    """The columns of an archive."""
     return rows.select(
         "offset", "timestamp", "value", "headers", F.crc32("value").alias("crc"),
         group_of(F.col("topic")).alias("group"), stream_of(F.col("topic")).alias("stream"),
@@ -86,18 +86,18 @@ def columns(rows: DataFrame) -> DataFrame:
 
 
 def _claim(folder: Folder, about: dict[str, Any]) -> None:
-    """It is ours, or new."""
+    """Check that the archive is new, or of the same store and streams. Raises CommandError."""
     found = folder.read_json(ABOUT)
     if found is None:
         if folder.names():
-            raise Failed(f"{folder.path} is no archive and not empty; an archive or a new directory is right")
+            raise Failed(f"{folder.path}: not empty and not an archive (expected an archive or a new directory)")
         folder.write_json(ABOUT, about)
         return
     for name, value in about.items():
         if found.get(name) != value:
             raise Failed(
-                f"{folder.path} is an archive of {name} {_shown(found.get(name))}, not of {_shown(value)}; take another"
-                " directory"
+                f"{folder.path}: archive of {name} {_shown(found.get(name))}"
+                f" (expected {_shown(value)}, or a new directory)"
             )
 
 
@@ -106,14 +106,14 @@ def _shown(value: Any) -> str:
 
 
 class _Into:
-    """Where the batches of one run go."""
+    """Writes the batches of one run into the archive."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._first = True  # only the first one of a run may have been tried before
+        self._first = True  # only the first batch of a run may be a repeat
 
     def write(self, batch: DataFrame, number: int) -> None:
-        """One batch, aside and then into place. May be repeated at every point."""
+        """Write one batch aside, then rename it into place. May be repeated after a failure at any point."""
         folder, aside = self._folder, f"{ASIDE}/{number}"
         batch.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(folder.under(aside))
         if self._first:
@@ -131,13 +131,13 @@ class _Into:
 
 
 def opened(spark: SparkSession, path: str) -> DataFrame:
-    """The messages of an archive, as the reader has them, with `crc`. Failed where there is none."""
+    """The messages of an archive, with the columns of a reader and `crc`. Raises CommandError where there is none."""
     folder = Folder(spark, path)
     about = folder.read_json(ABOUT)
     if about is None:
-        raise Failed(f"{folder.path} is no archive: {ABOUT} is not there")
+        raise Failed(f"{folder.path}: not an archive: no {ABOUT}")
     if about["format"] != FORMAT:
-        raise Failed(f"{folder.path} is an archive of format {about['format']}; {FORMAT} is right")
+        raise Failed(f"{folder.path}: archive of format {about['format']} (expected {FORMAT})")
     if not folder.exists(MESSAGES):
         folder.make(MESSAGES)
     rows = spark.read.schema(SCHEMA).parquet(folder.under(MESSAGES))

@@ -1,7 +1,7 @@
-"""Where a query of a command notes how far it is; and of one that runs once, that nothing of it stays.
+"""Checkpoints of the queries of commands.
 
-Owns the checkpoint of a command that was given none, and the removal of what the server was made to remember for it:
-the query's consumers, which would hold messages back for ever, and its name among the producers.
+Owns the temporary checkpoint of a command without one, and the clean-up of the server after it: the consumers of the
+query, which would retain messages for ever, and its producer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark_mqfs.options import COMMON, OptionError, Options
 
 @attrs.frozen
 class Notes:
-    """Of one query. `reader`: options of what it reads; `again`: whether a later run goes on where it ended."""
+    """The checkpoint of one query. `reader`: its reader options; `resumable`: whether a later run continues it."""
 
     checkpoint: str
     reader: Mapping[str, str]
@@ -33,7 +33,7 @@ class Notes:
 
 @contextmanager
 def noted(checkpoint: str, source: Source) -> Iterator[Notes]:
-    """In `checkpoint`, or for this run alone where that is ""."""
+    """The checkpoint at a path; temporary, and cleaned up, where the path is ""."""
     if checkpoint:
         yield Notes(checkpoint, {}, True)
         return
@@ -49,7 +49,7 @@ def noted(checkpoint: str, source: Source) -> Iterator[Notes]:
 
 
 def forget(target: Source, groups: Iterable[str], producer: str) -> None:
-    """Nothing is committed again under that name."""
+    """Forget the producer, which commits no more."""
     with suppress(OSError, MqfsError, OptionError), _server(target).link() as link:
         client = link.client()
         for group in groups:
@@ -58,7 +58,7 @@ def forget(target: Source, groups: Iterable[str], producer: str) -> None:
 
 
 def _remove(client: Client, group: str, prefix: str) -> None:
-    """The group's consumers of such a name, and the views they are over."""
+    """Remove the consumers of a group with that prefix, and their views."""
     for name in client.list(path_of(group, ".consumers")):
         if name.startswith(f"{prefix}-"):
             client.remove(path_of(group, f".consumers/{name}"))

@@ -1,6 +1,6 @@
-"""`mqfs spark copy`: messages of some streams, those that a condition selects, to others, each once.
+"""`mqfs spark copy`: selected messages of streams to other streams, each once.
 
-Owns the query that copies: what one batch may hold so that it is one unit, and where it notes how far it is.
+Owns the copying query and the limits of its batches, each of which is one atomic batch.
 """
 
 from __future__ import annotations
@@ -23,32 +23,35 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a batch: it is one unit in each group
-TEXT, HEADER = "text", "header"  # what a condition may use beside the columns
+MESSAGES, BYTES = (
+    limits.UNIT_MESSAGES // 2,
+    limits.UNIT_BYTES // 2,
+)  # of a batch, which is one atomic batch in each group
+TEXT, HEADER = "text", "header"  # columns of a condition beside those of the reader
 
 
 @attrs.frozen
 class Copy:
-    """What is asked for. `to`: one stream for all; or `into`: a group that all paths are put below."""
+    """The request of `copy`. `to`: one stream for all messages; or `into`: a group as the prefix of all paths."""
 
     source: Source
     target: Source
     to: str = ""
     into: str = ""
     where: str = ""
-    checkpoint: str = ""  # where a later run goes on; "" for this run alone
+    checkpoint: str = ""  # for a later run to continue; "": none
     forever: bool = False
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         if bool(self.to) == bool(self.into):
-            raise Failed("say where: --to GROUP/STREAM for all, or --into GROUP for the same paths below it")
+            raise Failed("copy: no target (expected --to GROUP/STREAM, or --into GROUP)")
         self.source.check()
         self.target.check_server()
 
 
 def run(spark: SparkSession, what: Copy, tell: Tell = no_progress) -> dict[str, Any]:
-    """Copy what is there now, or what comes until it is stopped."""
+    """Copy the present messages, or all new ones until stopped."""
     what.check()
     survey = what.source.survey()
     groups = {what.to.rpartition("/")[0]} if what.to else {target_of(g or ROOT, what.into) for g in survey.groups}
@@ -67,7 +70,7 @@ def run(spark: SparkSession, what: Copy, tell: Tell = no_progress) -> dict[str, 
 def carry_over(
     spark: SparkSession, what: Copy, columns: Callable[[DataFrame], DataFrame], groups: Iterable[str], tell: Tell
 ) -> dict[str, Any]:
-    """The query: what `columns` makes of the source's messages, to streams of those groups of the target."""
+    """Run the query from the source, transformed by `columns`, to streams in these groups of the target."""
     with noted(what.checkpoint, what.source) as notes:
         rows = columns(follow(spark, what.source, **bounds(), **notes.reader))
         query = start(rows, what, notes.checkpoint)
@@ -81,12 +84,12 @@ def carry_over(
 
 
 def at(source: Source, target: str) -> Source:
-    """The server that is written to: another one, or that of the source."""
+    """The server to write to: the target, or that of the source."""
     return Source(target, user=source.user, token=source.token) if target else source
 
 
 def bounds() -> dict[str, str]:
-    """Options of a reader whose batches fit one unit."""
+    """Reader options for batches that fit one atomic batch."""
     return {"maxOffsetsPerTrigger": str(MESSAGES), "maxBytesPerTrigger": str(BYTES)}
 
 
@@ -96,7 +99,7 @@ def start(rows: DataFrame, what: Copy, checkpoint: str) -> StreamingQuery:
 
 
 def selected(rows: DataFrame, where: str) -> DataFrame:
-    """Those that a condition is true of. It may use `text`, the message, and `header`, a map of texts."""
+    """The messages of a condition, which may also use `text`, the message, and `header`, a map of texts."""
     if not where:
         return rows
     more = rows.withColumn(TEXT, F.decode("value", "UTF-8")).withColumn(HEADER, as_map())
@@ -104,8 +107,7 @@ def selected(rows: DataFrame, where: str) -> DataFrame:
 
 
 def given() -> Column:
-    """The headers, none where they are null: Spark goes over a whole batch again for every null list that it puts into
-    one for a sink."""
+    """The headers, empty instead of null: for every null list Spark copies the whole batch again on its way to a sink."""
     return F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
 
 

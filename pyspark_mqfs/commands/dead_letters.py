@@ -1,7 +1,7 @@
-"""`mqfs spark dead-letters`: put messages aside that a condition calls bad, and send dead letters back.
+"""`mqfs spark dead-letters`: divert selected messages, and redrive dead letters.
 
-Owns what a letter says of where it came from: the server's own say it by `stream` and `sequence`, those that are put
-aside here by `letter.stream`, `letter.sequence` and `letter.reason`, as nobody but the server may set the others.
+Owns the headers of the origin of a dead letter. The server sets `stream` and `sequence`, which are reserved; diverted
+messages have `letter.stream`, `letter.sequence` and `letter.reason`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 PREFIX = "letter."
-DROPPED_AT_ONCE = 1_000  # sequences of one line of ctl
+DROPPED_AT_ONCE = 1_000  # sequences in one line of ctl
 
 
 @attrs.frozen
 class Divert:
-    """What is asked for: copies of those messages to a stream of dead letters."""
+    """The request of `dead-letters divert`: copies of the selected messages to a stream of dead letters."""
 
     source: Source
     where: str
@@ -45,29 +45,29 @@ class Divert:
     forever: bool = False
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         if not self.where:
-            raise Failed("dead-letters divert: say --where, what is bad")
+            raise Failed("dead-letters divert: no --where (expected an SQL condition)")
         self.source.check()
 
 
 @attrs.frozen
 class Redrive:
-    """What is asked for: letters back to the streams that they came from, in the same group."""
+    """The request of `dead-letters redrive`: dead letters to their original streams in the same group."""
 
-    source: Source  # one stream: the dead letters
+    source: Source  # one stream, of dead letters
     where: str = ""
     checkpoint: str = ""
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         if len(self.source.streams) != 1:
-            raise Failed("dead-letters redrive: name the one stream of dead letters, as jobs/dead")
+            raise Failed("dead-letters redrive: invalid streams (expected one stream of dead letters, as jobs/dead)")
         self.source.check()
 
 
 def divert(spark: SparkSession, what: Divert, tell: Tell = no_progress) -> dict[str, Any]:
-    """The messages stay where they are."""
+    """Copy the selected messages; the originals stay."""
     what.check()
     said = [("stream", F.element_at(F.split("topic", "/"), -1)), ("sequence", F.col("offset").cast("string"))]
     added = F.array(*(_header(PREFIX + name, value) for name, value in [*said, ("reason", F.lit(what.reason))]))
@@ -81,12 +81,12 @@ def divert(spark: SparkSession, what: Divert, tell: Tell = no_progress) -> dict[
 
 
 def redrive(spark: SparkSession, what: Redrive, tell: Tell = no_progress) -> dict[str, Any]:
-    """Publish letters where they came from, and drop them here: each is there once, also after a kill in between."""
+    """Publish dead letters to their original streams, each once, also after a crash, and drop them."""
     what.check()
     group = what.source.streams[0].rpartition("/")[0]
     server = Server.of(Options(what.source.server(), COMMON, "a command"))
     sent = [0]
-    names: SimpleQueue[str] = SimpleQueue()  # the query's, which is known only when it has begun
+    names: SimpleQueue[str] = SimpleQueue()  # the id of the query, known after its start
 
     def send(batch: DataFrame, number: int) -> None:
         kept = batch.persist()
@@ -129,7 +129,7 @@ def _came_from(group: str) -> Column:
 
 
 def _free() -> Column:
-    """The headers of a message that may be set again, without what letters add."""
+    """The headers that may be set, without those of a dead letter."""
     given = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
     reserved = sorted(headers.RESERVED)
     return F.filter(given, lambda header: ~header["key"].isin(reserved) & ~header["key"].startswith(PREFIX))
@@ -140,7 +140,7 @@ def _header(key: str, value: Column) -> Column:
 
 
 def _drop(client: Client, path: str, sequences: Iterable[int]) -> None:
-    """Some may be gone already."""
+    """Drop messages, of which some may be removed already."""
     group, _, stream = path.rpartition("/")
     left = sorted(sequences)
     for at in range(0, len(left), DROPPED_AT_ONCE):

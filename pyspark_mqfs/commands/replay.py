@@ -1,9 +1,9 @@
-"""`mqfs spark replay`: the messages of an archive → streams again, in their order, each once.
+"""`mqfs spark replay`: the messages of an archive → streams, in order, each once.
 
-Owns the plan of a replay: stretches of each group that fit one unit, written into the archive before the first is
-published, so that a repeat cuts at the same places; each is then a batch of its own, committed once by its number.
-A message keeps its headers. What only the server sets becomes `was.NAME`, and `replay.sequence` and `replay.time` (µs
-since 1970) say what it was, unless it is replayed as if it were new (`plain`).
+Owns the plan of a replay: splits of each group that fit one atomic batch. It is written into the archive before the
+first split is published, so that a repeat has the same splits; each is committed once, by its number. A message keeps
+its headers. Reserved ones become `was.NAME`, and `replay.sequence` and `replay.time` (µs since 1970) have the original
+sequence and time; not so with `plain`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 SEQUENCE, TIME = "replay.sequence", "replay.time"
 PLANS = "_mqfs/replays"
-MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a stretch: others wait for its commit
-STEP = 1_024  # sequences that are counted as one when stretches are cut
-LARGE_STEP, LARGE_BYTES = 64, 64 << 10  # where messages are so large
+MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a split: the next waits for its commit
+STEP = 1_024  # sequences, the unit of splitting
+LARGE_STEP, LARGE_BYTES = 64, 64 << 10  # the step for messages above this size
 
 
 @attrs.frozen
 class Replay:
-    """What is asked for. Times are UNIX times; `rate` is messages a second, `speed` how much faster than they came."""
+    """The request of `replay`. Times are UNIX times; `rate`: messages a second; `speed`: a factor of the original."""
 
     path: str
     target: Source
-    into: str = ""  # a group that all paths are put below
+    into: str = ""  # a group, the prefix of all paths
     streams: tuple[str, ...] = ()
     since: float | None = None
     until: float | None = None
@@ -55,19 +55,19 @@ class Replay:
     name: str = ""
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         if self.rate and self.speed:
-            raise Failed("--rate and --speed exclude one another")
+            raise Failed("--rate and --speed: both given (expected one)")
         self.target.check_server()
 
     def said(self) -> dict[str, Any]:
-        """What makes it this replay and no other."""
+        """The parameters that identify this replay."""
         keys = ("into", "streams", "since", "until", "where", "plain")
         return {key: getattr(self, key) for key in keys} | {"streams": list(self.streams)}
 
 
 def run(spark: SparkSession, what: Replay, tell: Tell = no_progress) -> dict[str, Any]:
-    """Publish what is not published yet."""
+    """Publish the messages that are not yet published."""
     what.check()
     folder, rows = Folder(spark, what.path), _selected(archive.opened(spark, what.path), what)
     server = _server(what.target)
@@ -86,7 +86,7 @@ def run(spark: SparkSession, what: Replay, tell: Tell = no_progress) -> dict[str
 
 
 def _in_order(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
-    """Shared out by sequence, without looking at them twice to find out where to cut."""
+    """Partition by ranges of sequences, without the sampling pass of repartitionByRange."""
     share = F.floor((F.col("offset") - first) * tasks / (last - first + 1)).cast("int")
     return rows.repartitionById(tasks, share).sortWithinPartitions("offset")
 
@@ -110,7 +110,7 @@ def _topic(into: str) -> Column:
 
 
 def target_of(group: str, into: str) -> str:
-    """Where a group's messages go; "" is the root."""
+    """The target of a group; "" is the root."""
     own = "" if group == ROOT else group
     return "/".join(name for name in (into.strip("/"), own) if name)
 
@@ -119,7 +119,7 @@ def target_of(group: str, into: str) -> str:
 
 
 def _headers(plain: bool) -> Column:
-    """Those of the message as they can be set again, and what it was; of one that was replayed before, what it says."""
+    """The settable headers, and those of the original sequence and time; a message replayed before keeps its own."""
     given = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
     reserved = sorted(headers.RESERVED)
     free = F.filter(given, lambda header: ~header["key"].isin(reserved))
@@ -147,7 +147,7 @@ def _is_ours(header: Column) -> Column:
 
 
 def original(rows: DataFrame) -> DataFrame:
-    """Messages that were replayed as they were before: their sequence, time and headers."""
+    """Replayed messages with their original sequence, time and headers."""
     given = F.col("headers")
     mine = F.filter(given, lambda header: ~header["key"].isin(SEQUENCE, TIME, headers.SENDER))
     back = F.transform(
@@ -173,7 +173,7 @@ def original(rows: DataFrame) -> DataFrame:
 
 
 def _value_of(key: str) -> Column:
-    """The value of a header, null where there is none."""
+    """The value of a header, null without it."""
     found = F.filter(F.col("headers"), lambda header: header["key"] == key)
     return F.get(found, F.lit(0))["value"].cast("string")
 
@@ -182,7 +182,7 @@ def _value_of(key: str) -> Column:
 
 
 def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, what: Replay, store: str) -> dict[str, Any]:
-    """The one there is under this name, or a new one."""
+    """The plan of this name, or a new one. Raises CommandError where it is of another replay."""
     said = {**what.said(), "store": store}
     digest = hashlib.sha256(repr(sorted(said.items())).encode()).hexdigest()[:16]
     about = folder.read_json(archive.ABOUT)
@@ -193,7 +193,7 @@ def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, what: Replay, st
         found = {"name": name, "said": said, "stretches": list(_stretches(rows, what))}
         folder.write_json(file, found)
     elif found["said"] != said:
-        raise Failed(f"replay {name!r} was of {found['said']}, and this is of {said}; another --id is right")
+        raise Failed(f"replay {name!r}: used for {found['said']} (expected another --id for {said})")
     return dict(found)
 
 
@@ -201,7 +201,7 @@ Stretch = tuple[str, int, int, int, int, float]  # group, first, last, messages,
 
 
 def _stretches(rows: DataFrame, what: Replay) -> Iterator[Stretch]:
-    """Cut so that each fits one unit; of the order in which messages came where their time decides."""
+    """The splits, which fit one atomic batch each; with `speed` in the order of time."""
     counted = _counted(rows, what, STEP).persist()
     try:
         largest = counted.agg(F.max("largest")).first()
@@ -215,7 +215,7 @@ def _stretches(rows: DataFrame, what: Replay) -> Iterator[Stretch]:
 
 
 def _counted(rows: DataFrame, what: Replay, step: int) -> DataFrame:
-    """So many sequences at a time: what they hold."""
+    """The contents of every `step` sequences."""
     step = max(1, min(step, what.rate)) if what.rate else step
     keys = [F.floor(F.col("offset") / step).alias("step")]
     if what.speed:
@@ -241,7 +241,7 @@ def _flat(rows: Iterable[Any]) -> Iterator[Stretch]:
 
 
 def _joined(stretches: Iterable[Any], most: int, timed: bool) -> Iterator[Stretch]:
-    """Neighbours of one group together, as far as they fit; where time decides only those of the same second."""
+    """Merge neighbours of one group up to the limits; with `timed` only those of the same second."""
     held: Any = None
     for one in stretches:
         fits = held is not None and held[0] == one[0] and held[3] + one[3] <= most and held[4] + one[4] <= BYTES
@@ -256,7 +256,7 @@ def _joined(stretches: Iterable[Any], most: int, timed: bool) -> Iterator[Stretc
 
 
 class _Progress:
-    """How far it is, and when the next stretch may go."""
+    """The progress of a replay, and the pace of its splits."""
 
     def __init__(self, stretches: list[Stretch], what: Replay, tell: Tell) -> None:
         self._stretches, self._what, self._tell = stretches, what, tell
@@ -293,14 +293,14 @@ def _store(server: Server) -> str:
 
 
 def _make_groups(server: Server, groups: Iterable[str]) -> None:
-    """Those that are missing, so that they keep what is written."""
+    """Create missing groups, which retain all messages."""
     with server.link() as link:
         for group in sorted(groups):
             link.retried(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
 
 
 def make_group(client: Client, path: str) -> None:
-    """A group and those above it, with `replay all` where it is made here."""
+    """Create a group and its parents where missing, with `replay all`."""
     names = [name for name in path.split("/") if name]
     for end in range(1, len(names) + 1):
         above = "/".join(names[:end])

@@ -1,6 +1,6 @@
-"""The pictures and the page of `mqfs spark stats`.
+"""The table, plots and page of `mqfs spark stats`.
 
-Owns how it looks; counts nothing. A page is one file, its pictures inside.
+Counts nothing. A page is one file with embedded plots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from mqfs.errors import BadConfig
 
-LINES = 8  # streams that have a line of their own; the others are one
+LINES = 8  # streams with a line of their own; the others share one
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:64em;margin:2em auto;padding:0 1em;color:#222}"
     "table{border-collapse:collapse;width:100%}th,td{padding:.3em .6em;text-align:right;border-bottom:1px solid #ddd}"
@@ -23,11 +23,11 @@ _STYLE = (
 
 
 def pictures(found: dict[str, Any]) -> dict[str, bytes]:
-    """PNG by name: rate and sizes, and latency where it is known."""
+    """Plots as PNG by name: rate and size, and latency where it is known."""
     try:
         import matplotlib
     except ImportError:
-        raise BadConfig("a picture needs matplotlib (in a clone: script/setup spark)") from None
+        raise BadConfig("plots need matplotlib (in a clone: script/setup spark)") from None
     matplotlib.use("Agg")
     made = {"rate": _drawn(_rate, found), "size": _drawn(_size, found)}
     if any(row["latency_s"] for row in found["streams"]):
@@ -68,7 +68,7 @@ def _rate(axes: Any, found: dict[str, Any]) -> None:
 def _size(axes: Any, found: dict[str, Any]) -> None:
     sizes = found["sizes"]
     axes.bar([_bytes(size) for size, _ in sizes], [count for _, count in sizes], color="#47a")
-    axes.set(title="Messages by size: from so many bytes to less than twice as many")
+    axes.set(title="Messages by size (a bar is from its label to twice of it)")
     axes.grid(axis="y", alpha=0.3)
 
 
@@ -76,7 +76,7 @@ def _latency(axes: Any, found: dict[str, Any]) -> None:
     rows = [row for row in found["streams"] if row["latency_s"]][: 3 * LINES]
     for share in ("p50", "p99", "p999"):
         axes.plot([row["stream"] for row in rows], [row["latency_s"][share] * 1e3 for row in rows], "o", label=share)
-    axes.set(title="Latency, ms: from when it was sent to when it was kept", ylim=(0, None))
+    axes.set(title="Latency, ms, from sending to publishing", ylim=(0, None))
     axes.tick_params(axis="x", labelrotation=20)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
@@ -91,7 +91,7 @@ def _bytes(size: float) -> str:
 
 
 def page(found: dict[str, Any], title: str) -> str:
-    """All of it as HTML."""
+    """The report as HTML."""
     images = "".join(
         f'<p><img alt="{name}" src="data:image/png;base64,{base64.b64encode(data).decode()}"></p>'
         for name, data in pictures(found).items()
@@ -107,7 +107,7 @@ def page(found: dict[str, Any], title: str) -> str:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A stream as texts, for a table."""
+    """The cells of a stream."""
     speed = row["messages_a_second"]
     return [
         row["stream"], f"{row['messages']:,}", _bytes(row["bytes"]), f"{speed:,.1f}" if speed else "",
@@ -124,7 +124,7 @@ HEADS = ("stream", "messages", "bytes", "a second", "size p50", "p99", "largest"
 
 
 def table(found: dict[str, Any]) -> str:
-    """For a terminal."""
+    """The table for a terminal."""
     rows = [list(HEADS), *(cells(row) for row in found["streams"])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEADS))]
     lines = [
@@ -135,13 +135,13 @@ def table(found: dict[str, Any]) -> str:
 
 
 def check_path(path: str) -> None:
-    """Raises BadConfig where no report could be written there."""
+    """Raises BadConfig where the folder of a report does not exist."""
     if not Path(path).parent.is_dir():
         raise BadConfig(f"--report {path!r}: no folder {str(Path(path).parent)!r}")
 
 
 def write(found: dict[str, Any], path: str, title: str) -> list[str]:
-    """A page where the name ends in .html, else pictures PATH-rate.png and so on; the files."""
+    """Write a page to PATH.html, else plots to PATH-rate.png and so on; the files."""
     if path.endswith((".html", ".htm")):
         Path(path).write_text(page(found, title))
         return [path]

@@ -1,7 +1,7 @@
-"""Sequences of each group in their order: holes, doubles, clocks that went back, in any amount of messages.
+"""Audit of the sequences of each group: gaps, duplicates, and time running backwards, in any number of messages.
 
-Owns that walk. Messages are dealt out by stretches of sequences, each is put in order by itself, and only what each
-begins and ends with comes together. No message is sorted among all others, and none is kept.
+Messages are partitioned by splits of sequences. Each split is sorted by itself, and the driver gets only its counts and
+its borders. There is no global sort.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BITS = 17  # sequences of a stretch, as a power of two
+BITS = 17  # log2 of the sequences of a split
 EXAMPLES = 5
 STRETCH = (
     "group string, first bigint, last bigint, begin bigint, end bigint, messages bigint, holes bigint, missing bigint,"
@@ -31,7 +31,7 @@ _ARROW = pa.schema(
 
 @attrs.define
 class Walked:
-    """What was found, and where the first of it is: (group, sequence)."""
+    """The counts, and examples as (group, sequence)."""
 
     messages: int = 0
     holes: int = 0
@@ -42,14 +42,14 @@ class Walked:
 
 
 def walk(rows: DataFrame) -> Walked:
-    """Over rows with `group`, `offset` and `timestamp`."""
+    """Audit rows with `group`, `offset` and `timestamp`."""
     narrow = rows.select("group", "offset", F.unix_micros("timestamp").alias("time"))
     dealt = narrow.repartition("group", F.shiftright("offset", BITS))
     return together(row.asDict() for row in dealt.mapInArrow(stretches, STRETCH).collect())
 
 
 def together(rows: Iterable[dict[str, Any]]) -> Walked:
-    """What all stretches have, and what lies between them."""
+    """Merge the rows of all splits, and audit the borders between them."""
     found, before = Walked(), None
     for one in sorted(rows, key=lambda row: (row["group"], row["first"])):
         for name in ("messages", "holes", "missing", "doubled", "clock"):
@@ -63,7 +63,7 @@ def together(rows: Iterable[dict[str, Any]]) -> Walked:
 
 
 def _border(found: Walked, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Between two stretches."""
+    """Audit the border of two splits."""
     gap = after["first"] - before["last"] - 1
     found.holes += gap > 0
     found.missing += gap
@@ -73,7 +73,7 @@ def _border(found: Walked, before: dict[str, Any], after: dict[str, Any]) -> Non
 
 
 def stretches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One row for each stretch of those rows."""
+    """One row for each split in the batches."""
     some = [batch for batch in batches if batch.num_rows]
     if not some:
         return
@@ -108,7 +108,7 @@ def stretches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _some(offset: Any, mark: Any, start: int, stop: int) -> list[int]:
-    """Sequences of a stretch that are marked, the first of them. Marks are of the steps to the next row."""
+    """The first marked sequences of a split. A mark is of the step to the next row."""
     found = start + 1 + np.flatnonzero(mark[start : stop - 1])[:EXAMPLES]
     return [int(sequence) for sequence in offset[found]]
 

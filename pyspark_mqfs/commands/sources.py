@@ -1,6 +1,6 @@
-"""What the commands have in common: where messages come from, how far they are, columns that are worked out.
+"""Shared parts of the commands: the source of messages, progress, and columns computed from paths.
 
-Owns names and expressions; starts no query.
+Starts no query.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-ROOT = "."  # the root group in a path of partitions: no group is called so
+ROOT = "."  # the root group in a partition path; not a legal name of a group
 Tell = Callable[[str], None]
 
 
 @attrs.frozen
 class Source:
-    """Streams of a server."""
+    """Selected streams of a server."""
 
     address: str
     streams: tuple[str, ...] = ()
@@ -37,24 +37,24 @@ class Source:
     token: str = attrs.field(default="", repr=False)
 
     def server(self) -> dict[str, str]:
-        """The options that say where."""
+        """The options of the connection."""
         said = {"address": self.address, "user": self.user, "token": self.token}
         return {name: value for name, value in said.items() if value}
 
     def which(self) -> dict[str, str]:
         if bool(self.streams) == bool(self.pattern):
-            raise Failed("name the streams as GROUP/STREAM, or say --pattern; one of both is right")
+            raise Failed("streams and --pattern: none or both given (expected GROUP/STREAM... or --pattern)")
         return {"subscribePattern": self.pattern} if self.pattern else {"subscribe": ",".join(self.streams)}
 
     def options(self) -> dict[str, str]:
         return {**self.server(), **self.which(), "includeHeaders": "true"}
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing, before anybody is asked."""
+        """Raises CommandError or OptionError for invalid options. Asks no server."""
         self._understood()
 
     def check_server(self) -> None:
-        """The same of what says where; of a server that is written to, streams are not asked for."""
+        """The same of the connection only, for a target."""
         Server.of(Options(self.server(), COMMON, "a command"))
 
     def _understood(self) -> tuple[Selection, Server]:
@@ -68,12 +68,12 @@ class Source:
 
 
 def read(spark: SparkSession, source: Source, **more: str) -> DataFrame:
-    """What is there now."""
+    """The present messages."""
     return spark.read.format("mqfs").options(**source.options(), **more).load()
 
 
 def follow(spark: SparkSession, source: Source, **more: str) -> DataFrame:
-    """What is there and comes."""
+    """The present and future messages."""
     return spark.readStream.format("mqfs").options(**source.options(), startingOffsets="earliest", **more).load()
 
 
@@ -91,22 +91,22 @@ def path_of(group: Column, stream: Column) -> Column:
 
 
 def no_progress(text: str) -> None:
-    """Tells nobody."""
+    """No-op progress callback."""
 
 
 def terminal_progress(text: str) -> None:
-    """Tells a person at a terminal, in one line that is written over."""
+    """Show progress on a terminal, in a line that is overwritten."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def finished(tell: Tell) -> None:
-    """The line is taken away."""
+    """Remove the line of progress."""
     tell("")
 
 
 def watch(query: StreamingQuery, tell: Tell, what: str, total: int) -> int:
-    """Until it ends; how many rows it has read. `total`: as many as are expected, 0 if that is not known."""
+    """Wait for the end of the query; the number of its rows. `total`: the expected number, 0: unknown."""
     began = time.monotonic()
     rows, last = 0, -1
     while True:

@@ -1,6 +1,6 @@
-"""`mqfs spark stats`: of each stream how many messages, how large, how fast and how late; pictures and a report.
+"""`mqfs spark stats`: counts, sizes, rates and latencies of each stream.
 
-Owns what is counted. The counting is Spark's: only sums come to the driver, never messages.
+Owns the aggregations. Only their results come to the driver, never messages.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pyspark_mqfs.commands.sources import Source, Tell, no_progress, read
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-POINTS = 200  # of the picture of rates
+POINTS = 200  # of the plot of rates
 SHARES = (0.5, 0.9, 0.99, 0.999)
 NAMES = ("p50", "p90", "p99", "p999")
 
 
 @attrs.frozen
 class Stats:
-    """What is asked for. `sent`: a header with the UNIX time in seconds at which a message was sent."""
+    """The request of `stats`. `sent`: the header with the UNIX time of sending, in seconds."""
 
     path: str = ""
     source: Source | None = None
@@ -33,15 +33,15 @@ class Stats:
     sent: str = ""
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         if bool(self.path) == (self.source is not None):
-            raise Failed("name an archive, or a server with --at; one of both is right")
+            raise Failed("stats: no source or two (expected --archive or --at)")
         if self.source is not None:
             self.source.check()
 
 
 def run(spark: SparkSession, what: Stats, tell: Tell = no_progress) -> dict[str, Any]:
-    """Per stream, over time, by size, and latencies where messages tell when they were sent."""
+    """Counts by stream, over time and by size; latencies where messages have the header."""
     what.check()
     rows = archive.opened(spark, what.path) if what.source is None else read(spark, what.source)
     rows = selected(rows, what.where).withColumn("size", F.octet_length("value").cast("bigint"))
@@ -81,14 +81,14 @@ def _row(counted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(rows: DataFrame) -> list[tuple[int, int]]:
-    """(bytes, messages of less than twice as many) by powers of two."""
+    """(size, messages from this size to twice of it) by powers of two."""
     power = F.floor(F.log2("size"))
     counted = rows.groupBy(power.alias("power")).count().orderBy("power").collect()
     return [(1 << int(row["power"]), int(row["count"])) for row in counted]
 
 
 def _rates(rows: DataFrame, streams: list[dict[str, Any]]) -> dict[str, Any]:
-    """Messages a second of each stream, in so many stretches of all the time there is."""
+    """Messages a second of each stream, in POINTS equal intervals of the whole time."""
     if not streams:
         return {"begin": 0.0, "step": 1.0, "streams": {}}
     begin, end = min(row["first"] for row in streams), max(row["last"] for row in streams)

@@ -1,7 +1,7 @@
-"""`mqfs spark verify`: whether streams, or an archive, or one against the other, are as they should be.
+"""`mqfs spark verify`: check streams, an archive, or one against the other.
 
-Owns what is looked for. Every problem is counted, and some examples of each are shown. The checksum of the log is
-checked by the reader anyway; that of an archive is of the body, made when it was archived.
+Owns the checks. Every problem is counted, with some examples. The reader always verifies the checksum of the log; that
+of an archive is of the body, computed when archiving.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from pyspark_mqfs.commands.sources import Source, Tell, group_of, no_progress, r
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-PROBLEMS = ("doubled", "clock", "checksum", "lost", "differs")  # holes alone are none: sequences may have them
+PROBLEMS = ("doubled", "clock", "checksum", "lost", "differs")  # holes are legal in sequences
 
 
 @attrs.frozen
 class Verify:
-    """What is asked for: an archive, streams, or both, one against the other."""
+    """The request of `verify`: an archive, streams, or both, to be compared."""
 
     path: str = ""
     source: Source | None = None
-    replayed: bool = False  # the streams hold what was replayed from the archive
-    into: str = ""  # below this group
-    holes: bool = False  # a hole is a problem
+    replayed: bool = False  # the streams are a replay of the archive
+    into: str = ""  # the prefix of the replay
+    holes: bool = False  # count holes as problems
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         if not self.path and self.source is None:
-            raise Failed("name an archive, or a server with --at, or both")
+            raise Failed("verify: no source (expected --archive, --at, or both)")
         if self.source is not None:
             self.source.check()
 
 
 def run(spark: SparkSession, what: Verify, tell: Tell = no_progress) -> dict[str, Any]:
-    """What was found: counts, and examples of problems. `sound` says whether there are none."""
+    """Counts, and examples of problems; `sound`: whether there are none."""
     what.check()
     found: dict[str, Any] = {"examples": {}}
     kept = archive.opened(spark, what.path) if what.path else None
@@ -72,7 +72,7 @@ def _live(spark: SparkSession, what: Verify) -> DataFrame | None:
 
 
 def _alone(rows: DataFrame, found: dict[str, Any]) -> None:
-    """Each group by itself, in the order of its sequences."""
+    """Audit the sequences of each group."""
     walked = walk(rows)
     found.update({name: getattr(walked, name) for name in ("messages", "holes", "missing", "doubled", "clock")})
     for name, places in walked.places.items():
@@ -87,9 +87,9 @@ def _is(condition: Column) -> Column:
 
 
 def _against(kept: DataFrame, live: DataFrame, replayed: bool, found: dict[str, Any]) -> None:
-    """Every message that both should have. Of the streams: what is behind the archive's end is not archived yet; of the
-    archive: what is below a stream's floor has been cut there. Stretches of which both have the same sum are the same;
-    only the others are looked at message by message."""
+    """Compare the messages of both. Those of streams after the end of the archive are not archived yet; those of the
+    archive below the first of a stream were trimmed there. Splits with equal digests are equal; only the others are
+    compared by message."""
     sums = _sums(kept, "kept").join(_sums(live, "live"), ["topic", "stretch"], "full_outer").cache()
     try:
         end = F.broadcast(sums.groupBy("topic").agg(F.max("kept.last").alias("end")))
@@ -113,7 +113,7 @@ def _against(kept: DataFrame, live: DataFrame, replayed: bool, found: dict[str, 
 
 
 def _compare(joined: DataFrame, replayed: bool, found: dict[str, Any]) -> None:
-    """Messages of both, by what each is."""
+    """Count the messages of both by the result of their comparison."""
     not_kept = F.col("kept").isNull() & (F.col("offset") <= F.col("end"))
     below = F.lit(False) if replayed else F.col("offset") < F.coalesce("begin", F.lit(1 << 62))
     cut = F.col("live").isNull() & below
@@ -137,7 +137,7 @@ def _stretched(rows: DataFrame) -> DataFrame:
 
 
 def _sums(rows: DataFrame, name: str) -> DataFrame:
-    """Of each stretch of a stream's sequences how many messages it has, and sums over all that they are."""
+    """The count and digests of each split of the sequences of a stream."""
     heads = F.coalesce(F.array_sort("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
     digest = F.xxhash64("offset", "value", F.unix_micros("timestamp"), heads)
     other = F.xxhash64(digest, F.octet_length("value"), F.crc32("value"))
@@ -155,7 +155,7 @@ def _sums(rows: DataFrame, name: str) -> DataFrame:
 
 
 def _keys(rows: DataFrame, name: str) -> DataFrame:
-    """A digest of all that a message is, by its place."""
+    """A digest of each message, by stream and sequence."""
     pairs = F.transform(
         F.array_sort("headers"),
         lambda header: F.concat(header["key"], F.lit("\0"), F.hex(header["value"])),
@@ -185,7 +185,7 @@ WORDS = {
 
 
 def line(found: dict[str, Any]) -> str:
-    """What was found, for a person."""
+    """The result, for a terminal."""
     lines = ["sound" if found["sound"] else f"NOT SOUND: {', '.join(found['problems'])}"]
     lines += [f"{found[name]:>14,} {words}" for name, words in WORDS.items() if name in found]
     lines += [f"{name}: {', '.join(places)}" for name, places in found["examples"].items()]
