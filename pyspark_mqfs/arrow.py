@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from mqfs.errors import DiskFailed
-from mqfs.log import columns as gather
+from mqfs.log import columns as log_columns
 from mqfs.log import record
 from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, NameTable
 from mqfs.log.record import HEAD_BYTES
@@ -30,28 +30,28 @@ _NAMES_KIND_AT = 28
 _NO_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ALL = (0, 1 << 63)
 _NOTHING = (0, 0)
-_ROOMS = 4  # Spark holds one batch while the next is decoded
+_BUFFERS = 4  # Spark holds one batch while the next is decoded
 
 
 class BufferPool:
     """Memory of batches, reused once a batch is released: allocating each costs more than decoding it."""
 
     def __init__(self) -> None:
-        self._rooms: list[bytearray] = []
+        self._buffers: list[bytearray] = []
 
     def __call__(self, size: int) -> bytearray:
-        for room in self._rooms:
-            if len(room) >= size and sys.getrefcount(room) <= _IDLE:
-                return room
-        room = bytearray(size + size // 8)
-        self._rooms = [*self._rooms[-_ROOMS + 1 :], room]
-        return room
+        for buffer in self._buffers:
+            if len(buffer) >= size and sys.getrefcount(buffer) <= _IDLE:
+                return buffer
+        buffer = bytearray(size + size // 8)
+        self._buffers = [*self._buffers[-_BUFFERS + 1 :], buffer]
+        return buffer
 
 
 def _idle() -> int:
     """The reference count of a buffer that only the list has."""
-    rooms = [bytearray()]
-    return next(sys.getrefcount(room) for room in rooms)
+    buffers = [bytearray()]
+    return next(sys.getrefcount(buffer) for buffer in buffers)
 
 
 _IDLE = _idle()
@@ -66,31 +66,31 @@ class ArrowDecoder:
 
         self.schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         self.next = 0  # the sequence after the last record
-        self._asked = sum({_ASKED.get(name, 0) for name in self.schema.names})
+        self._wanted = sum({_COLUMN_FLAGS.get(name, 0) for name in self.schema.names})
         self._prefix = f"{group}/" if group else ""
         self._bounds = bounds
         self._names: dict[int, str] = {}  # of streams
-        self._table, self._strangers = NameTable.of({}), False
+        self._table, self._skip_unknown = NameTable.of({}), False
         self._rest = b""
-        self._rooms = BufferPool()
+        self._buffers = BufferPool()
 
     @property
-    def clean(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether no record is incomplete."""
         return not self._rest
 
     def restart(self) -> None:
         """Drop an incomplete record: the next chunk is of a new connection."""
         self._rest = b""
-        if self._strangers:
-            self._tell({})
+        if self._skip_unknown:
+            self._add_names({})
 
-    def know(self, streams: Mapping[int, tuple[str, int, int]]) -> None:
+    def set_streams(self, streams: Mapping[int, tuple[str, int, int]]) -> None:
         """Set the streams of the next chunks, by number: name and bounds. Records of other streams are skipped."""
         self._table = NameTable.of({n: (self._prefix + name, low, high) for n, (name, low, high) in streams.items()})
-        self._strangers = True
+        self._skip_unknown = True
 
-    def _tell(self, names: Mapping[int, str]) -> None:
+    def _add_names(self, names: Mapping[int, str]) -> None:
         self._names.update(names)
         bounds = self._bounds
         self._table = NameTable.of(
@@ -99,22 +99,22 @@ class ArrowDecoder:
                 for number, name in self._names.items()
             }
         )
-        self._strangers = False
+        self._skip_unknown = False
 
     def feed(self, data: Buffer) -> pa.RecordBatch:
         """The wanted messages that are complete with this chunk."""
         data = self._rest + bytes(data) if self._rest else data
         at, batches = 0, []
         while at < len(data):
-            found = gather.columns(
-                data, at, self._table, self._asked, strangers=self._strangers, allocate=self._rooms
+            columns = log_columns.columns(
+                data, at, self._table, self._wanted, strangers=self._skip_unknown, allocate=self._buffers
             )  # fmt: skip
-            if found.end > at:
-                self.next = found.last + 1
-            if found.rows:
-                batches.append(self._batch(data, found))
-            at = found.end if found.end == len(data) else self._names_at(data, found.end)
-            if at == found.end:
+            if columns.end > at:
+                self.next = columns.last + 1
+            if columns.rows:
+                batches.append(self._batch(data, columns))
+            at = columns.end if columns.end == len(data) else self._names_at(data, columns.end)
+            if at == columns.end:
                 break
         self._rest = bytes(memoryview(data)[at:])
         return batches[0] if len(batches) == 1 else self._joined(batches)
@@ -129,22 +129,22 @@ class ArrowDecoder:
         if len(data) < at + HEAD_BYTES or data[at + _NAMES_KIND_AT] != Kind.NAMES:
             return at
         size = int.from_bytes(data[at : at + 4], "little")
-        found = record.decode(bytes(data[at : at + size])) if at + record.padded(size) <= len(data) else None
-        if found is None:
+        names_record = record.decode(bytes(data[at : at + size])) if at + record.padded(size) <= len(data) else None
+        if names_record is None:
             return at
-        body, place, names = found.body, 0, {}
-        while place < len(body):
-            number, length = np.frombuffer(body, _NAME, 1, place)[0].item()
-            names[number] = body[place + 6 : place + 6 + length].decode()
-            place += 6 + length
-        self._tell(names)
+        body, start, names = names_record.body, 0, {}
+        while start < len(body):
+            number, length = np.frombuffer(body, _NAME, 1, start)[0].item()
+            names[number] = body[start + 6 : start + 6 + length].decode()
+            start += 6 + length
+        self._add_names(names)
         return at + record.padded(size)
 
-    def _batch(self, data: Buffer, found: Columns) -> pa.RecordBatch:
+    def _batch(self, data: Buffer, columns: Columns) -> pa.RecordBatch:
         if not self.schema.names:  # count() reads no column
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * found.rows, pa.struct([])))
-        columns = [_COLUMNS[field.name](data, found) for field in self.schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * columns.rows, pa.struct([])))
+        arrays = [_COLUMNS[field.name](data, columns) for field in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         """One batch of all, split by NAMES records; an empty one of none."""
@@ -157,52 +157,54 @@ class ArrowDecoder:
 
 
 def _plain(kind: pa.DataType, column: str) -> Callable[[Buffer, Columns], pa.Array]:
-    return lambda data, found: pa.Array.from_buffers(kind, found.rows, [None, pa.py_buffer(getattr(found, column))])
+    return lambda data, columns: pa.Array.from_buffers(
+        kind, columns.rows, [None, pa.py_buffer(getattr(columns, column))]
+    )
 
 
 def _bytes(kind: pa.DataType, ends: str, column: str) -> Callable[[Buffer, Columns], pa.Array]:
-    def made(data: Buffer, found: Columns) -> pa.Array:
-        buffers = [None, pa.py_buffer(getattr(found, ends)), pa.py_buffer(getattr(found, column))]
-        return pa.Array.from_buffers(kind, found.rows, buffers)
+    def array_of(data: Buffer, columns: Columns) -> pa.Array:
+        buffers = [None, pa.py_buffer(getattr(columns, ends)), pa.py_buffer(getattr(columns, column))]
+        return pa.Array.from_buffers(kind, columns.rows, buffers)
 
-    return made
-
-
-def _zeros(data: Buffer, found: Columns) -> pa.Array:
-    return pa.Array.from_buffers(pa.int32(), found.rows, [None, pa.py_buffer(bytes(4 * found.rows))])
+    return array_of
 
 
-def _nulls(data: Buffer, found: Columns) -> pa.Array:
-    return pa.nulls(found.rows, pa.binary())
+def _zeros(data: Buffer, columns: Columns) -> pa.Array:
+    return pa.Array.from_buffers(pa.int32(), columns.rows, [None, pa.py_buffer(bytes(4 * columns.rows))])
 
 
-def _headers(data: Buffer, found: Columns) -> pa.Array:
+def _nulls(data: Buffer, columns: Columns) -> pa.Array:
+    return pa.nulls(columns.rows, pa.binary())
+
+
+def _headers(data: Buffer, columns: Columns) -> pa.Array:
     """The headers of each message, null where it has none. Each pass decodes one header of every message that has one
     left: as many passes as one message has headers."""
-    if found.headers is None:
-        return pa.nulls(found.rows, _NO_HEADERS)
+    if columns.headers is None:
+        return pa.nulls(columns.rows, _NO_HEADERS)
     raw = np.frombuffer(data, np.uint8)
-    sizes = np.frombuffer(found.headers, np.uint16, found.rows)
-    at = np.frombuffer(found.positions, np.uint32, found.rows).astype(np.int64) + HEAD_BYTES
+    sizes = np.frombuffer(columns.headers, np.uint16, columns.rows)
+    at = np.frombuffer(columns.positions, np.uint32, columns.rows).astype(np.int64) + HEAD_BYTES
     stop = at + sizes
     owners = np.flatnonzero(sizes)
     at, stop = at[owners], stop[owners]
-    turns: list[tuple[Numbers, ...]] = []
+    passes: list[tuple[Numbers, ...]] = []
     while len(owners):
         key = at + 1
         key_end = key + raw[at]
         value = key_end + 2
         value_end = value + raw[key_end] + raw[key_end + 1].astype(np.int64) * 256
-        turns.append((owners, key, key_end, value, value_end))
+        passes.append((owners, key, key_end, value, value_end))
         left = value_end < stop
         owners, at, stop = owners[left], value_end[left], stop[left]
-    if not turns:
-        return pa.nulls(found.rows, _NO_HEADERS)
-    owner, key, key_end, value, value_end = (np.concatenate(column) for column in zip(*turns, strict=True))
+    if not passes:
+        return pa.nulls(columns.rows, _NO_HEADERS)
+    owner, key, key_end, value, value_end = (np.concatenate(column) for column in zip(*passes, strict=True))
     order = np.argsort(key, kind="stable")
     keys = _slices(data, key[order], key_end[order], pa.string())
     values = _slices(data, value[order], value_end[order], pa.binary())
-    counts = np.bincount(owner, minlength=found.rows)
+    counts = np.bincount(owner, minlength=columns.rows)
     borders = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     pairs = pa.StructArray.from_arrays([keys, values], ["key", "value"])
     return pa.ListArray.from_arrays(pa.array(borders), pairs, mask=pa.array(sizes == 0))
@@ -228,6 +230,6 @@ _COLUMNS: dict[str, Callable[[Buffer, Columns], pa.Array]] = {
     "timestampType": _zeros,
     "headers": _headers,
 }
-_ASKED = {"value": VALUES, "topic": TOPICS, "offset": SEQUENCES, "timestamp": TIMES, "headers": HEADERS}
+_COLUMN_FLAGS = {"value": VALUES, "topic": TOPICS, "offset": SEQUENCES, "timestamp": TIMES, "headers": HEADERS}
 
 __all__ = ["ArrowDecoder", "Bounds"]

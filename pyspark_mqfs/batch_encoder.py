@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Numbers = Any  # a one-dimensional numpy array of integers
 
-READ_BACK = ("partition", "offset", "timestamp", "timestampType")  # columns of the reader only
-WRITTEN = {
+READ_ONLY = ("partition", "offset", "timestamp", "timestampType")  # columns of the reader only
+WRITABLE = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
     "topic": ("string",),
@@ -33,8 +33,8 @@ WRITTEN = {
         "array<struct<key:string,value:string>>",
     ),
 }
-RESERVED_WAYS = ("drop", "keep", "refuse")
-KEPT_PREFIX = "was."  # of a reserved header under "keep"
+RESERVED_POLICIES = ("drop", "keep", "refuse")
+RESERVED_PREFIX = "was."  # of a reserved header under "keep"
 BATCH_BYTES = 256 << 20  # of one encoding: borders in an array are 32 bits
 _HEAD = np.dtype([("frame", "<u4"), ("name", "<u2"), ("headers", "<u2")])
 _SENDER_BYTES = 24  # of the header that the server adds to other headers
@@ -49,25 +49,25 @@ class Frames(NamedTuple):
     streams: tuple[str, ...]  # the names that occur
     data: Any  # the frames, concatenated
     borders: Numbers  # where each frame begins, and the end of the last
-    room: Numbers  # bytes of each in a log
+    log_bytes: Numbers  # bytes of each in a log
 
 
-def checked(schema: StructType, *, stream_given: bool) -> None:
+def checked(schema: StructType, *, has_topic: bool) -> None:
     """Raises OptionError where rows of the schema cannot be written. `has_topic`: option topic is set."""
     for field in schema.fields:
         kind = field.dataType.simpleString()
-        if field.name in READ_BACK:
+        if field.name in READ_ONLY:
             continue
-        if field.name not in WRITTEN:
-            raise OptionError(f"column {field.name}: unknown to the writer (expected one of: {' '.join(WRITTEN)})")
-        if kind not in WRITTEN[field.name]:
+        if field.name not in WRITABLE:
+            raise OptionError(f"column {field.name}: unknown to the writer (expected one of: {' '.join(WRITABLE)})")
+        if kind not in WRITABLE[field.name]:
             raise OptionError(
-                f"column {field.name}: invalid type {kind!r} (expected {' or '.join(WRITTEN[field.name])})"
+                f"column {field.name}: invalid type {kind!r} (expected {' or '.join(WRITABLE[field.name])})"
             )
     names = set(schema.fieldNames())
     if "value" not in names:
         raise OptionError("column value: missing (expected the message, binary or string)")
-    if "topic" not in names and not stream_given:
+    if "topic" not in names and not has_topic:
         raise OptionError("no column topic and no option topic (expected GROUP/STREAM in one of them)")
 
 
@@ -99,12 +99,12 @@ class Encoder:
         for group, numbers in groups.items():
             names = pa.array([split(path)[1].encode() for path in paths], pa.binary())
             if len(groups) == 1:
-                yield _frames(group, tuple(split(path)[1] for path in paths), values, heads, names.take(places))
+                yield _encode_frames(group, tuple(split(path)[1] for path in paths), values, heads, names.take(places))
                 continue
             mask = pa.array(np.isin(np.asarray(places), numbers))
             streams = tuple(split(paths[number])[1] for number in numbers)
-            mine = None if heads is None else heads.filter(mask)
-            yield _frames(group, streams, values.filter(mask), mine, names.take(places.filter(mask)))
+            selected = None if heads is None else heads.filter(mask)
+            yield _encode_frames(group, streams, values.filter(mask), selected, names.take(places.filter(mask)))
 
     def _paths(self, columns: Mapping[str, pa.Array], count: int) -> tuple[list[str], pa.Array]:
         """The streams that occur, and the index of each row's stream."""
@@ -118,33 +118,33 @@ class Encoder:
 
     def _heads(self, columns: Mapping[str, pa.Array], count: int) -> pa.Array | None:
         """The headers of each row, encoded; None where no row has any."""
-        found = []
+        encoded = []
         if "headers" in columns and columns["headers"].null_count < count:
-            found.append(self._encoded(columns["headers"]))
+            encoded.append(self._encode_headers(columns["headers"]))
         if "key" in columns and columns["key"].null_count < count:
-            found.append(_as_header(columns["key"]))
-        if not found:
+            encoded.append(_as_header(columns["key"]))
+        if not encoded:
             return None
-        heads = found[0] if len(found) == 1 else pc.binary_join_element_wise(*found, _NOTHING)
+        heads = encoded[0] if len(encoded) == 1 else pc.binary_join_element_wise(*encoded, _NOTHING)
         longest = pc.max(pc.binary_length(heads)).as_py()
         if longest > limits.HEADER_BYTES:
             raise OptionError(f"column headers: {longest} bytes in a row (expected at most {limits.HEADER_BYTES})")
         return heads if longest else None
 
-    def _encoded(self, column: pa.Array) -> pa.Array:
+    def _encode_headers(self, column: pa.Array) -> pa.Array:
         counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
         pairs = column.flatten()
         keys, values = pairs.field("key").cast(pa.binary()), pairs.field("value").cast(pa.binary())
         if pairs.null_count or keys.null_count:
             raise OptionError("column headers: null entry or key (expected a key for each)")
         owners = np.repeat(np.arange(len(counts)), counts)
-        keys, values, owners = self._allowed(keys, pc.fill_null(values, b""), owners)
+        keys, values, owners = self._apply_policy(keys, pc.fill_null(values, b""), owners)
         flat = _pairs(keys, values)
         ends = np.concatenate(([0], np.cumsum(np.bincount(owners, minlength=len(counts)))))
         borders = _borders(flat)[ends].astype(np.int32)
         return pa.Array.from_buffers(pa.binary(), len(counts), [None, pa.py_buffer(borders), flat.buffers()[2]])
 
-    def _allowed(self, keys: pa.Array, values: pa.Array, owners: Numbers) -> tuple[pa.Array, pa.Array, Numbers]:
+    def _apply_policy(self, keys: pa.Array, values: pa.Array, owners: Numbers) -> tuple[pa.Array, pa.Array, Numbers]:
         if not len(keys):
             return keys, values, owners
         mask = pc.is_in(keys, value_set=_RESERVED)
@@ -154,8 +154,8 @@ class Encoder:
             name = keys.filter(mask)[0].as_py().decode()
             raise OptionError(f"header {name!r}: set by the server (expected option reservedHeaders drop or keep)")
         if self._reserved == "keep":
-            kept = pc.binary_join_element_wise(pa.scalar(KEPT_PREFIX.encode()), keys, _NOTHING)
-            return pc.if_else(mask, kept, keys), values, owners
+            renamed = pc.binary_join_element_wise(pa.scalar(RESERVED_PREFIX.encode()), keys, _NOTHING)
+            return pc.if_else(mask, renamed, keys), values, owners
         rest = pc.invert(mask)
         return keys.filter(rest), values.filter(rest), owners[np.asarray(rest)]
 
@@ -206,24 +206,26 @@ def _pairs(keys: pa.Array, values: pa.Array) -> pa.Array:
 
 def _as_header(column: pa.Array) -> pa.Array:
     """Column key as the header `key`, nothing where it is null."""
-    there = column.is_valid()
+    present = column.is_valid()
     texts = pc.fill_null(column.cast(pa.binary()), b"")
     names = pa.array([_KEY], pa.binary()).take(pa.array(np.zeros(len(column), np.int32)))
-    return pc.if_else(there, _pairs(names, texts), _NOTHING)
+    return pc.if_else(present, _pairs(names, texts), _NOTHING)
 
 
-def _frames(group: str, streams: tuple[str, ...], values: pa.Array, heads: pa.Array | None, names: pa.Array) -> Frames:
+def _encode_frames(
+    group: str, streams: tuple[str, ...], values: pa.Array, heads: pa.Array | None, names: pa.Array
+) -> Frames:
     count = len(values)
-    bodies = np.asarray(pc.binary_length(values)).astype(np.int64)
-    named = np.asarray(pc.binary_length(names)).astype(np.int64)
-    headed = np.zeros(count, np.int64) if heads is None else np.asarray(pc.binary_length(heads)).astype(np.int64)
+    body_sizes = np.asarray(pc.binary_length(values)).astype(np.int64)
+    name_sizes = np.asarray(pc.binary_length(names)).astype(np.int64)
+    header_sizes = np.zeros(count, np.int64) if heads is None else np.asarray(pc.binary_length(heads)).astype(np.int64)
     table = np.empty(count, _HEAD)
-    table["frame"] = _HEAD.itemsize + named + headed + bodies
-    table["name"], table["headers"] = named, headed
+    table["frame"] = _HEAD.itemsize + name_sizes + header_sizes + body_sizes
+    table["name"], table["headers"] = name_sizes, header_sizes
     parts = [_fixed(table, _HEAD.itemsize), names, *([] if heads is None else [heads]), values]
     joined = pc.binary_join_element_wise(*parts, _NOTHING)
-    room = (HEAD_BYTES + np.where(headed, headed + _SENDER_BYTES, 0) + bodies + 7) & ~7
-    return Frames(group, streams, joined.buffers()[2], _borders(joined).astype(np.int64), room)
+    log_bytes = (HEAD_BYTES + np.where(header_sizes, header_sizes + _SENDER_BYTES, 0) + body_sizes + 7) & ~7
+    return Frames(group, streams, joined.buffers()[2], _borders(joined).astype(np.int64), log_bytes)
 
 
-__all__ = ["KEPT_PREFIX", "RESERVED_WAYS", "Encoder", "Frames", "check_path", "checked"]
+__all__ = ["RESERVED_POLICIES", "RESERVED_PREFIX", "Encoder", "Frames", "check_path", "checked"]

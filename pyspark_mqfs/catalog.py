@@ -18,7 +18,7 @@ from mqfs.limits import CTL_BYTES, CURSOR_NAMES, MESSAGE_BYTES
 from mqfs.ninep.blocking import Client, File
 from mqfs.ninep.client.channel import Procedure
 from mqfs.syntax.quoting import quote_word
-from pyspark_mqfs.options import OptionError, Options, bad
+from pyspark_mqfs.options import OptionError, Options, invalid
 
 ANY = 1 << 62  # messages or bytes
 FORMS = "one of subscribe, subscribePattern and assign"
@@ -96,69 +96,73 @@ class Selection:
 
     @classmethod
     def of(cls, options: Options) -> Selection:
-        given = options.one_of("subscribe", "subscribePattern", "assign")
-        if given is None:
+        option = options.one_of("subscribe", "subscribePattern", "assign")
+        if option is None:
             raise OptionError(f"no streams selected (expected {FORMS})")
-        if given == "subscribePattern":
-            pattern = options.text(given)
+        if option == "subscribePattern":
+            pattern = options.text(option)
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise bad(given, pattern, f"a regular expression of Python: {error}") from None
-            return cls(given, pattern=pattern)
+                raise invalid(option, pattern, f"a regular expression of Python: {error}") from None
+            return cls(option, pattern=pattern)
         words = (
-            [word.strip() for word in options.text(given).split(",")] if given == "subscribe" else _assigned(options)
+            [word.strip() for word in options.text(option).split(",")]
+            if option == "subscribe"
+            else _assigned_paths(options)
         )
         paths = tuple(dict.fromkeys(word.strip("/") for word in words))
         if not all(paths):
-            raise bad(given, options.text(given), "paths of streams, as jobs/mail,jobs/print")
-        return cls(given, paths)
+            raise invalid(option, options.text(option), "paths of streams, as jobs/mail,jobs/print")
+        return cls(option, paths)
 
-    def survey(self, client: Client) -> ServerCatalog:
+    def catalog(self, client: Client) -> ServerCatalog:
         """The present catalog, without missing groups and streams."""
         if self.paths:
             wanted: dict[str, set[str]] = {}
             for group, name in map(split, self.paths):
                 wanted.setdefault(group, set()).add(name)
-            return _survey(client, list(wanted), lambda group, name: name in wanted[group], descend=False)
+            return _read_catalog(client, list(wanted), lambda group, name: name in wanted[group], descend=False)
         match = re.compile(self.pattern).fullmatch
-        return _survey(client, [""], lambda group, name: bool(match(path_of(group, name))), descend=True)
+        return _read_catalog(client, [""], lambda group, name: bool(match(path_of(group, name))), descend=True)
 
 
-def _assigned(options: Options) -> list[str]:
-    right = '{"jobs/mail": [0], "jobs/print": [0]}'
-    paths = options.object("assign", right)
+def _assigned_paths(options: Options) -> list[str]:
+    expected = '{"jobs/mail": [0], "jobs/print": [0]}'
+    paths = options.object("assign", expected)
     if not paths or any(value not in ([0], [], None) for value in paths.values()):
-        raise bad("assign", options.text("assign"), f"{right}: a stream has only partition 0")
+        raise invalid("assign", options.text("assign"), f"{expected}: a stream has only partition 0")
     return list(paths)
 
 
-def places(client: Client, group: str) -> dict[str, object]:
+def stream_positions(client: Client, group: str) -> dict[str, object]:
     """The positions of the streams of a group, by name, in constant time a stream. Raises MqfsError."""
-    return client.do(_places(client, group))
+    return client.do(_stream_positions(client, group))
 
 
-def _places(client: Client, group: str) -> Procedure[dict[str, object]]:
+def _stream_positions(client: Client, group: str) -> Procedure[dict[str, object]]:
     file = yield from client.caller.open(path_of(group, ".cursor"), os.O_RDWR)
     try:
         yield from file.write(b"streams\n")
-        told = b""
-        while not told.endswith(b"\n"):
-            told += yield from file.read(MESSAGE_BYTES)
+        reply = b""
+        while not reply.endswith(b"\n"):
+            reply += yield from file.read(MESSAGE_BYTES)
     except MqfsError:
         yield from client.caller.clunk(file.fid)
         raise
     yield from client.caller.clunk(file.fid)
-    read: dict[str, object] = json.loads(told)
+    read: dict[str, object] = json.loads(reply)
     return read
 
 
-def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool], *, descend: bool) -> ServerCatalog:
+def _read_catalog(
+    client: Client, paths: list[str], wanted: Callable[[str, str], bool], *, descend: bool
+) -> ServerCatalog:
     store, groups = "", {}
     queue = list(paths)
     while queue:
-        asked, queue = queue, []
-        for path, read in zip(asked, client.together(_places(client, path) for path in asked), strict=True):
+        wave, queue = queue, []
+        for path, read in zip(wave, client.together(_stream_positions(client, path) for path in wave), strict=True):
             if isinstance(read, NotFound | NotDirectory):
                 continue
             if isinstance(read, MqfsError):
@@ -170,7 +174,7 @@ def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool]
             if descend:
                 queue += [path_of(path, name) for name in read["groups"]]  # type: ignore[attr-defined]
     if not store:
-        store = str(places(client, "")["store"])
+        store = str(stream_positions(client, "")["store"])
     return ServerCatalog(store, dict(sorted(groups.items())))
 
 
@@ -215,22 +219,22 @@ def select(file: File, names: Iterable[str]) -> None:
 
 def measure(client: Client, group: str, names: Iterable[str], begin: str, end: int, step: str) -> list[Split]:
     """The splits of [begin, end) of a group; `begin` as for `seek`, `step` as for `measure`."""
-    found: list[Split] = []
+    splits: list[Split] = []
     with client.open(path_of(group, ".cursor"), "r+") as file:
         select(file, names)
         while True:
             until = f"until {end - 1}\n" if end < ANY else ""
             file.write(f"seek {begin}\n{until}measure {step}\n".encode())
-            told = b""
-            while not told.endswith(b"\n\n") and told != b"\n":
-                told += file.receive(MESSAGE_BYTES)
-            some = [Split(*map(int, line.split())) for line in told.decode().splitlines() if line]
-            if len(some) > 1 and some[-1].end < end < ANY:
-                some.pop()  # cut short by the end of the answer: measured again
-            found += some
-            if not some or some[-1].end >= end or end == ANY:
-                return found
-            begin = str(some[-1].end)
+            reply = b""
+            while not reply.endswith(b"\n\n") and reply != b"\n":
+                reply += file.receive(MESSAGE_BYTES)
+            part = [Split(*map(int, line.split())) for line in reply.decode().splitlines() if line]
+            if len(part) > 1 and part[-1].end < end < ANY:
+                part.pop()  # cut short by the end of the answer: measured again
+            splits += part
+            if not part or part[-1].end >= end or end == ANY:
+                return splits
+            begin = str(part[-1].end)
 
 
 __all__ = [
@@ -242,7 +246,7 @@ __all__ = [
     "Stream",
     "measure",
     "path_of",
-    "places",
     "select",
     "split",
+    "stream_positions",
 ]

@@ -18,7 +18,7 @@ from mqfs.errors import BadAddress, Denied, Disconnected
 from mqfs.net.address import ADDRESS_FORMS, TcpAddress, is_loopback, parse_address
 from mqfs.ninep import blocking
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.options import OptionError, Options, bad
+from pyspark_mqfs.options import OptionError, Options, invalid
 
 T = TypeVar("T")
 
@@ -39,14 +39,14 @@ class Server:
     @classmethod
     def of(cls, options: Options) -> Server:
         """The server of the common options. Raises OptionError."""
-        address = options.needed("address", ADDRESS_FORMS)
+        address = options.required("address", ADDRESS_FORMS)
         try:
             parse_address(address)
         except BadAddress:
-            raise bad("address", address, ADDRESS_FORMS) from None
+            raise invalid("address", address, ADDRESS_FORMS) from None
         msize = options.size("msize", limits.MSIZE_MOST) or limits.MSIZE_MOST
         if not limits.MSIZE_LEAST <= msize <= limits.MSIZE_MOST:
-            raise bad("msize", options.text("msize"), f"a size from {limits.MSIZE_LEAST} to {limits.MSIZE_MOST}")
+            raise invalid("msize", options.text("msize"), f"a size from {limits.MSIZE_LEAST} to {limits.MSIZE_MOST}")
         retry_s = options.seconds("retrySeconds", RETRY_S)
         return cls(address, options.text("user"), options.text("token"), retry_s, msize)
 
@@ -84,8 +84,8 @@ class Link:
             except BadAddress as error:  # no answer at present
                 raise Disconnected(str(error)) from None
             except Denied as error:
-                what = "token" if server.token else "user"
-                raise OptionError(f"option {what}: refused by the server at {server.address!r}: {error}") from None
+                option = "token" if server.token else "user"
+                raise OptionError(f"option {option}: refused by the server at {server.address!r}: {error}") from None
         return self._client
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Link:
         if client is not None:
             client.close()
 
-    def retried(self, act: Callable[[Client], T]) -> T:
+    def with_retry(self, act: Callable[[Client], T]) -> T:
         """The result of `act`, repeated on new connections until the deadline. Raises OptionError after it."""
         deadline, pause = time.monotonic() + self.server.retry_s, FIRST_PAUSE_S
         while True:
@@ -102,19 +102,19 @@ class Link:
             except (OSError, Disconnected) as error:
                 self.close()
                 if time.monotonic() + pause > deadline:
-                    raise self.given_up(error) from None
+                    raise self.timeout_error(error) from None
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def given_up(self, error: Exception) -> OptionError:
+    def timeout_error(self, error: Exception) -> OptionError:
         """The error at the deadline."""
         server = self.server
         return OptionError(
             f"option address: no answer from {server.address!r} for {server.retry_s:g} s (option retrySeconds):"
-            f" {error}{self._elsewhere()}"
+            f" {error}{self._remote_hint()}"
         )
 
-    def _elsewhere(self) -> str:
+    def _remote_hint(self) -> str:
         """For a task, which may run on another machine than the server."""
         where = parse_address(self.server.address)
         if TaskContext.get() is None or (isinstance(where, TcpAddress) and not is_loopback(where.host)):

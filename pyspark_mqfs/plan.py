@@ -35,7 +35,7 @@ class Range:
     messages: int = 0
     size: int = 0  # bytes in the log, approximately
 
-    def part(self, low: int, high: int, messages: int, size: int) -> Range:
+    def subrange(self, low: int, high: int, messages: int, size: int) -> Range:
         return attrs.evolve(self, low=low, high=high, messages=messages, size=size)
 
     def bounds(self) -> Mapping[str, tuple[int, int]] | None:
@@ -54,15 +54,15 @@ class Slice(InputPartition):
 
     @property
     def value(self) -> str:
-        return ", ".join(f"{one.group or '/'} {one.low}..{one.high}" for one in self.ranges)
+        return ", ".join(f"{item.group or '/'} {item.low}..{item.high}" for item in self.ranges)
 
 
-def ranges(survey: ServerCatalog, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
+def ranges(catalog: ServerCatalog, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
     """The ranges between two positions, by group. A stream missing in `start` is read from its oldest message."""
-    found = []
-    for path, group in survey.groups.items():
-        stood = [start[key] for name in group.streams if (key := path_of(path, name)) in start]
-        low = min(stood, default=0)
+    result = []
+    for path, group in catalog.groups.items():
+        starts = [start[key] for name in group.streams if (key := path_of(path, name)) in start]
+        low = min(starts, default=0)
         streams = {}
         for name in group.streams:
             key = path_of(path, name)
@@ -73,12 +73,12 @@ def ranges(survey: ServerCatalog, start: Mapping[str, int], end: Mapping[str, in
             whole = group.whole and len(streams) == len(group.streams)
             low, high = min(b for b, _ in streams.values()), max(e for _, e in streams.values())
             numbers = {n: (group.streams[n].number, group.streams[n].floor) for n in streams} if group.plain else {}
-            found.append(Range(path, low, high, streams, whole, group.number, numbers))
-    return found
+            result.append(Range(path, low, high, streams, whole, group.number, numbers))
+    return result
 
 
 @attrs.frozen
-class Shares:
+class PartitionLimits:
     """The limits of one task."""
 
     partitions: int  # at least, given enough messages
@@ -86,7 +86,7 @@ class Shares:
     size: int  # of bytes in the log, approximately at most; 0: by the total
 
     @classmethod
-    def of(cls, options: Options) -> Shares:
+    def of(cls, options: Options) -> PartitionLimits:
         partitions = options.number("minPartitions", 0) or 0
         if partitions > TASKS:
             raise OptionError(f"option minPartitions: invalid value {str(partitions)!r} (expected at most {TASKS})")
@@ -96,19 +96,19 @@ class Shares:
     def slices(self, client: Client, wanted: Iterable[Range], store: str) -> list[Slice]:
         """The ranges, split and packed into slices; deterministic for an unchanged log."""
         wanted = list(wanted)
-        sizes = {one.group: _weighed(client, one) for one in wanted}
+        sizes = {item.group: _measure(client, item) for item in wanted}
         total = sum(size for _, size in sizes.values())
-        most = self.size or _even(total)
+        most = self.size or _default_task_bytes(total)
         messages = self.messages or (1 << 62)
         if self.partitions:
             most = min(most, max(1, -(-total // self.partitions)))
             count = sum(count for count, _ in sizes.values())
             messages = min(messages, max(1, -(-count // self.partitions)))
-        pieces = [piece for one in wanted for piece in _cut(client, one, sizes[one.group], messages, most)]
-        return _packed(pieces, messages, most, self.partitions, store)
+        pieces = [piece for item in wanted for piece in _split(client, item, sizes[item.group], messages, most)]
+        return _pack(pieces, messages, most, self.partitions, store)
 
 
-def _even(total: int) -> int:
+def _default_task_bytes(total: int) -> int:
     """Bytes of one task: equal work for all processors of this machine."""
     cores = max(os.cpu_count() or 1, 1)
     tasks = -(-total // MOST_BYTES)
@@ -116,45 +116,45 @@ def _even(total: int) -> int:
     return max(LEAST_BYTES, -(-total // max(tasks, 1)))
 
 
-def _weighed(client: Client, one: Range) -> tuple[int, int]:
-    found = measure(client, one.group, one.streams, str(one.low), one.high, "0")
-    return sum(f.messages for f in found), sum(f.size for f in found)
+def _measure(client: Client, item: Range) -> tuple[int, int]:
+    splits = measure(client, item.group, item.streams, str(item.low), item.high, "0")
+    return sum(f.messages for f in splits), sum(f.size for f in splits)
 
 
-def _cut(client: Client, one: Range, whole: tuple[int, int], messages: int, size: int) -> list[Range]:
+def _split(client: Client, item: Range, whole: tuple[int, int], messages: int, size: int) -> list[Range]:
     count, weight = whole
     if count <= messages and weight <= size * 5 // 4:
-        return [one.part(one.low, one.high, count, weight)]
+        return [item.subrange(item.low, item.high, count, weight)]
     step = max(size, 1)
     parts = max(-(-weight // step), 1)
     if messages < 1 << 62:
         parts = max(parts, -(-count // messages))
-        found = measure(client, one.group, one.streams, str(one.low), one.high, str(max(1, -(-count // parts))))
+        splits = measure(client, item.group, item.streams, str(item.low), item.high, str(max(1, -(-count // parts))))
     else:
         each = max(1, -(-weight // parts))
-        found = measure(client, one.group, one.streams, str(one.low), one.high, f"{each}B")
-        found = _rejoined(found, each, parts)
-    if not found:
-        return [one]
-    cuts = [f.end for f in found[:-1]]
-    borders = zip([one.low, *cuts], [*cuts, one.high], found, strict=True)
-    return [one.part(low, high, f.messages, f.size) for low, high, f in borders]
+        splits = measure(client, item.group, item.streams, str(item.low), item.high, f"{each}B")
+        splits = _merge_small(splits, each, parts)
+    if not splits:
+        return [item]
+    cuts = [f.end for f in splits[:-1]]
+    borders = zip([item.low, *cuts], [*cuts, item.high], splits, strict=True)
+    return [item.subrange(low, high, f.messages, f.size) for low, high, f in borders]
 
 
-def _rejoined(found: list[Split], size: int, parts: int) -> list[Split]:
+def _merge_small(splits: list[Split], size: int, parts: int) -> list[Split]:
     """Merge small splits. A server may split at the end of its answer, and splits are not quite full, which leaves a
     small rest: as a task of its own it would keep the other processors waiting."""
     joined: list[Split] = []
-    for one in found:
-        rest = len(joined) == parts and one.size <= size // 4
-        if joined and (rest or joined[-1].size + one.size <= size + size // 16):
+    for item in splits:
+        rest = len(joined) == parts and item.size <= size // 4
+        if joined and (rest or joined[-1].size + item.size <= size + size // 16):
             last = joined.pop()
-            one = Split(one.end, last.messages + one.messages, last.size + one.size)
-        joined.append(one)
+            item = Split(item.end, last.messages + item.messages, last.size + item.size)
+        joined.append(item)
     return joined
 
 
-def _packed(pieces: list[Range], messages: int, size: int, partitions: int, store: str) -> list[Slice]:
+def _pack(pieces: list[Range], messages: int, size: int, partitions: int, store: str) -> list[Slice]:
     """Pack small pieces into slices, in order."""
     slices: list[list[Range]] = []
     count = weight = 0
@@ -167,17 +167,17 @@ def _packed(pieces: list[Range], messages: int, size: int, partitions: int, stor
         else:
             slices.append([piece])
             count, weight = piece.messages, piece.size
-    return [Slice(tuple(some), store) for some in slices]
+    return [Slice(tuple(packed), store) for packed in slices]
 
 
-def waiting(client: Client, wanted: Iterable[Range]) -> int:
+def count_messages(client: Client, wanted: Iterable[Range]) -> int:
     """The number of messages in the ranges."""
-    return sum(_weighed(client, one)[0] for one in wanted)
+    return sum(_measure(client, item)[0] for item in wanted)
 
 
-def limited(
+def limit_end(
     client: Client,
-    survey: ServerCatalog,
+    catalog: ServerCatalog,
     start: Mapping[str, int],
     end: dict[str, int],
     messages: int | None,
@@ -186,23 +186,23 @@ def limited(
     """`end`, reduced to the limits, of which each group gets its share; never below `start`."""
     if messages is None and size is None:
         return end
-    wanted = ranges(survey, start, end)
-    weights = [_weighed(client, one) for one in wanted]
+    wanted = ranges(catalog, start, end)
+    weights = [_measure(client, item) for item in wanted]
     shares = _shares([count for count, _ in weights], messages)
     size_shares = _shares([weight for _, weight in weights], size)
-    for one, (count, weight), most, most_size in zip(wanted, weights, shares, size_shares, strict=True):
-        high = one.high
+    for item, (count, weight), most, most_size in zip(wanted, weights, shares, size_shares, strict=True):
+        high = item.high
         if most is not None and count > most:
-            high = min(high, _first_cut(client, one, str(most)) if most else one.low)
+            high = min(high, _first_cut(client, item, str(most)) if most else item.low)
         if most_size is not None and weight > most_size:
-            high = min(high, _first_cut(client, one, f"{most_size}B") if most_size else one.low)
-        for name, (begin, stop) in one.streams.items():
-            end[path_of(one.group, name)] = max(begin, min(stop, high))
-        _draw_back(survey.groups[one.group], start, end, high)
+            high = min(high, _first_cut(client, item, f"{most_size}B") if most_size else item.low)
+        for name, (begin, stop) in item.streams.items():
+            end[path_of(item.group, name)] = max(begin, min(stop, high))
+        _limit_group(catalog.groups[item.group], start, end, high)
     return end
 
 
-def _draw_back(group: Group, start: Mapping[str, int], end: dict[str, int], high: int) -> None:
+def _limit_group(group: Group, start: Mapping[str, int], end: dict[str, int], high: int) -> None:
     """Limit the other streams of the group to the same end."""
     for name in group.streams:
         key = path_of(group.path, name)
@@ -210,10 +210,10 @@ def _draw_back(group: Group, start: Mapping[str, int], end: dict[str, int], high
             end[key] = max(start.get(key, 0), min(end[key], high))
 
 
-def _first_cut(client: Client, one: Range, step: str) -> int:
+def _first_cut(client: Client, item: Range, step: str) -> int:
     """The end of the first split of that size."""
-    found = measure(client, one.group, one.streams, str(one.low), one.high, step)
-    return found[0].end if found else one.high
+    splits = measure(client, item.group, item.streams, str(item.low), item.high, step)
+    return splits[0].end if splits else item.high
 
 
 def _shares(wanted: list[int], most: int | None) -> list[int | None]:
@@ -221,12 +221,12 @@ def _shares(wanted: list[int], most: int | None) -> list[int | None]:
     total = sum(wanted)
     if most is None or total <= most:
         return [None] * len(wanted)
-    given = [most * one // total for one in wanted]
-    left = most - sum(given)
-    for n, one in enumerate(wanted):
-        more = min(left, max(one - given[n], 0), 1 if left < len(wanted) else left)
-        given[n], left = given[n] + more, left - more
-    return list(given)
+    shares = [most * item // total for item in wanted]
+    left = most - sum(shares)
+    for n, item in enumerate(wanted):
+        more = min(left, max(item - shares[n], 0), 1 if left < len(wanted) else left)
+        shares[n], left = shares[n] + more, left - more
+    return list(shares)
 
 
-__all__ = ["Range", "Shares", "Slice", "limited", "ranges", "split", "waiting"]
+__all__ = ["PartitionLimits", "Range", "Slice", "count_messages", "limit_end", "ranges", "split"]

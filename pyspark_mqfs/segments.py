@@ -46,9 +46,9 @@ class Segments:
     def __init__(self, path: str, group: int) -> None:
         self.folder = os.path.join(path, "buckets", f"{group % 256:02x}", str(group))
 
-    def batches(self, wanted: Range, gather: ArrowDecoder, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def batches(self, wanted: Range, decoder: ArrowDecoder, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """(the position after it, a batch), up to the end of the sealed segments or an error in one."""
-        gather.know(
+        decoder.set_streams(
             {
                 number: (
                     name,
@@ -58,26 +58,26 @@ class Segments:
                 for name, (number, floor) in wanted.numbers.items()
             }
         )
-        room = bytearray()  # shared by all pieces: batches have copies
+        buffer = bytearray()  # shared by all pieces: batches have copies
         while position < wanted.high:
-            found = self._open(position)
-            if found is None:
+            segment = self._open(position)
+            if segment is None:
                 return
-            end, file, index = found
+            end, file, index = segment
             with file:
                 stop = min(end, wanted.high)
                 for piece in _pieces(index, position, stop):
                     size = piece[1] - piece[0]
-                    if len(room) < size:
-                        room = bytearray(size)
-                    data = memoryview(room)[:size]
+                    if len(buffer) < size:
+                        buffer = bytearray(size)
+                    data = memoryview(buffer)[:size]
                     if os.preadv(file.fileno(), [data], piece[0]) < size:
                         return
-                    batch = gather.feed(data)
-                    if not gather.clean:
-                        gather.restart()
+                    batch = decoder.feed(data)
+                    if not decoder.is_complete:
+                        decoder.restart()
                         return  # the server reports the error
-                    position = max(position, gather.next)
+                    position = max(position, decoder.next)
                     yield position, batch
                 position = stop
 

@@ -23,8 +23,8 @@ class MqfsDataSource(DataSource):
         return "mqfs"
 
     def schema(self) -> StructType:
-        said = options.Options(self.options, options.READ, "the reader")
-        return schema.whole(headers=said.flag("includeHeaders", False))
+        parsed = options.Options(self.options, options.READ, "the reader")
+        return schema.whole(headers=parsed.flag("includeHeaders", False))
 
     def reader(self, schema: StructType) -> Any:
         from pyspark_mqfs.reader import BatchReader

@@ -23,7 +23,7 @@ from mqfs.ninep.blocking import Client, File
 from mqfs.ninep.codec.messages import Rread, Tread
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from pyspark_mqfs.arrow import ArrowDecoder
-from pyspark_mqfs.catalog import ServerCatalog, measure, path_of, places, select
+from pyspark_mqfs.catalog import ServerCatalog, measure, path_of, select, stream_positions
 from pyspark_mqfs.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range, Slice
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 IN_FLIGHT = 2  # parallel reads
 
 
-_settled: list[bool] = []
+_frozen: list[bool] = []
 
 
-def _settle() -> None:
+def _freeze_modules() -> None:
     """Once a worker process: exempt modules from the garbage collection after each task, which takes 40 ms."""
-    if not _settled and TaskContext.get() is not None:
-        _settled.append(True)
+    if not _frozen and TaskContext.get() is not None:
+        _frozen.append(True)
         gc.freeze()
         malloc_tuning.keep()
 
@@ -58,19 +58,19 @@ class Task:
     path: str = ""  # of the store, if visible here
 
     def batches(self, piece: Slice) -> Iterator[pa.RecordBatch]:
-        _settle()
+        _freeze_modules()
         with self.server.link() as link:
-            for one in piece.ranges:
-                yield from _Reading(self, link, one, piece.store).batches()
+            for range_ in piece.ranges:
+                yield from _RangeReader(self, link, range_, piece.store).batches()
 
 
-class _Reading:
+class _RangeReader:
     """Reads one range."""
 
     def __init__(self, task: Task, link: Link, wanted: Range, store: str) -> None:
         self.task, self.link, self.range, self.store = task, link, wanted, store
         self.position = wanted.low
-        self._gather = ArrowDecoder(task.schema, wanted.group, wanted.bounds())
+        self._decoder = ArrowDecoder(task.schema, wanted.group, wanted.bounds())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The batches of the range; after a failure it reconnects and resumes. Raises OptionError at the deadline."""
@@ -84,35 +84,35 @@ class _Reading:
                 return
             except (OSError, Disconnected) as error:
                 self.link.close()
-                self._gather.restart()
+                self._decoder.restart()
                 if time.monotonic() + pause > deadline:
-                    raise self.link.given_up(error) from None
+                    raise self.link.timeout_error(error) from None
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _sealed(self) -> Iterator[pa.RecordBatch]:
+    def _read_segments(self) -> Iterator[pa.RecordBatch]:
         """Read sealed segments, where they are visible."""
         path = self.task.path
         if path and self.range.numbers and check_store(path, self.store):
             segments = Segments(path, self.range.bucket)
-            for position, batch in segments.batches(self.range, self._gather, self.position):
+            for position, batch in segments.batches(self.range, self._decoder, self.position):
                 self.position = position
                 if batch.num_rows:
                     yield batch
-            self._gather.restart()
+            self._decoder.restart()
 
     def _attempt(self) -> Iterator[pa.RecordBatch]:
-        yield from self._sealed()
+        yield from self._read_segments()
         client = self.link.client()
         try:
             with client.open(path_of(self.range.group, ".cursor"), "r+") as file:
                 yield from self._read(client, file)
-            self._gather.finish()
-            self._look_for_losses(client)
+            self._decoder.finish()
+            self._check_losses(client)
         except (NotFound, NotDirectory) as error:
-            self._lost(f"group {self.range.group or '/'}: {error}")
+            self._on_loss(f"group {self.range.group or '/'}: {error}")
             if self._group_is_there(client):  # only a stream was removed
-                self._gather.restart()
+                self._decoder.restart()
                 yield from self._attempt()
 
     def _read(self, client: Client, file: File) -> Iterator[pa.RecordBatch]:
@@ -126,24 +126,24 @@ class _Reading:
             try:
                 data = window.next()
             except FellBehind as error:
-                self._lost(str(error))
+                self._on_loss(str(error))
                 continue
             if not data:
                 window.drain()
                 return
-            batch = self._gather.feed(data)
-            self.position = max(self.position, self._gather.next)
+            batch = self._decoder.feed(data)
+            self.position = max(self.position, self._decoder.next)
             if batch.num_rows:
                 yield batch
 
     def _names(self, client: Client) -> list[str]:
         """The existing streams of the range."""
-        there = places(client, self.range.group)["streams"]
-        assert isinstance(there, dict)
-        missing = [name for name in self.range.streams if name not in there]
+        present = stream_positions(client, self.range.group)["streams"]
+        assert isinstance(present, dict)
+        missing = [name for name in self.range.streams if name not in present]
         if missing:
-            self._lost(f"{path_of(self.range.group, missing[0])} was removed")
-        return [name for name in self.range.streams if name in there]
+            self._on_loss(f"{path_of(self.range.group, missing[0])} was removed")
+        return [name for name in self.range.streams if name in present]
 
     def _group_is_there(self, client: Client) -> bool:
         try:
@@ -152,24 +152,24 @@ class _Reading:
             return False
         return True
 
-    def _look_for_losses(self, client: Client) -> None:
+    def _check_losses(self, client: Client) -> None:
         """Check, after reading, that no message of the range was removed before it was read."""
-        read = places(client, self.range.group)
+        read = stream_positions(client, self.range.group)
         if read["store"] != self.store:
-            raise other_store(self.store, str(read["store"]), self.task.server.address)
+            raise wrong_store(self.store, str(read["store"]), self.task.server.address)
         rows = read["streams"]
         assert isinstance(rows, dict)
         for name, (low, high) in self.range.streams.items():
             row = rows.get(name)
             if row is None:
-                self._lost(f"{path_of(self.range.group, name)} was removed")
-            elif was_cut(client, self.range.group, name, low, high, row["floor"] or 0, row["cut"] or 0):
-                self._lost(gone(path_of(self.range.group, name), low, min(high, row["floor"] or 0)))
+                self._on_loss(f"{path_of(self.range.group, name)} was removed")
+            elif has_lost_messages(client, self.range.group, name, low, high, row["floor"] or 0, row["cut"] or 0):
+                self._on_loss(loss_of(path_of(self.range.group, name), low, min(high, row["floor"] or 0)))
 
-    def _lost(self, what: str) -> None:
+    def _on_loss(self, loss: str) -> None:
         if self.task.strict:
-            raise data_loss(what)
-        log.warning("%s", what)
+            raise data_loss(loss)
+        log.warning("%s", loss)
 
 
 class Window:
@@ -193,53 +193,53 @@ class Window:
             self._client.end(self._request, self._tags.popleft(), self._timeout)
 
 
-def was_cut(client: Client, group: str, name: str, low: int, high: int, floor: int, cut: int) -> bool:
+def has_lost_messages(client: Client, group: str, name: str, low: int, high: int, floor: int, cut: int) -> bool:
     """Whether messages of [low, high) of a stream are no longer retained."""
     if cut > low and floor > low:
-        return _had(client, group, name, low, min(high, cut)) is not False
-    return floor > low and bool(_had(client, group, name, low, min(high, floor)))
+        return _had_messages(client, group, name, low, min(high, cut)) is not False
+    return floor > low and bool(_had_messages(client, group, name, low, min(high, floor)))
 
 
-def _had(client: Client, group: str, name: str, low: int, high: int) -> bool | None:
+def _had_messages(client: Client, group: str, name: str, low: int, high: int) -> bool | None:
     """Whether the stream had messages in the range; None where the log no longer has it."""
-    found = measure(client, group, [name], str(low), high, "0")
-    return True if found else None
+    splits = measure(client, group, [name], str(low), high, "0")
+    return True if splits else None
 
 
 def check_losses(
-    client: Client, survey: ServerCatalog, start: dict[str, int], end: dict[str, int], *, strict: bool
+    client: Client, catalog: ServerCatalog, start: dict[str, int], end: dict[str, int], *, strict: bool
 ) -> None:
     """Raise DataLoss, or warn, for messages between two positions that are no longer retained."""
-    known = {path: (group, stream) for path, group, stream in survey.streams()}
+    known = {path: (group, stream) for path, group, stream in catalog.streams()}
     for path, low in start.items():
         high = end.get(path, low)
-        what = ""
+        loss = ""
         if path not in known:
-            what = f"{path}, read up to sequence {low}, was removed or is not selected"
+            loss = f"{path}, read up to sequence {low}, was removed or is not selected"
         else:
             group, stream = known[path]
             name = path.rpartition("/")[2]
-            if low < high and was_cut(client, group.path, name, low, high, stream.floor, stream.cut):
-                what = gone(path, low, min(high, stream.floor))
-        if what and strict:
-            raise data_loss(what)
-        if what:
-            log.warning("%s", what)
+            if low < high and has_lost_messages(client, group.path, name, low, high, stream.floor, stream.cut):
+                loss = loss_of(path, low, min(high, stream.floor))
+        if loss and strict:
+            raise data_loss(loss)
+        if loss:
+            log.warning("%s", loss)
 
 
-def gone(path: str, low: int, high: int) -> str:
+def loss_of(path: str, low: int, high: int) -> str:
     return f"{path}: sequences {low} to {high - 1} are no longer retained"
 
 
-def data_loss(what: str) -> DataLoss:
-    return DataLoss(f"data loss: {what} (to continue: option failOnDataLoss false)")
+def data_loss(loss: str) -> DataLoss:
+    return DataLoss(f"data loss: {loss} (to continue: option failOnDataLoss false)")
 
 
-def other_store(expected: str, actual: str, address: str) -> OptionError:
+def wrong_store(expected: str, actual: str, address: str) -> OptionError:
     return OptionError(
         f"option address {address!r}: store {actual} (expected store {expected}, of the checkpoint; or another"
         " checkpointLocation)"
     )
 
 
-__all__ = ["DataLoss", "Task", "Window", "check_losses", "other_store"]
+__all__ = ["DataLoss", "Task", "Window", "check_losses", "wrong_store"]

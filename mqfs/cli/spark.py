@@ -226,7 +226,7 @@ def verify(streams: tuple[str, ...], path: str, **options: Any) -> int:
 
     arguments = {name: options.pop(name) for name in ("replayed", "into", "holes")}
     request = act.Verify(path, _optional_source(options, streams), **arguments)
-    return _run(options, "verify", request, lambda spark, progress: act.run(spark, request, progress), act.line)
+    return _run(options, "verify", request, lambda spark, progress: act.run(spark, request, progress), act.summary)
 
 
 # ---------------------------------------------------------------- stats, copy, dead letters

@@ -17,8 +17,8 @@ import attrs
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands.folder import Folder
-from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import Source, Tell, follow, group_of, no_progress, path_of, stream_of, watch
+from pyspark_mqfs.commands.session import CommandError
+from pyspark_mqfs.commands.sources import Progress, Source, follow, group_of, no_progress, path_of, stream_of, watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,35 +48,35 @@ class Archive:
         self.source.check()
 
 
-def run(spark: SparkSession, what: Archive, tell: Tell = no_progress) -> dict[str, Any]:
+def run(spark: SparkSession, request: Archive, progress: Progress = no_progress) -> dict[str, Any]:
     """Update the archive with the present messages. Raises CommandError where it is of another store or streams."""
-    survey = what.source.survey()
-    folder = Folder(spark, what.path)
-    about = {"format": FORMAT, "store": survey.store, "streams": what.source.which()}
-    _claim(folder, about)
+    catalog = request.source.catalog()
+    folder = Folder(spark, request.path)
+    about = {"format": FORMAT, "store": catalog.store, "streams": request.source.selection_options()}
+    _check_identity(folder, about)
     cores = spark.sparkContext.defaultParallelism
     rows = follow(
-        spark, what.source,
-        maxBytesPerTrigger=str(what.batch_bytes or what.file_bytes * max(FILES_PER_BATCH, 2 * cores)),
-        maxBytesPerPartition=str(what.file_bytes),
+        spark, request.source,
+        maxBytesPerTrigger=str(request.batch_bytes or request.file_bytes * max(FILES_PER_BATCH, 2 * cores)),
+        maxBytesPerPartition=str(request.file_bytes),
         groupIdPrefix="archive",
     )  # fmt: skip
-    into = _Into(folder)
+    batch_files = _BatchFiles(folder)
     query = (
-        columns(rows)
-        .writeStream.foreachBatch(into.write)
+        archive_columns(rows)
+        .writeStream.foreachBatch(batch_files.write)
         .option("checkpointLocation", folder.under(CHECKPOINT))
         .trigger(availableNow=True)
         .start()
     )
     try:
-        count = watch(query, tell, "archived", 0)
+        count = watch(query, progress, "archived", 0)
     finally:
         query.stop()
     return {"archive": folder.path, "messages": count}
 
 
-def columns(rows: DataFrame) -> DataFrame:
+def archive_columns(rows: DataFrame) -> DataFrame:
     """The columns of an archive."""
     return rows.select(
         "offset", "timestamp", "value", "headers", F.crc32("value").alias("crc"),
@@ -85,27 +85,27 @@ def columns(rows: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def _claim(folder: Folder, about: dict[str, Any]) -> None:
+def _check_identity(folder: Folder, about: dict[str, Any]) -> None:
     """Check that the archive is new, or of the same store and streams. Raises CommandError."""
-    found = folder.read_json(ABOUT)
-    if found is None:
+    present = folder.read_json(ABOUT)
+    if present is None:
         if folder.names():
-            raise Failed(f"{folder.path}: not empty and not an archive (expected an archive or a new directory)")
+            raise CommandError(f"{folder.path}: not empty and not an archive (expected an archive or a new directory)")
         folder.write_json(ABOUT, about)
         return
     for name, value in about.items():
-        if found.get(name) != value:
-            raise Failed(
-                f"{folder.path}: archive of {name} {_shown(found.get(name))}"
-                f" (expected {_shown(value)}, or a new directory)"
+        if present.get(name) != value:
+            raise CommandError(
+                f"{folder.path}: archive of {name} {_describe(present.get(name))}"
+                f" (expected {_describe(value)}, or a new directory)"
             )
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     return ", ".join(value.values()) if isinstance(value, dict) else str(value)
 
 
-class _Into:
+class _BatchFiles:
     """Writes the batches of one run into the archive."""
 
     def __init__(self, folder: Folder) -> None:
@@ -130,18 +130,18 @@ class _Into:
         self._first = False
 
 
-def opened(spark: SparkSession, path: str) -> DataFrame:
+def open_archive(spark: SparkSession, path: str) -> DataFrame:
     """The messages of an archive, with the columns of a reader and `crc`. Raises CommandError where there is none."""
     folder = Folder(spark, path)
     about = folder.read_json(ABOUT)
     if about is None:
-        raise Failed(f"{folder.path}: not an archive: no {ABOUT}")
+        raise CommandError(f"{folder.path}: not an archive: no {ABOUT}")
     if about["format"] != FORMAT:
-        raise Failed(f"{folder.path}: archive of format {about['format']} (expected {FORMAT})")
+        raise CommandError(f"{folder.path}: archive of format {about['format']} (expected {FORMAT})")
     if not folder.exists(MESSAGES):
         folder.make(MESSAGES)
     rows = spark.read.schema(SCHEMA).parquet(folder.under(MESSAGES))
     return rows.withColumn("topic", path_of(F.col("group"), F.col("stream")))
 
 
-__all__ = ["Archive", "columns", "opened", "run"]
+__all__ = ["Archive", "archive_columns", "open_archive", "run"]

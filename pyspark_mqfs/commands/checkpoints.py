@@ -23,38 +23,38 @@ from pyspark_mqfs.options import COMMON, OptionError, Options
 
 
 @attrs.frozen
-class Notes:
+class QueryCheckpoint:
     """The checkpoint of one query. `reader`: its reader options; `resumable`: whether a later run continues it."""
 
     checkpoint: str
     reader: Mapping[str, str]
-    again: bool
+    resumable: bool
 
 
 @contextmanager
-def noted(checkpoint: str, source: Source) -> Iterator[Notes]:
+def query_checkpoint(checkpoint: str, source: Source) -> Iterator[QueryCheckpoint]:
     """The checkpoint at a path; temporary, and cleaned up, where the path is ""."""
     if checkpoint:
-        yield Notes(checkpoint, {}, True)
+        yield QueryCheckpoint(checkpoint, {}, True)
         return
     prefix = f"once-{uuid.uuid4().hex[:12]}"
     with tempfile.TemporaryDirectory(prefix="mqfs-spark-") as own:
         try:
-            yield Notes(own, {"groupIdPrefix": prefix}, False)
+            yield QueryCheckpoint(own, {"groupIdPrefix": prefix}, False)
         finally:
             with suppress(OSError, MqfsError, OptionError), _server(source).link() as link:
                 client = link.client()
-                for group in source.survey().groups:
+                for group in source.catalog().groups:
                     _remove(client, group, prefix)
 
 
-def forget(target: Source, groups: Iterable[str], producer: str) -> None:
+def forget_producer(target: Source, groups: Iterable[str], producer: str) -> None:
     """Forget the producer, which commits no more."""
     with suppress(OSError, MqfsError, OptionError), _server(target).link() as link:
         client = link.client()
         for group in groups:
             with suppress(MqfsError):
-                _say(client, path_of(group, ".txn/ctl"), f"forget {producer}")
+                _write_command(client, path_of(group, ".txn/ctl"), f"forget {producer}")
 
 
 def _remove(client: Client, group: str, prefix: str) -> None:
@@ -64,10 +64,10 @@ def _remove(client: Client, group: str, prefix: str) -> None:
             client.remove(path_of(group, f".consumers/{name}"))
             with suppress(NotFound):
                 client.stat(path_of(group, name))
-                _say(client, path_of(group, "ctl"), f"unbind {quote_word(name)}\n")
+                _write_command(client, path_of(group, "ctl"), f"unbind {quote_word(name)}\n")
 
 
-def _say(client: Client, path: str, line: str) -> None:
+def _write_command(client: Client, path: str, line: str) -> None:
     with client.open(path, "w") as file:
         file.write(line.encode())
 
@@ -76,4 +76,4 @@ def _server(source: Source) -> Server:
     return Server.of(Options(source.server(), COMMON, "a command"))
 
 
-__all__ = ["Notes", "forget", "noted"]
+__all__ = ["QueryCheckpoint", "forget_producer", "query_checkpoint"]

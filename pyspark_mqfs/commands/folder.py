@@ -39,8 +39,8 @@ class Folder:
 
     def files(self, pattern: str) -> list[str]:
         """The relative paths of the files that match a pattern of Hadoop."""
-        found = self._fs.globStatus(self._at(pattern)) or []
-        return sorted(str(status.getPath().toUri().getPath())[len(self._root) + 1 :] for status in found)
+        matches = self._fs.globStatus(self._at(pattern)) or []
+        return sorted(str(status.getPath().toUri().getPath())[len(self._root) + 1 :] for status in matches)
 
     @property
     def _root(self) -> str:

@@ -20,11 +20,11 @@ from mqfs import limits
 from mqfs.errors import Exists
 from mqfs.log import headers
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.batch_encoder import KEPT_PREFIX
+from pyspark_mqfs.batch_encoder import RESERVED_PREFIX
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.folder import Folder
-from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import ROOT, Source, Tell, no_progress
+from pyspark_mqfs.commands.session import CommandError
+from pyspark_mqfs.commands.sources import ROOT, Progress, Source, no_progress
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
@@ -57,35 +57,35 @@ class Replay:
     def check(self) -> None:
         """Raises CommandError or OptionError for an invalid request."""
         if self.rate and self.speed:
-            raise Failed("--rate and --speed: both given (expected one)")
+            raise CommandError("--rate and --speed: both given (expected one)")
         self.target.check_server()
 
-    def said(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The parameters that identify this replay."""
         keys = ("into", "streams", "since", "until", "where", "plain")
         return {key: getattr(self, key) for key in keys} | {"streams": list(self.streams)}
 
 
-def run(spark: SparkSession, what: Replay, tell: Tell = no_progress) -> dict[str, Any]:
+def run(spark: SparkSession, request: Replay, progress: Progress = no_progress) -> dict[str, Any]:
     """Publish the messages that are not yet published."""
-    what.check()
-    folder, rows = Folder(spark, what.path), _selected(archive.opened(spark, what.path), what)
-    server = _server(what.target)
-    plan = _plan(spark, folder, rows, what, _store(server))
-    _make_groups(server, {target_of(stretch[0], what.into) for stretch in plan["stretches"]})
-    done = _Progress(plan["stretches"], what, tell)
+    request.check()
+    folder, rows = Folder(spark, request.path), _selected(archive.open_archive(spark, request.path), request)
+    server = _server(request.target)
+    plan = _plan(spark, folder, rows, request, _store(server))
+    _make_groups(server, {target_of(split[0], request.into) for split in plan["stretches"]})
+    pace = _Pace(plan["stretches"], request, progress)
     for number, (group, first, last, _, _, _) in enumerate(plan["stretches"]):
-        done.wait(number)
+        pace.wait(number)
         part = rows.where((F.col("group") == group) & F.col("offset").between(first, last))
-        ordered = _in_order(part, first, last, spark.sparkContext.defaultParallelism)
-        ordered.select("value", _headers(what.plain), _topic(what.into).alias("topic")).write.format("mqfs").options(
-            **what.target.server(), txnAppId=plan["name"], txnVersion=str(number)
-        ).mode("append").save()
-        done.add(number)
-    return {"replay": plan["name"], "messages": done.messages, "batches": len(plan["stretches"])}
+        ordered = _partition(part, first, last, spark.sparkContext.defaultParallelism)
+        ordered.select("value", _headers(request.plain), _topic(request.into).alias("topic")).write.format(
+            "mqfs"
+        ).options(**request.target.server(), txnAppId=plan["name"], txnVersion=str(number)).mode("append").save()
+        pace.add(number)
+    return {"replay": plan["name"], "messages": pace.messages, "batches": len(plan["stretches"])}
 
 
-def _in_order(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
+def _partition(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
     """Partition by ranges of sequences, without the sampling pass of repartitionByRange."""
     share = F.floor((F.col("offset") - first) * tasks / (last - first + 1)).cast("int")
     return rows.repartitionById(tasks, share).sortWithinPartitions("offset")
@@ -94,14 +94,14 @@ def _in_order(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
 # ---------------------------------------------------------------- which
 
 
-def _selected(rows: DataFrame, what: Replay) -> DataFrame:
-    if what.streams:
-        rows = rows.where(F.col("topic").isin(*what.streams))
-    if what.since is not None:
-        rows = rows.where(F.col("timestamp") >= F.timestamp_micros(F.lit(int(what.since * 1e6))))
-    if what.until is not None:
-        rows = rows.where(F.col("timestamp") < F.timestamp_micros(F.lit(int(what.until * 1e6))))
-    return rows.where(what.where) if what.where else rows
+def _selected(rows: DataFrame, request: Replay) -> DataFrame:
+    if request.streams:
+        rows = rows.where(F.col("topic").isin(*request.streams))
+    if request.since is not None:
+        rows = rows.where(F.col("timestamp") >= F.timestamp_micros(F.lit(int(request.since * 1e6))))
+    if request.until is not None:
+        rows = rows.where(F.col("timestamp") < F.timestamp_micros(F.lit(int(request.until * 1e6))))
+    return rows.where(request.where) if request.where else rows
 
 
 def _topic(into: str) -> Column:
@@ -120,42 +120,48 @@ def target_of(group: str, into: str) -> str:
 
 def _headers(plain: bool) -> Column:
     """The settable headers, and those of the original sequence and time; a message replayed before keeps its own."""
-    given = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
+    present = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
     reserved = sorted(headers.RESERVED)
-    free = F.filter(given, lambda header: ~header["key"].isin(reserved))
+    settable_headers = F.filter(present, lambda header: ~header["key"].isin(reserved))
     if plain:
-        return F.filter(free, lambda header: ~_is_ours(header)).alias("headers")
+        return F.filter(settable_headers, lambda header: ~_is_replay_header(header)).alias("headers")
     renamed = F.transform(
-        given,
+        present,
         lambda header: F.struct(
-            F.when(header["key"].isin(reserved), F.concat(F.lit(KEPT_PREFIX), header["key"]))
+            F.when(header["key"].isin(reserved), F.concat(F.lit(RESERVED_PREFIX), header["key"]))
             .otherwise(header["key"])
             .alias("key"),
             header["value"].alias("value"),
         ),
     )
-    fresh = F.concat(renamed, F.array(_header(SEQUENCE, F.col("offset")), _header(TIME, F.unix_micros("timestamp"))))
-    return F.when(F.exists(given, lambda header: header["key"] == SEQUENCE), free).otherwise(fresh).alias("headers")
+    with_origin = F.concat(
+        renamed, F.array(_header(SEQUENCE, F.col("offset")), _header(TIME, F.unix_micros("timestamp")))
+    )
+    return (
+        F.when(F.exists(present, lambda header: header["key"] == SEQUENCE), settable_headers)
+        .otherwise(with_origin)
+        .alias("headers")
+    )
 
 
 def _header(key: str, value: Column) -> Column:
     return F.struct(F.lit(key).alias("key"), value.cast("string").cast("binary").alias("value"))
 
 
-def _is_ours(header: Column) -> Column:
-    return header["key"].isin(SEQUENCE, TIME) | header["key"].startswith(KEPT_PREFIX)
+def _is_replay_header(header: Column) -> Column:
+    return header["key"].isin(SEQUENCE, TIME) | header["key"].startswith(RESERVED_PREFIX)
 
 
-def original(rows: DataFrame) -> DataFrame:
+def restore_originals(rows: DataFrame) -> DataFrame:
     """Replayed messages with their original sequence, time and headers."""
-    given = F.col("headers")
-    mine = F.filter(given, lambda header: ~header["key"].isin(SEQUENCE, TIME, headers.SENDER))
+    present = F.col("headers")
+    settable = F.filter(present, lambda header: ~header["key"].isin(SEQUENCE, TIME, headers.SENDER))
     back = F.transform(
-        mine,
+        settable,
         lambda header: F.struct(
             F.when(
-                header["key"].startswith(KEPT_PREFIX),
-                header["key"].substr(F.lit(len(KEPT_PREFIX) + 1), F.length(header["key"])),
+                header["key"].startswith(RESERVED_PREFIX),
+                header["key"].substr(F.lit(len(RESERVED_PREFIX) + 1), F.length(header["key"])),
             )
             .otherwise(header["key"])
             .alias("key"),
@@ -174,54 +180,56 @@ def original(rows: DataFrame) -> DataFrame:
 
 def _value_of(key: str) -> Column:
     """The value of a header, null without it."""
-    found = F.filter(F.col("headers"), lambda header: header["key"] == key)
-    return F.get(found, F.lit(0))["value"].cast("string")
+    matches = F.filter(F.col("headers"), lambda header: header["key"] == key)
+    return F.get(matches, F.lit(0))["value"].cast("string")
 
 
 # ---------------------------------------------------------------- the plan
 
 
-def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, what: Replay, store: str) -> dict[str, Any]:
+def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay, store: str) -> dict[str, Any]:
     """The plan of this name, or a new one. Raises CommandError where it is of another replay."""
-    said = {**what.said(), "store": store}
-    digest = hashlib.sha256(repr(sorted(said.items())).encode()).hexdigest()[:16]
+    identity = {**request.identity(), "store": store}
+    digest = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:16]
     about = folder.read_json(archive.ABOUT)
-    name = what.name or f"replay-{about['store'][:8]}-{digest}"
+    name = request.name or f"replay-{about['store'][:8]}-{digest}"
     file = f"{PLANS}/{name}.json"
-    found = folder.read_json(file)
-    if found is None:
-        found = {"name": name, "said": said, "stretches": list(_stretches(rows, what))}
-        folder.write_json(file, found)
-    elif found["said"] != said:
-        raise Failed(f"replay {name!r}: used for {found['said']} (expected another --id for {said})")
-    return dict(found)
+    plan = folder.read_json(file)
+    if plan is None:
+        plan = {"name": name, "said": identity, "stretches": list(_splits(rows, request))}
+        folder.write_json(file, plan)
+    elif plan["said"] != identity:
+        raise CommandError(f"replay {name!r}: used for {plan['said']} (expected another --id for {identity})")
+    return dict(plan)
 
 
-Stretch = tuple[str, int, int, int, int, float]  # group, first, last, messages, bytes, time of the first
+Split = tuple[str, int, int, int, int, float]  # group, first, last, messages, bytes, time of the first
 
 
-def _stretches(rows: DataFrame, what: Replay) -> Iterator[Stretch]:
+def _splits(rows: DataFrame, request: Replay) -> Iterator[Split]:
     """The splits, which fit one atomic batch each; with `speed` in the order of time."""
-    counted = _counted(rows, what, STEP).persist()
+    steps = _count_steps(rows, request, STEP).persist()
     try:
-        largest = counted.agg(F.max("largest")).first()
+        largest = steps.agg(F.max("largest")).first()
         if largest is not None and (largest[0] or 0) > LARGE_BYTES:
-            counted.unpersist()
-            counted = _counted(rows, what, LARGE_STEP).persist()
-        most = min(MESSAGES, what.rate) if what.rate else MESSAGES
-        yield from _joined(_flat(counted.toLocalIterator()), most, bool(what.speed))
+            steps.unpersist()
+            steps = _count_steps(rows, request, LARGE_STEP).persist()
+        most = min(MESSAGES, request.rate) if request.rate else MESSAGES
+        yield from _merge(_as_splits(steps.toLocalIterator()), most, bool(request.speed))
     finally:
-        counted.unpersist()
+        steps.unpersist()
 
 
-def _counted(rows: DataFrame, what: Replay, step: int) -> DataFrame:
+def _count_steps(rows: DataFrame, request: Replay, step: int) -> DataFrame:
     """The contents of every `step` sequences."""
-    step = max(1, min(step, what.rate)) if what.rate else step
+    step = max(1, min(step, request.rate)) if request.rate else step
     keys = [F.floor(F.col("offset") / step).alias("step")]
-    if what.speed:
+    if request.speed:
         keys.insert(0, F.floor(F.unix_seconds("timestamp")).alias("second"))
     size = F.octet_length("value") + F.coalesce(
-        F.aggregate("headers", F.lit(0), lambda so, h: so + F.octet_length(h["key"]) + F.octet_length(h["value"]) + 3),
+        F.aggregate(
+            "headers", F.lit(0), lambda total, h: total + F.octet_length(h["key"]) + F.octet_length(h["value"]) + 3
+        ),
         F.lit(0),
     )
     return (
@@ -231,51 +239,56 @@ def _counted(rows: DataFrame, what: Replay, step: int) -> DataFrame:
             F.sum(size + 160).alias("bytes"), F.min(F.unix_micros("timestamp")).alias("time"),
             F.max(F.octet_length("value")).alias("largest"),
         )
-        .orderBy("time" if what.speed else "group", "group", "first")
+        .orderBy("time" if request.speed else "group", "group", "first")
     )  # fmt: skip
 
 
-def _flat(rows: Iterable[Any]) -> Iterator[Stretch]:
+def _as_splits(rows: Iterable[Any]) -> Iterator[Split]:
     for row in rows:
         yield row["group"], row["first"], row["last"], row["messages"], row["bytes"], row["time"] / 1e6
 
 
-def _joined(stretches: Iterable[Any], most: int, timed: bool) -> Iterator[Stretch]:
+def _merge(splits: Iterable[Any], most: int, timed: bool) -> Iterator[Split]:
     """Merge neighbours of one group up to the limits; with `timed` only those of the same second."""
-    held: Any = None
-    for one in stretches:
-        fits = held is not None and held[0] == one[0] and held[3] + one[3] <= most and held[4] + one[4] <= BYTES
-        if fits and not (timed and int(held[5]) != int(one[5])):
-            held = (held[0], held[1], one[2], held[3] + one[3], held[4] + one[4], held[5])
+    pending: Any = None
+    for split in splits:
+        fits = (
+            pending is not None
+            and pending[0] == split[0]
+            and pending[3] + split[3] <= most
+            and pending[4] + split[4] <= BYTES
+        )
+        if fits and not (timed and int(pending[5]) != int(split[5])):
+            pending = (pending[0], pending[1], split[2], pending[3] + split[3], pending[4] + split[4], pending[5])
             continue
-        if held is not None:
-            yield held
-        held = one
-    if held is not None:
-        yield held
+        if pending is not None:
+            yield pending
+        pending = split
+    if pending is not None:
+        yield pending
 
 
-class _Progress:
+class _Pace:
     """The progress of a replay, and the pace of its splits."""
 
-    def __init__(self, stretches: list[Stretch], what: Replay, tell: Tell) -> None:
-        self._stretches, self._what, self._tell = stretches, what, tell
-        self._total = sum(stretch[3] for stretch in stretches)
-        self._began = time.monotonic()
+    def __init__(self, splits: list[Split], request: Replay, progress: Progress) -> None:
+        self._splits, self._request, self._progress = splits, request, progress
+        self._total = sum(split[3] for split in splits)
+        self._started = time.monotonic()
         self.messages = 0
 
     def wait(self, number: int) -> None:
-        due = self._began
-        if self._what.rate:
-            due += self.messages / self._what.rate
-        elif self._what.speed:
-            due += (self._stretches[number][5] - self._stretches[0][5]) / self._what.speed
+        due = self._started
+        if self._request.rate:
+            due += self.messages / self._request.rate
+        elif self._request.speed:
+            due += (self._splits[number][5] - self._splits[0][5]) / self._request.speed
         time.sleep(max(due - time.monotonic(), 0))
 
     def add(self, number: int) -> None:
-        self.messages += self._stretches[number][3]
-        speed = self.messages / max(time.monotonic() - self._began, 1e-9)
-        self._tell(f"replayed: {self.messages:,} of {self._total:,} messages, {speed:,.0f}/s")
+        self.messages += self._splits[number][3]
+        speed = self.messages / max(time.monotonic() - self._started, 1e-9)
+        self._progress(f"replayed: {self.messages:,} of {self._total:,} messages, {speed:,.0f}/s")
 
 
 # ---------------------------------------------------------------- the target
@@ -286,17 +299,17 @@ def _server(target: Source) -> Server:
 
 
 def _store(server: Server) -> str:
-    from pyspark_mqfs.catalog import places
+    from pyspark_mqfs.catalog import stream_positions
 
     with server.link() as link:
-        return str(link.retried(lambda client: places(client, ""))["store"])
+        return str(link.with_retry(lambda client: stream_positions(client, ""))["store"])
 
 
 def _make_groups(server: Server, groups: Iterable[str]) -> None:
     """Create missing groups, which retain all messages."""
     with server.link() as link:
         for group in sorted(groups):
-            link.retried(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
+            link.with_retry(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
 
 
 def make_group(client: Client, path: str) -> None:
@@ -312,4 +325,4 @@ def make_group(client: Client, path: str) -> None:
             file.write(b"replay all\n")
 
 
-__all__ = ["Replay", "make_group", "original", "run", "target_of"]
+__all__ = ["Replay", "make_group", "restore_originals", "run", "target_of"]

@@ -28,14 +28,14 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.streaming.stopTimeout": "30s",
 }
-_OURS = re.compile(r"(?:OptionError|SinkError|MqfsError|pyspark_mqfs\.\S*?Error): (.*?)(?:\n|$)")
+_OWN_ERROR = re.compile(r"(?:OptionError|SinkError|MqfsError|pyspark_mqfs\.\S*?Error): (.*?)(?:\n|$)")
 
 
 _STREAM = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: ")
 _CALL = re.compile(r"^An error occurred while calling \S+\s+: (?:\S+: )?")  # of py4j
 
 
-class Failed(Exception):
+class CommandError(Exception):
     """A command failed; one line."""
 
 
@@ -53,15 +53,15 @@ def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSe
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     log = Path(__file__).with_name("log4j2.properties")
     builder = SparkSession.builder.appName(name).master(master)
-    wanted = {**SETTINGS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log}"}
+    configuration = {**SETTINGS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log}"}
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    for said in settings:
-        key, equals, value = said.partition("=")
+    for setting in settings:
+        key, equals, value = setting.partition("=")
         if not equals or not key.startswith("spark."):
-            raise BadConfig(f"--conf: bad setting {said!r} (expected spark.KEY=VALUE)")
-        wanted[key] = value
-    for key, value in wanted.items():
+            raise BadConfig(f"--conf: bad setting {setting!r} (expected spark.KEY=VALUE)")
+        configuration[key] = value
+    for key, value in configuration.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     try:
@@ -73,9 +73,9 @@ def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSe
 def explain(error: BaseException) -> str:
     """The line of our own error in one wrapped by Spark, else its first line."""
     text = str(error)
-    found = _OURS.findall(text)
-    if found:
-        return str(found[-1]).strip()
+    matches = _OWN_ERROR.findall(text)
+    if matches:
+        return str(matches[-1]).strip()
     return _CALL.sub("", _STREAM.sub("", text)).strip().split("\n", 1)[0][:500]
 
 
@@ -84,4 +84,4 @@ def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
     return spark.read.format("mqfs").options(**options).load()
 
 
-__all__ = ["SETTINGS", "Failed", "explain", "read", "session"]
+__all__ = ["SETTINGS", "CommandError", "explain", "read", "session"]

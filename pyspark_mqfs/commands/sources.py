@@ -14,7 +14,7 @@ import attrs
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.catalog import Selection, ServerCatalog
-from pyspark_mqfs.commands.session import Failed
+from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 ROOT = "."  # the root group in a partition path; not a legal name of a group
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @attrs.frozen
@@ -38,33 +38,33 @@ class Source:
 
     def server(self) -> dict[str, str]:
         """The options of the connection."""
-        said = {"address": self.address, "user": self.user, "token": self.token}
-        return {name: value for name, value in said.items() if value}
+        values = {"address": self.address, "user": self.user, "token": self.token}
+        return {name: value for name, value in values.items() if value}
 
-    def which(self) -> dict[str, str]:
+    def selection_options(self) -> dict[str, str]:
         if bool(self.streams) == bool(self.pattern):
-            raise Failed("streams and --pattern: none or both given (expected GROUP/STREAM... or --pattern)")
+            raise CommandError("streams and --pattern: none or both given (expected GROUP/STREAM... or --pattern)")
         return {"subscribePattern": self.pattern} if self.pattern else {"subscribe": ",".join(self.streams)}
 
     def options(self) -> dict[str, str]:
-        return {**self.server(), **self.which(), "includeHeaders": "true"}
+        return {**self.server(), **self.selection_options(), "includeHeaders": "true"}
 
     def check(self) -> None:
         """Raises CommandError or OptionError for invalid options. Asks no server."""
-        self._understood()
+        self._parse()
 
     def check_server(self) -> None:
         """The same of the connection only, for a target."""
         Server.of(Options(self.server(), COMMON, "a command"))
 
-    def _understood(self) -> tuple[Selection, Server]:
+    def _parse(self) -> tuple[Selection, Server]:
         options = Options(self.options(), (*COMMON, "subscribe", "subscribePattern", "includeHeaders"), "a command")
         return Selection.of(options), Server.of(options)
 
-    def survey(self) -> ServerCatalog:
-        selection, server = self._understood()
+    def catalog(self) -> ServerCatalog:
+        selection, server = self._parse()
         with server.link() as link:
-            return link.retried(selection.survey)
+            return link.with_retry(selection.catalog)
 
 
 def read(spark: SparkSession, source: Source, **more: str) -> DataFrame:
@@ -78,8 +78,8 @@ def follow(spark: SparkSession, source: Source, **more: str) -> DataFrame:
 
 
 def group_of(path: Column) -> Column:
-    found = F.substring(path, F.lit(1), F.length(path) - F.length(stream_of(path)) - 1)
-    return F.when(found == "", F.lit(ROOT)).otherwise(found)
+    group = F.substring(path, F.lit(1), F.length(path) - F.length(stream_of(path)) - 1)
+    return F.when(group == "", F.lit(ROOT)).otherwise(group)
 
 
 def stream_of(path: Column) -> Column:
@@ -100,33 +100,33 @@ def terminal_progress(text: str) -> None:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def finished(tell: Tell) -> None:
+def clear_progress(progress: Progress) -> None:
     """Remove the line of progress."""
-    tell("")
+    progress("")
 
 
-def watch(query: StreamingQuery, tell: Tell, what: str, total: int) -> int:
+def watch(query: StreamingQuery, progress: Progress, verb: str, total: int) -> int:
     """Wait for the end of the query; the number of its rows. `total`: the expected number, 0: unknown."""
-    began = time.monotonic()
+    started = time.monotonic()
     rows, last = 0, -1
     while True:
         ended = query.awaitTermination(0.5)  # type: ignore[arg-type]
-        for progress in query.recentProgress:
-            if progress["batchId"] > last and progress["numInputRows"]:
-                last = progress["batchId"]
-                rows += progress["numInputRows"]
-        speed = rows / max(time.monotonic() - began, 1e-9)
+        for batch in query.recentProgress:
+            if batch["batchId"] > last and batch["numInputRows"]:
+                last = batch["batchId"]
+                rows += batch["numInputRows"]
+        speed = rows / max(time.monotonic() - started, 1e-9)
         share = f" of {total:,} ({min(rows / total, 1):.0%})" if total else ""
-        tell(f"{what}: {rows:,}{share} messages, {speed:,.0f}/s")
+        progress(f"{verb}: {rows:,}{share} messages, {speed:,.0f}/s")
         if ended:
             return rows
 
 
 __all__ = [
     "ROOT",
+    "Progress",
     "Source",
-    "Tell",
-    "finished",
+    "clear_progress",
     "follow",
     "group_of",
     "no_progress",

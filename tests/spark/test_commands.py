@@ -13,7 +13,7 @@ import pytest
 from pyspark_mqfs.commands import copy, dead_letters, report, stats
 from pyspark_mqfs.commands.copy import Copy
 from pyspark_mqfs.commands.dead_letters import Divert, Redrive
-from pyspark_mqfs.commands.session import Failed, explain
+from pyspark_mqfs.commands.session import CommandError, explain
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.stats import Stats
 from tests.spark.scene import Scene
@@ -65,7 +65,7 @@ def test_copy_what_a_condition_selects(spark: Any, scene: Scene, tmp_path: Path)
     copy.run(spark, Copy(source, source, into="x/y"))
     assert bodies(scene, "x/y/g/a") == bodies(scene, "g/a")
     assert len(remembered(scene, "g", "h")) == 2  # of the one with a checkpoint alone
-    with pytest.raises(Failed, match="say where"):
+    with pytest.raises(CommandError, match="say where"):
         copy.run(spark, Copy(source, source))
 
 

@@ -15,7 +15,7 @@ from pyspark_mqfs import schema
 from pyspark_mqfs.catalog import Selection
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import OptionError
-from pyspark_mqfs.plan import Shares, Slice, _shares, ranges
+from pyspark_mqfs.plan import PartitionLimits, Slice, _shares, ranges
 from pyspark_mqfs.task import DataLoss, Task
 from tests.spark.scene import Scene
 from tests.spark.test_batch import read, values
@@ -24,10 +24,10 @@ SECRET = "a-secret-of-one-person"
 
 
 def planned(scene: Scene, *, strict: bool = True, retry_s: float = 20.0, pattern: str = "g/.*") -> tuple[Task, Slice]:
-    survey = Selection("subscribePattern", pattern=pattern).survey(scene.client)
-    start = {path: 0 for path, _, _ in survey.streams()}
-    wanted = ranges(survey, start, {path: group.next for path, group, _ in survey.streams()})
-    (piece,) = Shares(0, 0, 1 << 40).slices(scene.client, wanted, survey.store)
+    catalog = Selection("subscribePattern", pattern=pattern).catalog(scene.client)
+    start = {path: 0 for path, _, _ in catalog.streams()}
+    wanted = ranges(catalog, start, {path: group.next for path, group, _ in catalog.streams()})
+    (piece,) = PartitionLimits(0, 0, 1 << 40).slices(scene.client, wanted, catalog.store)
     return Task(Server(scene.address, retry_s=retry_s), schema.whole(headers=False), strict), piece
 
 

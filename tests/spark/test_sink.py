@@ -141,10 +141,10 @@ def test_an_attempt_that_nobody_wants(spark: Any, scene: Scene) -> None:
     mine = into(scene)
     lost, wanted = (mine.stage("q", "spark-q-0-", rows("1", "2")) for _ in range(2))
     assert len(parts(scene, "g")) == 2
-    decision = sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=False)
-    sink.commit(mine.server, decision, wanted.parts)
+    transaction = sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False)
+    sink.commit(mine.server, transaction, wanted.parts)
     assert parts(scene, "g") == []
-    sink.commit(mine.server, decision, lost.parts)  # a driver that does not know of it
+    sink.commit(mine.server, transaction, lost.parts)  # a driver that does not know of it
     sink.drop(mine.server, lost.parts)
     assert read(spark, scene, "g/a") == ["1", "2"]
 
@@ -162,14 +162,14 @@ def test_a_server_that_starts_anew_before_the_commit(spark: Any, scene: Scene) -
     staged = mine.stage("q", "spark-q-0-", rows("1"))
     scene.stop()
     scene.start()
-    decision = sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=False)
+    transaction = sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False)
     with pytest.raises(SinkError, match=r"spark-q.1: what was staged in group 'g' is gone .* repeat the batch"):
-        sink.commit(mine.server, decision, staged.parts)
+        sink.commit(mine.server, transaction, staged.parts)
     again = mine.stage("q", "spark-q-0-", rows("1"))
-    sink.commit(mine.server, decision, again.parts)
+    sink.commit(mine.server, transaction, again.parts)
     scene.stop()
     scene.start()
-    sink.commit(mine.server, decision, staged.parts)  # now it is known
+    sink.commit(mine.server, transaction, staged.parts)  # now it is known
     assert read(spark, scene, "g/a") == ["1"]
 
 
@@ -180,9 +180,9 @@ def test_more_than_a_unit(spark: Any, scene: Scene, monkeypatch: pytest.MonkeyPa
     staged = mine.stage("q", "spark-q-0-", rows(*map(str, range(25))))
     assert [part.messages for part in staged.parts] == [10, 10, 5]
     with pytest.raises(SinkError, match=r"a batch has 25 messages .* option largeBatches split"):
-        sink.commit(mine.server, sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=False), staged.parts)
+        sink.commit(mine.server, sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False), staged.parts)
     for _ in range(2):
-        sink.commit(mine.server, sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=True), staged.parts)
+        sink.commit(mine.server, sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=True), staged.parts)
     assert read(spark, scene, "g/a") == [str(n) for n in range(25)]
 
 

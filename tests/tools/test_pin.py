@@ -426,7 +426,9 @@ def test_a_restart_of_the_server_loses_nothing(tmp_path: Path, number: int) -> N
             terminal.expect_exact("got 1\r\n")
             server.stop(number)
             assert code_of(terminal) == 1
-            assert re.search(rb"pin: lost the tree at \S+ \(once it is served again: pin -a long\)\r\n", terminal.before)
+            assert re.search(
+                rb"pin: lost the tree at \S+ \(once it is served again: pin -a long\)\r\n", terminal.before
+            )
         (tmp_path / "go").touch()
         eventually(lambda: (tmp_path / "gone").exists(), "output while the server is away")
         server.start()
