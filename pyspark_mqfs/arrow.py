@@ -117,7 +117,7 @@ class ArrowDecoder:
             if at == columns.end:
                 break
         self._rest = bytes(memoryview(data)[at:])
-        return batches[0] if len(batches) == 1 else self._joined(batches)
+        return batches[0] if len(batches) == 1 else self._merge(batches)
 
     def finish(self) -> None:
         """End the input. Raises DiskFailed for an incomplete record."""
@@ -146,7 +146,7 @@ class ArrowDecoder:
         arrays = [_COLUMNS[field.name](data, columns) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    def _merge(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         """One batch of all, split by NAMES records; an empty one of none."""
         if not batches:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)

@@ -48,7 +48,7 @@ class Group:
     next: int
     log_bytes: int
     streams: Mapping[str, Stream]
-    whole: bool  # all its streams are selected
+    is_whole: bool  # all its streams are selected
     number: int = 0  # of its bucket
     plain: bool = False  # log and floors are enough to decide what to read
 

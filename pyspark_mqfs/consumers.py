@@ -112,7 +112,7 @@ class Consumers:
                 self._write_ctl(client, group, views)
             elif self._lacks_streams(client, name, group):
                 self._replace(client, name, group, position, views)
-        elif group.whole:
+        elif group.is_whole:
             self._create_for_group(client, name, group)
         elif len(streams) == 1:
             self._write_ctl(client, group, f"consumer {quote_word(name)} {quote_word(next(iter(streams)))} private\n")

@@ -29,7 +29,7 @@ class Range:
     low: int
     high: int
     streams: Mapping[str, tuple[int, int]]
-    whole: bool  # these are all streams of the group
+    is_whole: bool  # these are all streams of the group
     bucket: int = 0  # number of the group
     numbers: Mapping[str, tuple[int, int]] = {}  # by stream: (number, floor), where segments can be read
     messages: int = 0
@@ -40,7 +40,7 @@ class Range:
 
     def bounds(self) -> Mapping[str, tuple[int, int]] | None:
         """The wanted range by stream; None: everything."""
-        if self.whole and all(low <= self.low and high >= self.high for low, high in self.streams.values()):
+        if self.is_whole and all(low <= self.low and high >= self.high for low, high in self.streams.values()):
             return None
         return self.streams
 
@@ -70,10 +70,10 @@ def ranges(catalog: ServerCatalog, start: Mapping[str, int], end: Mapping[str, i
             if begin < stop:
                 streams[name] = (begin, stop)
         if streams:
-            whole = group.whole and len(streams) == len(group.streams)
+            is_whole = group.is_whole and len(streams) == len(group.streams)
             low, high = min(b for b, _ in streams.values()), max(e for _, e in streams.values())
             numbers = {n: (group.streams[n].number, group.streams[n].floor) for n in streams} if group.plain else {}
-            result.append(Range(path, low, high, streams, whole, group.number, numbers))
+            result.append(Range(path, low, high, streams, is_whole, group.number, numbers))
     return result
 
 
@@ -121,8 +121,8 @@ def _measure(client: Client, item: Range) -> tuple[int, int]:
     return sum(f.messages for f in splits), sum(f.size for f in splits)
 
 
-def _split(client: Client, item: Range, whole: tuple[int, int], messages: int, size: int) -> list[Range]:
-    count, weight = whole
+def _split(client: Client, item: Range, total: tuple[int, int], messages: int, size: int) -> list[Range]:
+    count, weight = total
     if count <= messages and weight <= size * 5 // 4:
         return [item.subrange(item.low, item.high, count, weight)]
     step = max(size, 1)

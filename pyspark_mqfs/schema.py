@@ -33,14 +33,14 @@ COLUMNS = (
 )
 
 
-def whole(*, headers: bool) -> StructType:
+def all_columns(*, headers: bool) -> StructType:
     """The schema of all columns."""
     return StructType([*COLUMNS, HEADERS] if headers else [*COLUMNS])
 
 
 def checked(schema: StructType, *, headers: bool) -> StructType:
     """The user's schema, which may be a subset in any order. Raises OptionError for other differences."""
-    ours = {field.name: field.dataType.simpleString() for field in whole(headers=True).fields}
+    ours = {field.name: field.dataType.simpleString() for field in all_columns(headers=True).fields}
     for field in schema.fields:
         kind = field.dataType.simpleString()
         if ours.get(field.name) != kind:
@@ -54,4 +54,4 @@ def _shown(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
-__all__ = ["COLUMNS", "HEADERS", "checked", "whole"]
+__all__ = ["COLUMNS", "HEADERS", "all_columns", "checked"]

@@ -24,7 +24,7 @@ class MqfsDataSource(DataSource):
 
     def schema(self) -> StructType:
         parsed = options.Options(self.options, options.READ, "the reader")
-        return schema.whole(headers=parsed.flag("includeHeaders", False))
+        return schema.all_columns(headers=parsed.flag("includeHeaders", False))
 
     def reader(self, schema: StructType) -> Any:
         from pyspark_mqfs.reader import BatchReader

@@ -52,18 +52,18 @@ class Plan:
         return {key: value for key, value in attrs.asdict(self).items() if key not in ("json", "plot")}
 
 
-def make(options: dict[str, Any]) -> Plan:
+def make(arguments: dict[str, Any]) -> Plan:
     """The plan of the command line's options (None: not given). Raises BadConfig."""
-    given = {key: value for key, value in options.items() if value is not None}
-    if given.get("workers") and "consumers" in given:
+    options = {key: value for key, value in arguments.items() if value is not None}
+    if options.get("workers") and "consumers" in options:
         raise BadConfig(
             "--workers and --consumers: workers share the messages, consumers receive all (expected one of both)"
         )
-    if "messages" in given and "seconds" in given:
+    if "messages" in options and "seconds" in options:
         raise BadConfig("--messages and --seconds: both given (expected one)")
-    if given.get("workers"):
-        given["consumers"] = 0
-    plan = Plan(**{"seconds": 5.0 if "messages" not in given else None, **given})
+    if options.get("workers"):
+        options["consumers"] = 0
+    plan = Plan(**{"seconds": 5.0 if "messages" not in options else None, **options})
     for check in (_numbers, _place, _batch, _settings, _files):
         check(plan)
     return plan if plan.transport else attrs.evolve(plan, transport="file" if plan.mount else "auto")
@@ -142,7 +142,7 @@ def _files(plan: Plan) -> None:
             raise BadConfig("--plot: matplotlib is missing (see script/setup spark)") from None
 
 
-def described(plan: Plan) -> str:
+def describe(plan: Plan) -> str:
     """A line for people."""
     receivers = f"{plan.workers} sharing them" if plan.workers else f"{plan.consumers} receiving all"
     batch = f" in batches of {plan.batch}" if plan.batch > 1 else ""

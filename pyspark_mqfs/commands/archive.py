@@ -52,8 +52,8 @@ def run(spark: SparkSession, request: Archive, progress: Progress = no_progress)
     """Update the archive with the present messages. Raises CommandError where it is of another store or streams."""
     catalog = request.source.catalog()
     folder = Folder(spark, request.path)
-    about = {"format": FORMAT, "store": catalog.store, "streams": request.source.selection_options()}
-    _check_identity(folder, about)
+    metadata = {"format": FORMAT, "store": catalog.store, "streams": request.source.selection_options()}
+    _check_identity(folder, metadata)
     cores = spark.sparkContext.defaultParallelism
     rows = follow(
         spark, request.source,
@@ -85,15 +85,15 @@ def archive_columns(rows: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def _check_identity(folder: Folder, about: dict[str, Any]) -> None:
+def _check_identity(folder: Folder, metadata: dict[str, Any]) -> None:
     """Check that the archive is new, or of the same store and streams. Raises CommandError."""
     present = folder.read_json(ABOUT)
     if present is None:
         if folder.names():
             raise CommandError(f"{folder.path}: not empty and not an archive (expected an archive or a new directory)")
-        folder.write_json(ABOUT, about)
+        folder.write_json(ABOUT, metadata)
         return
-    for name, value in about.items():
+    for name, value in metadata.items():
         if present.get(name) != value:
             raise CommandError(
                 f"{folder.path}: archive of {name} {_describe(present.get(name))}"
@@ -133,11 +133,11 @@ class _BatchFiles:
 def open_archive(spark: SparkSession, path: str) -> DataFrame:
     """The messages of an archive, with the columns of a reader and `crc`. Raises CommandError where there is none."""
     folder = Folder(spark, path)
-    about = folder.read_json(ABOUT)
-    if about is None:
+    metadata = folder.read_json(ABOUT)
+    if metadata is None:
         raise CommandError(f"{folder.path}: not an archive: no {ABOUT}")
-    if about["format"] != FORMAT:
-        raise CommandError(f"{folder.path}: archive of format {about['format']} (expected {FORMAT})")
+    if metadata["format"] != FORMAT:
+        raise CommandError(f"{folder.path}: archive of format {metadata['format']} (expected {FORMAT})")
     if not folder.exists(MESSAGES):
         folder.make(MESSAGES)
     rows = spark.read.schema(SCHEMA).parquet(folder.under(MESSAGES))

@@ -50,26 +50,26 @@ def audit(rows: DataFrame) -> AuditResult:
 
 def merge(rows: Iterable[dict[str, Any]]) -> AuditResult:
     """Merge the rows of all splits, and audit the borders between them."""
-    found, before = AuditResult(), None
+    result, before = AuditResult(), None
     for current in sorted(rows, key=lambda row: (row["group"], row["first"])):
         for name in ("messages", "holes", "missing", "doubled", "clock"):
-            setattr(found, name, getattr(found, name) + current[name])
-        for name, places in found.places.items():
+            setattr(result, name, getattr(result, name) + current[name])
+        for name, places in result.places.items():
             places += [(current["group"], sequence) for sequence in current[f"{name}_at"]]
         if before is not None and before["group"] == current["group"]:
-            _audit_border(found, before, current)
+            _audit_border(result, before, current)
         before = current
-    return found
+    return result
 
 
-def _audit_border(found: AuditResult, before: dict[str, Any], after: dict[str, Any]) -> None:
+def _audit_border(result: AuditResult, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Audit the border of two splits."""
     gap = after["first"] - before["last"] - 1
-    found.holes += gap > 0
-    found.missing += gap
+    result.holes += gap > 0
+    result.missing += gap
     if after["begin"] < before["end"]:
-        found.clock += 1
-        found.places["clock"].append((after["group"], after["first"]))
+        result.clock += 1
+        result.places["clock"].append((after["group"], after["first"]))
 
 
 def audit_splits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -109,8 +109,8 @@ def audit_splits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _examples(offset: Any, mark: Any, start: int, stop: int) -> list[int]:
     """The first marked sequences of a split. A mark is of the step to the next row."""
-    found = start + 1 + np.flatnonzero(mark[start : stop - 1])[:EXAMPLES]
-    return [int(sequence) for sequence in offset[found]]
+    result = start + 1 + np.flatnonzero(mark[start : stop - 1])[:EXAMPLES]
+    return [int(sequence) for sequence in offset[result]]
 
 
 __all__ = ["BITS", "EXAMPLES", "AuditResult", "audit", "audit_splits", "merge"]

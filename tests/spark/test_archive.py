@@ -118,12 +118,12 @@ def test_what_is_refused(spark: Any, scene: Scene, tmp_path: Path) -> None:
         archive.run(spark, Archive(Source(scene.address, ("g/a",)), path))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    with pytest.raises(CommandError, match="is no archive and not empty"):
+    with pytest.raises(CommandError, match="not empty and not an archive"):
         archive.run(spark, Archive(source, str(tmp_path / "other")))
-    with pytest.raises(CommandError, match="is no archive"):
+    with pytest.raises(CommandError, match="not an archive"):
         replay.run(spark, Replay(str(tmp_path / "other"), Source(scene.address)))
     replay.run(spark, Replay(path, Source(scene.address), into="x", streams=("g/007",), name="mine"))
-    with pytest.raises(CommandError, match="another --id is right"):
+    with pytest.raises(CommandError, match="expected another --id"):
         replay.run(spark, Replay(path, Source(scene.address), into="y", streams=("g/007",), name="mine"))
     scene.stop()
     shutil.rmtree(scene.store)
