@@ -57,7 +57,7 @@ class Ways:
         spark, source, path = self.spark, self.source, self.archived
         live = spark.read.format("mqfs").options(**source.options()).load()
         parquet = str(self.folder / f"plain-{self.group}")
-        archive.columns(live).write.parquet(parquet)
+        archive.archive_columns(live).write.parquet(parquet)
         plain = spark.read.parquet(parquet)
         self.run("streams read", "", noop(live))
         other = str(self.folder / f"other-{self.group}")

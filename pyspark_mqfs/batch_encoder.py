@@ -52,7 +52,7 @@ class Frames(NamedTuple):
     log_bytes: Numbers  # bytes of each in a log
 
 
-def checked(schema: StructType, *, has_topic: bool) -> None:
+def check_schema(schema: StructType, *, has_topic: bool) -> None:
     """Raises OptionError where rows of the schema cannot be written. `has_topic`: option topic is set."""
     for field in schema.fields:
         kind = field.dataType.simpleString()
@@ -228,4 +228,4 @@ def _encode_frames(
     return Frames(group, streams, joined.buffers()[2], _borders(joined).astype(np.int64), log_bytes)
 
 
-__all__ = ["RESERVED_POLICIES", "RESERVED_PREFIX", "Encoder", "Frames", "check_path", "checked"]
+__all__ = ["RESERVED_POLICIES", "RESERVED_PREFIX", "Encoder", "Frames", "check_path", "check_schema"]

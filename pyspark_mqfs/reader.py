@@ -44,7 +44,7 @@ class BatchReader(DataSourceReader):
         self.start, self.end = Bound.starting(options, EARLIEST), Bound.ending(options)
         self.partition_limits = PartitionLimits.of(options)
         self.strict = options.flag("failOnDataLoss", True)
-        self.schema = schema.checked(wanted, headers=options.flag("includeHeaders", False))
+        self.schema = schema.check_columns(wanted, headers=options.flag("includeHeaders", False))
         self.pushed = filters.PushedFilters()
         self.task = Task(self.server, self.schema, self.strict, options.text("path"))
         if _PUSHING in sys.modules:  # without pushdown Spark rejects a reader with this method

@@ -38,7 +38,7 @@ def all_columns(*, headers: bool) -> StructType:
     return StructType([*COLUMNS, HEADERS] if headers else [*COLUMNS])
 
 
-def checked(schema: StructType, *, headers: bool) -> StructType:
+def check_columns(schema: StructType, *, headers: bool) -> StructType:
     """The user's schema, which may be a subset in any order. Raises OptionError for other differences."""
     ours = {field.name: field.dataType.simpleString() for field in all_columns(headers=True).fields}
     for field in schema.fields:
@@ -54,4 +54,4 @@ def _shown(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
-__all__ = ["COLUMNS", "HEADERS", "all_columns", "checked"]
+__all__ = ["COLUMNS", "HEADERS", "all_columns", "check_columns"]

@@ -87,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.strict = options.flag("failOnDataLoss", True)
         self.consumer = options.text("consumer")
         self.name = self.consumer or f"{options.text('groupIdPrefix', 'spark')}-{uuid.uuid4().hex[:12]}"
-        wanted = schema.checked(wanted, headers=options.flag("includeHeaders", False))
+        wanted = schema.check_columns(wanted, headers=options.flag("includeHeaders", False))
         self.task = Task(server, wanted, self.strict, options.text("path"))
         self.link = server.link()
         self.consumers = Consumers(required=bool(self.consumer), timeout_s=server.retry_s)

@@ -36,7 +36,7 @@ class StagedRows(WriterCommitMessage):
 
     run: str  # the id of the streaming query, or of the batch writer
     partition: int
-    parts: tuple[sink.StagedBatch, ...]
+    batches: tuple[sink.StagedBatch, ...]
 
 
 @attrs.frozen
@@ -54,7 +54,7 @@ class Sink:
         if overwrite:
             raise OptionError("mode overwrite: not supported (expected append)")
         stream = options.text("topic")
-        batch_encoder.checked(schema, has_topic=bool(stream))
+        batch_encoder.check_schema(schema, has_topic=bool(stream))
         return cls(
             Server.of(options),
             batch_encoder.check_path(stream) if stream else "",
@@ -90,8 +90,8 @@ def _by_partition(messages: Sequence[WriterCommitMessage | None]) -> list[Staged
     return sorted((m for m in messages if isinstance(m, StagedRows)), key=lambda staged: staged.partition)
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[sink.StagedBatch]:
-    return [part for staged in _by_partition(messages) for part in staged.parts]
+def _batches(messages: Sequence[WriterCommitMessage | None]) -> list[sink.StagedBatch]:
+    return [batch for staged in _by_partition(messages) for batch in staged.batches]
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -116,10 +116,10 @@ class BatchWriter(DataSourceArrowWriter):
         producer = f"spark-app-{self.application}" if once else f"spark-run-{staged[0].run}"
         split = self.sink.split == "split" or (not once and self.sink.split != "refuse")
         transaction = sink.Transaction(producer, self.version + 1, self._prefix(staged[0].run), once, split)
-        sink.commit(self.sink.server, transaction, _parts(messages))
+        sink.commit(self.sink.server, transaction, _batches(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        sink.drop(self.sink.server, _parts(messages))
+        sink.drop(self.sink.server, _batches(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -143,10 +143,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = staged[0].run
         split = self.sink.split == "split"
         transaction = sink.Transaction(f"spark-{query}", batchId + 1, _prefix(query, batchId), True, split)
-        sink.commit(self.sink.server, transaction, _parts(messages))
+        sink.commit(self.sink.server, transaction, _batches(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        sink.drop(self.sink.server, _parts(messages))
+        sink.drop(self.sink.server, _batches(messages))
 
 
 def _prefix(query: str, batch: int) -> str:

@@ -127,7 +127,7 @@ def test_stats_and_their_pictures(spark: Any, scene: Scene, tmp_path: Path) -> N
     assert found["sizes"] == [(1, 1), (64, 1), (256, 1)]
     step = found["rates"]["step"]
     assert sum(found["rates"]["streams"]["g/a"]) * step == pytest.approx(2)
-    assert all(png.startswith(b"\x89PNG") for png in report.pictures(found).values())
+    assert all(png.startswith(b"\x89PNG") for png in report.plots(found).values())
     assert report.write(found, str(tmp_path / "r.html"), "<title>") == [str(tmp_path / "r.html")]
     text = (tmp_path / "r.html").read_text()
     assert "g/&lt;b&gt;" in text

@@ -87,7 +87,7 @@ def test_batches_without_a_name_are_never_taken_for_one_another(
 ) -> None:
     """Not even where a driver was killed before the server was told to forget the first."""
     scene.group("g")
-    monkeypatch.setattr(sink, "_tidy", lambda *_: None)
+    monkeypatch.setattr(sink, "_clean_up", lambda *_: None)
     for value in ("1", "2"):
         made = writer.batch_writer({"address": scene.address, "topic": "g/a"}, VALUE, False)
         made.commit([made.write(rows(value))])
@@ -142,10 +142,10 @@ def test_an_attempt_that_nobody_wants(spark: Any, scene: Scene) -> None:
     lost, wanted = (mine.stage("q", "spark-q-0-", rows("1", "2")) for _ in range(2))
     assert len(parts(scene, "g")) == 2
     transaction = sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False)
-    sink.commit(mine.server, transaction, wanted.parts)
+    sink.commit(mine.server, transaction, wanted.batches)
     assert parts(scene, "g") == []
-    sink.commit(mine.server, transaction, lost.parts)  # a driver that does not know of it
-    sink.drop(mine.server, lost.parts)
+    sink.commit(mine.server, transaction, lost.batches)  # a driver that does not know of it
+    sink.drop(mine.server, lost.batches)
     assert read(spark, scene, "g/a") == ["1", "2"]
 
 
@@ -166,12 +166,12 @@ def test_a_server_that_starts_anew_before_the_commit(spark: Any, scene: Scene) -
     with pytest.raises(
         SinkError, match=r"commit of spark-q.1 failed: staged batch in group 'g' is lost: .* repeat the batch"
     ):
-        sink.commit(mine.server, transaction, staged.parts)
+        sink.commit(mine.server, transaction, staged.batches)
     again = mine.stage("q", "spark-q-0-", rows("1"))
-    sink.commit(mine.server, transaction, again.parts)
+    sink.commit(mine.server, transaction, again.batches)
     scene.stop()
     scene.start()
-    sink.commit(mine.server, transaction, staged.parts)  # now it is known
+    sink.commit(mine.server, transaction, staged.batches)  # now it is known
     assert read(spark, scene, "g/a") == ["1"]
 
 
@@ -180,11 +180,11 @@ def test_more_than_a_unit(spark: Any, scene: Scene, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "UNIT_MESSAGES", 10)
     mine = into(scene)
     staged = mine.stage("q", "spark-q-0-", rows(*map(str, range(25))))
-    assert [part.messages for part in staged.parts] == [10, 10, 5]
+    assert [part.messages for part in staged.batches] == [10, 10, 5]
     with pytest.raises(SinkError, match=r"batch too large for group 'g': 25 messages, .* option largeBatches to split"):
-        sink.commit(mine.server, sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False), staged.parts)
+        sink.commit(mine.server, sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False), staged.batches)
     for _ in range(2):
-        sink.commit(mine.server, sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=True), staged.parts)
+        sink.commit(mine.server, sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=True), staged.batches)
     assert read(spark, scene, "g/a") == [str(n) for n in range(25)]
 
 
