@@ -24,18 +24,18 @@ from pyspark_mqfs.options import COMMON, OptionError, Options
 
 @attrs.frozen
 class QueryCheckpoint:
-    """The checkpoint of one query. `reader`: its reader options; `resumable`: whether a later run continues it."""
+    """The checkpoint of one query."""
 
-    checkpoint: str
-    reader: Mapping[str, str]
-    resumable: bool
+    path: str
+    reader_options: Mapping[str, str]
+    resumable: bool  # by a later run
 
 
 @contextmanager
-def query_checkpoint(checkpoint: str, source: Source) -> Iterator[QueryCheckpoint]:
+def query_checkpoint(path: str, source: Source) -> Iterator[QueryCheckpoint]:
     """The checkpoint at a path; temporary, and cleaned up, where the path is ""."""
-    if checkpoint:
-        yield QueryCheckpoint(checkpoint, {}, True)
+    if path:
+        yield QueryCheckpoint(path, {}, True)
         return
     prefix = f"once-{uuid.uuid4().hex[:12]}"
     with tempfile.TemporaryDirectory(prefix="mqfs-spark-") as own:

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-MESSAGES, BYTES = (
-    limits.UNIT_MESSAGES // 2,
-    limits.UNIT_BYTES // 2,
-)  # of a batch, which is one atomic batch in each group
+MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a batch, atomic in each group
 TEXT, HEADER = "text", "header"  # columns of a condition beside those of the reader
 
 
@@ -54,9 +51,9 @@ def run(spark: SparkSession, request: Copy, progress: Progress = no_progress) ->
     """Copy the present messages, or all new ones until stopped."""
     request.check()
     catalog = request.source.catalog()
-    groups = (
-        {request.to.rpartition("/")[0]} if request.to else {target_of(g or ROOT, request.into) for g in catalog.groups}
-    )
+    groups = {target_of(group or ROOT, request.into) for group in catalog.groups}
+    if request.to:
+        groups = {request.to.rpartition("/")[0]}
     server = Server.of(Options(request.target.server(), COMMON, "a command"))
     with server.link() as link:
         for group in groups:
@@ -64,9 +61,8 @@ def run(spark: SparkSession, request: Copy, progress: Progress = no_progress) ->
     topic = F.lit(request.to) if request.to else F.concat(F.lit(request.into.strip("/") + "/"), F.col("topic"))
 
     def columns(rows: DataFrame) -> DataFrame:
-        return select_messages(rows, request.where).select(
-            "value", headers_or_empty().alias("headers"), topic.alias("topic")
-        )
+        selected = select_messages(rows, request.where)
+        return selected.select("value", headers_or_empty().alias("headers"), topic.alias("topic"))
 
     return run_query(spark, request, columns, groups, progress)
 
@@ -80,8 +76,8 @@ def run_query(
 ) -> dict[str, Any]:
     """Run the query from the source, transformed by `columns`, to streams in these groups of the target."""
     with query_checkpoint(request.checkpoint, request.source) as checkpoint:
-        rows = columns(follow(spark, request.source, **batch_limits(), **checkpoint.reader))
-        query = start_query(rows, request, checkpoint.checkpoint)
+        rows = columns(follow(spark, request.source, **batch_limits(), **checkpoint.reader_options))
+        query = start_query(rows, request, checkpoint.path)
         try:
             count = watch(query, progress, "read", 0)
         finally:

@@ -104,9 +104,11 @@ def redrive(spark: SparkSession, request: Redrive, progress: Progress = no_progr
             cached.unpersist()
 
     with query_checkpoint(request.checkpoint, request.source) as checkpoint:
-        letters = select_messages(follow(spark, request.source, **batch_limits(), **checkpoint.reader), request.where)
+        letters = select_messages(
+            follow(spark, request.source, **batch_limits(), **checkpoint.reader_options), request.where
+        )
         writer = letters.withColumn("to", _origin(group)).where("to is not null").writeStream.foreachBatch(send)
-        query = writer.option("checkpointLocation", checkpoint.checkpoint).trigger(availableNow=True).start()
+        query = writer.option("checkpointLocation", checkpoint.path).trigger(availableNow=True).start()
         names.put(query.id)
         try:
             watch(query, progress, "read", 0)

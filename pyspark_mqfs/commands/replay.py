@@ -122,9 +122,9 @@ def _headers(plain: bool) -> Column:
     """The settable headers, and those of the original sequence and time; a message replayed before keeps its own."""
     present = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
     reserved = sorted(headers.RESERVED)
-    settable_headers = F.filter(present, lambda header: ~header["key"].isin(reserved))
+    settable = F.filter(present, lambda header: ~header["key"].isin(reserved))
     if plain:
-        return F.filter(settable_headers, lambda header: ~_is_replay_header(header)).alias("headers")
+        return F.filter(settable, lambda header: ~_is_replay_header(header)).alias("headers")
     renamed = F.transform(
         present,
         lambda header: F.struct(
@@ -138,7 +138,7 @@ def _headers(plain: bool) -> Column:
         renamed, F.array(_header(SEQUENCE, F.col("offset")), _header(TIME, F.unix_micros("timestamp")))
     )
     return (
-        F.when(F.exists(present, lambda header: header["key"] == SEQUENCE), settable_headers)
+        F.when(F.exists(present, lambda header: header["key"] == SEQUENCE), settable)
         .otherwise(with_origin)
         .alias("headers")
     )
