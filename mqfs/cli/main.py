@@ -30,7 +30,7 @@ def command() -> None:
 @click.option("--listen", multiple=True, metavar="ADDRESS", help="Serve 9P at unix!PATH or tcp!HOST!PORT. Repeatable.")
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
-@click.option("--tcp-user", metavar="NAME", show_default="user nobody", help="User that TCP clients act as.")
+@click.option("--tcp-user", metavar="NAME", help="User that TCP clients act as; without it user nobody.")
 @click.option("--token-file", metavar="FILE", help='File of bearer tokens, one "USER SECRET" a line.')
 @click.option("--insecure/--no-insecure", default=None, help="Allow addresses beyond loopback, unencrypted.")
 @click.option("--allow-other/--no-allow-other", default=None, help="Let other users access the mount. As root: yes.")
@@ -70,25 +70,22 @@ def check(store: str, fix: bool) -> int:
 @command.command()
 @click.option("--at", metavar="ADDRESS", help="Running server: unix!PATH or tcp!HOST!PORT; else one is started.")
 @click.option("--mount", metavar="DIR", help="Mount of a running server, measured by files.")
-@click.option("--store", metavar="DIR", show_default="/var/tmp", help="Directory for the temporary store.")
+@click.option("--store", metavar="DIR", help="Directory for the temporary store; else /var/tmp.")
 @click.option("--transport", metavar="NAME", help="auto, ring, 9p, file, or embedded (the engine in the process).")
-@click.option("--producers", type=int, metavar="N", show_default="1", help="Number of producers.")
-@click.option("--consumers", type=int, metavar="N", show_default="1", help="Number of consumers of all messages.")
+@click.option("--producers", type=int, default=1, metavar="N", show_default=True, help="Number of producers.")
+@click.option("--consumers", type=int, metavar="N", help="Number of consumers of all messages; 1 without --workers.")
 @click.option("--workers", type=int, metavar="N", help="Number of competing consumers, instead of --consumers.")
-@click.option("--size", type=int, metavar="BYTES", show_default="64", help="Size of a message.")
-@click.option("--batch", type=int, metavar="N", show_default="1", help="Messages per publish call.")
+@click.option("--size", type=int, default=64, metavar="BYTES", show_default=True, help="Size of a message.")
+@click.option("--batch", type=int, default=1, metavar="N", show_default=True, help="Messages per publish call.")
 @click.option("--messages", type=int, metavar="N", help="Messages to publish, over all producers.")
-@click.option("--seconds", type=float, metavar="S", show_default="5, without --messages", help="Time to publish.")
+@click.option("--seconds", type=float, metavar="S", help="Time to publish; 5 without --messages.")
 @click.option("--rate", type=float, metavar="N", help="Messages to publish a second, over all producers.")
-@click.option("--sync", metavar="WHEN", show_default="always", help="Setting 'sync' of the group: always, 10ms, off.")
+@click.option("--sync", default="always", metavar="WHEN", show_default=True, help="Group setting: always, 10ms, off.")
 @click.option(
-    "--wait",
-    metavar="FOR",
-    show_default="committed",
-    help="Wait until committed (as by sync), or published (in memory).",
+    "--wait", default="committed", metavar="FOR", show_default=True, help="committed, or published (in memory)."
 )
 @click.option("--ctl", multiple=True, metavar="'CTL LINE'", help="Setting of the group. Repeatable.")
-@click.option("--round-trips", type=int, metavar="N", show_default="1000", help="Round trips to measure.")
+@click.option("--round-trips", type=int, default=1000, metavar="N", show_default=True, help="Round trips to measure.")
 @click.option("--json", metavar="FILE", help="Write the results as JSON; -: standard output, without tables.")
 @click.option("--plot", metavar="FILE.png", help="Plot the latencies; needs matplotlib.")
 def bench(**options: Any) -> int:
