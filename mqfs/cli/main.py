@@ -74,7 +74,9 @@ def check(store: str, fix: bool) -> int:
 @click.option("--transport", metavar="NAME", help="auto, ring, 9p, file, or embedded (the engine in the process).")
 @click.option("--producers", type=int, default=1, metavar="N", show_default=True, help="Number of producers.")
 @click.option("--consumers", type=int, metavar="N", help="Number of consumers of all messages; 1 without --workers.")
-@click.option("--workers", type=int, metavar="N", help="Number of competing consumers, instead of --consumers.")
+@click.option(
+    "--workers", type=int, default=0, metavar="N", help="Number of competing consumers, instead of --consumers."
+)
 @click.option("--size", type=int, default=64, metavar="BYTES", show_default=True, help="Size of a message.")
 @click.option("--batch", type=int, default=1, metavar="N", show_default=True, help="Messages per publish call.")
 @click.option("--messages", type=int, metavar="N", help="Messages to publish, over all producers.")
