@@ -1,22 +1,21 @@
 # make check   lint, types, import contracts, fast tests          make test    all that CI runs
 # make soak    the long campaigns whole (hours)                   make bench   the figures of benchmarks/README.md
 python = $${MQFS_VENV:-.venv}/bin/python
-slow = tests/spark_cluster tests/fuse tests/interop tests/server tests/docs tests/examples tests/tools tests/bench
 
-check: setup
-	$(python) -m pytest -q $(addprefix --ignore=,$(slow))
+# Installs by pip only. What it runs starts no server and mounts nothing.
+check:
+	@script/setup check
+	$(python) -m pytest -q -n auto --dist loadgroup -m "house or not (fuse or process or spark or slow or root)"
 
 test:
 	script/test
 
 soak:
-	MQFS_SOAK=1 script/test
+	MQFS_SOAK=1 script/test -n0
 
-bench: setup
+bench:
+	@script/setup test
 	@script/setup bench
 	for bench in benchmarks/[a-z]*.py; do $(python) "$$bench" || exit 1; done
 
-setup:
-	@script/setup test
-
-.PHONY: check test soak bench setup
+.PHONY: check test soak bench

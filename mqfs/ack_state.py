@@ -46,8 +46,8 @@ def check(body: bytes) -> None:
 
 
 class Unacked:
-    """A message that was looked at and is not acked. Its slot [first, sequence] holds no other message for the
-    consumer, so that slots of acked neighbours join to one range."""
+    """A message that was looked at and is not acked; `claimed`: the last step that the log has of it is CLAIM. Its slot
+    [first, sequence] holds no other message for the consumer, so that slots of acked neighbours join to one range."""
 
     __slots__ = ("claimed", "due_ns", "failed", "first")
 

@@ -1,7 +1,7 @@
 """Every condition the tree can refuse with: one class each, with its errno, its 9P text and its HTTP status.
 
-This is the only such table. The engine raises these where the condition is known; each face translates once. An
-instance may carry a detail, one clause that says what was wrong and what would be right; `str(error)` is the line.
+This is the only such table. The engine raises these where the condition is known; each front end translates once. An
+instance may carry a detail, "what failed: reason (expected ...)"; `str(error)` is the line.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from mqfs import limits
 
 
 def shortened(text: str) -> str:
-    """The text, cut at a character where it is longer than a refusal may be; "..." then ends it."""
+    """The text, cut at a character and ended by "..." where it exceeds limits.ERROR_BYTES."""
     if len(text) * 4 <= limits.ERROR_BYTES or len(data := text.encode(errors="replace")) <= limits.ERROR_BYTES:
         return text
     return data[: limits.ERROR_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def printable(text: str) -> str:
-    """The text for a person: what a terminal would act on (control characters, changes of direction) is escaped."""
+    """The text for a terminal: control characters and changes of direction are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class MqfsError(Exception):
-    """Base of all conditions. `errno` for FUSE, .L and .u; `str()` for 9P2000 and logs; `http` for web faces."""
+    """Base of all conditions. `errno` for FUSE, .L and .u; `str()` for 9P2000 and logs; `http` for web front ends."""
 
     errno: ClassVar[int] = _errno.EIO
     text: ClassVar[str] = "input/output error"
     http: ClassVar[int] = 500
-    whole: ClassVar[bool] = False  # its detail is the operator's own, and told once: paths are long
+    whole: ClassVar[bool] = False  # the detail is never cut: it is the operator's own, and paths are long
 
     def __init__(self, detail: str = "") -> None:
         self.detail = printable(detail) if self.whole else shortened(printable(shortened(detail)))
@@ -47,13 +47,13 @@ class BadName(MqfsError):
 
 
 class BadCommand(MqfsError):
-    """A line written to `ctl` or `.cursor` that means nothing; the whole write is refused."""
+    """An invalid line written to `ctl` or `.cursor`; the whole write is refused."""
 
     errno, text, http = _errno.EINVAL, "bad control message", 400
 
 
 class BadRequest(MqfsError):
-    """A call that no state of the tree could satisfy (an offset, a flag, a mode that makes no sense)."""
+    """A call that no state of the tree could satisfy (an invalid offset, flag or mode)."""
 
     errno, text, http = _errno.EINVAL, "bad request", 400
 
@@ -67,13 +67,13 @@ class Exists(MqfsError):
 
 
 class Denied(MqfsError):
-    """The mode bits say no."""
+    """The mode bits refuse it."""
 
     errno, text, http = _errno.EACCES, "permission denied", 403
 
 
 class NotPermitted(MqfsError):
-    """Not a matter of mode bits: not the owner, protected, or the tree never does this."""
+    """Refused regardless of mode bits: not the owner, protected, or never done by the tree."""
 
     errno, text, http = _errno.EPERM, "operation not permitted", 403
 
@@ -99,7 +99,7 @@ class TooLong(MqfsError):
 
 
 class FellBehind(MqfsError):
-    """Told once to a reader that was overtaken by a cut; its next read goes on at the oldest kept."""
+    """Raised once to a reader that was overtaken by trimming; its next read continues at the oldest message."""
 
     errno, text, http = _errno.EPIPE, "reader fell behind", 410
     lost = 0  # messages, at most; the library sets it, 0 elsewhere
@@ -132,7 +132,7 @@ class DiskFailed(MqfsError):
 
 
 class Damaged(DiskFailed):
-    """A record of the log did not pass its check; readers are told once and go on behind `sequence`."""
+    """A corrupt record of the log; each reader gets it once and continues behind `sequence`."""
 
     def __init__(self, sequence: int, detail: str = "") -> None:
         super().__init__(detail or f"record {sequence} is damaged and was set aside")
@@ -140,7 +140,7 @@ class Damaged(DiskFailed):
 
 
 class ReadOnly(MqfsError):
-    """The group's log failed to reach the disk once; nothing more is promised, reads go on."""
+    """A write or sync of the group's log failed once: nothing more is written, reads continue."""
 
     errno, text, http = _errno.EROFS, "group is read-only", 503
 
@@ -160,7 +160,7 @@ class Unsupported(MqfsError):
 
 
 class Disconnected(MqfsError):
-    """The server is gone, or the client was closed; whether a call under way was carried out is not known."""
+    """The server is gone, or the client was closed; the outcome of a call in flight is unknown."""
 
     errno, text, http = _errno.ENOTCONN, "not connected", 503
 
@@ -178,7 +178,7 @@ class BadStore(MqfsError):
 
 
 class BadRing(MqfsError):
-    """Shared memory that is no ring of this version and boot, or whose state makes no sense."""
+    """Shared memory that is no ring of this version and boot, or whose state is corrupt."""
 
     errno, text, http = _errno.EINVAL, "bad ring", 500
 
@@ -196,27 +196,27 @@ class BadTokens(BadFrame):
 
 
 class BadFid(MqfsError):
-    """A 9P fid that is not known, already in use, or not open in the way the request needs."""
+    """A 9P fid that is unknown, in use, or not open as the request needs it."""
 
     errno, text, http = _errno.EBADF, "bad use of a fid", 400
 
 
 class BadAddress(MqfsError):
-    """A dial string or a listening address that cannot be used."""
+    """An address that cannot be used."""
 
     errno, text, http = _errno.EINVAL, "bad address", 400
     whole = True
 
 
 class BadConfig(MqfsError):
-    """A configuration file that cannot be read or means nothing; the detail names the file and the key."""
+    """A configuration file that is unreadable or invalid; the detail names the file and the key."""
 
     errno, text, http = _errno.EINVAL, "bad configuration", 400
     whole = True
 
 
 class MountError(MqfsError):
-    """A mount point that cannot be used, or FUSE that is not there; the detail says what would be right."""
+    """An unusable mount point, or no FUSE; the detail has the remedy."""
 
     errno, text, http = _errno.EINVAL, "cannot mount", 400
     whole = True
@@ -229,13 +229,13 @@ class NoAttribute(MqfsError):
 
 
 class NoAuthentication(MqfsError):
-    """The answer to Tauth: who a client is, the socket says."""
+    """The answer to Tauth where the socket identifies the client."""
 
     errno, text, http = _errno.ENOENT, "no authentication required", 400
 
 
 class RemoteError(MqfsError):
-    """What a server refused with and this table does not know, in the server's own words."""
+    """A refusal that this table does not have, with the server's own text."""
 
     errno, text, http = _errno.EIO, "the server refused", 502
     whole = True

@@ -1,8 +1,7 @@
-"""flock and POSIX locks, one table for all faces: what is held over one is seen over the others.
+"""flock and POSIX locks, one table for all front ends: a lock held over one is seen over the others.
 
-Owns who holds what of which file, and who waits for it, by the file's stable number. The two kinds never meet, as
-everywhere on Linux (over 9P there is only the POSIX kind). Deadlocks are not looked for; a lock that waits can be
-interrupted.
+Owns the locks held and the locks waited for, by the file's stable number. The two kinds are independent, as everywhere
+on Linux (over 9P there is only the POSIX kind). Deadlocks are not detected; a waiting lock can be interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ END = 1 << 64
 
 
 class Held(NamedTuple):
-    """A lock on [start, end) of a file. `through`: the open file whose end is the lock's too, where a face needs it."""
+    """A lock on [start, end) of a file. `through`: the open file whose close releases it, if any."""
 
     owner: Hashable
     exclusive: bool
@@ -27,7 +26,7 @@ class Held(NamedTuple):
     end: int
     pid: int = 0
     through: Hashable = None
-    user: Hashable = 0  # whose share it is of
+    user: Hashable = 0  # against whose share it counts
 
 
 class Key(NamedTuple):
@@ -38,13 +37,13 @@ class Key(NamedTuple):
 
 
 class Ranges:
-    """What is held of one file, ordered by where it begins, so that few locks are looked at for a range."""
+    """The locks of one file, ordered by their start, so that few are examined for a range."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._locks: list[Held] = []
         self._starts: list[int] = []
-        self._longest = 0  # that any of them was
+        self._longest = 0  # length of any of them, ever
         self._owned: dict[Hashable, set[Held]] = {}
         self._exclusive = 0
 
@@ -58,11 +57,11 @@ class Ranges:
         return [lock for lock in self._locks if lock.through == through]
 
     def _window(self, start: int, end: int) -> slice:
-        """Where in the list all are that may overlap a range."""
+        """The part of the list that may overlap a range."""
         return slice(bisect_right(self._starts, start - self._longest), bisect_left(self._starts, end))
 
     def conflict(self, wanted: Held) -> Held | None:
-        """Somebody else's lock that stands in the way."""
+        """A lock of another owner that conflicts."""
         if not wanted.exclusive and not self._exclusive:
             return None
         window = self._window(wanted.start, wanted.end)
@@ -118,19 +117,19 @@ class Locks:
     def __init__(self) -> None:
         self._held: dict[Key, Ranges] = {}
         self._waiting: dict[Key, dict[Wait[None], Held]] = {}
-        self._waiters: Counter[tuple[Key, Hashable]] = Counter()  # how many wait for each owner
+        self._waiters: Counter[tuple[Key, Hashable]] = Counter()  # how many locks each owner waits for
         self._shares = Shares("locks", "LOCKS")  # held and waited for
 
     def __len__(self) -> int:
         return self._shares.used
 
     def conflict(self, key: Key, wanted: Held) -> Held | None:
-        """Somebody else's lock that stands in the way."""
+        """A lock of another owner that conflicts."""
         return self._held[key].conflict(wanted) if key in self._held else None
 
     def take(self, key: Key, wanted: Held, *, wait: bool) -> Step[None] | bool:
-        """Take a lock in place of what its owner held of that range: None when held, False when another is in the way,
-        or a Wait. A flock that is to change its kind is given up first, as flock(2) says. Raises OverLimit."""
+        """Take a lock instead of its owner's locks of that range: None when held, False where another conflicts, or a
+        Wait. A flock that changes its kind is released first, as flock(2) says. Raises OverLimit."""
         self._shares.check(wanted.user)
         if key.flock and key in self._held and not self._held[key].has(wanted):
             self.release(key, wanted.owner)
@@ -166,13 +165,13 @@ class Locks:
         return True
 
     def release(self, key: Key, owner: Hashable, start: int = 0, end: int = END) -> None:
-        """Give up what an owner holds of a range; who waited for it gets it, in order. OverLimit where it would become
-        two, and the user has its share."""
+        """Release an owner's locks of a range and grant waiting ones, in order. Raises OverLimit where a lock would
+        become two and its user has no share left."""
         if self._cut(key, owner, start, end, checked=True):
             self._serve(key, start, end)
 
     def release_through(self, key: Key, through: Hashable) -> None:
-        """An open file is gone, and with it all locks taken through it."""
+        """Release all locks taken through an open file, which is closed."""
         freed = self._held[key].through(through) if key in self._held else []
         for lock in freed:
             self._cut(key, lock.owner, lock.start, lock.end)
@@ -180,7 +179,7 @@ class Locks:
             self._serve(key, 0, END)
 
     def _cut(self, key: Key, owner: Hashable, start: int, end: int, *, checked: bool = False) -> bool:
-        """Whether it held anything of the range."""
+        """Remove an owner's locks of a range; whether there were any."""
         ranges = self._held.get(key)
         if ranges is None:
             return False
@@ -190,7 +189,7 @@ class Locks:
         return held
 
     def _serve(self, key: Key, start: int, end: int) -> None:
-        """Who waited for a range gets it. Once one alone has all of it, only its own further locks may."""
+        """Grant the waiting locks of a range. Once an exclusive one covers it, only its owner can get more."""
         alone: Hashable = None
         for promise, wanted in first_and_rest(self._waiting.get(key, {})):
             if alone is not None and wanted.owner != alone:
@@ -205,7 +204,7 @@ class Locks:
 
 
 def first_and_rest(waiting: dict[Wait[None], Held]) -> Iterator[tuple[Wait[None], Held]]:
-    """All that wait, in order. The rest is copied only where the first was not all that is wanted."""
+    """All waiting locks, in order. The rest is copied only if more than the first is consumed."""
     first = next(iter(waiting.items()), None)
     if first is not None:
         yield first

@@ -1,7 +1,7 @@
-"""What a group is, as bytes: the body of a STATE record, and the changes that CHANGE and CLOCK records make to it.
+"""The state of a group as bytes: the body of a STATE record, and the changes of CHANGE and CLOCK records.
 
-Owns that JSON and nothing else: a group's State is altered by `apply` at run time and when a log is read again, so the
-two cannot differ. Never does I/O.
+Owns that JSON and nothing else: `apply` changes a group's State at run time and at recovery, so the two cannot differ.
+Never does I/O.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Attributes:
 
 @attrs.define
 class StreamState(Attributes):
-    """One stream of a group. `floor`: messages below this sequence are not kept (cleared, or cut by a bound)."""
+    """One stream of a group. `floor`: its low watermark; messages below this sequence are not retained."""
 
     number: int
     name: str
@@ -50,8 +50,8 @@ class StreamState(Attributes):
 
 @attrs.define
 class ConsumerState(Attributes):
-    """A consumer. The nameless one of a stream under `deliver one` has no name and the stream's number; that of PUT
-    is over the messages that wait for their time. `over`: a stream's or view's name; "" the whole group."""
+    """A consumer. The default one of a stream under `deliver one` has no name and the stream's number; that of PUT is
+    over the delayed messages. `over`: a stream's or view's name; "" the whole group."""
 
     number: int
     name: str
@@ -74,20 +74,20 @@ class ViewState:
 
 
 class Commit(NamedTuple):
-    """The highest unit that a producer has committed through `.txn/ctl`. `engine_ns`: when."""
+    """The highest transaction that a producer has committed through `.txn/ctl`. `engine_ns`: when."""
 
     number: int
     engine_ns: int
 
 
 class Known(NamedTuple):
-    """The message that was put under an id. `until_ns`: engine time."""
+    """The message of an idempotency key. `until_ns`: engine time."""
 
     until_ns: int
     sequence: int
 
 
-ANYONE = -1  # of an id in an older log, which does not say whose it is
+ANYONE = -1  # the user of an id in an older log, which has none
 
 
 @attrs.define
@@ -107,7 +107,7 @@ class State(Attributes):
     consumers: dict[int, ConsumerState] = attrs.Factory(dict)
     views: dict[str, ViewState] = attrs.Factory(dict)
     ids: dict[int, dict[str, Known]] = attrs.Factory(dict)  # by user and id, in the order in which they came
-    producers: dict[int, dict[str, Commit]] = attrs.Factory(dict)  # by user and name; who committed last stands last
+    producers: dict[int, dict[str, Commit]] = attrs.Factory(dict)  # by user and name, the last to commit last
 
     def encode(self) -> bytes:
         """The body of a STATE record."""
@@ -140,7 +140,7 @@ class State(Attributes):
 
     @classmethod
     def decode(cls, body: bytes) -> State:
-        """Raises ValueError where the body is not a state."""
+        """Raises ValueError."""
         try:
             d = json.loads(body)
             require(d, STATE, STATE_GIVEN)
@@ -170,28 +170,27 @@ class State(Attributes):
             raise ValueError(f"not a state: {error}") from error
 
     def apply(self, change: Change) -> None:
-        """Carry out one change. One that names a file which is gone does nothing."""
+        """Apply a change. One that names a deleted file does nothing."""
         do = change.get("do")
         if do is not None:
             _DO[do](self, change)
 
     def acknowledge(self, number: int, body: bytes) -> None:
-        """Carry out an ACK record that was read from a log. One of a consumer that is gone does nothing. Raises
-        ValueError."""
+        """Apply an ACK record of a log. One of a deleted consumer does nothing. Raises ValueError."""
         ack_state.check(body)
         consumer = self.consumers.get(number) or self.nameless(number)
         if consumer is not None:
             consumer.progress.apply(body)
 
     def nameless(self, number: int) -> ConsumerState | None:
-        """The nameless consumer of that stream, made if it is not there yet; None if there is no such stream."""
+        """The default consumer of a stream, made if it does not exist yet; None if there is no such stream."""
         found = self.consumers.get(number)
         if found is None and (number == PUT or number in self.streams):
             found = self.consumers[number] = ConsumerState(0, 0, 0, number, "", "", 0)
         return found
 
     def attributes(self, file: int) -> Attributes | None:
-        """Of the group (0), of a meta file where they were changed, of a stream, of a consumer."""
+        """The attributes of the group (0), of a meta file if they were changed, of a stream or a consumer."""
         if file == 0:
             return self
         if file < FIRST_STREAM:
@@ -199,7 +198,7 @@ class State(Attributes):
         return self.streams.get(file) or self.consumers.get(file)
 
     def anchor_at(self, sequence: int) -> Anchor | None:
-        """What turns the wall time of that message into engine time."""
+        """The anchor by which the wall time of a message becomes engine time."""
         best = None
         for first, anchor in self.anchors:
             if first > sequence and best is not None:
@@ -221,7 +220,7 @@ def _consumer(*row: Any) -> ConsumerState:
 
 
 def _ids(rows: list[list[Any]], uids: list[int]) -> dict[int, dict[str, Known]]:
-    """`uids`: of each row; an older server knows none of them."""
+    """`uids`: of each row; an older server has written none."""
     owners = uids if len(uids) == len(rows) else [ANYONE] * len(rows)
     found: dict[int, dict[str, Known]] = {}
     for uid, (id_, *known) in zip(owners, rows, strict=True):
@@ -241,7 +240,7 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_change(body: bytes) -> Change:
-    """Raises ValueError where the body is not a change this version knows."""
+    """Raises ValueError for an invalid or unknown change."""
     try:
         change: Change = json.loads(body)
         require(change, {}, {"do": _DO.__contains__})
@@ -303,7 +302,7 @@ def _drop(state: State, c: Change) -> None:
 def _clock(state: State, c: Change) -> None:
     state.anchors.append((c["sequence"], Anchor(*c["anchor"])))
     if len(state.anchors) > limits.ANCHORS:
-        # The second oldest now answers for the oldest's messages: their age is told a little wrong, nothing is lost.
+        # The second oldest now stands for the oldest's messages: their age is slightly wrong, nothing is lost.
         first, _ = state.anchors.pop(0)
         state.anchors[0] = (first, state.anchors[0][1])
 
@@ -353,14 +352,14 @@ def _id(state: State, c: Change) -> None:
 
 
 def _commit(state: State, c: Change) -> None:
-    """A unit of that producer was appended, with this very record."""
+    """A transaction of that producer was appended, with this record."""
     mine = state.producers.setdefault(c["uid"], {})
     mine.pop(c["producer"], None)
     mine[c["producer"]] = Commit(c["number"], c["engine"])
 
 
 def _forget_producers(state: State, c: Change) -> None:
-    """`uids`: of each producer; without them, as an older server writes it, whoever has one of that name."""
+    """`uids`: of each producer; without them, as an older server writes it, all users with one of that name."""
     for n, producer in enumerate(c["producers"]):
         for uid in c["uids"][n : n + 1] if "uids" in c else list(state.producers):
             mine = state.producers.get(uid, {})

@@ -1,33 +1,33 @@
-"""Every bound of mqfs: its unit, its value, its reason. Nothing grows without one.
+"""Every limit of mqfs: its unit, its value, its reason. Nothing grows without one.
 
 Names end in their unit. Code reads them as `limits.NAME` at the time of use, so that a test may lower one.
 """
 
 # Messages and names
-MESSAGE_BYTES = 1_044_480  # what one FUSE request carries whole whatever the alignment of the caller's buffer
+MESSAGE_BYTES = 1_044_480  # one FUSE request carries it whole with any alignment of the caller's buffer
 NAME_BYTES = 255  # NAME_MAX of every file system a name may be copied to
 PATH_GROUPS = 64  # depth of nesting: keeps every path under PATH_MAX and every walk short
-LINE_BYTES = MESSAGE_BYTES  # an unfinished line that waits in a handle (`data line`)
+LINE_BYTES = MESSAGE_BYTES  # an incomplete line kept in a handle (`data line`)
 
 # The tree
 GROUPS = 16_384  # in one tree: each costs a folder, a lazily opened file and about 14 KiB; shared by their owners
 STREAMS = 1_048_576  # in one group: about 500 B each, and the state record names them all
-SHARE_KEPT = 16  # one part in so many of what users share is kept for root and the server's user: see shares.py
-HANDLES = 131_072  # open files of all faces together; shared
-PARKED = 65_536  # reads and writes that wait, all together; shared
-HELD_BYTES = 1 << 30  # of memory that users make the server hold (half frames, replies, fids, `.kept`, lines); shared
+SHARE_KEPT = 16  # a sixteenth of what users share is kept for root and the server's user: see shares.py
+HANDLES = 131_072  # open files of all front ends together; shared
+PARKED = 65_536  # parked reads and writes, all together; shared
+HELD_BYTES = 1 << 30  # of memory held for users (partial frames, replies, fids, `.kept`, lines); shared
 LISTING_BYTES, LISTED_BYTES = 1_024, 128  # of memory, about, for an open directory and for each name that it holds
-LOG_AGAIN_S = 60  # between two lines of the log about one group: a fault that comes back each second fills no disk
+LOG_AGAIN_S = 60  # between two log lines about one group: a fault repeated each second fills no disk
 ERRORS = 64  # lines kept for `.errors` of one group, of each user
-ERROR_USERS = 64  # whose lines are kept: 2 MB where each was refused often; who was refused longest ago is forgotten
+ERROR_USERS = 64  # whose lines are kept: 2 MB where each was refused often; the one refused longest ago is forgotten
 ERROR_BYTES = 256  # of the text of a refusal: it may hold words of the refused command
-CTL_BYTES = 65_536  # one write to `ctl` or `.cursor`, and the unfinished line that waits in a handle
-DROPPED = 65_536  # messages of a group dropped one by one and not yet passed by its floor
+CTL_BYTES = 65_536  # one write to `ctl` or `.cursor`, and the incomplete line kept in a handle
+DROPPED = 65_536  # messages of a group dropped one by one and not yet below its low watermark
 ANCHORS = 256  # remembered steps of the wall clock in one group
 CURSOR_NAMES = 1_024  # names of one `select`
-STRETCHES = 1_024  # that one `measure` tells: a reply of some 30 KiB
-STRETCH_SEGMENTS = 16  # it looks through: a few ms each where not all streams are wanted
-CURSOR_SLACK_MESSAGES = 1_024  # what a `.cursor` may hold back of the trimming of a `replay off` group
+STRETCHES = 1_024  # splits in a reply to `measure`: some 30 KiB
+STRETCH_SEGMENTS = 16  # that it scans: a few ms each where not all streams are wanted
+CURSOR_SLACK_MESSAGES = 1_024  # that a `.cursor` may keep from being trimmed in a `replay off` group
 PATTERN_BYTES = 512  # of a topic pattern: the longest name with a wildcard between any two words
 PATTERN_WORDS = 64  # of a topic pattern: bounds what a name costs against a hostile one (words × words)
 PROGRAM_BYTES = 4_096  # of a routing program: fits a line of `ctl` quoted, and is read within some ms
@@ -35,47 +35,51 @@ PROGRAM_DEPTH = 32  # parentheses inside one another: far from any recursion lim
 CONSUMERS = 65_536  # in one group: about 2 KiB each, and the state record names them all
 PATTERNS = 65_536  # patterns and programs of one group's views
 VIEW_PATTERNS = 1_024  # of one view
-HELD = 262_144  # messages of a group that wait for their time: about 200 B of memory each
+HELD = 262_144  # delayed messages of a group: about 200 B of memory each
 DEDUP_IDS = 262_144  # remembered in one group: about 250 B each, and the state record holds them; shared
 ID_BYTES = 255  # id of a `.put`
 PUT_BYTES = 65_536  # the JSON object before the body of a `.put`
-UNIT_BYTES = 512 << 20  # of one unit in the log: a start after a kill reads a torn one whole, and others wait for it
-UNIT_PIECE_BYTES = 1 << 20  # of a large unit that is encoded and written at once
-UNIT_MESSAGES = 1_048_576  # of one unit: others wait for them, and the index of its segment is in memory
-PARTS = 4_096  # of transactions, open at once in the whole tree; shared: some 70 KiB of memory each if small
-PART_BUFFER_BYTES = 64 << 10  # of a part: what is more lies on disk, and small parts never do
-STAGED_BYTES = 8 << 30  # of all parts together, on disk; in a memory store MEMORY_BYTES; shared
-TRANSACTION_IDLE_S = 24 * 3_600  # a part nobody writes to is dropped: a day is the longest job whose first part waits
+UNIT_BYTES = 512 << 20  # of one atomic batch: recovery reads a torn one whole, and others wait for it
+UNIT_PIECE_BYTES = 1 << 20  # of a large atomic batch that is encoded and written at once
+UNIT_MESSAGES = 1_048_576  # of one atomic batch: others wait for them, and the index of its segment is in memory
+PARTS = 4_096  # staged batches at once in the whole tree; shared: some 70 KiB of memory each if small
+PART_BUFFER_BYTES = 64 << 10  # of a staged batch in memory: the rest is on disk, and small ones have none
+STAGED_BYTES = 8 << 30  # of all staged batches together, on disk; in a memory store MEMORY_BYTES; shared
+TRANSACTION_IDLE_S = 24 * 3_600  # without a write a staged batch is dropped: jobs that take longer are rare
 PRODUCERS = 16_384  # remembered in one group: about 100 B each in the state record; shared
-PRODUCER_KEPT_S = 7 * 24 * 3_600  # one that has not committed for so long may be forgotten where there are too many
+PRODUCER_KEPT_S = 7 * 24 * 3_600  # without a commit for this long a producer may be forgotten where there are too many
 COMMAND_BYTES = MESSAGE_BYTES  # one write to `.txn/ctl`: it names every part
-HEADER_BYTES = 16_384  # headers of one message: what the dead letter adds must still fit a u16
-PART_DIGITS = 9  # of each number in the header `part`: a unit has far fewer messages, and a u32 holds it
+HEADER_BYTES = 16_384  # headers of one message: those that a dead letter adds must still fit a u16
+PART_DIGITS = 9  # of each number in the header `part`: an atomic batch has far fewer messages, and a u32 holds it
 REASON_BYTES = 1_024  # of a message that is made a dead letter
 KEPT_COPY_BYTES = 4 << 20  # an open `.kept` file up to this size is a copy, if it has few messages
 KEPT_COPY_MESSAGES = 1_024  # where it has no more: to read them one by one takes some 8 ms
 GROUP_BYTES = 16 << 30  # log of one group on disk; above it the group's `full` decides as at `depth`
-SLICE_S = 0.01  # of work in one piece: what takes longer goes on later, and others are served between
-TRIM_BYTES = 256 << 10  # written to a log before it is looked through for what can go
+SLICE_S = 0.01  # of work in one piece: longer work continues later, and others are served between
+TRIM_BYTES = 256 << 10  # written to a log before it is trimmed
 MEMORY_BYTES = 256 << 20  # log of one group in a memory store
 
 # The store
 SEGMENT_BYTES = 64 << 20  # one segment: small enough to drop and compact, large enough to be few
 SEGMENT_RECORDS = 262_144  # so that the index of the open segment stays under 8 MiB of memory
 SEGMENT_FIRST_BYTES = 64 << 10  # preallocated at first, then doubled
-INDEX_STRIDE_BYTES = 1 << 20  # the index of the open segment is extended this often: bounds the scan at a start
+INDEX_STRIDE_BYTES = 1 << 20  # the index of the open segment is extended this often: bounds the scan of a recovery
 SEQUENCE_BLOCK = 65_536  # sequences reserved on disk at once
 VOLATILE_SEQUENCES = 1 << 32  # reserved at each start for a group with `keep ring`
-RING_SEQUENCE_BLOCK = 1 << 22  # while a group has a ring: half of it is what is published during a sync
+RING_SEQUENCE_BLOCK = 1 << 22  # while a group has a ring: twice the messages published during a sync
 GROUP_NUMBER_BLOCK = 256  # group numbers reserved on disk at once
 STATE_RECORD_BYTES = 1 << 20  # a larger state spans records
 OPEN_BUCKETS = 512  # segments kept open at once; well under the usual 1,024 files of a process
-DOWNTIME_DAYS = 7  # the most the engine clock moves on over a restart on another boot
+DOWNTIME_DAYS = 7  # the most the engine clock advances over a restart on another boot
 
 # Memory of a process
-LARGE_BYTES = 8 << 20  # one piece of that size is given back to the system as soon as it is let go of: few are so large
-KEPT_BYTES = 32 << 20  # kept for the next requests when they are done: some of the largest ones
-GARBAGE = 5_000, 5, 50  # objects between two looks at new ones, such looks between two at young ones, and at all
+LARGE_BYTES = 8 << 20  # malloc returns blocks of this size to the OS at once: few are so large
+KEPT_BYTES = 32 << 20  # of freed memory kept for the next requests: some of the largest ones
+GARBAGE = (
+    5_000,
+    5,
+    50,
+)  # objects between collections of the youngest generation, those between ones of the next, and of all
 
 # 9P
 MSIZE_LEAST = 4_096
@@ -85,59 +89,59 @@ CONNECTIONS = 4_096  # shared: those of one user, over TCP of one host
 FIDS = 65_536  # of one connection
 TURN_S = 0.0002  # of one user's requests in one piece, while other users have some, too
 TURN_SHARED_S = 0.25  # after two users had a request each they count as present
-TURN_LONG_S = 0.001  # one request above it is followed by a rest of its user, while others are present:
-TURN_REST_S = 0.02  # at least so long, so that of their round trips about one in 100 meets such a request,
-TURN_REST = 3  # or so many times what it took,
-TURN_REST_MOST_S = 1.0  # and at most so long
-BATCH_S = 0.0005  # of requests in one piece where one user is alone; see BATCHES in server.py
-TAGS = 16_384  # requests of one connection that wait at once; above it reads are refused, writes hold it up
+TURN_LONG_S = 0.001  # a longer request is followed by a pause of its user, while others are present:
+TURN_REST_S = 0.02  # at least this long, so that about one in 100 of their round trips meets such a request,
+TURN_REST = 3  # this many times its own duration,
+TURN_REST_MOST_S = 1.0  # and at most this long
+BATCH_S = 0.0005  # of requests in one piece where one user is alone; see BATCHES in connection.py
+TAGS = 16_384  # parked requests of one connection; above it reads are refused, writes stop it
 STATS_AT_ONCE = 24  # entries in one reply of 9P2000: 8 us each, and others are served between two
 NAMES_AT_ONCE = 128  # the same of 9P2000.L: 1 us each
-WALK_NAMES = 16  # the protocol's own bound
-SILENT_S = 30  # of a TCP connection, before its host is asked whether it is there: what it holds, others wait for
-ASKED, ASKED_S = 3, 10  # so often, and so long apart; the system's own figures make two hours of it
-REPLY_BYTES = 1 << 20  # replies of one connection not yet taken by its client; above it it is not read
+WALK_NAMES = 16  # the protocol's own limit
+SILENT_S = 30  # of a TCP connection, before keepalive probes: a dead peer may hold what others wait for
+ASKED, ASKED_S = 3, 10  # keepalive probes, and seconds between two; the system's defaults take two hours
+REPLY_BYTES = 1 << 20  # replies of one connection not yet taken by its client; above it the connection is not read
 FID_BYTES = 1_024  # of memory, about, for a fid
-HANDSHAKE_S = 10.0  # from a connection to its Tattach: who does not say who they are hold no place for longer
+HANDSHAKE_S = 10.0  # from a connection to its Tattach: silent clients hold no place for longer
 
-NAMES_S = 60.0  # that what the system says of users and groups is remembered
+NAMES_S = 60.0  # that names and numbers of the system's users and groups are cached
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred
 TOKEN_LEAST_BYTES = 16  # of a secret: shorter ones can be guessed
 TOKEN_GUESSES = 3  # wrong ones before a connection ends
-TOKEN_DELAY_S = 2.0  # until a wrong one is answered, and its connection's place free: some 1,000 a second of one host
+TOKEN_DELAY_S = 2.0  # until a wrong one is answered and its connection's place is free: some 1,000 a second of one host
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them
 
 # FUSE
 UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file twice: see nodes.py
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
 LOCKS = 65_536  # flock and POSIX locks, held and waited for, of the whole tree; shared
-INTERRUPTS = 1_024  # remembered that came before their request; and threads told to look a name up again
+INTERRUPTS = 1_024  # remembered that came before their request; and threads that repeat a lookup
 
 # The server
-LOG_LINES = 60  # from one statement in LOG_S: what clients can bring about again and again does not fill a disk
+LOG_LINES = 60  # from one statement in LOG_S: repeated faults of clients fill no disk
 LOG_S = 60.0
-SHUTDOWN_S = 5.0  # what replies and the last commit may take at the end
+SHUTDOWN_S = 5.0  # for replies and the last commit at the end
 
 # `mqfs bench`
 BENCH_PRODUCERS = BENCH_CONSUMERS = 256  # processes of each kind: some 20 MB each
 BENCH_WORKERS = 64  # see bench/payload.py: how often a message came to all of them together fits a byte
 BENCH_MESSAGES = 1_000_000_000  # of one run: their numbers fit 4 bytes
-BENCH_BATCH = 4_096  # as many as the library would hold of them anyway
+BENCH_BATCH = 4_096  # as many as the library queues
 BENCH_SECONDS = 86_400  # a day
 BENCH_DRAIN_S = 5.0  # after Ctrl-C: for what was published to arrive
-BENCH_STALL_S = 30.0  # without one message while some are missing: it is given up
+BENCH_STALL_S = 30.0  # without a message while some are missing: the run is aborted
 
 # Rings
-RING_BYTES = 16 << 20  # records of one group's ring: what a reader may be behind before it reads the log
+RING_BYTES = 16 << 20  # records of one group's ring: a reader further behind reads the log
 RINGS = 64  # in one server: a GiB of memory; shared by the owners of the groups
 RING_RANGE_BYTES = 1 << 20  # copied into the log at once
 RING_TURN_BYTES = 1 << 20  # before the server's other tasks have their turn: some 10 ms if messages are small
-RING_PATIENCE_S = 0.1  # that the server itself waits for a ring's lock before it does without the ring
-RING_HOLD_S = 0.5  # a client may hold a ring's lock: with what it takes to see that, others wait less than a second
-RING_CHANGE_S = 60.0  # after its end the log keeps what followers of a ring have not had: for a reader that pauses
+RING_PATIENCE_S = 0.1  # that the server waits for a ring's lock before it retires the ring
+RING_HOLD_S = 0.5  # that a client may hold a ring's lock: with its detection, others wait less than a second
+RING_CHANGE_S = 60.0  # that the log retains messages for readers of a ring that has ended
 RING_IDLE_S = 60.0  # a ring is kept after its last client has gone
-RING_SPOILT = 3  # times in RING_REST_S that an owner's rings may be spoilt, or hold the server up, before it has none
+RING_CORRUPT = 3  # times in RING_REST_S that an owner's rings may be corrupt, or block the server, before it has none
 RING_REST_S = 60.0
-RING_DOORS = 4_096  # connections to doors: an attachment each; shared
-RING_PACKET_BYTES = 8_192  # a request or an answer at the door: a path of PATH_MAX fits
-ATTACHMENTS = 63  # clients of one ring: each may follow it, and it has 64 seats
+RING_DOORS = 4_096  # connections to attach sockets: an attachment each; shared
+RING_PACKET_BYTES = 8_192  # of the attach socket: a path of PATH_MAX fits
+ATTACHMENTS = 63  # clients of one ring: it has 64 consumer slots, one of them the server's

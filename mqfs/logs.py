@@ -1,6 +1,6 @@
-"""The log: one line each on standard error, and never more of one kind than somebody can read.
+"""The server's log: a line an event on standard error, and a limit for lines of one kind.
 
-Owns the handler and the counting of lines; what is logged is for those who log it.
+Owns the handler and the counting of lines.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from mqfs.errors import printable
 
 
 class Sparing(logging.Filter):
-    """Lets limits.LOG_LINES of a kind through in limits.LOG_S; the next one says how many were left out.
+    """Passes limits.LOG_LINES of a kind in limits.LOG_S; the next one has the number of those left out.
 
-    Lines are of a kind that come from the same statement.
+    Lines of one statement are of one kind.
     """
 
     def __init__(self) -> None:
@@ -31,21 +31,21 @@ class Sparing(logging.Filter):
             left_out = count - limits.LOG_LINES
             since, count = now, 0
             if left_out > 0:
-                record.msg = f"{record.getMessage()} ({left_out} such lines were left out)"
+                record.msg = f"{record.getMessage()} ({left_out} such lines left out)"
                 record.args = None
         self._kinds[kind] = since, count + 1
         return count < limits.LOG_LINES
 
 
 class OneLine(logging.Formatter):
-    """What others have named reaches the terminal escaped; a traceback keeps its lines."""
+    """Escapes control characters, which names of others may have; a traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
 
 
 def set_up() -> None:
-    """On standard error: standard output may carry 9P."""
+    """Log to standard error: standard output may carry 9P."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine("mqfs: %(message)s"))
     handler.addFilter(Sparing())

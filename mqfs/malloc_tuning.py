@@ -1,8 +1,8 @@
-"""How this process keeps memory that it let go of, and when it gives it back to the system.
+"""malloc tuning: how much freed memory this process keeps, and when it returns it to the system.
 
-Owns two calls of the C library, and when Python looks for garbage. A request or a reply of a megabyte is made and
-dropped many times a second; what the library gives back to the system each time comes back page by page, each cleared,
-which costs more than the copying.
+Owns two calls of the C library, and when Python collects garbage. A request or a reply of a megabyte is allocated and
+freed many times a second. Memory returned to the system each time would come back page by page, each cleared, which
+costs more than the copying.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TRIM, _MMAP = -1, -3  # of <malloc.h>
 
 
 def keep() -> None:
-    """Memory of requests is kept for the next ones. Where the C library has no such call nothing is done."""
+    """Keep freed memory of requests for the next ones, where the C library can."""
     try:
         tune = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -28,18 +28,18 @@ def keep() -> None:
 
 
 def spare_collector() -> None:
-    """What is there now, after the start, is not looked through for garbage in circles again, and what comes is rarely.
+    """Exempt the objects of the start from garbage collection, and collect the others rarely.
 
-    A look at everything takes 100 ns an object, in which nobody is served: 0.1 s beside 30,000 reads that wait.
+    A full collection takes 100 ns an object and stops the server: 0.1 s beside 30,000 parked reads.
     """
     gc.freeze()
     gc.set_threshold(*GARBAGE)
 
 
 def give_back(memory: Shares) -> None:
-    """Give memory back once what clients made the server hold has fallen by more than is kept for the next requests.
+    """Return memory to the system once clients hold less by more than is kept for the next requests.
 
-    The C library does so by itself only where nothing younger lies behind it.
+    The C library does so by itself only at the end of the heap.
     """
     if memory.most - memory.used > KEPT_BYTES:
         memory.most = memory.used

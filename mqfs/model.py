@@ -1,4 +1,4 @@
-"""The values that every part shares: messages, records, users, files. Owns no behaviour."""
+"""The values that all packages share: messages, records, users, files. Owns no behaviour."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NEVER = 1 << 62  # greater than any sequence, any count of bytes, and any time i
 
 
 class Kind(enum.IntEnum):
-    """What a record of a group's log is. Only MESSAGE and END take a sequence; all others carry the last one."""
+    """The kind of a log record. Only MESSAGE and END take a sequence; all others carry the last one."""
 
     MESSAGE = 1
-    END = 2  # end-of-file mark: readers get 0 bytes once
+    END = 2  # EOF marker: readers get 0 bytes once
     CHANGE = 3  # of the group's state: a stream made, a ctl line, ... (mqfs/group_state.py)
     ACK = 4  # acknowledgement by a consumer
-    CLOCK = 5  # where the wall clock stands against the engine clock (mqfs/group_state.py)
-    STATE = 6  # all of it, at the head of each segment (mqfs/group_state.py)
+    CLOCK = 5  # the wall clock against the engine clock (mqfs/group_state.py)
+    STATE = 6  # the whole state, at the head of each segment (mqfs/group_state.py)
     NAMES = 7  # stream numbers and names; only in `format record`, never in a segment
 
 
-MORE = 1  # Record.flags bit 0: more of this unit follows
+MORE = 1  # Record.flags bit 0: more of this atomic batch follows
 
 
 class Record(NamedTuple):
@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The records of a buffer, column by column; `end` is where the first that does not pass would begin."""
+    """The sound records of a buffer, column by column, and where they end."""
 
     end: int
     sequences: memoryview
@@ -59,12 +59,12 @@ class Columns(NamedTuple):
 
 
 class RecordRun(NamedTuple):
-    """Messages as the log has them."""
+    """Messages as they are in the log."""
 
     pieces: Sequence[bytes]  # whole records, in order
     streams: Set[int]  # of them
     messages: int  # at least one
-    last: int  # up to that sequence everything was looked at
+    last: int  # the last sequence examined
     newest: Record  # the last of them
 
 
@@ -77,7 +77,7 @@ class Split(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A record to be appended: the bucket gives it its sequence."""
+    """A record to be appended, without its sequence."""
 
     kind: int
     stream: int
@@ -101,13 +101,13 @@ class Message(NamedTuple):
 
 @attrs.frozen
 class User:
-    """On whose behalf a call is made."""
+    """The user on whose behalf a call is made."""
 
     uid: int
     gid: int
     groups: frozenset[int] = frozenset()  # supplementary
-    pid: int = 0  # 0 where the face cannot know
-    where: str = ""  # the face and connection, for `.who`: "fuse", "9p unix 3"
+    pid: int = 0  # 0 where the front end cannot know
+    where: str = ""  # front end and connection, for `.who`: "fuse", "9p unix 3"
 
 
 class Qid(NamedTuple):
@@ -137,7 +137,7 @@ class Stat(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Messages of some streams in a stretch of a log, end marks left out."""
+    """Messages of some streams in a split of a log, without EOF markers."""
 
     messages: int
-    columns: Callable[[int], tuple[Sequence[int], Sequence[int]]]  # of the newest so many: sequences, and body bytes
+    columns: Callable[[int], tuple[Sequence[int], Sequence[int]]]  # of the newest N: sequences, and body bytes

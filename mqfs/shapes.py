@@ -1,7 +1,4 @@
-"""What decoded JSON must look like before any of it is believed.
-
-Owns the checks of types and ranges. Knows no record: which value has which shape is said beside the record's decoder.
-"""
+"""Checks of decoded JSON: types and ranges. The shape of each record is declared beside its decoder."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 
 Shape = Callable[[Any], bool]
 
-_MOST = 1 << 63  # what a signed field of 64 bits holds: every number of a log fits one
+_MOST = 1 << 63  # every number of a log fits a signed field of 64 bits
 
 
 def is_number(value: Any) -> bool:
@@ -44,7 +41,7 @@ def listed(shape: Shape) -> Shape:
 
 
 def row(*shapes: Shape, least: int = -1) -> Shape:
-    """A list of values in that order; with `least`, of so many at least."""
+    """A list of values in that order, all or at least `least` of them."""
     fewest = least if least >= 0 else len(shapes)
 
     def check(value: Any) -> bool:
@@ -55,7 +52,7 @@ def row(*shapes: Shape, least: int = -1) -> Shape:
 
 
 def require(value: Any, keys: Mapping[str, Shape], given: Mapping[str, Shape] | None = None) -> None:
-    """Check an object: `keys` it must have, `given` it may have. Raises ValueError naming the key."""
+    """Check an object: `keys` are required, `given` are optional. Raises ValueError naming the key."""
     if not isinstance(value, dict):
         raise ValueError(f"expected an object, got {type(value).__name__}")
     for key, shape in keys.items():

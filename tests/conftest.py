@@ -1,21 +1,95 @@
-"""What holds for every test."""
+"""What holds for every test: its marks, where it runs beside others, and what it may not leave behind."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import HANG_S
 from tests.support.queues import Queues
 from tests.support.server import end_keepers
+
+HERE = Path(__file__).parent
+# What every test of a folder needs. Elsewhere the tests are marked one by one; none that is not may start a process.
+MARKS = {
+    "bench": "process slow",
+    "docs": "process slow",
+    "examples": "process slow",
+    "fuse": "fuse process slow",
+    "house": "house",
+    "interop": "process slow",
+    "server": "process slow",
+    "spark": "spark process slow",
+    "spark_cluster": "spark process root slow",
+    "tools": "process slow",
+}
+# Folders with one long-lived thing for all: a Java, a cluster. In other folders each file is a group of its own.
+ONE_GROUP = {"spark", "spark_cluster", "house"}
+# What takes longest comes first, so that no worker is left with it at the end.
+FIRST = ["spark", "spark_cluster"]
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+
+os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
+
+# Nothing imports it where libfuse is missing, and pip could not build it.
+collect_ignore = [] if importlib.util.find_spec("pyfuse3") else ["fuse"]
 
 # `nohup script/test &` starts us with these ignored, and a child would go on ignoring them; but tests interrupt their
 # children. What has a handler is the default again in a child.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
+
+
+def group_of(path: Path) -> str:
+    file = path.relative_to(HERE)
+    return file.parts[0] if file.parts[0] in ONE_GROUP else str(file.with_suffix(""))
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0]
+        for mark in MARKS.get(folder, "").split():
+            item.add_marker(mark)
+        item.add_marker(pytest.mark.xdist_group(group_of(item.path)))
+    items.sort(key=lambda item: (FIRST + [group_of(item.path)]).index(group_of(item.path)))
+
+
+class Guard:
+    """An audit hook: a test without the mark `process` may start none. `make check` runs those without."""
+
+    watched: str | None = None
+
+    def __call__(self, event: str, _: object) -> None:
+        if self.watched is not None and event in STARTS:
+            raise AssertionError(f"{self.watched} starts a process: mark it `process`")
+
+
+guard = Guard()
+sys.addaudithook(guard)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    marks = {mark.name for mark in item.iter_markers()}
+    guard.watched = None if marks & {"process", "house"} else item.nodeid
+    try:
+        return (yield)
+    finally:
+        guard.watched = None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if os.geteuid() != 0 and item.get_closest_marker("root"):
+        pytest.skip("needs root")
 
 
 @pytest.fixture(autouse=True, scope="session")

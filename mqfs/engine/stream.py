@@ -6,20 +6,19 @@ and the order of things between streams, are the group's.
 
 from __future__ import annotations
 
-import bisect
 from typing import Protocol
 
 from mqfs import errors
-from mqfs.ack_state import ACK, REQUEUE, step
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.consumer_registry import Consumers
+from mqfs.engine.delivery.exclusive_messages import ExclusiveMessages
 from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priority_index import PriorityIndex
 from mqfs.engine.delivery.scopes import NO_ROUTES, Routes
 from mqfs.engine.delivery.sharers import NEVER_CONSUMED, HeldExclusives, NeverConsumed
 from mqfs.engine.delivery.wait_list import PollList, PositionedReader, Waiting, WaitList
 from mqfs.engine.language.node import Numbered
-from mqfs.engine.log.group_log import AckSteps, GroupLog
+from mqfs.engine.log.group_log import GroupLog
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.blocked_writers import refuse_all
 from mqfs.engine.retention.kept_range import KeptRange
@@ -50,6 +49,7 @@ class Stream(Numbered):
         "_routes",
         "blocked",
         "default_consumer",
+        "exclusives",
         "group",
         "kept",
         "number",
@@ -75,6 +75,7 @@ class Stream(Numbered):
         self.blocked: dict[Wait[int], WriteRequest] = {}
         self.pollers = PollList(group.waiting)
         self.kept: KeptRange = KeptRange(self, state, group.log, group.retention)
+        self.exclusives = ExclusiveMessages(self, group.log, group.ranks, group.retention)
         self.written = 0
         self.unused_since_ns = group.clock.engine_ns()
         self.views: tuple[int, frozenset[str], frozenset[str]] | None = None  # the group's, for it
@@ -91,61 +92,7 @@ class Stream(Numbered):
         settings = self.group.log.settings
         return settings.deliver == "one" or (settings.replay == "off" and bool(self.consumers()))
 
-    # ------------------------------------------------------------ messages for one taker (`single`)
-
-    def next_unclaimed_exclusive(self) -> int:
-        """The lowest sequence of a message that is for one taker and was not taken; 0 where there is none.
-
-        Who took which, its own consumer knows, under `deliver all` too.
-        """
-        singles = self.group.ranks.singles(self.number)
-        if not singles:
-            return 0
-        while singles and (singles[0] < self.state.floor or not self._is_unclaimed(singles[0])):
-            del singles[0]
-        return singles[0] if singles else 0
-
-    def all_unclaimed(self) -> list[int]:
-        """The sequences of all of those."""
-        singles = self.group.ranks.singles(self.number) if self.next_unclaimed_exclusive() else []
-        return [sequence for sequence in singles if self._is_unclaimed(sequence)]
-
-    def _is_unclaimed(self, sequence: int) -> bool:
-        return not (self.is_taken(sequence) or self.kept.is_deleted(sequence))
-
-    def is_taken(self, sequence: int) -> bool:
-        """Whether somebody has that message which is for one taker, for good or not."""
-        if not self._has_consumer:
-            return False
-        consumer = self.own_consumer()
-        return consumer.is_acked(sequence) or sequence in consumer.claims or sequence in consumer.exclusives.held
-
-    def _held_singles(self) -> set[int]:
-        """Of those: what was taken from the stream under `deliver all`, and is not dealt with."""
-        if self.default_consumer is None or not self.default_consumer.exclusives.held:
-            return set()
-        group, floor = self.group, self.state.floor
-        held = (s for s in self.default_consumer.exclusives.held if s >= floor and group.ranks.is_single(s))
-        return {s for s in held if s not in group.log.state.dropped and s not in group.retention.lapsed}
-
-    def first_exclusive(self) -> int:
-        """The lowest sequence of one that must be kept: not claimed, or in flight; 0 where there is none."""
-        unclaimed = self.next_unclaimed_exclusive()
-        return min((sequence for sequence in (unclaimed, *self._held_singles()) if sequence), default=0)
-
-    def claim_exclusive(self, sequence: int, *also: AckSteps) -> None:
-        """Somebody takes it: nobody else gets it. Raises DiskFailed, ReadOnly."""
-        self.group.log.acknowledge_all([(self.own_consumer().state, step(ACK, sequence, sequence)), *also])
-        self.group.retention.note_change()
-
-    def release_exclusive(self, sequence: int, *also: AckSteps) -> None:
-        """Who took it could not keep it. Raises DiskFailed, ReadOnly."""
-        self.group.log.acknowledge_all([*also, (self.own_consumer().state, step(REQUEUE, sequence, sequence))])
-        singles = self.group.ranks.singles(self.number)
-        if sequence not in singles and self.group.ranks.is_single(sequence):  # it may have left the log meanwhile
-            bisect.insort(singles, sequence)
-
-    # ------------------------------------------------------------ who shares it
+    # ------------------------------------------------------------ its consumers
 
     def own_consumer(self) -> Consumer:
         """The nameless consumer it has under `deliver one`."""
@@ -154,7 +101,7 @@ class Stream(Numbered):
         return self.default_consumer
 
     def shown_consumer(self) -> Consumer:
-        """The same, to be looked at: where nothing was ever taken, one that is not kept."""
+        """The same, to be shown: where nothing was ever claimed, one that is not kept."""
         return self.own_consumer() if self._has_consumer else self.group.consumers.untouched(self)
 
     @property
@@ -163,7 +110,7 @@ class Stream(Numbered):
 
     @property
     def shared(self) -> bool:
-        """Whether consumers alone are to have its messages, so that one goes when the last of them acknowledged it."""
+        """Whether its messages are for consumers alone: each goes when the last of them acked it."""
         group = self.group
         if group.log.settings.deliver == "one":
             return True
@@ -177,9 +124,9 @@ class Stream(Numbered):
         """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
         if self.group.log.settings.deliver == "all":
             own = self.default_consumer
-            if own is None or not own.exclusives.held:
+            if own is None or not own.held_exclusives:
                 return self.consumers()
-            return (*self.consumers(), HeldExclusives(own.exclusives.held))
+            return (*self.consumers(), HeldExclusives(own.held_exclusives))
         if not self._has_consumer:
             return (NEVER_CONSUMED, *self.consumers())
         return (self.own_consumer(), *self.consumers())

@@ -1,6 +1,7 @@
 """The FUSE front end: the tree as a mounted file system.
 
-`mount.FuseMount` is all that the server needs. `device_loop` answers data, lookups and listings on the device,
-`operations` what makes, changes, opens or removes files through pyfuse3; `nodes` is what both look up in, `identity`
-says on whose behalf, `processes` when a process has ended, `protocol` the structs.
+The server uses `mount.FuseMount` only. `device_loop` answers reads and writes on the `device`, `handlers` other
+requests there, `operations` those of pyfuse3, which make, change, open or remove files. `parked` has the waiting
+requests, `nodes` the kernel's numbers of files, `identity` users, `processes` the ends of processes, `protocol` the
+structs.
 """

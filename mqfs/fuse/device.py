@@ -44,7 +44,7 @@ class Device:
         return self.send(protocol.REPLY.pack(protocol.OUT_HEADER, -number, unique))
 
     def bug(self, unique: int, what: str) -> None:
-        """In an exception handler: reply EIO to what failed by no condition of the tree, and log it."""
+        """In an exception handler: reply EIO to a request that failed by no condition of the tree, and log it."""
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
             log.error("%s failed: %s", what, error)

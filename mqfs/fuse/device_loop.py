@@ -67,7 +67,7 @@ class DeviceLoop:
             protocol.INTERRUPT: self._interrupt,
         }
 
-    # ------------------------------------------------------------ the two tasks
+    # ------------------------------------------------------------ requests and replies
 
     async def requests(self) -> None:
         """Answer or forward requests until the mount ends."""
@@ -223,10 +223,10 @@ class DeviceLoop:
         """Answer all parked requests, and from now on every read with end of file."""
         self.parked.close()
 
-    # ------------------------------------------------------------ what pyfuse3 cannot say
+    # ------------------------------------------------------------ replies of pyfuse3, amended
 
     def _amend(self, reply: bytearray, size: int) -> Callable[[], None]:
-        """Change a reply of pyfuse3 in passing. Returns what takes it back, should the request be gone."""
+        """Change a reply of pyfuse3 in passing. Returns a function that undoes it, should the request be gone."""
         unique = protocol.U64.unpack_from(reply, 8)[0]
         opcode = self.passed.pop(unique, 0)
         if not opcode or size == protocol.OUT_HEADER:
@@ -252,7 +252,7 @@ class DeviceLoop:
         return undo
 
     def _amend_init(self, reply: bytearray) -> None:
-        """What we ask of the kernel, whatever libfuse asks; it never offers what it does not have."""
+        """Replace the wishes of libfuse by ours; the kernel ignores those it does not support."""
         major, minor, ahead, *_ = protocol.INIT_OUT.unpack_from(reply, protocol.OUT_HEADER)
         fields = (major, minor, ahead, WANTED, BACKGROUND, BACKGROUND, MAX_WRITE, 1, PAGES, 0, 0)
         protocol.INIT_OUT.pack_into(reply, protocol.OUT_HEADER, *fields)

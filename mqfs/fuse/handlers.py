@@ -1,6 +1,6 @@
-"""What each request of a mount does, but for reads, writes and those that pyfuse3 performs.
+"""The requests of a mount that the device loop hands on: polls, locks, syncs, lookups, listings and closes.
 
-Each handler takes its request from the device's buffer and replies, or parks it. What a file means is its handle's.
+Each handler takes its request from the device's buffer and replies, or parks it. The meaning of a file is its handle's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mqfs.fuse.parked import ParkedRequests
 from mqfs.model import Stat
 from mqfs.wait import Wait
 
-SIZE_NOT_ASKED = 1  # in a lookup: the kernel asks before it tells a size; at 0 sendfile would end without a read
+SIZE_UNKNOWN = 1  # in a lookup: the kernel asks for it later; with 0 sendfile would end without a read
 READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.POLLWRNORM
 
 
@@ -62,7 +62,7 @@ class Handlers:
             self._device.refuse(unique, 0)
 
     def _fsync(self, unique: int) -> None:
-        """All writers of the group wait for it: it is for who may write."""
+        """All writers of the group wait for a sync, so it needs write permission."""
         fh = protocol.U64.unpack_from(self._device.buffer, protocol.IN_HEADER)[0]
         listing = self._files.listings.get(fh)
         if listing is None:
@@ -75,7 +75,7 @@ class Handlers:
         self._finish(unique, self._tree.sync(node))
 
     def _fallocate(self, unique: int) -> None:
-        """Succeeds and does nothing, as setting the size: else the C library would write a byte, a message, instead."""
+        """Succeed and do nothing, as for a size: the C library would write a byte, a message, instead."""
         mode = protocol.U32.unpack_from(self._device.buffer, protocol.IN_HEADER + 24)[0]
         self._device.refuse(unique, errno.EOPNOTSUPP if mode & ~protocol.FALLOC_FL_KEEP_SIZE else 0)
 
@@ -148,8 +148,8 @@ class Handlers:
     # ------------------------------------------------------------ closing
 
     def _flush(self, unique: int) -> None:
-        """One duplicate of a descriptor was closed: by POSIX that ends the process's locks on the file. An unfinished
-        command is carried out, and close(2) says how it went."""
+        """A duplicate of a descriptor was closed: by POSIX that releases the process's locks on the file. An incomplete
+        command is carried out; close(2) returns its error."""
         fh, owner = protocol.FLUSH_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
         file = self._files.open.get(fh)
         step: Any = None
@@ -175,7 +175,7 @@ class Handlers:
         name = known_name(bytes(self._device.view[protocol.IN_HEADER : size - 1]))
         node = self._tree.walk(identity.user(uid, gid, thread), self._nodes.node(parent), name)
         found = self._tree.stat(node)
-        attributes = pack_attributes(found, None if node.directory else found.size or SIZE_NOT_ASKED)
+        attributes = pack_attributes(found, None if node.directory else found.size or SIZE_UNKNOWN)
         nodeid = self._nodes.enter(node, thread)
         entry = protocol.ENTRY.pack(nodeid, 0, 0, 0, 0, 0)
         size = protocol.OUT_HEADER + protocol.ENTRY_BYTES
@@ -229,7 +229,7 @@ class Handlers:
 
 
 def pack_attributes(found: Stat, size: int | None = None) -> bytes:
-    """Attributes of a file, as the kernel takes them. `size`: of its snapshot."""
+    """Attributes of a file for the kernel. `size`: of its snapshot."""
     mtime, mtime_ns = divmod(found.mtime_ns, 10**9)
     ctime, ctime_ns = divmod(found.ctime_ns, 10**9)
     return protocol.ATTR.pack(
@@ -239,7 +239,7 @@ def pack_attributes(found: Stat, size: int | None = None) -> bytes:
 
 
 def pack_names(listing: Listing, offset: int, room: int) -> bytes:
-    """Entries of a directory from a position on, as many as fit. Position n is behind the nth: ".", "..", names."""
+    """Entries of a directory from a position on, as many as fit. Position n is behind the nth of ".", "..", names."""
     directory = listing.node
     packed: list[bytes] = []
     names = listing.nodes

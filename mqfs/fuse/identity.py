@@ -1,6 +1,6 @@
-"""On whose behalf a request is: the user, from the request's header and /proc.
+"""The user of a request, from its header and /proc.
 
-Owns no state. The kernel names uid, gid and thread; supplementary groups and the process are looked up where they can
+Owns no state. The kernel names uid, gid and thread; supplementary groups and the process are looked up where they
 matter, when a file is named or opened, never for a read or a write.
 """
 
@@ -10,7 +10,7 @@ from mqfs.model import User
 
 
 def user(uid: int, gid: int, thread: int, *, process: bool = False) -> User:
-    """Who asks. Root needs no groups; `process` has the process looked up for root too."""
+    """The user of a request. Root needs no groups; `process` has the process looked up for root too."""
     if uid == 0 and not process:
         return User(uid, gid, frozenset(), thread, "fuse")
     pid, groups = membership(thread)

@@ -36,7 +36,7 @@ MS_NOSUID, MS_NODEV = 2, 4
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 SOCKET_BYTES = 4 << 20  # asked for; the system may give less
 TASKS = 100  # requests pyfuse3 performs at once; each reply of them must find room in the socket
-PATIENCE_S = 1.0  # how long an unmount waits for those who have files open
+PATIENCE_S = 1.0  # that an unmount waits for open files
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,7 +50,7 @@ def unescape(field: str) -> str:
 
 
 def mounted(path: str) -> str:
-    """The type of what is mounted there, "" where nothing is."""
+    """The type of the file system mounted there, or ""."""
     found = ""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
         for line in table:
@@ -77,48 +77,48 @@ def unmount(path: str, *, lazily: bool = False) -> None:
 
 
 def check_mountpoint(path: str) -> str:
-    """The real path of a directory to mount on; what a dead server left there is unmounted. Raises MountError."""
+    """The real path of a directory to mount on; a dead server's stale mount is removed. Raises MountError."""
     real = os.path.realpath(path)
     try:
         os.stat(real)
     except OSError as error:
         if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
-            raise MountError(f"{path}: {error.strerror}; make the directory first") from None
+            raise MountError(f"{path}: {error.strerror} (expected an existing directory)") from None
         clean(real)
     if not stat.S_ISDIR(os.stat(real).st_mode):
-        raise MountError(f"{path} is not a directory")
+        raise MountError(f"{path}: not a directory")
     kind = mounted(real)
     if kind:
-        raise MountError(f"{path} is in use: {kind} is mounted there; unmount it or choose another directory")
+        raise MountError(f"{path}: {kind} is mounted there (expected a directory that is no mount point)")
     try:
         if os.listdir(real):
-            raise MountError(f"{path} is not empty; choose an empty directory")
+            raise MountError(f"{path}: not empty (expected an empty directory)")
     except OSError as error:
         raise MountError(f"{path}: {error.strerror}") from None
     return real
 
 
 def clean(real: str) -> None:
-    """Unmount what a server that is gone left behind. Raises MountError."""
-    log.info("%s: a mount whose server is gone; it is unmounted", real)
+    """Unmount the stale mount of a dead server. Raises MountError."""
+    log.info("%s: stale mount of a dead server unmounted", real)
     try:
         while mounted(real):
             unmount(real, lazily=True)
         os.stat(real)
     except OSError as error:
-        raise MountError(f"{real}: a mount whose server is gone cannot be unmounted: {error.strerror}") from None
+        raise MountError(f"{real}: stale mount of a dead server not unmounted: {error.strerror}") from None
 
 
 def check_device() -> None:
     """Raises MountError where there is no FUSE."""
     if not os.path.exists(DEVICE):
-        raise MountError(f"there is no {DEVICE}; load the kernel's fuse module, or serve 9P with --listen")
+        raise MountError(f"{DEVICE} does not exist (expected the kernel's fuse module, or --listen to serve 9P)")
     if not os.access(DEVICE, os.R_OK | os.W_OK):
-        raise MountError(f"{DEVICE} may not be opened by this user; ask for chmod 666 {DEVICE}, or serve 9P")
+        raise MountError(f"{DEVICE}: permission denied (expected mode 666, or --listen to serve 9P)")
 
 
 def others_allowed(wanted: bool | None) -> bool:
-    """Root's mount is for everybody; a user's only if asked, and if the system allows it. Raises MountError."""
+    """Whether others may use the mount: root's unless refused, a user's if asked and permitted. Raises MountError."""
     if os.geteuid() == 0:
         return wanted is not False
     if not wanted:
@@ -126,7 +126,7 @@ def others_allowed(wanted: bool | None) -> bool:
     with contextlib.suppress(OSError), open(CONFIG, encoding="utf-8", errors="replace") as config:
         if any(line.strip() == "user_allow_other" for line in config):
             return True
-    raise MountError(f"allow_other: a user may give it only where {CONFIG} has a line user_allow_other")
+    raise MountError(f"allow_other: not permitted to users (expected a line user_allow_other in {CONFIG})")
 
 
 # ------------------------------------------------------------ mounting
@@ -147,7 +147,7 @@ def mount_as_root(path: str, allow_other: bool) -> int:
     if _libc.mount(b"mqfs", os.fsencode(path), b"fuse.mqfs", MS_NOSUID | MS_NODEV, options.encode()):
         number = ctypes.get_errno()
         os.close(device)
-        hint = "; root needs CAP_SYS_ADMIN for it" if number == errno.EPERM else ""
+        hint = " (expected CAP_SYS_ADMIN)" if number == errno.EPERM else ""
         raise MountError(f"{path}: {os.strerror(number)}{hint}")
     return device
 
@@ -156,7 +156,7 @@ def mount_as_user(path: str, allow_other: bool) -> int:
     """fusermount3 is set-uid root; it opens the device, mounts, and sends the descriptor."""
     program = shutil.which("fusermount3")
     if program is None:
-        raise MountError("an ordinary user needs fusermount3, which is not there: apt install fuse3")
+        raise MountError("fusermount3 not found, which an ordinary user needs (apt install fuse3)")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         options = "fsname=mqfs,subtype=mqfs" + (",allow_other" if allow_other else "")
@@ -198,7 +198,7 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class FuseMount:
-    """The tree, mounted: `attach` (which says why it cannot be), `run`, and `stop` once the tree was closed."""
+    """The tree, mounted: `attach`, `run`, and `stop` once the tree was closed."""
 
     def __init__(self, tree: Tree, path: str, *, allow_other: bool | None = None) -> None:
         self.tree, self.path, self.allow_other = tree, path, allow_other
@@ -210,7 +210,7 @@ class FuseMount:
         self.ended = trio.Event()
 
     async def attach(self) -> None:
-        """Check and mount. Raises MountError, one line, and has changed nothing then."""
+        """Check and mount. Raises MountError; nothing is mounted then."""
         await trio.to_thread.run_sync(self._attach)
 
     def _attach(self) -> None:
@@ -243,13 +243,13 @@ class FuseMount:
         task_status.started()
 
     def _end(self, ours: socket.socket) -> None:
-        """Whatever happened, nothing stays mounted."""
+        """Unmount, in every case, and close all files."""
         with contextlib.suppress(OSError):
             if mounted(self.path) == "fuse.mqfs":
                 unmount(self.path, lazily=True)
         if self.loop is not None:
             self.loop.close()
-        self.files.close_all()  # before the device: who is answered now must not be answered on another's descriptor
+        self.files.close_all()  # before the device: late replies must not go to a reused descriptor
         os.close(self.device)
         ours.close()
         pyfuse3.close(unmount=False)
@@ -258,7 +258,7 @@ class FuseMount:
         self.ended.set()
 
     async def stop(self) -> None:
-        """Unmount. To be called when the tree was closed: whoever waited has been answered."""
+        """Unmount. To be called when the tree was closed: parked requests have been answered."""
         if self.ended.is_set() or self.device < 0:
             return
         if self.loop is None:  # it never ran
@@ -274,7 +274,7 @@ class FuseMount:
                 await self.ended.wait()
 
     async def _unmount(self) -> None:
-        """In peace while those who were answered close their files, then without asking."""
+        """Retry while clients close their files, then unmount lazily."""
         deadline = trio.current_time() + PATIENCE_S
         while mounted(self.path):
             lazily = trio.current_time() > deadline
@@ -282,6 +282,6 @@ class FuseMount:
                 await trio.to_thread.run_sync(partial(unmount, self.path, lazily=lazily))
             except OSError as error:
                 if lazily:
-                    log.error("%s: cannot be unmounted: %s", self.path, error.strerror)
+                    log.error("%s: not unmounted: %s", self.path, error.strerror)
                     return
                 await trio.sleep(0.02)

@@ -1,13 +1,12 @@
-"""What the numbers of the kernel mean: nodeids (files it knows) and file handles (files it has open).
+"""The tables of the kernel's numbers: nodeids (files it knows) and file handles (files it has open).
 
-Owns both tables and nothing else. A nodeid lives until the kernel forgets it, a file handle until it is released.
-Numbers are never given twice.
+A nodeid lives until the kernel forgets it, a file handle until it is released. Numbers are never used twice.
 
-The kernel keeps other writers of an inode out while one write waits. So each open for writing has a nodeid, and with it
-a kernel inode, of its own: once opened for writing, a nodeid is not given to further lookups. Who looked it up before,
-at the same time, is told ESTALE, at which the kernel looks again, and then gets one that nobody else gets. Readers
-share: a fresh nodeid for every lookup would have each of a thousand that open a file at once throw away what the kernel
-just found for the others. A directory always keeps its nodeid, else getcwd would fail.
+The kernel excludes other writers of an inode while one write is parked. So each open for writing has a nodeid, and with
+it a kernel inode, of its own: once opened for writing, a nodeid is not given to further lookups. A process that looked
+it up before gets ESTALE; the kernel then repeats the lookup, which gets a nodeid of its own. Readers share: with a new
+nodeid for every lookup, a thousand that open a file at once would each invalidate the kernel's entry for the others. A
+directory always keeps its nodeid, else getcwd would fail.
 
 A file that is a snapshot at its open (`.kept/STREAM`, `.stats`, `ctl` for reading) has a nodeid for each open too, for
 another reason: the kernel does not say by which open file it asks for a size, and keeps one size for an inode.
@@ -47,7 +46,7 @@ class File:
 
     def __init__(self, node: Node, handle: Any, ino: int, reads: bool, writes: bool) -> None:
         self.node, self.handle, self.ino, self.reads, self.writes = node, handle, ino, reads, writes
-        self.thread = self.process = 0  # who read last, where it is asked for
+        self.thread = self.process = 0  # the last reader's, for handles that claim
 
 
 class Nodes:
@@ -56,7 +55,7 @@ class Nodes:
     def __init__(self, tree: Tree) -> None:
         self._inodes = {ROOT: Inode(tree.root, tree.root.qid.path)}
         self._current: dict[Node, int] = {tree.root: ROOT}  # what a lookup gets
-        self._retrying: dict[int, None] = {}  # threads told to look again, the oldest first
+        self._retrying: dict[int, None] = {}  # threads that repeat a lookup, the oldest first
         self.given = ROOT  # the last nodeid
 
     def __len__(self) -> int:
@@ -77,7 +76,7 @@ class Nodes:
         return node
 
     def size(self, nodeid: int) -> int | None:
-        """What its open file has, for a reply to the kernel; None: what the file has now."""
+        """The size of its open snapshot, for a reply to the kernel; None: the file's current one."""
         inode = self._inodes.get(nodeid)
         if inode is None or inode.size is None:
             return None
@@ -85,12 +84,12 @@ class Nodes:
         return inode.size
 
     def may_be_mapped(self, nodeid: int) -> bool:
-        """Whether the kernel may fill pages of it: it is a snapshot, and the kernel knows where that ends."""
+        """Whether the kernel may fill pages of it: it is a snapshot whose size the kernel knows."""
         inode = self._inodes.get(nodeid)
         return inode is not None and inode.size_known
 
     def fix_size(self, nodeid: int, size: int) -> None:
-        """It is open as a snapshot of that many bytes."""
+        """Note that it is open as a snapshot of that many bytes."""
         inode = self._inodes.get(nodeid)
         if inode is not None:
             inode.size, inode.size_known = size, False
@@ -101,7 +100,7 @@ class Nodes:
         return inode.ino if inode else nodeid
 
     def enter(self, node: Node, thread: int = 0, *, alone: bool = False) -> int:
-        """The nodeid for one reply that carries an entry; `alone`: one that nobody else gets."""
+        """The nodeid for one reply that carries an entry; `alone`: one of its own."""
         alone = (alone or thread in self._retrying) and not node.directory
         nodeid = 0 if alone else self._current.get(node, 0)
         if not nodeid:
@@ -113,11 +112,11 @@ class Nodes:
         return nodeid
 
     def take(self, nodeid: int, thread: int) -> None:
-        """It is opened by one alone. Raises Stale, once in a row for a thread, where another has done so before."""
+        """Take a nodeid for one open alone. Raises Stale, once in a row for a thread, where it was taken before."""
         inode = self._inodes.get(nodeid)
         if inode is None:
             raise errors.Stale(f"node {nodeid}")
-        if inode.taken and thread not in self._retrying:  # a second time: it was not looked up, but is /proc/self/fd/N
+        if inode.taken and thread not in self._retrying:  # twice: it was not looked up, but is /proc/self/fd/N
             self._retrying[thread] = None
             if len(self._retrying) > limits.INTERRUPTS:
                 del self._retrying[next(iter(self._retrying))]
@@ -175,7 +174,7 @@ class Files:
             file.handle.close()
 
     def close_all(self) -> None:
-        """The kernel is gone, and releases nothing any more."""
+        """Close all: the kernel releases nothing any more."""
         for fh in list(self.listings):
             self.close_listing(fh)
         for fh in list(self.open):

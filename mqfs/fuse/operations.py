@@ -1,11 +1,11 @@
-"""Making, changing, opening and removing files, as pyfuse3 asks for it.
+"""The requests of a mount that pyfuse3 performs: making, changing, opening and removing files.
 
 Owns the translation of its requests into calls on the tree, and of the tree's errors into errno. Reads, writes, lookups
 and listings never come here: device_loop.py answers them. Nothing but FUSEError leaves a handler, because
 pyfuse3 would end the mount.
 
 Permission is checked by the tree alone. The mount does not ask for `default_permissions`: with it the kernel would
-repeat the check with bits it has to fetch anew for each name of a path, and could only ever agree. The umask, on the
+repeat the check, for each name of a path with bits that it has to fetch first, and could only agree. The umask, on the
 other hand, is the kernel's: a mode comes here with it applied.
 """
 
@@ -64,15 +64,15 @@ def answering(
 
 
 def new_name(raw: bytes) -> str:
-    """A name to be made. Raises BadName."""
+    """The name of a file to be made. Raises BadName."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise errors.BadName("names are valid UTF-8") from None
+        raise errors.BadName(f"{raw!r} (expected UTF-8)") from None
 
 
 def known_name(raw: bytes) -> str:
-    """A name to be found. Raises NotFound for what no file is called."""
+    """The name of a file to be found. Raises NotFound where no file can have it."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -119,7 +119,7 @@ class Operations(pyfuse3.Operations):
         if (mode, uid, gid) != (None, None, None):
             await settle(self.tree.setattr(user, node, mode=mode, uid=uid, gid=gid))
         elif fh is None and self.tree.stat(node).uid != user.uid:
-            self.tree.access(user, node, os.W_OK)  # a size or times: nothing is done, but not for everybody
+            self.tree.access(user, node, os.W_OK)  # size and times: accepted from those who may write, and dropped
         reply, size = self.attributes(node), self.nodes.size(inode)
         reply.st_size = reply.st_size if size is None else size
         return reply
@@ -134,7 +134,7 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """The disk that the store is on."""
+        """The figures of the store's disk."""
         reply = StatvfsData()
         if self.tree.store.path:
             disk = os.statvfs(self.tree.store.path)
@@ -157,7 +157,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
         if not stat.S_ISREG(mode):
-            raise errors.NotPermitted("only plain files and directories are made here")
+            raise errors.NotPermitted("only streams and groups can be made")
         group = self.nodes.directory(parent_inode)
         made: Step[Any] = self.tree.create(self.user(ctx), group, new_name(name), stat.S_IMODE(mode))
         return self.enter(await settle(made), ctx)
@@ -181,7 +181,7 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> None:
         if flags & ~pyfuse3.RENAME_NOREPLACE:
-            raise errors.BadRequest("of rename's flags there is only RENAME_NOREPLACE")
+            raise errors.BadRequest(f"rename flags {flags:#x} (expected RENAME_NOREPLACE or none)")
         group, to = self.nodes.directory(parent_inode_old), self.nodes.directory(parent_inode_new)
         await settle(self.tree.rename(self.user(ctx), group, known_name(name_old), to, new_name(name_new)))
 
@@ -224,7 +224,7 @@ class Operations(pyfuse3.Operations):
         made = True
         try:
             node: Any = await settle(self.tree.create(user, group, new_name(name), stat.S_IMODE(mode)))
-        except errors.Exists:  # made by another between the kernel's look and this
+        except errors.Exists:  # made by another since the kernel's lookup
             node, made = self.tree.walk(user, group, known_name(name)), False
             if flags & os.O_EXCL or node.directory:
                 raise

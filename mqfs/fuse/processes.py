@@ -1,6 +1,6 @@
-"""Who tells when a process has ended: one descriptor a process, one task for all of them.
+"""Notice of the end of processes: one descriptor a process, one task for all of them.
 
-Owns the pidfds and the epoll that holds them. What the end of a process means is for those who watch.
+Owns the pidfds and the epoll that holds them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import trio
 
 log = logging.getLogger("mqfs.fuse")
 
-EVENTS = 64  # processes told of before other tasks have a turn
+EVENTS = 64  # ends of processes handled before other tasks have a turn
 
 
 class Watched:
-    """A process that lives, as far as was heard."""
+    """A process without a notice of its end."""
 
     __slots__ = ("fd", "pid", "thens")
 
@@ -29,7 +29,7 @@ class Watched:
         self.thens: dict[object, Callable[[], None]] = {}
 
     def is_the(self, pid: int) -> bool:
-        """Whether that number still means this process, and has not been given to another."""
+        """Whether that number is still this process's."""
         try:
             signal.pidfd_send_signal(self.fd, 0)
         except ProcessLookupError:
@@ -51,8 +51,7 @@ class Watcher:
         return len(self._by_fd)
 
     def watch(self, pid: int, then: Callable[[], None]) -> Callable[[], None] | None:
-        """Call `then` once when the process has ended, never before this returns; what is returned stops the watch.
-        None: it has ended already, or never was."""
+        """See `ProcessWatcher`."""
         watched = self._by_pid.get(pid)
         if watched is None or not watched.is_the(pid):
             try:
@@ -60,7 +59,7 @@ class Watcher:
             except OSError as error:
                 if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
                     return None
-                log.error("process %d cannot be watched: %s; what it has taken goes back when it closes", pid, error)
+                log.error("process %d not watched: %s; its claims return when it closes the file", pid, error)
                 return nothing
         key = object()
         watched.thens[key] = then
@@ -85,7 +84,7 @@ class Watcher:
         return watched
 
     def _forget(self, watched: Watched) -> None:
-        """Once or more."""
+        """Close a process's descriptor; again does nothing."""
         if self._by_fd.get(watched.fd) is not watched:
             return
         del self._by_fd[watched.fd]
@@ -95,7 +94,7 @@ class Watcher:
         os.close(watched.fd)
 
     async def run(self) -> None:
-        """Tell of the ends of processes, for ever."""
+        """Handle the ends of processes, for ever."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
             for fd, _ in self._epoll.poll(0, EVENTS):
@@ -110,10 +109,10 @@ class Watcher:
             try:
                 then()
             except Exception:
-                log.exception("what follows the end of process %d failed", watched.pid)
+                log.exception("end of process %d: callback failed", watched.pid)
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Stop all watches."""
         for watched in list(self._by_fd.values()):
             self._forget(watched)
         self._epoll.close()

@@ -30,7 +30,7 @@ RELEASE_FLOCK_UNLOCK = 1 << 1
 NOTIFY_POLL = 1
 LOCK_END = (1 << 63) - 1  # the last byte of a lock that reaches to the end of the file
 
-# A request: its header, then what it says. HOT is the header and the beginning of READ, WRITE, READDIR at once.
+# A request: its header, then its body. HOT is the header and the beginning of READ, WRITE, READDIR at once.
 IN_HEADER = 40
 HEADER = struct.Struct("<IIQQIII")  # length, opcode, unique, nodeid, uid, gid, pid
 HOT = struct.Struct("<4xIQ24xQQII8xI")  # opcode, unique, fh, offset, size, read or write flags, flags
@@ -44,7 +44,7 @@ RELEASE_IN = struct.Struct("<QIIQ")  # fh, flags, release flags, lock owner
 FLUSH_IN = struct.Struct("<Q8xQ")  # fh, lock owner
 INIT_IN = struct.Struct("<IIII")  # major, minor, read ahead, flags
 
-# A reply: its header, then what it says.
+# A reply: its header, then its body.
 OUT_HEADER = 16
 REPLY = struct.Struct("<IiQ")  # length, -errno, unique
 WRITTEN = struct.Struct("<IiQII")  # REPLY, size, padding

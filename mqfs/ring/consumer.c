@@ -1,10 +1,10 @@
 /* A consumer of a ring as a Python object. */
 #include "module.h"
 
-static void settle(Consumer *self) /* let the publishers have what we are done with */
+static void settle(Consumer *self) /* release the room of what was read to the publishers */
 {
     if (self->released == self->position) return;
-    ring_release(&self->ring->h, (unsigned)self->seat, self->position, self->gates);
+    ring_release(&self->ring->h, (unsigned)self->slot, self->position, self->gates);
     self->released = self->position;
 }
 
@@ -18,14 +18,14 @@ static void advance(Consumer *self, const struct ring_record *head)
 
 static int fail(Consumer *self, enum ring_result result)
 {
-    if (result == RING_OVERTAKEN && !self->seat) result = RING_DAMAGED; /* publishers wait for the kept one: it stays where it is */
+    if (result == RING_OVERTAKEN && !self->slot) result = RING_DAMAGED; /* publishers wait for the kept one: it cannot be overtaken */
     if (result == RING_OVERTAKEN) {
         self->position = atomic_load(&self->ring->h.shared->tail) & ~UINT64_C(7);
         if (!self->hold) settle(self);
         PyErr_Format(errors.fell_behind, "overtaken behind sequence %llu", (unsigned long long)self->last);
     } else if (result == RING_DAMAGED) {
         PyObject *error = PyObject_CallFunction(errors.damaged, "Ks", (unsigned long long)self->last + 1,
-                                                "what was published to the ring is no record");
+                                                "no record at its position (corrupt ring)");
         if (error) PyErr_SetObject(errors.damaged, error);
         Py_XDECREF(error);
     } else {
@@ -36,9 +36,9 @@ static int fail(Consumer *self, enum ring_result result)
 
 static int enter(Consumer *self)
 {
-    if (self->seat < 0) return PyErr_SetString(errors.stale, "the consumer was closed"), 0;
+    if (self->slot < 0) return PyErr_SetString(errors.stale, "consumer closed"), 0;
     if (!usable(self->ring)) return 0;
-    if (self->busy) return PyErr_SetString(errors.busy, "one thread at a time reads through a consumer"), 0;
+    if (self->busy) return PyErr_SetString(errors.busy, "consumer in use by another thread"), 0;
     self->ring->users++;
     return self->busy = 1;
 }
@@ -49,7 +49,7 @@ static void leave(Consumer *self)
     self->ring->users--;
 }
 
-/* 1: the record whose head is in `head` is next; 0: none came in time; -1: error. */
+/* Wait for the next record and read its head. 1: done; 0: none came in time; -1: error. */
 static int await_head(Consumer *self, int64_t until, struct ring_record *head)
 {
     struct ring_handle *h = &self->ring->h;
@@ -122,7 +122,7 @@ static PyObject *as_record(const struct ring_record *head, PyObject *rest)
 
 typedef PyObject *(*shape_of)(const struct ring_record *, PyObject *);
 
-/* The next record in that shape, NULL without an error if none came in time. Bodies are of messages only. */
+/* The next record in that shape; NULL without an error if none came in time. Bodies are of messages only. */
 static PyObject *take(Consumer *self, int64_t until, shape_of shape)
 {
     struct ring_record head;
@@ -164,7 +164,7 @@ static PyObject *take_many(Consumer *self, PyObject *const *args, Py_ssize_t cou
     if (!PyErr_Occurred()) return all;
     int fell = PyErr_ExceptionMatches(errors.fell_behind);
     if (PyList_Size(all) && (fell || PyErr_ExceptionMatches(errors.damaged) || PyErr_ExceptionMatches(errors.stale))) {
-        PyErr_Clear(); /* what was taken before is not lost: the next call meets the condition again */
+        PyErr_Clear(); /* return the records read before: the next call meets the condition again */
         self->fell = fell;
         return all;
     }
@@ -239,26 +239,26 @@ static PyObject *Consumer_skip(Consumer *self, PyObject *nothing)
     Py_RETURN_NONE;
 }
 
-static void stand_up(Consumer *self)
+static void detach(Consumer *self)
 {
-    if (self->seat >= 0 && self->ring->h.shared) {
+    if (self->slot >= 0 && self->ring->h.shared) {
         if (!self->hold) settle(self);
-        ring_leave(&self->ring->h, (unsigned)self->seat);
+        ring_free_slot(&self->ring->h, (unsigned)self->slot);
     }
-    self->seat = -1;
+    self->slot = -1;
 }
 
 static PyObject *Consumer_close(Consumer *self, PyObject *nothing)
 {
     (void)nothing;
-    if (self->busy) return PyErr_SetString(errors.busy, "another thread reads through the consumer"), NULL;
-    stand_up(self);
+    if (self->busy) return PyErr_SetString(errors.busy, "consumer in use by another thread"), NULL;
+    detach(self);
     Py_RETURN_NONE;
 }
 
 static PyObject *Consumer_get(Consumer *self, void *what)
 {
-    if (what == (void *)0) return PyLong_FromLong(self->seat);
+    if (what == (void *)0) return PyLong_FromLong(self->slot);
     if (what == (void *)1) return PyLong_FromUnsignedLongLong(self->position);
     return PyLong_FromUnsignedLongLong(self->last);
 }
@@ -267,7 +267,7 @@ static void Consumer_dealloc(PyObject *object)
 {
     Consumer *self = (Consumer *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->ring) stand_up(self);
+    if (self->ring) detach(self);
     Py_XDECREF((PyObject *)self->ring);
     PyObject_Free(self);
     Py_DECREF(type);
@@ -277,23 +277,23 @@ PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"gates", "kept", "hold", "wait", NULL};
     static const char *const ways[] = {"spin", "yield", "block"};
-    int gates = 0, kept = 0, hold = 0, how = 0, result = RING_BUSY, seat = -1, error = 0;
+    int gates = 0, kept = 0, hold = 0, how = 0, result = RING_BUSY, slot = -1, error = 0;
     const char *way = "block";
     uint64_t position = 0;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$ppps", names, &gates, &kept, &hold, &way)) return NULL;
     while (how < 3 && strcmp(way, ways[how])) how++;
-    if (how == 3) return PyErr_SetString(PyExc_ValueError, "wait is spin, yield or block"), NULL;
+    if (how == 3) return PyErr_SetString(PyExc_ValueError, "invalid wait (expected spin, yield or block)"), NULL;
     if (!claim(self)) return NULL;
-    enum ring_seat_state state = kept ? SEAT_KEPT : gates ? SEAT_GATES : SEAT_FOLLOWS;
-    if (kept) { /* however long another has the lock */
+    enum ring_slot_state state = kept ? SLOT_KEPT : gates ? SLOT_GATES : SLOT_FOLLOWS;
+    if (kept) { /* even if another holds the lock */
         result = RING_OK;
-        seat = ring_sit(&self->h, state, &position);
+        slot = ring_take_slot(&self->h, state, &position);
         error = errno;
     }
     while (result == RING_BUSY) {
         Py_BEGIN_ALLOW_THREADS
         if (!(result = ring_lock(self->h.shared, RING_NAP_NS))) {
-            seat = ring_sit(&self->h, state, &position);
+            slot = ring_take_slot(&self->h, state, &position);
             error = errno;
             ring_unlock(self->h.shared);
         } else if (atomic_load(&self->h.shared->retired)) {
@@ -303,18 +303,18 @@ PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords)
         if (PyErr_CheckSignals()) break;
     }
     self->publishes = 0;
-    if (seat < 0 && !PyErr_Occurred()) {
+    if (slot < 0 && !PyErr_Occurred()) {
         if (result) refuse((enum ring_result)result);
         else if (error == EINVAL) refuse(RING_DAMAGED);
-        else PyErr_SetString(errors.busy, "no seat is free in the ring");
+        else PyErr_SetString(errors.busy, "no free consumer slot in the ring");
     }
-    if (seat < 0) return NULL;
+    if (slot < 0) return NULL;
     Consumer *consumer = PyErr_Occurred() ? NULL : PyObject_New(Consumer, consumer_type);
-    if (!consumer) return ring_leave(&self->h, (unsigned)seat), NULL;
+    if (!consumer) return ring_free_slot(&self->h, (unsigned)slot), NULL;
     consumer->ring = (Ring *)Py_NewRef((PyObject *)self);
     consumer->position = consumer->released = position;
     consumer->last = 0;
-    consumer->seat = seat;
+    consumer->slot = slot;
     consumer->gates = gates || kept;
     consumer->hold = hold;
     consumer->busy = consumer->fell = 0;
@@ -333,7 +333,7 @@ static PyMethodDef consumer_methods[] = {
     {"close", FAST(Consumer_close), METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef consumer_getset[] = {
-    {"seat", (getter)(void (*)(void))Consumer_get, NULL, NULL, (void *)0},
+    {"slot", (getter)(void (*)(void))Consumer_get, NULL, NULL, (void *)0},
     {"position", (getter)(void (*)(void))Consumer_get, NULL, NULL, (void *)1},
     {"sequence", (getter)(void (*)(void))Consumer_get, NULL, NULL, (void *)2},
     {NULL, NULL, NULL, NULL, NULL}};

@@ -1,9 +1,9 @@
-/* The ring without Python, what of it is rare: seats, making and mapping; the state of the process and of its threads. */
+/* The ring without Python, its rare parts: slots, making and mapping; the state of the process and of its threads. */
 #define _GNU_SOURCE
 #include "core.h"
 
 int ring_stop_at, ring_stop_signal;
-_Thread_local struct ring_me ring_me;
+_Thread_local struct ring_self ring_self;
 
 void ring_stop_here(void)
 {
@@ -11,82 +11,82 @@ void ring_stop_here(void)
     kill(getpid(), ring_stop_signal);
 }
 
-void ring_know_me(void)
+void ring_register_thread(void)
 {
     static _Thread_local struct robust_list_head own;
     size_t length;
-    if (syscall(SYS_get_robust_list, 0, &ring_me.robust, &length) || !ring_me.robust) {
+    if (syscall(SYS_get_robust_list, 0, &ring_self.robust, &length) || !ring_self.robust) {
         own.list.next = &own.list;
-        ring_me.robust = &own;
+        ring_self.robust = &own;
         syscall(SYS_set_robust_list, &own, sizeof own);
     }
-    ring_me.thread = (uint32_t)syscall(SYS_gettid);
+    ring_self.thread = (uint32_t)syscall(SYS_gettid);
 }
 
-/* ---- seats ---- */
+/* ---- consumer slots ---- */
 
-static int ring_seat_lock(const struct ring_handle *h, unsigned seat, int command, short type)
+static int ring_slot_lock(const struct ring_handle *h, unsigned slot, int command, short type)
 {
-    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)seat, .l_len = 1};
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
     return fcntl(h->locks, command, &lock) ? -1 : lock.l_type;
 }
 
-int ring_seat_alive(const struct ring_handle *h, unsigned seat)
+int ring_slot_alive(const struct ring_handle *h, unsigned slot)
 {
-    return (h->mine >> seat & 1) || ring_seat_lock(h, seat, F_OFD_GETLK, F_WRLCK) != F_UNLCK;
+    return (h->mine >> slot & 1) || ring_slot_lock(h, slot, F_OFD_GETLK, F_WRLCK) != F_UNLCK;
 }
 
-/* Free the seats of dead consumers. With the lock held, as all changes of seats. */
+/* Free the slots of dead consumers. Needs the lock, as all changes of slots. */
 void ring_reap(struct ring_handle *h)
 {
-    for (unsigned i = 0; i < RING_SEATS; i++) {
-        uint32_t state = atomic_load(&h->shared->seat[i].state);
-        if (state != SEAT_FREE && state != SEAT_KEPT && !ring_seat_alive(h, i)) atomic_store(&h->shared->seat[i].state, SEAT_FREE);
+    for (unsigned i = 0; i < RING_SLOTS; i++) {
+        uint32_t state = atomic_load(&h->shared->slot[i].state);
+        if (state != SLOT_FREE && state != SLOT_KEPT && !ring_slot_alive(h, i)) atomic_store(&h->shared->slot[i].state, SLOT_FREE);
     }
 }
 
 static int ring_position_fits(uint64_t position) { return !(position & 7) && position <= RING_POSITION_MOST; }
 
-/* Take a seat at the tail; the kept one where it was left, whatever the tail is. Returns its number, or -1 (errno EBUSY: none
- * is free; EINVAL: there is no place to begin at). Locked; the kept one needs no lock, as there is one process that takes it. */
-int ring_sit(struct ring_handle *h, enum ring_seat_state state, uint64_t *position)
+/* Take a slot at the tail; the kept one where it was left. Returns its number, or -1 (errno EBUSY: none is free; EINVAL: the
+ * position is invalid). Needs the lock; the kept one does not, as a single process takes it. */
+int ring_take_slot(struct ring_handle *h, enum ring_slot_state state, uint64_t *position)
 {
     struct ring *s = h->shared;
     uint64_t tail = atomic_load(&s->tail);
-    for (unsigned i = state != SEAT_KEPT; i < (state == SEAT_KEPT ? 1 : RING_SEATS); i++) {
-        if ((h->mine >> i & 1) || ring_seat_lock(h, i, F_OFD_SETLK, F_WRLCK) < 0) continue;
-        uint64_t left = atomic_load(&s->seat[i].position);
-        int resumes = state == SEAT_KEPT && atomic_load(&s->seat[i].state) == SEAT_KEPT && ring_position_fits(left);
+    for (unsigned i = state != SLOT_KEPT; i < (state == SLOT_KEPT ? 1 : RING_SLOTS); i++) {
+        if ((h->mine >> i & 1) || ring_slot_lock(h, i, F_OFD_SETLK, F_WRLCK) < 0) continue;
+        uint64_t left = atomic_load(&s->slot[i].position);
+        int resumes = state == SLOT_KEPT && atomic_load(&s->slot[i].state) == SLOT_KEPT && ring_position_fits(left);
         *position = resumes ? left : tail;
         if (!ring_position_fits(*position)) {
-            ring_seat_lock(h, i, F_OFD_SETLK, F_UNLCK);
+            ring_slot_lock(h, i, F_OFD_SETLK, F_UNLCK);
             errno = EINVAL;
             return -1;
         }
         h->mine |= UINT64_C(1) << i;
-        atomic_store(&s->seat[i].position, *position);
-        atomic_store(&s->seat[i].pid, (uint32_t)getpid());
-        atomic_store(&s->seat[i].state, state);
-        RING_STOP(STOP_SEATED);
-        if (state >= SEAT_GATES) atomic_fetch_add(&s->joined, 1);
+        atomic_store(&s->slot[i].position, *position);
+        atomic_store(&s->slot[i].pid, (uint32_t)getpid());
+        atomic_store(&s->slot[i].state, state);
+        RING_STOP(STOP_ATTACHED);
+        if (state >= SLOT_GATES) atomic_fetch_add(&s->joined, 1);
         return (int)i;
     }
     errno = EBUSY;
     return -1;
 }
 
-/* Leave a seat; the kept one goes on gating for whoever comes next. Needs no lock: the OFD lock goes last. */
-void ring_leave(struct ring_handle *h, unsigned seat)
+/* Free a slot; the kept one continues to gate for its next consumer. Needs no lock: the OFD lock is released last. */
+void ring_free_slot(struct ring_handle *h, unsigned slot)
 {
-    if (seat) atomic_store(&h->shared->seat[seat].state, SEAT_FREE);
-    h->mine &= ~(UINT64_C(1) << seat);
-    ring_seat_lock(h, seat, F_OFD_SETLK, F_UNLCK);
-    ring_ring(&h->shared->space);
+    if (slot) atomic_store(&h->shared->slot[slot].state, SLOT_FREE);
+    h->mine &= ~(UINT64_C(1) << slot);
+    ring_slot_lock(h, slot, F_OFD_SETLK, F_UNLCK);
+    ring_wake(&h->shared->space);
 }
 
 /* ---- making and attaching ---- */
 
-/* All its pages now: afterwards there is nothing left that could fail but the machine. Returns an errno. */
+/* Allocate all pages now, so that no later access fails. Returns an errno. */
 int ring_allocate(int fd, uint64_t size)
 {
     int error;
@@ -100,7 +100,7 @@ int ring_size_fits(uint64_t size)
     return size >= RING_SIZE_LEAST && size <= RING_SIZE_MOST && !(size & (size - 1));
 }
 
-/* Map `fd`, whose size was checked. The memory is not inherited by a child: it must attach for itself. */
+/* Map `fd`, whose size was checked. A child does not inherit the mapping: it must attach itself. */
 int ring_map(struct ring_handle *h, int fd, uint64_t size)
 {
     size_t all = RING_HEAD_BYTES + 2 * (size_t)size;
@@ -127,7 +127,7 @@ void ring_unmap(struct ring_handle *h)
 
 void ring_make(struct ring *s, uint64_t size, uint64_t generation, const uint8_t boot[16], uint64_t sequence, int64_t time_ns)
 {
-    struct ring_fixed fixed = {RING_MAGIC, RING_VERSION, RING_HEAD_BYTES, size, generation, {0}, RING_SEATS, 0};
+    struct ring_fixed fixed = {RING_MAGIC, RING_VERSION, RING_HEAD_BYTES, size, generation, {0}, RING_SLOTS, 0};
     memcpy(fixed.boot, boot, sizeof fixed.boot);
     fixed.crc = crc32c(0, &fixed, offsetof(struct ring_fixed, crc));
     s->state[0] = (struct ring_state){0, sequence, time_ns};
@@ -138,14 +138,14 @@ void ring_make(struct ring *s, uint64_t size, uint64_t generation, const uint8_t
     s->fixed = fixed;
 }
 
-/* NULL, or what is wrong with a head that was read from a ring of `bytes` bytes. */
+/* NULL, or the reason why the head of a file of `bytes` bytes is not that of a ring. */
 const char *ring_check(const struct ring_fixed *fixed, uint64_t bytes, const uint8_t boot[16])
 {
-    if (memcmp(fixed->magic, RING_MAGIC, sizeof fixed->magic)) return "this is no ring";
+    if (memcmp(fixed->magic, RING_MAGIC, sizeof fixed->magic)) return "not a ring";
     if (fixed->version != RING_VERSION) return "a ring of another version";
-    if (fixed->crc != crc32c(0, fixed, offsetof(struct ring_fixed, crc))) return "its head is damaged";
-    if (fixed->head_bytes != RING_HEAD_BYTES || fixed->seats != RING_SEATS) return "a ring of another layout";
-    if (!ring_size_fits(fixed->size) || fixed->size + RING_HEAD_BYTES != bytes) return "its size is not the one it tells";
+    if (fixed->crc != crc32c(0, fixed, offsetof(struct ring_fixed, crc))) return "its head is corrupt";
+    if (fixed->head_bytes != RING_HEAD_BYTES || fixed->slots != RING_SLOTS) return "a ring of another layout";
+    if (!ring_size_fits(fixed->size) || fixed->size + RING_HEAD_BYTES != bytes) return "its size does not match its head";
     if (memcmp(fixed->boot, boot, sizeof fixed->boot)) return "a ring of an earlier boot";
     return NULL;
 }

@@ -1,6 +1,6 @@
-/* The ring without Python: lock, publishing, reading, waiting. What is rare: core.c. Layout: ring.h; why it holds: docs/explanation/ring.md.
+/* The ring without Python: lock, publishing, reading, waiting. Rare parts: core.c; layout: ring.h; reasons: docs/explanation/ring.md.
  *
- * Nothing here waits longer than it is told, allocates or calls back. A handle is used by one thread at a time to publish;
+ * Nothing here waits longer than its argument allows, allocates or calls back. One thread at a time publishes through a handle;
  * readers of the same handle may run beside it.
  */
 #ifndef MQFS_RING_CORE_H
@@ -21,19 +21,19 @@
 
 enum ring_result { RING_OK, RING_BUSY, RING_FULL, RING_BOUND, RING_EMPTY, RING_OVERTAKEN, RING_DAMAGED, RING_RETIRED };
 enum ring_wait { WAIT_SPIN, WAIT_YIELD, WAIT_BLOCK };
-/* Where a test may stop or kill the process that comes by. */
+/* Points where a test may stop or kill the process. */
 enum ring_stop {
     STOP_NEVER, STOP_LOCKING, STOP_LOCKED, STOP_RESERVED, STOP_HALF, STOP_COPIED, STOP_STATED, STOP_PUBLISHED, STOP_UNLOCKED,
-    STOP_RINGS, STOP_SLEEPS, STOP_READ, STOP_SEATED, STOPS
+    STOP_WAKES, STOP_SLEEPS, STOP_READ, STOP_ATTACHED, STOPS
 };
 
 struct ring_handle {
     struct ring *shared;
     uint8_t *data;
-    uint64_t size; /* our own copies: those in shared memory may change under us */
-    uint64_t limit; /* as far as the gating consumers were last seen to let us write */
-    uint64_t mine;  /* seats taken through this handle: its own OFD locks never conflict with it */
-    uint64_t end;   /* behind what was published last */
+    uint64_t size; /* our own copy: that in shared memory may change at any time */
+    uint64_t limit; /* up to which the gating consumers last allowed writing */
+    uint64_t mine;  /* bits of slots taken through this handle: its own OFD locks never conflict with it */
+    uint64_t end;   /* behind the last record published */
     uint32_t joined;
     int locks; /* file descriptor of our own open file description, which holds the OFD locks */
 };
@@ -44,17 +44,17 @@ struct ring_part {
     uint8_t kind, flags;
 };
 
-/* core.c: what is rare, and the state of the process and of its threads. */
+/* core.c */
 #pragma GCC visibility push(hidden)
 extern int ring_stop_at, ring_stop_signal;
-extern _Thread_local struct ring_me { uint32_t thread; struct robust_list_head *robust; } ring_me;
+extern _Thread_local struct ring_self { uint32_t thread; struct robust_list_head *robust; } ring_self;
 
 void ring_stop_here(void);
-void ring_know_me(void);
-int ring_seat_alive(const struct ring_handle *h, unsigned seat);
+void ring_register_thread(void);
+int ring_slot_alive(const struct ring_handle *h, unsigned slot);
 void ring_reap(struct ring_handle *h);
-int ring_sit(struct ring_handle *h, enum ring_seat_state state, uint64_t *position);
-void ring_leave(struct ring_handle *h, unsigned seat);
+int ring_take_slot(struct ring_handle *h, enum ring_slot_state state, uint64_t *position);
+void ring_free_slot(struct ring_handle *h, unsigned slot);
 int ring_allocate(int fd, uint64_t size);
 int ring_size_fits(uint64_t size);
 int ring_map(struct ring_handle *h, int fd, uint64_t size);
@@ -84,17 +84,17 @@ static inline int futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns)
 
 static inline void futex_wake(_Atomic uint32_t *word, int most) { syscall(SYS_futex, word, FUTEX_WAKE, most, NULL, NULL, 0); }
 
-/* ---- the lock: a robust futex. The kernel is told of it through list_op_pending, which is memory of our own; the list of a
- * pthread mutex would be pointers in shared memory, and following them lets any client write into the server. ---- */
+/* ---- the lock: a robust futex. The kernel knows it by list_op_pending, in memory of our own; the list of a
+ * pthread mutex would be pointers in shared memory, and following them would let any client write into the server. ---- */
 
-static inline void ring_ring(struct ring_bell *bell)
+static inline void ring_wake(struct ring_futex *futex)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    if (!atomic_load_explicit(&bell->asleep, memory_order_relaxed)) return;
-    atomic_exchange(&bell->asleep, 0);
-    RING_STOP(STOP_RINGS);
-    atomic_fetch_add(&bell->word, 1);
-    futex_wake(&bell->word, INT32_MAX);
+    if (!atomic_load_explicit(&futex->asleep, memory_order_relaxed)) return;
+    atomic_exchange(&futex->asleep, 0);
+    RING_STOP(STOP_WAKES);
+    atomic_fetch_add(&futex->word, 1);
+    futex_wake(&futex->word, INT32_MAX);
 }
 
 static inline int64_t ring_clock(clockid_t clock)
@@ -104,23 +104,23 @@ static inline int64_t ring_clock(clockid_t clock)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Take the lock; with wait_ns 0 never sleep for it. Whoever keeps changing the word does not make it longer. */
+/* Take the lock; with wait_ns 0 never sleep for it. Changes of the word by others do not extend the wait. */
 static inline int ring_lock(struct ring *s, int64_t wait_ns)
 {
     uint32_t waiters = 0;
     int64_t began = 0, left = wait_ns;
-    if (!ring_me.thread) ring_know_me();
-    ring_me.robust->list_op_pending = (struct robust_list *)((char *)&s->lock - ring_me.robust->futex_offset);
+    if (!ring_self.thread) ring_register_thread();
+    ring_self.robust->list_op_pending = (struct robust_list *)((char *)&s->lock - ring_self.robust->futex_offset);
     atomic_signal_fence(memory_order_seq_cst);
     RING_STOP(STOP_LOCKING);
     for (int turn = 0;; turn++) {
         uint32_t word = atomic_load_explicit(&s->lock, memory_order_relaxed);
         if (!(word & FUTEX_TID_MASK)) {
-            if (!atomic_compare_exchange_weak(&s->lock, &word, ring_me.thread | waiters | (word & FUTEX_WAITERS))) continue;
-            if (word & FUTEX_OWNER_DIED) { /* nothing to undo: what it had not published is not there. But whom had it to wake? */
+            if (!atomic_compare_exchange_weak(&s->lock, &word, ring_self.thread | waiters | (word & FUTEX_WAITERS))) continue;
+            if (word & FUTEX_OWNER_DIED) { /* nothing to undo: it had not published. But it may have had to wake others */
                 atomic_fetch_add(&s->recovered, 1);
-                ring_ring(&s->data);
-                ring_ring(&s->space);
+                ring_wake(&s->data);
+                ring_wake(&s->space);
             }
             return RING_OK;
         }
@@ -136,7 +136,7 @@ static inline int ring_lock(struct ring *s, int64_t wait_ns)
         }
         left = wait_ns - (ring_clock(CLOCK_MONOTONIC) - began);
     }
-    ring_me.robust->list_op_pending = NULL;
+    ring_self.robust->list_op_pending = NULL;
     return RING_BUSY;
 }
 
@@ -144,19 +144,19 @@ static inline void ring_unlock(struct ring *s)
 {
     if (atomic_exchange(&s->lock, 0) & FUTEX_WAITERS) futex_wake(&s->lock, 1);
     atomic_signal_fence(memory_order_seq_cst);
-    ring_me.robust->list_op_pending = NULL;
+    ring_self.robust->list_op_pending = NULL;
 }
 
 /* ---- publishing ---- */
 
-/* As far as may be written: no gating consumer still wants what would be overwritten. A position that cannot be is no gate. */
+/* The position up to which nothing is overwritten that a gating consumer has not read. An impossible position does not gate. */
 static inline uint64_t ring_limit(const struct ring_handle *h, uint64_t tail)
 {
     uint64_t least = UINT64_MAX;
-    for (unsigned i = 0; i < RING_SEATS; i++) {
-        struct ring_seat *seat = &h->shared->seat[i];
-        if (atomic_load_explicit(&seat->state, memory_order_acquire) < SEAT_GATES) continue;
-        uint64_t position = atomic_load_explicit(&seat->position, memory_order_acquire);
+    for (unsigned i = 0; i < RING_SLOTS; i++) {
+        struct ring_slot *slot = &h->shared->slot[i];
+        if (atomic_load_explicit(&slot->state, memory_order_acquire) < SLOT_GATES) continue;
+        uint64_t position = atomic_load_explicit(&slot->position, memory_order_acquire);
         if (tail - position <= h->size && position + h->size < least) least = position + h->size;
     }
     return least;
@@ -173,7 +173,7 @@ static inline uint64_t ring_part_bytes(const struct ring_part *part)
     return ring_padded(sizeof(struct ring_record) + (uint64_t)part->header_bytes + part->body_bytes);
 }
 
-/* `last` is the last sequence taken: a message or end mark takes the next, all others carry it. */
+/* `last` is the last sequence taken: a message or EOF marker takes the next, all others carry it. */
 static inline uint64_t ring_write(uint8_t *at, const struct ring_part *part, uint64_t last, int64_t time_ns)
 {
     uint32_t size = (uint32_t)sizeof(struct ring_record) + part->header_bytes + part->body_bytes;
@@ -192,7 +192,7 @@ static inline uint64_t ring_write(uint8_t *at, const struct ring_part *part, uin
 }
 
 /* Reserve, copy and publish: all `count` records or, if the result is not RING_OK, none. `total`: their padded bytes, at most
- * half the ring. The store of `tail` is what publishes; a process that dies before it has done nothing but raise `reserved`. */
+ * half the ring. The store of `tail` publishes; a process that dies before it has only raised `reserved`. */
 static inline int ring_publish(struct ring_handle *h, const struct ring_part *parts, size_t count, uint64_t total, int64_t wait_ns,
                         uint64_t *last)
 {
@@ -221,7 +221,7 @@ static inline int ring_publish(struct ring_handle *h, const struct ring_part *pa
     }
     if (atomic_load_explicit(&s->reserved, memory_order_relaxed) < next.tail)
         atomic_store_explicit(&s->reserved, next.tail, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release); /* nobody sees new bytes and an old `reserved` */
+    atomic_thread_fence(memory_order_release); /* no reader sees new bytes and an old `reserved` */
     RING_STOP(STOP_RESERVED);
     uint64_t at = now->tail;
     *last = next.sequence - 1;
@@ -238,21 +238,21 @@ out:
     RING_STOP(STOP_UNLOCKED);
     if (!result) {
         h->end = next_end;
-        ring_ring(&s->data);
+        ring_wake(&s->data);
     }
     return result;
 }
 
 /* ---- reading ---- */
 
-/* Whether what was read at `position` before this call may have been overwritten meanwhile. */
+/* Whether bytes read at `position` before this call may have been overwritten meanwhile. */
 static inline int ring_overtaken(const struct ring_handle *h, uint64_t position)
 {
     atomic_thread_fence(memory_order_acquire);
     return atomic_load_explicit(&h->shared->reserved, memory_order_relaxed) - position > h->size;
 }
 
-/* Where a retired ring ends for its readers: what the log did not take they do not see. The one that takes sees all. */
+/* Where a retired ring ends for its readers: they do not see records that the log did not take. The server's consumer does. */
 static inline int ring_end(const struct ring_handle *h, uint64_t position)
 {
     uint64_t final = atomic_load(&h->shared->final);
@@ -260,7 +260,7 @@ static inline int ring_end(const struct ring_handle *h, uint64_t position)
     return final == UINT64_MAX ? RING_EMPTY : position >= final ? RING_RETIRED : RING_OK;
 }
 
-/* The head of the record at `position`, with sizes that can be relied on: the whole record is below the tail. */
+/* The head of the record at `position`, with checked sizes: the whole record is below the tail. */
 static inline int ring_look(const struct ring_handle *h, uint64_t position, struct ring_record *head)
 {
     uint64_t tail = atomic_load_explicit(&h->shared->tail, memory_order_acquire), there = tail - position;
@@ -283,7 +283,7 @@ static inline uint32_t ring_crc(const void *head, const void *rest, size_t rest_
     return crc32c(crc, rest, rest_bytes);
 }
 
-/* What follows the head into `to`, checked: the copy is what was published, or the result says why not. */
+/* Copy the bytes behind the head into `to`, and check the CRC of the record. */
 static inline int ring_copy(const struct ring_handle *h, uint64_t position, const struct ring_record *head, void *to)
 {
     size_t rest = head->size - sizeof *head;
@@ -292,7 +292,7 @@ static inline int ring_copy(const struct ring_handle *h, uint64_t position, cons
     return ring_crc(head, to, rest) == head->crc ? RING_OK : RING_DAMAGED;
 }
 
-/* How many bytes of whole records, at most `most` if more than one, lie at `position`. */
+/* The bytes of whole records at `position`: at most `most` if there are several. */
 static inline int ring_span(const struct ring_handle *h, uint64_t position, uint64_t most, uint64_t *bytes)
 {
     struct ring_record head;
@@ -304,47 +304,47 @@ static inline int ring_span(const struct ring_handle *h, uint64_t position, uint
     return *bytes && result != RING_OVERTAKEN ? RING_OK : result;
 }
 
-static inline void ring_release(struct ring_handle *h, unsigned seat, uint64_t position, int gates)
+static inline void ring_release(struct ring_handle *h, unsigned slot, uint64_t position, int gates)
 {
-    atomic_store_explicit(&h->shared->seat[seat].position, position, memory_order_release);
-    if (gates) ring_ring(&h->shared->space);
+    atomic_store_explicit(&h->shared->slot[slot].position, position, memory_order_release);
+    if (gates) ring_wake(&h->shared->space);
 }
 
-/* ---- waiting: each returns after a while at most, so that the caller can look for signals ---- */
+/* ---- waiting: each returns after a while at most, so that the caller can check for signals ---- */
 
 #define RING_NAP_NS 50000000  /* a publisher may be killed between its last store and its wake-up */
-#define RING_FULL_NS 10000000 /* and a dead consumer is found by who looks */
+#define RING_FULL_NS 10000000 /* and a dead consumer is found only by a check */
 
 #ifndef RING_PAUSES
 #define RING_PAUSES 32
 #endif
 
-static inline void ring_sleep(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, int64_t ns)
+static inline void ring_sleep(struct ring_futex *futex, _Atomic uint64_t *word, uint64_t seen, int64_t ns)
 {
-    uint32_t rung = atomic_load(&bell->word);
-    atomic_store(&bell->asleep, 1);
+    uint32_t rung = atomic_load(&futex->word);
+    atomic_store(&futex->asleep, 1);
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load(word) != seen) return;
     RING_STOP(STOP_SLEEPS);
-    futex_wait(&bell->word, rung, ns < RING_NAP_NS ? ns : RING_NAP_NS);
+    futex_wait(&futex->word, rung, ns < RING_NAP_NS ? ns : RING_NAP_NS);
 }
 
-/* Until `word` is no longer `seen`, or some time is over. */
-static inline void ring_await(struct ring_bell *bell, _Atomic uint64_t *word, uint64_t seen, enum ring_wait how, int64_t ns)
+/* Wait until `word` is no longer `seen`, or for a while. */
+static inline void ring_await(struct ring_futex *futex, _Atomic uint64_t *word, uint64_t seen, enum ring_wait how, int64_t ns)
 {
     int turns = how == WAIT_SPIN ? 2000 : how == WAIT_YIELD ? 1000 : 32;
-    /* Look seldom, and at nothing else: each look takes the line from the publisher, and a reader at its heels takes those
-     * of the record that is being written besides. */
+    /* Load seldom, and nothing else: each load takes the cache line from the publisher, and a close reader also those of
+     * the record that is being written. */
     for (int turn = 0; turn < turns; turn++) {
         for (int pause = 0; pause < RING_PAUSES; pause++) ring_pause();
         if (atomic_load_explicit(word, memory_order_acquire) != seen) return;
         if (how == WAIT_YIELD) sched_yield();
     }
-    if (how == WAIT_BLOCK) ring_sleep(bell, word, seen, ns);
+    if (how == WAIT_BLOCK) ring_sleep(futex, word, seen, ns);
 }
 
-/* Until `total` bytes may be written, or some time is over. An eighth of the ring at once, so that a full ring is not handed
- * over record by record. */
+/* Wait until `total` bytes may be written, or for a while; for an eighth of the ring at least, so that a full ring does not
+ * pass on record by record. */
 static inline void ring_await_room(struct ring_handle *h, uint64_t total, int64_t ns)
 {
     struct ring *s = h->shared;

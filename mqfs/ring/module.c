@@ -1,4 +1,4 @@
-/* The ring for Python: making and attaching rings, and the module. What it does in shared memory is in core.h. */
+/* The ring for Python: making and attaching rings, and the module. The algorithm is in core.h. */
 #include "module.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -11,9 +11,9 @@ struct errors errors;
 PyTypeObject *ring_type, *consumer_type;
 static Ring *rings; /* all that are open, for a forked child */
 
-static void after_fork(void) /* locks of a description that a child keeps open would outlive us */
+static void after_fork(void) /* locks of a description that a child keeps open would survive us */
 {
-    ring_me.thread = 0;
+    ring_self.thread = 0;
     for (Ring *ring = rings; ring; ring = ring->following) {
         close(ring->h.locks);
         close(ring->fd);
@@ -51,7 +51,7 @@ static int boot_id(uint8_t boot[16])
     return digits == 32 || (PyErr_SetString(errors.bad_ring, "/proc/sys/kernel/random/boot_id cannot be read"), 0);
 }
 
-/* A ring object that owns `fd`. Of `size` bytes; its locks are on an open file description that no other process has. */
+/* A ring object of `size` bytes that owns `fd`. Its locks are on an open file description that no other process has. */
 static Ring *open_ring(int fd, uint64_t size)
 {
     char path[32];
@@ -100,8 +100,8 @@ static PyObject *native_create(PyObject *module, PyObject *args, PyObject *keywo
     long long time_ns = 0;
     uint8_t boot[16];
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "K|$KKL", names, &size, &generation, &sequence, &time_ns)) return NULL;
-    if (!ring_size_fits(size)) return PyErr_SetString(errors.bad_ring, "its size is a power of two from 64 KiB to 4 GiB"), NULL;
-    if (!sequence || !boot_id(boot)) return PyErr_Occurred() ? NULL : (PyErr_SetString(errors.bad_ring, "sequences begin at 1"), NULL);
+    if (!ring_size_fits(size)) return PyErr_SetString(errors.bad_ring, "invalid size (expected a power of two from 64 KiB to 4 GiB)"), NULL;
+    if (!sequence || !boot_id(boot)) return PyErr_Occurred() ? NULL : (PyErr_SetString(errors.bad_ring, "sequence 0 (expected 1 or more)"), NULL);
     int fd = (int)syscall(SYS_memfd_create, "mqfs-ring", 1u | 2u); /* MFD_CLOEXEC | MFD_ALLOW_SEALING */
     if (fd < 0) return PyErr_SetFromErrno(PyExc_OSError);
     PyObject *done = allocate(fd, size);
@@ -133,9 +133,9 @@ static PyObject *native_attach(PyObject *module, PyObject *args, PyObject *keywo
     if (wanted != Py_None && !number(wanted, UINT64_MAX, &generation)) return NULL;
     int seals = fcntl(given, F_GET_SEALS), must = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     if (seals < 0 && errno == EBADF) return PyErr_SetFromErrno(PyExc_OSError);
-    if (seals < 0 || (seals & must) != must) return PyErr_SetString(errors.bad_ring, "it is not sealed"), NULL;
+    if (seals < 0 || (seals & must) != must) return PyErr_SetString(errors.bad_ring, "not sealed"), NULL;
     if (fstat(given, &stat)) return PyErr_SetFromErrno(PyExc_OSError);
-    if (pread(given, &fixed, sizeof fixed, 0) != sizeof fixed) return PyErr_SetString(errors.bad_ring, "it is too short"), NULL;
+    if (pread(given, &fixed, sizeof fixed, 0) != sizeof fixed) return PyErr_SetString(errors.bad_ring, "too short"), NULL;
     const char *wrong = ring_check(&fixed, (uint64_t)stat.st_size, boot);
     if (wrong) return PyErr_SetString(errors.bad_ring, wrong), NULL;
     if (wanted != Py_None && generation != fixed.generation) return PyErr_SetString(errors.stale, "another generation of the ring"), NULL;
@@ -203,7 +203,7 @@ static int begin(PyObject *module)
            PyModule_AddObjectRef(module, "Consumer", (PyObject *)consumer_type) ||
            PyModule_AddIntConstant(module, "RECORD_HEAD", sizeof(struct ring_record)) ||
            PyModule_AddIntConstant(module, "HEAD_BYTES", RING_HEAD_BYTES) || PyModule_AddIntConstant(module, "STOPS", STOPS) ||
-           PyModule_AddIntConstant(module, "SEATS", RING_SEATS) || PyModule_AddIntConstant(module, "CRC_BY_CPU", crc_cpu) ||
+           PyModule_AddIntConstant(module, "SLOTS", RING_SLOTS) || PyModule_AddIntConstant(module, "CRC_BY_CPU", crc_cpu) ||
            PyModule_AddStringConstant(module, "SOURCE", SOURCE)
                ? -1 : 0;
 }

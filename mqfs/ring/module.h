@@ -1,4 +1,4 @@
-/* What the parts of this extension share: its objects, their errors, and how arguments are read. */
+/* Shared by the files of this extension: its objects, their errors, and how arguments are read. */
 #ifndef MQFS_RING_MODULE_H
 #define MQFS_RING_MODULE_H
 #define _GNU_SOURCE
@@ -12,7 +12,7 @@
 typedef struct Ring {
     PyObject_HEAD
     struct ring_handle h;
-    int fd, publishes, users, forked; /* fd: a description without locks, to be passed on */
+    int fd, publishes, users, forked; /* fd: a description without locks, for other processes */
     uint64_t generation;
     struct Ring *following;
 } Ring;
@@ -21,7 +21,7 @@ typedef struct {
     PyObject_HEAD
     Ring *ring;
     uint64_t position, released, last;
-    int seat, gates, hold, busy, fell; /* fell: it was overtaken and is yet to be told */
+    int slot, gates, hold, busy, fell; /* fell: it was overtaken, and the error is pending */
     enum ring_wait how;
 } Consumer;
 
@@ -41,7 +41,7 @@ PyObject *native_scan(PyObject *module, PyObject *const *args, Py_ssize_t count)
 static inline int usable(const Ring *ring)
 {
     if (ring->h.shared) return 1;
-    PyErr_SetString(errors.stale, ring->forked ? "a child does not inherit the ring: attach to it again" : "the ring was closed");
+    PyErr_SetString(errors.stale, ring->forked ? "ring of the parent process (expected an attachment of the child's own)" : "ring closed");
     return 0;
 }
 
@@ -77,11 +77,11 @@ static inline int number(PyObject *object, uint64_t most, uint64_t *value)
     return 0;
 }
 
-/* Begin to publish, or to change seats: `publishes` is to be set to 0 at the end. */
+/* Begin to publish, or to change slots; at the end set `publishes` to 0. */
 static inline int claim(Ring *ring)
 {
     if (!usable(ring)) return 0;
-    if (ring->publishes) return PyErr_SetString(errors.busy, "one thread at a time publishes through a handle: attach another"), 0;
+    if (ring->publishes) return PyErr_SetString(errors.busy, "handle in use by another thread (expected a handle a thread)"), 0;
     return ring->publishes = 1;
 }
 #endif

@@ -1,7 +1,7 @@
-/* A ring as a Python object: publishing, and what its server does with it. */
+/* A ring as a Python object: publishing, and the operations of its server. */
 #include "module.h"
 
-#define PORTION_BYTES 262144 /* of a batch under one lock */
+#define PORTION_BYTES 262144 /* of several records under one lock */
 #define ANSWER_NS INT64_C(5000000000)
 
 static PyObject *as_bytes(PyObject *object)
@@ -16,9 +16,9 @@ static PyObject *as_bytes(PyObject *object)
 static uint64_t fill(const Ring *ring, struct ring_part *part, uint64_t stream, uint64_t kind, PyObject *headers, PyObject *body)
 {
     size_t head = headers ? (size_t)PyBytes_Size(headers) : 0, size = (size_t)PyBytes_Size(body);
-    if (kind < 1 || kind > 6) return PyErr_SetString(PyExc_ValueError, "kind is 1 to 6"), UINT64_C(0);
+    if (kind < 1 || kind > 6) return PyErr_SetString(PyExc_ValueError, "invalid kind (expected 1 to 6)"), UINT64_C(0);
     if (head > UINT16_MAX || size > ring->h.size / 2 - sizeof(struct ring_record) - head) {
-        PyErr_Format(errors.over_limit, "a record is at most half the ring (%llu bytes), its headers 65535 bytes",
+        PyErr_Format(errors.over_limit, "record too large (expected at most half the ring, %llu bytes, and headers of 65535)",
                      (unsigned long long)ring->h.size / 2);
         return 0;
     }
@@ -29,24 +29,24 @@ static uint64_t fill(const Ring *ring, struct ring_part *part, uint64_t stream, 
 
 int refuse(enum ring_result result)
 {
-    if (result == RING_BUSY) PyErr_SetString(errors.again, "another holds the ring's lock");
-    else if (result == RING_FULL) PyErr_SetString(errors.again, "the ring is full: a consumer that gates is behind");
-    else if (result == RING_BOUND) PyErr_SetString(errors.again, "the sequences granted are used up");
-    else if (result == RING_RETIRED) PyErr_SetString(errors.stale, "a newer generation took the ring's place");
-    else PyErr_SetString(errors.bad_ring, "its state makes no sense");
+    if (result == RING_BUSY) PyErr_SetString(errors.again, "lock of the ring held by another thread");
+    else if (result == RING_FULL) PyErr_SetString(errors.again, "ring full: a gating consumer is behind");
+    else if (result == RING_BOUND) PyErr_SetString(errors.again, "no granted sequences left");
+    else if (result == RING_RETIRED) PyErr_SetString(errors.stale, "ring retired (expected its newer generation)");
+    else PyErr_SetString(errors.bad_ring, "corrupt state");
     return -1;
 }
 
-/* The ring was retired about when we published: was it taken? Whoever retires it says so soon: we wait for that longer than
- * for room. */
-static int ask_if_taken(Ring *ring, int64_t until)
+/* The ring was retired about when we published: wait for its final position, which tells whether the log took the records. It
+ * comes soon, so the wait is longer than that for room. */
+static int await_final(Ring *ring, int64_t until)
 {
     struct ring *s = ring->h.shared;
     int64_t least = ring_clock(CLOCK_MONOTONIC) + ANSWER_NS;
     if (until < least) until = least;
     uint64_t final;
     for (int64_t left; (final = atomic_load(&s->final)) == UINT64_MAX;) {
-        if (!(left = remaining(until))) return PyErr_SetString(errors.disconnected, "the ring's server has gone: whether it was taken is not known"), -1;
+        if (!(left = remaining(until))) return PyErr_SetString(errors.disconnected, "the ring's server is gone: outcome unknown"), -1;
         Py_BEGIN_ALLOW_THREADS
         ring_await(&s->commit, &s->final, UINT64_MAX, WAIT_BLOCK, left);
         Py_END_ALLOW_THREADS
@@ -67,9 +67,9 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
         } else {
             result = ring_publish(h, parts, count, total, 0, last);
         }
-        /* Who has the kept seat takes it, and is the one that would answer. */
-        if (!result) return atomic_load(&h->shared->retired) && !(h->mine & 1) ? ask_if_taken(ring, until) : 0;
-        /* Who stands still with the lock of a ring that was retired keeps nobody from the next one. */
+        /* The holder of the kept slot is the one that would answer. */
+        if (!result) return atomic_load(&h->shared->retired) && !(h->mine & 1) ? await_final(ring, until) : 0;
+        /* A process stopped with the lock of a retired ring does not keep others from the next one. */
         if (result == RING_BUSY && atomic_load(&h->shared->retired)) result = RING_RETIRED;
         left = remaining(until);
         if (result > RING_BOUND || !left) return refuse(result);
@@ -102,8 +102,8 @@ static PyObject *Ring_publish(Ring *self, PyObject *const *args, Py_ssize_t coun
     return failed ? NULL : PyLong_FromUnsignedLongLong(last);
 }
 
-/* Say on the error that is set how many records were published before it. */
-static void tell_published(Py_ssize_t count)
+/* Set how many records were published before the error that is set. */
+static void set_published(Py_ssize_t count)
 {
     PyObject *type, *error, *trace, *published = NULL;
     PyErr_Fetch(&type, &error, &trace);
@@ -113,27 +113,27 @@ static void tell_published(Py_ssize_t count)
     PyErr_Restore(type, error, trace);
 }
 
-/* The records of parts, in portions; in one where they are a unit. */
-static int put_all(Ring *ring, struct ring_part *parts, Py_ssize_t count, int unit, int64_t until, uint64_t *last)
+/* Publish parts, in portions; an atomic batch in one. */
+static int put_all(Ring *ring, struct ring_part *parts, Py_ssize_t count, int atomic, int64_t until, uint64_t *last)
 {
     uint64_t portion = ring->h.size / 4 < PORTION_BYTES ? ring->h.size / 4 : PORTION_BYTES;
     for (Py_ssize_t from = 0, to = 0; to < count; from = to) {
         uint64_t total = 0;
         do total += ring_part_bytes(&parts[to++]);
-        while (to < count && (unit || total + ring_part_bytes(&parts[to]) <= portion));
-        if (total > ring->h.size / 2) return PyErr_SetString(errors.over_limit, "a unit is at most half the ring"), -1;
-        if (put(ring, parts + from, (size_t)(to - from), total, until, last)) return tell_published(from), -1;
+        while (to < count && (atomic || total + ring_part_bytes(&parts[to]) <= portion));
+        if (total > ring->h.size / 2) return PyErr_SetString(errors.over_limit, "atomic batch too large (expected at most half the ring)"), -1;
+        if (put(ring, parts + from, (size_t)(to - from), total, until, last)) return set_published(from), -1;
     }
     return 0;
 }
 
-/* One draft (kind, stream, body[, headers]) into a part; what it points to is kept alive by `owners`. */
+/* Convert a draft (kind, stream, body[, headers]) to a part; `owners` keeps its buffers alive. */
 static int draft(const Ring *ring, PyObject *item, struct ring_part *part, PyObject *owners)
 {
     uint64_t kind, stream;
     PyObject *body = NULL, *headers = NULL;
     Py_ssize_t size = PyTuple_Check(item) ? PyTuple_Size(item) : 0;
-    if (size != 3 && size != 4) return PyErr_SetString(PyExc_TypeError, "a draft is (kind, stream, body, headers)"), 0;
+    if (size != 3 && size != 4) return PyErr_SetString(PyExc_TypeError, "invalid draft (expected (kind, stream, body[, headers]))"), 0;
     if (!number(PyTuple_GetItem(item, 0), 255, &kind) || !number(PyTuple_GetItem(item, 1), UINT32_MAX, &stream)) return 0;
     int done = (body = as_bytes(PyTuple_GetItem(item, 2))) && !PyList_Append(owners, body) &&
                (size == 3 || ((headers = as_bytes(PyTuple_GetItem(item, 3))) && !PyList_Append(owners, headers))) &&
@@ -143,7 +143,7 @@ static int draft(const Ring *ring, PyObject *item, struct ring_part *part, PyObj
     return done;
 }
 
-static PyObject *publish_items(Ring *self, PyObject *items, PyObject *timeout, int drafts, uint64_t stream, int unit, uint64_t flags)
+static PyObject *publish_items(Ring *self, PyObject *items, PyObject *timeout, int drafts, uint64_t stream, int atomic, uint64_t flags)
 {
     struct ring_part few[64], *parts = few;
     uint64_t last = 0;
@@ -164,10 +164,10 @@ static PyObject *publish_items(Ring *self, PyObject *items, PyObject *timeout, i
             Py_DECREF(body);
         }
         if (!filled) goto failed;
-        if (unit) parts[i].flags = (uint8_t)((uint64_t)((i + 1 < count) | (i ? 2 : 0)) | flags); /* MORE, INNER */
+        if (atomic) parts[i].flags = (uint8_t)((uint64_t)((i + 1 < count) | (i ? 2 : 0)) | flags); /* MORE, INNER */
     }
     if (!claim(self)) goto failed;
-    int result = put_all(self, parts, count, unit, until, &last);
+    int result = put_all(self, parts, count, atomic, until, &last);
     self->publishes = 0;
     if (result) goto failed;
     if (parts != few) PyMem_Free(parts);
@@ -226,21 +226,21 @@ static PyObject *store_word(Ring *self, PyObject *value, size_t at)
     uint64_t sequence;
     if (!usable(self) || !number(value, UINT64_MAX, &sequence)) return NULL;
     atomic_store((_Atomic uint64_t *)(void *)((char *)self->h.shared + at), sequence);
-    ring_ring(&self->h.shared->commit);
+    ring_wake(&self->h.shared->commit);
     Py_RETURN_NONE;
 }
 
 static PyObject *Ring_commit(Ring *self, PyObject *value) { return store_word(self, value, offsetof(struct ring, committed)); }
 static PyObject *Ring_grant(Ring *self, PyObject *value) { return store_word(self, value, offsetof(struct ring, bound)); }
 
-static void ring_all(struct ring *s)
+static void wake_all(struct ring *s)
 {
-    ring_ring(&s->data);
-    ring_ring(&s->space);
-    ring_ring(&s->commit);
+    ring_wake(&s->data);
+    ring_wake(&s->space);
+    ring_wake(&s->commit);
 }
 
-/* Whether nobody is inside any more: who comes now sees that the ring is retired. */
+/* Retire the ring. True: no publisher is inside any more; later ones see that it is retired. */
 static PyObject *Ring_retire(Ring *self, PyObject *const *args, Py_ssize_t count)
 {
     if (!arguments("retire", count, 0, 1)) return NULL;
@@ -250,7 +250,7 @@ static PyObject *Ring_retire(Ring *self, PyObject *const *args, Py_ssize_t count
     int result;
     atomic_store(&s->retired, 1);
     Py_BEGIN_ALLOW_THREADS
-    ring_all(s);
+    wake_all(s);
     if (!(result = ring_lock(s, remaining(until)))) ring_unlock(s);
     Py_END_ALLOW_THREADS
     self->publishes = 0;
@@ -262,7 +262,7 @@ static PyObject *Ring_end(Ring *self, PyObject *position)
     uint64_t final;
     if (!usable(self) || !number(position, UINT64_MAX - 1, &final)) return NULL;
     atomic_store(&self->h.shared->final, final);
-    ring_all(self->h.shared);
+    wake_all(self->h.shared);
     Py_RETURN_NONE;
 }
 
@@ -284,16 +284,16 @@ static PyObject *Ring_wait(Ring *self, PyObject *const *args, Py_ssize_t count)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(atomic_load(&s->tail) != seen);
 }
 
-static PyObject *Ring_seats(Ring *self, PyObject *nothing)
+static PyObject *Ring_slots(Ring *self, PyObject *nothing)
 {
     (void)nothing;
     PyObject *all = usable(self) ? PyList_New(0) : NULL;
-    for (unsigned i = 0; all && i < RING_SEATS; i++) {
-        struct ring_seat *seat = &self->h.shared->seat[i];
-        uint32_t state = atomic_load(&seat->state);
-        if (state == SEAT_FREE) continue;
-        PyObject *row = Py_BuildValue("IIKOO", i, atomic_load(&seat->pid), (unsigned long long)atomic_load(&seat->position),
-                                      state >= SEAT_GATES ? Py_True : Py_False, ring_seat_alive(&self->h, i) ? Py_True : Py_False);
+    for (unsigned i = 0; all && i < RING_SLOTS; i++) {
+        struct ring_slot *slot = &self->h.shared->slot[i];
+        uint32_t state = atomic_load(&slot->state);
+        if (state == SLOT_FREE) continue;
+        PyObject *row = Py_BuildValue("IIKOO", i, atomic_load(&slot->pid), (unsigned long long)atomic_load(&slot->position),
+                                      state >= SLOT_GATES ? Py_True : Py_False, ring_slot_alive(&self->h, i) ? Py_True : Py_False);
         if (!row || PyList_Append(all, row)) Py_CLEAR(all);
         Py_XDECREF(row);
     }
@@ -309,7 +309,7 @@ static PyObject *Ring_fileno(Ring *self, PyObject *nothing)
 static PyObject *Ring_close(Ring *self, PyObject *nothing)
 {
     (void)nothing;
-    if (self->users || self->publishes) return PyErr_SetString(errors.busy, "another thread uses the ring"), NULL;
+    if (self->users || self->publishes) return PyErr_SetString(errors.busy, "ring in use by another thread"), NULL;
     close_ring(self);
     Py_RETURN_NONE;
 }
@@ -354,7 +354,7 @@ static PyMethodDef ring_methods[] = {
     {"retire", FAST(Ring_retire), METH_FASTCALL, NULL},
     {"end", FAST(Ring_end), METH_O, NULL},
     {"wait", FAST(Ring_wait), METH_FASTCALL, NULL},
-    {"seats", FAST(Ring_seats), METH_NOARGS, NULL},
+    {"slots", FAST(Ring_slots), METH_NOARGS, NULL},
     {"fileno", FAST(Ring_fileno), METH_NOARGS, NULL},
     {"close", FAST(Ring_close), METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL}};

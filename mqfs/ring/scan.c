@@ -4,7 +4,7 @@
 enum { SEQUENCE, TIME, POSITION, BODY, STREAM, HEADERS, KIND, FLAGS, COLUMNS };
 static const size_t widths[COLUMNS] = {8, 8, 4, 4, 4, 2, 1, 1};
 
-/* The head of the record at `at` if it lies whole in the buffer. */
+/* Read the head of the record at `at`, if the buffer has it whole. */
 static int whole(const uint8_t *data, size_t bytes, size_t at, struct ring_record *head)
 {
     if (bytes - at < sizeof *head) return 0;
@@ -20,7 +20,7 @@ static size_t count_whole(const uint8_t *data, size_t bytes)
     return count;
 }
 
-/* Fill the columns; returns how many records passed and, in `end`, where the next would begin. */
+/* Fill the columns. Returns the number of sound records, and their end in `end`. */
 static size_t index_records(const uint8_t *data, size_t bytes, size_t most, uint64_t base, uint8_t **to, size_t *end)
 {
     struct ring_record head;

@@ -1,8 +1,7 @@
-"""The server process: one nursery over store, tree and faces; the order in which they start and stop; signals.
+"""The server process: one nursery over store, tree and front ends; the order in which they start and stop; signals.
 
-Owns what ties them together and nothing of what they do. Start: sockets, lock and store, tree, mount, readiness. Stop:
-what is in rings is in the log, who waits is answered, replies leave, mount and sockets end, last commit, the store is
-marked clean, the lock is free.
+Start: sockets, lock and store, tree, mount, readiness. Stop: rings are emptied into the log, parked calls are answered,
+replies leave, mount and sockets end, last commit, the store is marked clean, the lock is free.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
 
 log = logging.getLogger("mqfs")
-LEAST_WAIT_S = 0.001  # between two looks at what is due
+LEAST_WAIT_S = 0.001  # between two runs of timers
 TICK_S = 1.0
 End = Callable[[], Awaitable[None]]
 
 
 def run(options: Options) -> int:
-    """Serve until told to stop; the exit code. Raises MqfsError or OSError where it could not start."""
+    """Serve until stopped; returns the exit code. Raises MqfsError or OSError where it could not start."""
     logs.set_up()
     check_words(options)
     check_standard_files(options)
@@ -57,11 +56,11 @@ def run(options: Options) -> int:
 
 
 def check_words(options: Options) -> None:
-    """Refuse, before anything is opened, what means nothing on any machine. Raises BadConfig."""
+    """Check options that are invalid on any machine, before anything is opened. Raises BadConfig."""
     for name in ("store", "mount", "service"):
         value = getattr(options, name)
         if value is not None and (not value or "\0" in value):
-            raise BadConfig(f"--{name} {value!r}; a name that is not empty is right")
+            raise BadConfig(f"--{name} {value!r}: invalid name (expected a path without NUL)")
     try:
         for text in options.listen:
             parse_address(text)
@@ -72,47 +71,47 @@ def check_words(options: Options) -> None:
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
     if identity.user_number(options.tcp_user) is None:
-        raise BadConfig(f"--tcp-user {options.tcp_user!r}: no user is called so; name one that getent passwd lists")
+        raise BadConfig(f"--tcp-user {options.tcp_user!r}: unknown user (expected one of getent passwd)")
 
 
 def check_standard_files(options: Options) -> None:
-    """Where 9P is to be spoken on standard input and output, they must be there. Raises BadConfig."""
+    """Check that standard input and output are open where 9P is to be spoken on them. Raises BadConfig."""
     if options.mount is None and options.service is None and not options.listen:
         try:
             os.fstat(0)
             os.fstat(1)
         except OSError:
-            text = "standard input or output is closed, and neither --mount nor --listen says where else to serve"
+            text = "standard input or output is closed (expected --mount, --listen or -s)"
             raise BadConfig(text) from None
 
 
 def raise_file_limit() -> None:
-    """Every connection, bucket and open file may want a descriptor."""
+    """Every connection, bucket and open file may need a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def file_mask() -> int:
-    """This process's umask, which can only be asked for by setting it."""
+    """This process's umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def make_name_space(service: str) -> None:
-    """The directory of `-s`, which nobody else may enter. Raises BadAddress where it is somebody else's."""
+    """Make the directory of `-s`, private to this user. Raises BadAddress where it belongs to another user."""
     if "!" in service:
         return
     path = name_space()
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     if os.stat(path).st_uid != os.geteuid():
-        raise BadAddress(f"{path} belongs to another user; set NAMESPACE to a directory of your own")
+        raise BadAddress(f"{path} belongs to another user (expected NAMESPACE set to a directory of your own)")
 
 
 def notify(text: str) -> None:
-    """Tell the service manager, if there is one (sd_notify(3))."""
+    """Notify the service manager, if there is one (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address[:1] not in ("/", "@"):
         return
@@ -129,14 +128,14 @@ class Server:
         self.tokens = None if options.token_file is None else tokens.read_file(options.token_file)
         self.stopping = trio.Event()
         self.contained = False  # whether a fault of maintenance was logged with its traceback
-        self.doors: list[SocketFile] = []
+        self.attach_listeners: list[SocketFile] = []
         self.refused: MqfsError | OSError | None = None  # why it could not start
         self.crashed = False
 
     async def run(self) -> int:
         """Start, serve, stop; the exit code."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            await self.check_mountpoint()  # first: where these are refused, nothing was made
+            await self.check_mountpoint()  # first: nothing was made where these are refused
             listeners = self.listen()
             try:
                 store = self.open_store()
@@ -151,7 +150,7 @@ class Server:
         return 1 if self.crashed else 0
 
     async def check_mountpoint(self) -> None:
-        """Whether the mount will be possible; what a killed server left there is cleaned away."""
+        """Check that the mount will be possible; the stale mount of a killed server is removed. Raises MountError."""
         if self.options.mount is not None:
             from mqfs.fuse import mount  # here, so that without a mount no FUSE is needed
 
@@ -160,7 +159,7 @@ class Server:
             await trio.to_thread.run_sync(mount.check_mountpoint, self.options.mount)
 
     def listen(self) -> list[Listener]:
-        """All addresses, or none. Clients that come early wait until they are served."""
+        """Listen on all addresses, or none. Early clients wait until they are served."""
         dials = list(self.options.listen)
         if self.options.service is not None:
             make_name_space(self.options.service)
@@ -178,27 +177,27 @@ class Server:
     def close_all(self, listeners: list[Listener]) -> None:
         for listener in listeners:
             listener.close()
-        for file in self.doors:
+        for file in self.attach_listeners:
             file.close()
 
     def listen_for_rings(self, listener: Listener) -> None:
-        """Beside a unix socket. Without it everything else works."""
+        """Listen for attachments to rings beside a unix socket. Without that everything else works."""
         if MISSING or not isinstance(listener.address, UnixAddress):
             return
         try:
-            self.doors.append(attach_socket.listen(listener.address))
+            self.attach_listeners.append(attach_socket.listen(listener.address))
         except BadAddress as error:
-            log.warning("no rings for clients of %s: %s", listener.address, error)
+            log.warning("rings for clients of %s unavailable: %s", listener.address, error)
 
     def open_store(self) -> Store:
         post = trio.lowlevel.current_trio_token().run_sync_soon
         if self.options.store is None:
-            log.info("no --store: messages are kept in memory and are gone when this ends")
+            log.info("no --store: messages are kept in memory and lost at exit")
             return MemoryStore()
         return DiskStore(self.options.store, post)
 
     async def serve(self, store: Store, listeners: list[Listener], signals: AsyncIterator[int]) -> None:
-        """The faces over the tree, until something says stop; then the orderly end."""
+        """Run the front ends over the tree until the stop; then end in order."""
         user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
         rings = RingRegistry(store, trio.lowlevel.current_trio_token().run_sync_soon)
         tree = Tree(
@@ -211,13 +210,13 @@ class Server:
         )
         malloc_tuning.spare_collector()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.heed, signals)
-            nursery.start_soon(self.guard, "house-keeping", functools.partial(self.keep_house, tree, rings))
+            nursery.start_soon(self.stop_on, signals)
+            nursery.start_soon(self.guard, "maintenance", functools.partial(self.maintain, tree, rings))
             ends: list[End] = []
-            visits = attach_socket.AttachSocket(rings, self.doors)
+            attaching = attach_socket.AttachSocket(rings, self.attach_listeners)
             try:
-                await nursery.start(functools.partial(self.guard, "the door", visits.run, only=False))
-                await self.start_faces(tree, listeners, nursery, ends)
+                await nursery.start(functools.partial(self.guard, "the attach socket", attaching.run, only=False))
+                await self.start_front_ends(tree, listeners, nursery, ends)
                 log.info("ready")
                 notify("READY=1")
             except (MqfsError, OSError) as error:
@@ -225,7 +224,7 @@ class Server:
                 self.stopping.set()
             await self.stopping.wait()
             notify("STOPPING=1")
-            await visits.stop()
+            await attaching.stop()
             with trio.move_on_after(limits.SHUTDOWN_S):
                 await settle(rings.close())
             tree.close()
@@ -233,8 +232,10 @@ class Server:
                 await end()
             nursery.cancel_scope.cancel()
 
-    async def start_faces(self, tree: Tree, listeners: list[Listener], nursery: trio.Nursery, ends: list[End]) -> None:
-        """Serve the sockets, mount, or speak on standard input and output; `ends` gets what ends each."""
+    async def start_front_ends(
+        self, tree: Tree, listeners: list[Listener], nursery: trio.Nursery, ends: list[End]
+    ) -> None:
+        """Serve the sockets, the mount, or standard input and output; `ends` gets a function that ends each."""
         options = self.options
         trace = sys.stderr if options.trace else None
         nine = NinepServer(tree, tcp_user=options.tcp_user, tokens=self.tokens, trace=trace)
@@ -246,11 +247,11 @@ class Server:
         if options.mount is not None:
             await self.start_mount(tree, nursery, ends, options.mount, only=not listeners)
         elif not listeners:
-            log.info("9P on standard input and output; --mount DIR and --listen DIAL serve elsewhere")
+            log.info("9P on standard input and output (--mount DIR and --listen ADDRESS serve elsewhere)")
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
 
     async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str, only: bool) -> None:
-        """Mount. Unmounted from outside, the server goes on if the tree is served otherwise too."""
+        """Mount. `only`: an unmount from outside ends the server, which serves nothing else."""
         from mqfs.fuse.mount import FuseMount
 
         fuse = FuseMount(tree, path, allow_other=self.options.allow_other)
@@ -272,7 +273,7 @@ class Server:
         only: bool = True,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run a face or the like. Its end is the server's, if it is the `only` one; so is a bug, with exit code 1."""
+        """Run a front end or the like. The server ends with it if it is the `only` one, and with a bug: exit code 1."""
         try:
             await work() if task_status is trio.TASK_STATUS_IGNORED else await work(task_status=task_status)
         except Exception:
@@ -281,39 +282,39 @@ class Server:
         if only:
             self.stopping.set()
 
-    async def heed(self, signals: AsyncIterator[int]) -> None:
-        """SIGTERM and SIGINT stop the server, once; there is nothing for SIGHUP to do."""
+    async def stop_on(self, signals: AsyncIterator[int]) -> None:
+        """Stop the server at SIGTERM or SIGINT, once; ignore SIGHUP."""
         async for number in signals:
             if number != signal.SIGHUP and not self.stopping.is_set():
                 log.info("%s: stopping", signal.Signals(number).name)
                 self.stopping.set()
 
     def contain(self, step: Callable[[], None]) -> None:
-        """Do one step of periodic maintenance. What it raises ends neither the server nor the next step."""
+        """Perform one step of periodic maintenance. Its errors end neither the server nor the next step."""
         try:
             step()
         except Exception as error:
             log.error("periodic maintenance failed: %r", error, exc_info=not self.contained)
             self.contained = True
 
-    async def keep_house(self, tree: Tree, rings: RingRegistry) -> None:
-        """What is to be done once a second, and what the tree asked to be woken for."""
+    async def maintain(self, tree: Tree, rings: RingRegistry) -> None:
+        """Run periodic maintenance once a second, and the tree's timers when they are due."""
         sooner = trio.Event()
 
         def alarmed() -> None:
             sooner.set()
 
         tree.timers.on_sooner = alarmed
-        house_at = trio.current_time()
+        tick_at = trio.current_time()
         while not self.stopping.is_set():
-            if trio.current_time() >= house_at:
-                house_at = trio.current_time() + TICK_S
+            if trio.current_time() >= tick_at:
+                tick_at = trio.current_time() + TICK_S
                 for step in (tree.tick, rings.tick, functools.partial(malloc_tuning.give_back, tree.memory)):
                     self.contain(step)
             else:
                 self.contain(tree.run_timers)
             sooner = trio.Event()
-            wait_s = house_at - trio.current_time()
+            wait_s = tick_at - trio.current_time()
             if (due := tree.timers.next_due_ns) is not None:
                 wait_s = min(wait_s, (due - tree.clock.engine_ns()) / 1e9)
             with trio.move_on_after(max(wait_s, LEAST_WAIT_S)):

@@ -1,7 +1,7 @@
-"""What the server is told: the options of `mqfs serve`, from the command line and from a TOML file.
+"""The options of `mqfs serve`, from the command line and from a TOML file.
 
-Owns their names, their types and how the two are joined (the command line wins); opens nothing and checks nothing that
-needs the machine: that is serve's.
+Owns their names, their types and how the two are joined (the command line wins). Opens nothing, and checks nothing that
+depends on the machine: that is app.py's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mqfs.errors import BadConfig
 
 @attrs.frozen
 class Options:
-    """As on the command line; None and () are "not said"."""
+    """As on the command line; None and () are not given."""
 
     store: str | None = None
     mount: str | None = None
@@ -40,15 +40,15 @@ KEYS = (*_TEXTS, *_LISTS, *_FLAGS)
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """What a configuration file says, by the names of Options. Raises BadConfig."""
+    """The options of a configuration file, by the names of Options. Raises BadConfig."""
     try:
         with open(path, "rb") as file:
-            said = tomllib.load(file)
+            values = tomllib.load(file)
     except OSError as error:
-        raise BadConfig(f"{path}: {error.strerror}; --config wants a TOML file that can be read") from None
+        raise BadConfig(f"--config {path}: {error.strerror} (expected a readable TOML file)") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: {error}; a line is KEY = VALUE, as in TOML") from None
-    return {key.replace("-", "_"): _value(path, key, value) for key, value in said.items()}
+        raise BadConfig(f"--config {path}: {error} (expected TOML, KEY = VALUE a line)") from None
+    return {key.replace("-", "_"): _value(path, key, value) for key, value in values.items()}
 
 
 def _value(path: str, key: str, value: object) -> object:
@@ -56,16 +56,16 @@ def _value(path: str, key: str, value: object) -> object:
         words = [value] if isinstance(value, str) else value
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
             return tuple(words)
-        raise BadConfig(f'{path}: {key} = {_print(value)}; write {key} = "TEXT" or {key} = ["TEXT", "TEXT"]')
+        raise BadConfig(f'--config {path}: invalid {key} = {_print(value)} (expected "TEXT" or ["TEXT", "TEXT"])')
     if key in _FLAGS:
         if isinstance(value, bool):
             return value
-        raise BadConfig(f"{path}: {key} = {_print(value)}; write {key} = true or {key} = false")
+        raise BadConfig(f"--config {path}: invalid {key} = {_print(value)} (expected true or false)")
     if key in _TEXTS:
         if isinstance(value, str):
             return value
-        raise BadConfig(f'{path}: {key} = {_print(value)}; write {key} = "TEXT"')
-    raise BadConfig(f"{path}: unknown key {key!r}; there are: {' '.join(KEYS)}")
+        raise BadConfig(f'--config {path}: invalid {key} = {_print(value)} (expected "TEXT")')
+    raise BadConfig(f"--config {path}: unknown key {key!r} (expected one of {' '.join(KEYS)})")
 
 
 def _print(value: object) -> str:
@@ -74,21 +74,21 @@ def _print(value: object) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-def join(file: Mapping[str, Any], said: Mapping[str, Any]) -> Options:
-    """Options: what the command line said, then what the file says, then the defaults."""
-    spoken = {key: value for key, value in said.items() if value not in (None, ())}
-    return Options(**{**file, **spoken})
+def join(file: Mapping[str, Any], command_line: Mapping[str, Any]) -> Options:
+    """The options of the command line, then those of the file, then the defaults."""
+    given = {key: value for key, value in command_line.items() if value not in (None, ())}
+    return Options(**{**file, **given})
 
 
 def service_address(name: str) -> str:
-    """The dial string of `-s NAME`, as plan9port has it: a socket in the name space directory, or a whole address."""
+    """The address of `-s NAME`, as plan9port has it: a socket in the name space directory, or NAME as an address."""
     return name if "!" in name else f"unix!{name_space()}/{name}"
 
 
 def name_space() -> str:
     """The directory where this user's services are found: $NAMESPACE, or one of the display's."""
-    if said := os.environ.get("NAMESPACE"):
-        return said
+    if path := os.environ.get("NAMESPACE"):
+        return path
     display = os.environ.get("DISPLAY") or ":0"
     if ":" in display:
         display = display.removesuffix(".0")

@@ -52,23 +52,16 @@ class Appender:
         need = 32 + len(headers) + len(body)
         if segment is None or segment.used + need > segment.room:
             segment = self.make_room(need)
-        if kind <= 2:
-            if end.next >= self._sequences.refill:
-                segment = self.reserve(need)
-            sequence = end.next
-        else:
-            sequence = end.next - 1
+        if kind <= 2 and end.next >= self._sequences.refill:
+            segment = self.reserve(need)
+        sequence = end.next - (kind > 2)
         flags = SETTLED if commit.synced == commit.written else 0
         data = encode(sequence, time_ns, stream, kind, flags, headers, body)
         position = segment.used
         if kind > 2:
-            others: Any = segment.others
-            if others is None:
-                others = segment.rows()
+            others: Any = segment.rows() if segment.others is None else segment.others
         else:
-            index: Any = segment.index
-            if index is None:
-                index = segment.load()
+            index: Any = segment.load() if segment.index is None else segment.index
         fd = segment.fd if segment.fd >= 0 else segment.open()
         try:
             done = self._pwrite(fd, data, position)

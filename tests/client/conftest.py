@@ -14,8 +14,10 @@ from mqfs.client import Client, tasks
 from tests.client.opening import Opening
 from tests.support.server import Server, short_folder
 
+SERVED = [pytest.param(way, marks=pytest.mark.process) for way in ("9p", "auto")]
 
-@pytest.fixture(params=["9p", "auto"])
+
+@pytest.fixture(params=SERVED)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """One that clients reach by 9P alone, or by rings too."""
     if request.param == "auto" and ring.MISSING:
@@ -30,7 +32,7 @@ def shared() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=["9p", "auto", "inside"])
+@pytest.fixture(params=[*SERVED, "inside"])
 def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
     """A client of a tree; with a server the tests of a module share a server, so each takes a group of its own name."""
     if request.param != "inside":
@@ -49,7 +51,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.node.name).replace("/", "_")
 
 
-@pytest.fixture(params=["9p", "inside"])
+@pytest.fixture(params=[SERVED[0], "inside"])
 def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opening]:
     if request.param == "9p":
         shared: Server = request.getfixturevalue("shared")

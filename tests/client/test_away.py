@@ -34,6 +34,7 @@ def test_a_connection_that_is_lost_is_one_clear_error(server: Server) -> None:
             group.publish("s", b"3")
 
 
+@pytest.mark.slow
 def test_a_call_after_the_restart_connects_again(server: Server) -> None:
     with server.connect(transport="9p") as client:
         group = client.group("g", create=True, ctl=["replay all"])
@@ -52,6 +53,7 @@ def test_a_call_after_the_restart_connects_again(server: Server) -> None:
         assert [message.body for message in group.history()] == [b"1", b"2", b"3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("pattern", ["#", "s", "*"])
 def test_a_subscription_goes_on_behind_the_last(server: Server, number: int, pattern: str) -> None:
@@ -77,6 +79,7 @@ def test_a_subscription_goes_on_behind_the_last(server: Server, number: int, pat
         assert got.empty()
 
 
+@pytest.mark.slow
 def test_a_kill_under_load_loses_and_repeats_nothing(server: Server) -> None:
     """A publisher with ids that repeats what is not known, a subscription, and a server that is killed five times."""
     got: list[int] = []
@@ -200,6 +203,7 @@ def test_a_store_is_free_again_and_keeps_what_it_was_told(tmp_path: Path) -> Non
         assert [message.body for message in client.group("g").history()] == [b"0", b"1", b"2"]
 
 
+@pytest.mark.process
 def test_what_was_published_inside_survives_a_kill(tmp_path: Path) -> None:
     """`sync always`: it is on disk when publish returns, and a server finds it."""
     code = (
@@ -235,7 +239,7 @@ def test_transports(server: Server) -> None:
             assert inner.group().groups() == ["er"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else for a server")
+@pytest.mark.root
 def test_what_is_there_needs_no_permission_to_make_it(server: Server) -> None:
     with server.connect() as owner, server.connect(user="nobody") as guest:
         group = owner.group("g", create=True, ctl=["replay all", "consumer c s"])
@@ -285,6 +289,7 @@ def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Server, tmp_path: Path, 
             assert messages.get(HANG_S).body == b"next"
 
 
+@pytest.mark.process
 def test_importing_loads_nothing_of_the_library() -> None:
     code = "import sys, mqfs; assert not [m for m in sys.modules if m.startswith('mqfs.')]; mqfs.connect; "
     code += "assert 'trio' not in sys.modules and 'mqfs.engine.tree.tree' not in sys.modules"

@@ -282,6 +282,7 @@ def test_claims(tree: Client, name: str) -> None:
         assert group.stats()["consumers"]["w"]["waiting"] == 0
 
 
+@pytest.mark.slow
 def test_a_worker_and_dead_letters(tree: Client, name: str) -> None:
     group, body = kept(tree, name), body_of(1_500_000)
     group.ctl("retries 1")

@@ -211,6 +211,7 @@ def test_a_message_for_one_only(tree: Client, name: str) -> None:
     assert sorted(got) == [b"for both", b"for both", b"for one"]
 
 
+@pytest.mark.slow
 def test_a_worker_stopped_by_its_handler_ends(tree: Client, name: str) -> None:
     group = tree.group(name, create=True, ctl=["replay all"])
     group.publish("s", b"1")

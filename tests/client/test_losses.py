@@ -41,6 +41,7 @@ def flood(group: Group, count: int, size: int) -> None:
     group.publish_many(("s", b"%d " % number + bytes(size)) for number in range(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", SETTINGS, ids=" ".join)
 def test_a_reader_that_pauses_gets_all_or_is_told_how_many_it_lost(tree: Client, name: str, lines: list[str]) -> None:
     """The writer does more than a ring holds meanwhile."""
@@ -121,6 +122,7 @@ def test_a_loss_is_told_where_nothing_comes_behind_it(tree: Client, name: str) -
         assert caught.value.lost == 10
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("failing", ["CursorSubscription", "_places"])
 def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cursor(
     shared: Server, name: str, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -129,7 +131,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
     if ring.MISSING:
         pytest.skip(ring.MISSING)
     where: Any = ring_subscription if failing == "CursorSubscription" else CursorSubscription
-    real, failures, seats, cursors = getattr(where, failing), 5, [], []
+    real, failures, slots, cursors = getattr(where, failing), 5, [], []
     with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
         group = client.group(name, create=True, ctl=["replay all"])
         with group.subscribe("s") as reading:
@@ -140,18 +142,19 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
 
             def fail_at_first(*arguments: Any, **options: Any) -> Any:
                 made = group._publisher._direct._attachment.now.ring  # type: ignore[union-attr]
-                seats.append(sum(bool(seat and lives) for seat, _, _, _, lives in made.seats()))
+                slots.append(sum(bool(slot and lives) for slot, _, _, _, lives in made.slots()))
                 cursors.append(read_whole(other._link, f"{other.group(name).path}/.who").count(b".cursor"))
-                if len(seats) <= failures:
+                if len(slots) <= failures:
                     raise Disconnected("the connection was lost")
                 return real(*arguments, **options)
 
             monkeypatch.setattr(where, failing, fail_at_first)
             assert [reading.get(timeout=HANG_S).body for _ in range(3)] == [b"1", b"2", b"3"]
-    assert seats == [1] * (failures + 1)
+    assert slots == [1] * (failures + 1)
     assert set(cursors) == {0 if failing == "CursorSubscription" else 1}
 
 
+@pytest.mark.process
 def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
     shared: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +217,7 @@ def test_a_loss_before_the_first_message_is_counted(tree: Client, name: str) -> 
     assert given + lost == 12
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lines", [[], ["replay all"]], ids=" ".join)
 def test_who_begins_when_the_ring_has_just_ended_gets_what_comes(shared: Server, name: str, lines: list[str]) -> None:
     """And nothing that was there before."""
@@ -229,6 +233,7 @@ def test_who_begins_when_the_ring_has_just_ended_gets_what_comes(shared: Server,
             assert [reading.get(timeout=HANG_S).body for _ in range(3)] == [b"2", b"3", b"4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("lines", [[], ["replay last"], ["replay last", "ttl 1h"]], ids=" ".join)
 def test_what_a_server_that_was_started_again_has_not_is_told(server: Server, number: int, lines: list[str]) -> None:
@@ -252,6 +257,7 @@ def test_what_a_server_that_was_started_again_has_not_is_told(server: Server, nu
     assert given + lost + sum(more) >= 201
 
 
+@pytest.mark.slow
 def test_the_first_subscription_after_a_restart_finds_the_server(server: Server) -> None:
     with server.connect() as client:
         group = client.group("g", create=True)

@@ -18,6 +18,8 @@ from tests.client.rush import WHOLE_BYTES, Actor
 from tests.support.campaign import seed, size
 from tests.support.server import Server, can_mount, short_folder
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 SECONDS = 1_800 if size(10) == 10 else 20
 ROUND_S = 4.0
 SETTINGS = [

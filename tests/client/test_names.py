@@ -106,6 +106,7 @@ def test_a_body_is_bytes_or_text(tree: Client, name: str, body: Any) -> None:
             call()
 
 
+@pytest.mark.slow
 def test_groups_are_no_views(tree: Client, name: str) -> None:
     group = tree.group(name, create=True)
     for view in "plain", "my view", "it's", "#1":

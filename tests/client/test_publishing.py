@@ -116,6 +116,7 @@ def test_ttl(tree: Client, name: str) -> None:
         assert time.monotonic() < deadline
 
 
+@pytest.mark.slow
 def test_many_keep_their_order(tree: Client, name: str) -> None:
     group = kept(tree, name)
     sent = [(f"s{number % 7}", str(number)) for number in range(3_000)]
@@ -202,6 +203,7 @@ def test_deliver_can_be_set_after_publishing(tree: Client, name: str) -> None:
 # ---------------------------------------------------------------- history
 
 
+@pytest.mark.slow
 def test_stretches_of_the_past(tree: Client, name: str) -> None:
     group = kept(tree, name)
     group.publish_many((f"s.{number % 2}", str(number)) for number in range(10))

@@ -12,6 +12,8 @@ from mqfs import Client, Message, errors
 from mqfs.client import Group
 from tests.support.eventually import HANG_S
 
+FILES = [pytest.param("9p", marks=pytest.mark.process), "inside"]  # a ring still has what was cut
+
 
 def kept(tree: Client, name: str, *ctl: str) -> Group:
     return tree.group(name, create=True, ctl=["replay all", *ctl])
@@ -133,7 +135,9 @@ def test_a_timeout_and_an_interrupt_lose_nothing(tree: Client, name: str, timeou
     assert got == list(range(500))
 
 
-@pytest.mark.parametrize("tree", ["9p", "inside"], indirect=True)  # a ring still has what was cut
+@pytest.mark.parametrize(
+    "tree", [pytest.param("9p", marks=pytest.mark.process), "inside"], indirect=True
+)  # a ring still has what was cut
 def test_a_reader_that_fell_behind_is_told_once(tree: Client, name: str) -> None:
     group = kept(tree, name, "depth 2")
     messages = group.subscribe()
@@ -252,7 +256,9 @@ def test_a_handler_that_raises(tree: Client, name: str, caplog: pytest.LogCaptur
     assert "no good" in caplog.text
 
 
-@pytest.mark.parametrize("tree", ["9p", "inside"], indirect=True)  # a ring still has what was cut
+@pytest.mark.parametrize(
+    "tree", [pytest.param("9p", marks=pytest.mark.process), "inside"], indirect=True
+)  # a ring still has what was cut
 def test_a_callback_is_told_of_losses(tree: Client, name: str) -> None:
     group = kept(tree, name, "depth 1")
     begun, busy, told = threading.Event(), threading.Event(), queue.SimpleQueue[object]()
@@ -270,6 +276,7 @@ def test_a_callback_is_told_of_losses(tree: Client, name: str) -> None:
     assert [told.get(timeout=HANG_S) for _ in range(3)] == [b"0", errors.FellBehind, b"4"]
 
 
+@pytest.mark.slow
 def test_concurrency(tree: Client, name: str) -> None:
     """Three handlers run at once, no fourth."""
     group = kept(tree, name)

@@ -20,6 +20,8 @@ from tests.support.eventually import HANG_S, patient
 from tests.support.server import Server, short_folder
 from tests.support.temp_store import lowered
 
+pytestmark = pytest.mark.slow
+
 STORIES, IN_CI, STEPS = 1_700, 50, 30
 SLACK = 64
 SMALL = {
@@ -248,7 +250,10 @@ class Story:
         self.world.files.remove_group(self.name)
 
 
-@pytest.fixture(params=["auto", "9p", "inside"])
+SERVED = [pytest.param(way, marks=pytest.mark.process) for way in ("auto", "9p")]
+
+
+@pytest.fixture(params=[*SERVED, "inside"])
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     if request.param == "auto" and ring.MISSING:
         pytest.skip(ring.MISSING)

@@ -335,6 +335,7 @@ def test_it_goes_on_when_the_server_comes_back(server: Server, number: int, deli
             assert drained(claims) == [b"3"]
 
 
+@pytest.mark.process
 def test_beside_readers_of_the_file_on_the_mount(tmp_path: Path) -> None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("/dev/fuse is missing or may not be opened")
@@ -377,10 +378,7 @@ def took(claims: Claims, into: list[bytes]) -> None:
             into.append(claim.body)
 
 
-ACCOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="only root is somebody else")
-
-
-@ACCOUNTS
+@pytest.mark.root
 def test_who_may_not_read_the_stream_may_not_take(server: Server) -> None:
     with server.connect() as client, server.connect(user="nobody", transport="9p") as nobody:
         group = work(client, "g")
@@ -394,6 +392,7 @@ def test_who_may_not_read_the_stream_may_not_take(server: Server) -> None:
 # ---------------------------------------------------------------- awaited
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("how", ["9p", "auto", "inside"])
 def test_awaited(request: pytest.FixtureRequest, tmp_path: Path, name: str, how: str, backend: str) -> None:

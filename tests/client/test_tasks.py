@@ -132,6 +132,7 @@ def test_a_wait_with_a_deadline_of_asyncio(opening: Opening, name: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_body_of_any_size(opening: Opening, name: str, backend: str) -> None:
     async def main() -> None:
         async with opening() as client:

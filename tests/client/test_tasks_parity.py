@@ -339,6 +339,7 @@ def test_close_of_a_group_ends_its_handlers_and_close_of_a_client_all(
     run(main, opening, backend)
 
 
+@pytest.mark.slow
 def test_handlers_run_in_the_loop(opening: Opening, name: str) -> None:
     async def main() -> None:
         async with opening() as client:

@@ -19,6 +19,8 @@ from tests.conformance.face import MESSAGE_BYTES, check_face
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import NO_FUSE, Server, can_mount, short_folder
 
+pytestmark = pytest.mark.process
+
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
 numbers = itertools.count()
 

@@ -91,6 +91,7 @@ def evicting(path: Path, messages: int) -> tuple[int, int]:
     return cost, queues.group.counts.cut
 
 
+@pytest.mark.slow
 def test_eviction_at_the_logs_bound_takes_one_stretch_and_does_not_walk_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from tests.engine.subject import TreeSubject
 from tests.models.pubsub_machine import Machine
 from tests.support import campaign
 
+pytestmark = pytest.mark.slow
+
 
 class OverMemory(Machine):
     def make(self) -> Any:

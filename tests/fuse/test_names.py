@@ -20,7 +20,6 @@ from tests.support.eventually import HANG_S, eventually
 
 FILES = {"ctl", "order", ".cursor", ".put", ".batch", ".stats", ".who", ".errors"}
 FOLDERS = {".consumers", ".kept", ".txn"}
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
 
 
 def refused(number: int, call: object, *words: object) -> None:
@@ -168,7 +167,7 @@ def test_the_umask_is_applied_once(mq: Path) -> None:
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
-@needs_root
+@pytest.mark.root
 def test_the_server_decides_who_may_what(mq: Path) -> None:
     (mq / "s").write_text("x")
     (mq / "s").chmod(0o640)
@@ -193,7 +192,7 @@ def test_the_server_decides_who_may_what(mq: Path) -> None:
         assert not denied or "ermission" in done.stderr or "ermitted" in done.stderr, done.stderr
 
 
-@needs_root
+@pytest.mark.root
 def test_supplementary_groups_count(mq: Path) -> None:
     (mq / "s").write_text("x")
     os.chown(mq / "s", 0, 4711)
@@ -203,7 +202,7 @@ def test_supplementary_groups_count(mq: Path) -> None:
     assert (mq / "s").stat().st_gid == 4711
 
 
-@needs_root
+@pytest.mark.root
 def test_what_nobody_makes_is_his(mq: Path) -> None:
     mq.chmod(0o777)
     script = "echo hi >s; mkdir g; umask 777; echo secret >t"

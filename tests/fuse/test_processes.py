@@ -181,4 +181,4 @@ def test_without_a_descriptor_it_says_so_and_goes_on(
         stop()
 
     run(body)
-    assert "cannot be watched" in caplog.text
+    assert "not watched" in caplog.text

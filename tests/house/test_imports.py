@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import grimp
 
-from tests.house.today import PACKAGES, check
-
-ENGINE_TYPE_IMPORTS = 4  # at the end
+from tests.house.today import PACKAGES, ROOT, check
 
 
 def circles() -> Iterator[tuple[str, int]]:
@@ -66,3 +64,8 @@ def breaches() -> dict[str, int]:
 
 def test_no_package_is_a_circle() -> None:
     check("imports", breaches())
+
+
+def test_the_engine_imports_nothing_for_types_alone() -> None:
+    sources = (ROOT / "mqfs" / "engine").rglob("*.py")
+    assert [path.name for path in sources if "TYPE_CHECKING" in path.read_text()] == []

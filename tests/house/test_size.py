@@ -11,7 +11,7 @@ from tests.house.today import ROOT, check, name_of, sources
 
 FILE_LINES = 400
 PUBLIC_MEMBERS = 20  # of a class: methods and properties
-MEDIAN, NINTH, LONGEST = 5, 15, 55  # lines of a function's body
+MEDIAN, NINTH, LONGEST = 5, 15, 50  # lines of a function's body
 EXEMPT = {
     "mqfs/client/group.py: Group": 25,  # each one line over a part
 }

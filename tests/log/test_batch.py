@@ -72,6 +72,7 @@ def outcome(data: bytes, known: dict[bytes, int]) -> object:
         return type(error), str(error)
 
 
+@pytest.mark.slow
 @settings(max_examples=size(3_000), deadline=None)
 @given(written(), st.sampled_from([{}, {b"s": 0}, {b"t": 0, b"s0002": 1, b"s": 2}]))
 def test_frames(data: bytes, known: dict[bytes, int]) -> None:
@@ -80,6 +81,7 @@ def test_frames(data: bytes, known: dict[bytes, int]) -> None:
         assert outcome(data, dict(known)) == done
 
 
+@pytest.mark.slow
 @settings(max_examples=size(1_000), deadline=None)
 @given(st.lists(st.tuples(names, st.dictionaries(st.text(min_size=1, max_size=9), st.text(max_size=9)), bodies)))
 def test_what_is_right_is_done_in_c(rows: list[tuple[str, dict[str, str], bytes]]) -> None:
@@ -130,6 +132,7 @@ def test_what_is_wrong_is_left_to_python_which_says_so(text: str) -> None:
         batch_frames.packed(BAD[text], {}, SENDER)
 
 
+@pytest.mark.slow
 def test_more_headers_and_streams_than_it_looks_at_here() -> None:
     """Many streams: found again beyond what is remembered of the last ones. Many headers: done one by one."""
     data = b"".join(frame(f"s{n % 3_000}", b"%d" % n) for n in range(9_000))
@@ -192,6 +195,7 @@ def looked_through(log: bytes, tail: bool) -> tuple[object, ...]:
     return found, [list(column) for column in columns], others.packed, others.last_ns
 
 
+@pytest.mark.slow
 @settings(max_examples=size(2_000), deadline=None)
 @given(UNITS, st.data())
 def test_units_of_a_log_that_is_looked_through(
@@ -245,6 +249,7 @@ def log_of(path: Path, steps: list[tuple[str, list[tuple[str, bytes, dict[str, s
     return b"".join(log.read_bytes() for log in sorted(path.rglob("*.log")))
 
 
+@pytest.mark.slow
 @settings(max_examples=size(150), deadline=None)
 @given(STEPS)
 def test_both_ways_make_the_same_log(

@@ -59,6 +59,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch, *said: Any) -> Any:
         return shown(gather.columns(*said, strangers=True))
 
 
+@pytest.mark.slow
 @given(RECORDS, TABLES, st.integers(0, 255), st.integers(0, 3), st.data())
 def test_in_c_as_in_python(records: Any, streams: Any, asked: int, ahead: int, draw: st.DataObject) -> None:
     asked &= ALL

@@ -7,31 +7,77 @@ what waiting calls came to, in the order in which they were answered.
 from __future__ import annotations
 
 import json
+from typing import Any, NotRequired, TypedDict
 
 WAIT = "wait"
+Answer = bytes | int | str | None
+
+
+class Kept(TypedDict):
+    """A message of the log."""
+
+    seq: int
+    stream: int
+    end: bool
+    body: bytes
+    at: int
+    why: str | None  # it is gone; None while it is kept
+
+
+class Handle(TypedDict):
+    of: Any  # the number of a stream, "order" or "cursor"
+    pos: int
+    rest: bytes
+    partial: bytes
+    told: set[int]
+    select: list[int] | None
+    until: int | None
+    format: str
+    due: bool
+    text: str | None
+    shown: Kept | None
+    place: NotRequired[int]
+
+
+class Lines(TypedDict):
+    """A blocked write of lines, and the unfinished line before and after it."""
+
+    h: Handle
+    bodies: list[bytes]
+    before: bytes
+    after: bytes
 
 
 class Model:
-    def __init__(self):
-        self.set = {"data": "message", "replay": "off", "depth": 0, "size": 0, "ttl": 0, "full": "drop-old"}
+    def __init__(self) -> None:
+        self.set: dict[str, Any] = {
+            "data": "message",
+            "replay": "off",
+            "depth": 0,
+            "size": 0,
+            "ttl": 0,
+            "full": "drop-old",
+        }
         self.now = 0  # engine seconds
         self.next = 1
-        self.log = []  # dicts: seq, stream (id), end, body, at; `why` it is gone: None while it is kept
-        self.names = {}  # name -> stream id
+        self.log: list[Kept] = []
+        self.names: dict[str, int] = {}  # name -> stream id
         self.made = 0
-        self.handles = {}  # key -> dict
-        self.parked = []  # (key of the wait, handle key, count)
-        self.blocked = []  # (key of the wait, stream id, bodies, result)
-        self.lines = {}  # key of a blocked write of lines -> dict: h, bodies, the unfinished line `before`, `after`
-        self.answers = []  # (key of the wait, result)
+        self.handles: dict[str, Handle] = {}
+        self.parked: list[tuple[int, str, int]] = []  # (key of the wait, handle key, count)
+        self.blocked: list[tuple[int, int, list[bytes], int]] = []  # (key of the wait, stream, bodies, result)
+        self.lines: dict[
+            int, Lines
+        ] = {}  # key of a blocked write of lines -> dict: h, bodies, the unfinished line `before`, `after`
+        self.answers: list[tuple[int, Answer]] = []  # (key of the wait, result)
 
     # -------------------------------------------------------- what is kept
 
-    def kept(self, stream=None):
+    def kept(self, stream: int | None = None) -> list[Kept]:
         self.settle_kept()
         return [m for m in self.log if m["why"] is None and stream in (None, m["stream"])]
 
-    def settle_kept(self):
+    def settle_kept(self) -> None:
         newest = {m["stream"]: m for m in self.log if m["why"] is None and not m["end"] and not self.expired(m)}
         for m in self.log:
             if m["why"] is not None:
@@ -45,17 +91,17 @@ class Model:
                 if self.set["replay"] == "off" or last is None or m["seq"] < last["seq"]:
                     m["why"] = "had"
 
-    def expired(self, m):
+    def expired(self, m: Kept) -> bool:
         return bool(self.set["ttl"]) and m["at"] + self.set["ttl"] <= self.now
 
-    def wanted(self, m):
+    def wanted(self, m: Kept) -> bool:
         """Whether a handle open now has still to get it."""
         return any(h["pos"] <= m["seq"] and h["of"] in ("order", "cursor", m["stream"]) for h in self.handles.values())
 
-    def cut(self, m):
+    def cut(self, m: Kept) -> None:
         m["why"] = "had" if m["end"] else "cut"  # an end mark is no loss to anyone
 
-    def behind(self, h):
+    def behind(self, h: Handle) -> bool:
         """Whether a reader has to be told now that messages before it were cut; then it is."""
         mine = self.selection(h) if isinstance(h["of"], str) else {h["of"]}
         cuts = {m["seq"] for m in self.log if m["why"] == "cut" and m["stream"] in mine}
@@ -67,14 +113,14 @@ class Model:
 
     # -------------------------------------------------------- names and settings
 
-    def create(self, name):
+    def create(self, name: str) -> Answer:
         if name in self.names:
             return "Exists"
         self.made += 1
         self.names[name] = self.made
         return None
 
-    def remove(self, name):
+    def remove(self, name: str) -> Answer:
         if name not in self.names:
             return "NotFound"
         stream = self.names.pop(name)
@@ -86,7 +132,7 @@ class Model:
                 self.answer(wait, "NotFound")
         return None
 
-    def rename(self, old, new):
+    def rename(self, old: str, new: str) -> Answer:
         if old not in self.names:
             return "NotFound"
         if old != new and new in self.names:
@@ -94,7 +140,7 @@ class Model:
         self.names[new] = self.names.pop(old)
         return None
 
-    def ctl(self, **settings):
+    def ctl(self, **settings: Any) -> Answer:
         self.settle_kept()
         self.set.update(settings)
         for stream in (
@@ -105,7 +151,7 @@ class Model:
         self.unblock()
         return None
 
-    def clear(self, name):
+    def clear(self, name: str) -> Answer:
         if name not in self.names:
             return "NotFound"
         for m in self.kept(self.names[name]):
@@ -113,7 +159,7 @@ class Model:
         self.unblock()
         return None
 
-    def drop(self, name, seq):
+    def drop(self, name: str, seq: int) -> Answer:
         found = [m for m in self.kept(self.names.get(name)) if m["seq"] == seq]
         if name not in self.names or not found:
             return "NotFound"
@@ -121,13 +167,13 @@ class Model:
         self.unblock()
         return None
 
-    def tick(self, seconds):
+    def tick(self, seconds: int) -> None:
         self.now += seconds
         self.unblock()
 
     # -------------------------------------------------------- writing
 
-    def write(self, wait, handle, body):
+    def write(self, wait: int, handle: str, body: bytes) -> Answer:
         h = self.handles[handle]
         if h["of"] not in self.names.values():
             return "NotFound"
@@ -142,7 +188,7 @@ class Model:
             return result
         return self.append(wait, h["of"], [body], len(body))
 
-    def append(self, wait, stream, bodies, result, again=False):
+    def append(self, wait: int, stream: int, bodies: list[bytes], result: int, again: bool = False) -> Answer:
         depth, size, full = self.set["depth"], self.set["size"], self.set["full"]
         new, total = len(bodies), sum(map(len, bodies))
         if bodies != [b""]:
@@ -165,7 +211,14 @@ class Model:
                     break
                 self.cut(kept[0])
         for body in bodies:
-            m = {"seq": self.next, "stream": stream, "end": body == b"", "body": body, "at": self.now, "why": None}
+            m: Kept = {
+                "seq": self.next,
+                "stream": stream,
+                "end": body == b"",
+                "body": body,
+                "at": self.now,
+                "why": None,
+            }
             self.next += 1
             self.log.append(m)
             self.hand_over()
@@ -173,13 +226,13 @@ class Model:
             self.cut(self.kept(stream)[0])
         return result
 
-    def fits(self, stream, new, total):
+    def fits(self, stream: int, new: int, total: int) -> bool:
         kept = self.kept(stream)
         if self.set["depth"] and len(kept) + new > self.set["depth"]:
             return False
         return not (self.set["size"] and sum(len(m["body"]) for m in kept) + total > self.set["size"])
 
-    def unblock(self):
+    def unblock(self) -> None:
         for stream in sorted({b[1] for b in self.blocked}):
             while mine := [b for b in self.blocked if b[1] == stream]:
                 wait, _, bodies, result = mine[0]
@@ -191,13 +244,13 @@ class Model:
                 self.lines.pop(wait, None)
                 self.answer(wait, got)
 
-    def answer(self, wait, result):
+    def answer(self, wait: int, result: Answer) -> None:
         self.parked = [p for p in self.parked if p[0] != wait]
         self.blocked = [b for b in self.blocked if b[0] != wait]
         if wait > 0:
             self.answers.append((wait, result))
 
-    def undo(self, wait):
+    def undo(self, wait: int) -> None:
         """A write of lines was refused: what follows it begins with the unfinished line that was there before."""
         mine = self.lines.pop(wait, None)
         if mine is None:
@@ -210,7 +263,7 @@ class Model:
         else:
             mine["h"]["partial"] = before + mine["h"]["partial"][size:]
 
-    def cancel(self, wait):
+    def cancel(self, wait: int) -> None:
         self.undo(wait)
         self.parked = [p for p in self.parked if p[0] != wait]
         self.blocked = [b for b in self.blocked if b[0] != wait]
@@ -218,40 +271,40 @@ class Model:
 
     # -------------------------------------------------------- reading
 
-    def open(self, key, of, reads=True):
+    def open(self, key: str, of: str, reads: bool = True) -> Answer:
         """`of`: a stream's name, "order" or "cursor"."""
         if of not in ("order", "cursor") and of not in self.names:
             return "NotFound"
-        of = self.names.get(of, of)
-        mine = [m for m in self.kept() if of in ("order", "cursor", m["stream"])]
+        what = self.names.get(of, of)
+        mine = [m for m in self.kept() if what in ("order", "cursor", m["stream"])]
         pos = self.next
         if self.set["replay"] == "all" and mine:
             pos = mine[0]["seq"]
         if self.set["replay"] == "last" and (told := [m for m in mine if not m["end"]]):
             pos = told[-1]["seq"]
         self.handles[key] = {
-            "of": of, "pos": pos if reads else self.next + 10**9, "rest": b"", "partial": b"",
+            "of": what, "pos": pos if reads else self.next + 10**9, "rest": b"", "partial": b"",
             "told": {m["seq"] for m in self.log if m["why"] == "cut"},
             "select": None, "until": None, "format": "raw", "due": False, "text": None, "shown": None,
         }  # fmt: skip
         return None
 
-    def close(self, key):
+    def close(self, key: str) -> None:
         h = self.handles.pop(key)
         self.parked = [p for p in self.parked if p[1] != key]
         if h["partial"] and h["of"] in self.names.values():
             self.append(-self.next, h["of"], [h["partial"]], 0)  # it may wait for room, for nobody
         self.unblock()
 
-    def over(self, h):
+    def over(self, h: Handle) -> bool:
         """Whether all that a handle could show was removed."""
         of = [h["of"]] if isinstance(h["of"], int) else h["select"]
         return of is not None and not set(of) & set(self.names.values())
 
-    def selection(self, h):
+    def selection(self, h: Handle) -> set[int]:
         return set(self.names.values()) if h["select"] is None else set(h["select"]) & set(self.names.values())
 
-    def ahead(self, h):
+    def ahead(self, h: Handle) -> Kept | None:
         """What a handle is to get next, or None."""
         for m in self.kept():
             if m["seq"] < h["pos"] or (h["until"] is not None and m["seq"] >= h["until"]):
@@ -262,7 +315,7 @@ class Model:
                 return m
         return None
 
-    def read(self, wait, key, count):
+    def read(self, wait: int, key: str, count: int) -> Answer:
         h = self.handles[key]
         if h["text"] is not None:
             text, h["text"] = h["text"][:count], h["text"][count:] or None
@@ -279,24 +332,24 @@ class Model:
             self.settle_kept()
             if self.behind(h):
                 return "FellBehind"
-            data = self.take(h, count)
-            if data is not None:
+            taken = self.take(h, count)
+            if taken is not None:
                 self.unblock()
-                return data
+                return taken
         if not any(p[1] == key for p in self.parked):
             h["place"] = wait
         self.parked.append((wait, key, count))
         self.have_had()
         return WAIT
 
-    def have_had(self):
+    def have_had(self) -> None:
         """Who waits has had everything there is."""
         for _, key, _ in self.parked:
             self.handles[key]["pos"] = max(self.handles[key]["pos"], self.next)
 
-    def take(self, h, count):
+    def take(self, h: Handle, count: int) -> bytes | None:
         """The data of a read, or None: wait."""
-        pieces = []
+        pieces: list[bytes] = []
         coalesce = self.set["data"] == "coalesce" and h["of"] != "cursor"
         while m := self.ahead(h):
             if m["end"] and pieces:
@@ -317,7 +370,7 @@ class Model:
         h["due"] = h["format"] == "each" and h["of"] == "cursor"
         return data[:count]
 
-    def take_more(self, h, count):
+    def take_more(self, h: Handle, count: int) -> bytes:
         """Where bytes are one stream: what is there behind the rest of a message."""
         if not count or self.set["data"] != "coalesce" or h["of"] == "cursor" or self.over(h):
             return b""
@@ -331,13 +384,14 @@ class Model:
         if following is None or following["end"]:
             return b""
         data = self.take(h, count)
+        assert data is not None
         self.unblock()
         return data
 
-    def before_until(self, h):
-        return max(h["pos"], self.next) < h["until"]
+    def before_until(self, h: Handle) -> bool:
+        return h["until"] is not None and max(h["pos"], self.next) < h["until"]
 
-    def shape(self, h, m):
+    def shape(self, h: Handle, m: Kept) -> bytes:
         name = next(n for n, s in self.names.items() if s == m["stream"])
         if h["of"] == "order":
             return name.encode() + b"\0"
@@ -349,9 +403,9 @@ class Model:
             return m["body"] + b"\0"
         return json.dumps({"sequence": m["seq"], "stream": name, "body": m["body"].decode("latin-1")}).encode()
 
-    def hand_over(self):
+    def hand_over(self) -> None:
         """Answer who waits, first come first served: streams, then order, then cursors; one read of each handle."""
-        served = set()
+        served = set[str]()
         rank = {"order": 1, "cursor": 2}
         kinds = [(rank.get(self.handles[p[1]]["of"], 0), self.handles[p[1]]["place"], p) for p in self.parked]
         for _, _, (wait, key, count) in sorted(kinds):
@@ -368,7 +422,7 @@ class Model:
 
     # -------------------------------------------------------- cursors
 
-    def command(self, key, verb, value=None):
+    def command(self, key: str, verb: str, value: Any = None) -> Answer:
         h = self.handles[key]
         if verb == "select":
             if any(name not in self.names for name in value):

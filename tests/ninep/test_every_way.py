@@ -29,10 +29,12 @@ from tests.support.eventually import HANG_S
 from tests.support.server import Server, unmount
 from tests.support.server import mqfs as command
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 # Rings are given again and again to who spoils them: else there would be three tries a minute.
 SERVER = (
     "from mqfs import limits; from mqfs.cli.main import main; import sys; "
-    "limits.RING_SPOILT = 1 << 30; sys.argv[0] = 'mqfs'; main()"
+    "limits.RING_CORRUPT = 1 << 30; sys.argv[0] = 'mqfs'; main()"
 )
 WITNESSED = ("g/t", "h/s")
 

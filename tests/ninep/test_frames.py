@@ -19,6 +19,8 @@ from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S
 from tests.support.server import Server
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 MARK = encode(m.Tflush(65_000, 65_001), False)
 MARKED = encode(m.Rflush(65_000), False)
 POOL = 3_000  # different frames of each dialect

@@ -56,6 +56,7 @@ def test_one_user_does_not_take_all_connections(shared: Running, monkeypatch: py
 
 
 @pytest.mark.parametrize("said", [[], ["Tversion tag NOTAG msize 8192 version 9P2000"]])
+@pytest.mark.slow
 def test_who_does_not_attach_is_let_go(shared: Running, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     monkeypatch.setattr(limits, "HANDSHAKE_S", 0.3)
     attached = Raw(shared.socket(), "9P2000")
@@ -90,6 +91,7 @@ def test_one_user_does_not_take_all_reads_that_wait(shared: Running, monkeypatch
     ours.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", [Tread(0, 1, 0, 10), Twrite(0, 1, 0, b"x")], ids=["reads", "writes"])
 def test_who_hangs_up_with_many_requests_waiting_holds_up_nobody(shared: Running, request_: Tread | Twrite) -> None:
     if isinstance(request_, Twrite):

@@ -51,6 +51,7 @@ def test_the_dialogue(tmp_path: Path, by_byte: bool) -> None:
         assert not session.fids.proofs
 
 
+@pytest.mark.process
 def test_over_tcp(tmp_path: Path) -> None:
     me = str(os.geteuid())
     path = token_file(tmp_path, f"{me} {SECRET}\n1001 {OTHER}\n")
@@ -73,6 +74,7 @@ def test_over_tcp(tmp_path: Path) -> None:
         assert SECRET not in server.text()
 
 
+@pytest.mark.process
 def test_a_server_without_tokens(tmp_path: Path) -> None:
     with Server("--listen", "tcp!127.0.0.1!0", "--tcp-user", "nobody", cwd=tmp_path) as server:
         found = re.search(r"9P at (tcp!\S+)", server.text())
@@ -81,12 +83,14 @@ def test_a_server_without_tokens(tmp_path: Path) -> None:
             blocking.connect(found[1], token=SECRET)
 
 
+@pytest.mark.process
 def test_over_a_unix_socket_the_system_says_who_it_is(tmp_path: Path) -> None:
     address = f"unix!{tmp_path}/9p"
     with Server("--listen", address, cwd=tmp_path), blocking.connect(address, token="whatever this is") as client:
         client.mkdir("g")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
     [
@@ -111,6 +115,7 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, mode: int, why: str) ->
     assert SECRET not in done.stderr
 
 
+@pytest.mark.process
 def test_no_file(tmp_path: Path) -> None:
     done = run("serve", "--token-file", "nowhere", "--listen", f"unix!{tmp_path}/9p", cwd=tmp_path)
     assert done.returncode == 2
@@ -134,6 +139,7 @@ def knock(address: str, *tokens: str) -> tuple[list[str], float]:
     return found, time.monotonic() - began
 
 
+@pytest.mark.process
 def test_guessing_is_slow_and_ends(tmp_path: Path) -> None:
     path = token_file(tmp_path, f"{os.geteuid()} {SECRET}\n")
     with Server("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--trace", cwd=tmp_path) as server:
@@ -149,6 +155,7 @@ def test_guessing_is_slow_and_ends(tmp_path: Path) -> None:
         assert "(a token)" in server.text()
 
 
+@pytest.mark.process
 def test_who_does_not_wait_for_the_answer_to_a_wrong_token_is_let_go(tmp_path: Path) -> None:
     path = token_file(tmp_path, f"{os.geteuid()} {SECRET}\n")
     with Server("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), cwd=tmp_path) as server:

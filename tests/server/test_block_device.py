@@ -33,7 +33,7 @@ DISK_BYTES = 320 << 20  # xfs takes no less than 300 MiB
 WAYS = ["mount", "9p"] + ["ring"] * (not ring.MISSING)
 CUTS_A_STORE = 10  # then a new file system, so that a cut stays cheap
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="file systems cannot be mounted: needs root")
+pytestmark = pytest.mark.root
 
 
 def run(*command: str | Path) -> str:

@@ -54,7 +54,7 @@ def hoarder(address: str, uid: int, part: float) -> Iterator[dict[str, int]]:
 
 
 @pytest.mark.timeout(patient(900))
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+@pytest.mark.root
 def test_others_go_on_beside_one_who_has_its_share_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
     with short_folder() as folder, Server("--listen", f"unix!{folder}/s", "--store", "store", cwd=folder) as server:
         address = f"unix!{folder}/s"

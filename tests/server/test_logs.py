@@ -39,7 +39,7 @@ def test_lines_of_a_kind_are_bounded_and_the_rest_is_counted(
         repeat(8)
         left_out = 1_000 - limits.LOG_LINES
         assert caplog.messages[-2:] == [
-            f"connection 7 failed ({left_out} such lines were left out)", "connection 8 failed"
+            f"connection 7 failed ({left_out} such lines left out)", "connection 8 failed"
         ]  # fmt: skip
     finally:
         caplog.handler.filters.clear()

@@ -7,7 +7,6 @@ client makes round trips. How long those took on this machine is printed.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 
@@ -119,7 +118,7 @@ WORK = (
 )  # fmt: skip
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+@pytest.mark.root
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 def test_others_are_served_between_portions(work: Callable[[Client], Act], capsys: pytest.CaptureFixture[str]) -> None:
     with measuring() as server, user(server.address, POLITE, "polite") as ours:

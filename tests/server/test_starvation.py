@@ -6,7 +6,6 @@ How long these take depends on what else the machine does. What the server lets 
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator
 
@@ -30,7 +29,7 @@ def measured() -> Iterator[Measured]:
         yield server
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+@pytest.mark.root
 @pytest.mark.parametrize("kind", KINDS)
 def test_round_trips_go_on_beside_a_greedy_user(
     measured: Measured, kind: str, capsys: pytest.CaptureFixture[str]

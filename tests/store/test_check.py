@@ -85,6 +85,7 @@ def test_a_good_store_has_nothing_wrong(tmp_path: Path, clean: bool) -> None:
     assert [len(found) for found in contents(path).values()] == [60, 60]
 
 
+@pytest.mark.slow
 def test_one_bit_anywhere(tmp_path: Path) -> None:
     """It is found, wherever it is; fixed, the store is good, and nothing but what was hit is missing."""
     path, luck = f"{tmp_path}/store", random.Random(seed())

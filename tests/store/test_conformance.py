@@ -22,6 +22,7 @@ def test_disk(tmp_path: Path) -> None:
     check_store(lambda: DiskStore(f"{tmp_path}/{next(numbers)}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("descriptors", [4, 512])
 def test_disk_in_small_segments(tmp_path: Path, descriptors: int) -> None:
     numbers = itertools.count()

@@ -29,6 +29,7 @@ class CountingDisk(Disk):
         return data
 
 
+@pytest.mark.slow
 def test_descriptors_are_bounded(tmp_path: Path) -> None:
     with lowered(OPEN_BUCKETS=16, SEGMENT_BYTES=4_096, SEGMENT_FIRST_BYTES=1_024):
         store = DiskStore(f"{tmp_path}/store")
@@ -92,6 +93,7 @@ def test_acknowledgements_are_few_bytes_in_memory(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clean", [True, False])
 def test_history_is_read_in_large_pieces(tmp_path: Path, clean: bool) -> None:
     """Of 20,000 acknowledgements between as many messages, without memory in proportion."""

@@ -113,6 +113,7 @@ def file_of(disk: LyingDisk, name: str) -> File:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [True, False])
 def test_the_last_segment_cut_at_every_byte(index: bool) -> None:
     """What was synced is on disk, so this is no power loss: the file is shorter than any start expects."""
@@ -130,6 +131,7 @@ def test_the_last_segment_cut_at_every_byte(index: bool) -> None:
         assert not missing or min(missing) >= int(last[:-4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clean", [True, False])
 def test_one_bit(clean: bool) -> None:
     """After a clean stop one unit may be missing, and damage to an index costs nothing."""

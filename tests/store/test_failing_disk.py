@@ -38,6 +38,7 @@ def calls_to_try(slow: bool) -> list[int]:
     return sorted(random.Random(seed()).sample(calls, size(len(calls))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("slow", [False, True], ids=["syncs at once", "syncs that take time"])
@@ -57,6 +58,7 @@ def test_each_call_fails(number: int, lasting: bool, slow: bool) -> None:
             script.check(DiskStore(PATH, disk=after))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
 @pytest.mark.parametrize("slow", [False, True], ids=["syncs at once", "syncs that take time"])
 def test_each_look_fails_once(number: int, slow: bool) -> None:
@@ -192,6 +194,7 @@ def fill(bucket: Bucket) -> int:
     raise AssertionError("a disk of 4 MiB is never full")
 
 
+@pytest.mark.process
 def test_a_really_full_disk(small_disk: Path) -> None:
     store = DiskStore(f"{small_disk}/store")
     bucket = store.make(store.number(), b"{}")

@@ -20,6 +20,8 @@ from tests.support import ROOT
 from tests.support.campaign import seed, size
 from tests.support.temp_store import abandon
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:

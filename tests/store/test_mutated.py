@@ -19,6 +19,8 @@ from mqfs.store.store import DiskStore
 from tests.support.campaign import seed, size
 from tests.support.temp_store import SMALL, lowered
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _small() -> Iterator[None]:

@@ -14,6 +14,8 @@ from tests.support.campaign import seed, size
 from tests.support.lying_disk import LyingDisk, Stopped
 from tests.support.temp_store import SMALL, lowered
 
+pytestmark = pytest.mark.slow
+
 STEPS = 200
 After = Callable[[LyingDisk, random.Random], LyingDisk]
 

@@ -9,6 +9,7 @@ import logging
 import shutil
 import tempfile
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,6 +21,8 @@ from mqfs.store.memory_log import MemoryBucket
 from mqfs.store.store import DiskStore
 from tests.support.campaign import size
 from tests.support.temp_store import SMALL, abandon, lowered
+
+pytestmark = pytest.mark.slow
 
 STREAMS = st.integers(16, 19)
 BODIES = st.binary(max_size=40) | st.integers(0, 700).map(bytes)

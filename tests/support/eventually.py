@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import anyio
-
 T = TypeVar("T")
 PATIENCE = float(os.environ.get("MQFS_TEST_PATIENCE", "1"))
 HANG_S = 300.0 * PATIENCE  # nothing that a test waits for takes so long, not even at load 10
@@ -30,6 +28,8 @@ def eventually(value: Callable[[], T], what: str = "it", pause: Callable[[float]
 
 async def eventually_async(value: Callable[[], T], what: str = "it") -> T:
     """The same, in a program of trio or of asyncio."""
+    import anyio  # not at the top: what imports this may run as a user who has little
+
     deadline = time.monotonic() + HANG_S
     while not (found := value()):
         assert time.monotonic() < deadline, f"still waiting for {what} after {HANG_S:.0f} s"

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from mqfs.engine.delivery.consumer_registry import RoutedStream
+from mqfs.engine.delivery import catalog
+from mqfs.engine.delivery.new_consumers import plan, streams_over
 from mqfs.engine.group import Group
 from mqfs.engine.language import programs
 from mqfs.engine.language.settings import Settings
@@ -82,7 +83,7 @@ class Changes:
             number, self._next = self._next, self._next + 1
             self._numbers[name] = number
             streams = self._streams_of(over)
-            made = consumers.plan(number, name, over, self._user, 0o666, self._settings.replay, streams)
+            made = plan(self._group, number, name, over, self._user, 0o666, self._settings.replay, streams)
             self._changes.append({**made, **options})
         else:
             self._changes.append({"do": "consumer", "number": number, **options})
@@ -94,14 +95,14 @@ class Changes:
         consumer = self._group.consumers.get(name)
         return consumer.number if consumer is not None else None
 
-    def _streams_of(self, over: str) -> list[RoutedStream]:
+    def _streams_of(self, over: str) -> list[catalog.Stream]:
         """Also where that view is bound here."""
-        consumers, bound = self._group.consumers, self._bound.get(over, [])
-        streams = consumers.streams_of(over) if over in self._group.views or not bound else []
+        group, bound = self._group, self._bound.get(over, [])
+        streams = streams_over(group, over) if over in group.views or not bound else []
         if not bound or any(programs.is_program(text) for text in bound):
-            return streams or consumers.streams_of("")
+            return streams or streams_over(group, "")
         matches = [compile_pattern(text) for text in bound]
-        others = [s for s in consumers.streams_of("") if s not in streams and any(m(s.name) for m in matches)]
+        others = [s for s in streams_over(group, "") if s not in streams and any(m(s.name) for m in matches)]
         return [*streams, *others]
 
     def remove(self, name: str) -> None:

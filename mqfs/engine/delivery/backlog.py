@@ -20,8 +20,11 @@ MESSAGE = int(Kind.MESSAGE)
 class Backlog:
     """Of one consumer."""
 
-    def __init__(self, group: Group, own: ConsumerState, coverage: Coverage, claims: Claims) -> None:
+    __slots__ = ("_claims", "_coverage", "_group", "_held", "_own", "_size")
+
+    def __init__(self, group: Group, own: ConsumerState, coverage: Coverage, claims: Claims, held: set[int]) -> None:
         self._group, self._own, self._coverage, self._claims = group, own, coverage, claims
+        self._held = held  # exclusive messages that are claimed and not acked
         self._size: int | None = None  # None: to be counted
 
     def streams(self) -> list[Stream]:
@@ -107,7 +110,7 @@ class Backlog:
     def on_acked(self, sequence: int, number: int, size: int, is_multipart: bool) -> None:
         """A message of the stream of that number was acked; if `is_multipart`, all parts of one body, of which it is
         the last."""
-        self._coverage.exclusives.discard(sequence)
+        self._held.discard(sequence)
         if is_multipart:
             self._size = None
         elif self._size is not None:

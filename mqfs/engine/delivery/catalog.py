@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from mqfs import errors
+from mqfs.engine.delivery.exclusive_messages import ExclusiveMessages
 from mqfs.engine.log.group_log import GroupLog
 from mqfs.engine.retention.kept_range import KeptRange
 from mqfs.engine.retention.retention import Retention
@@ -21,10 +22,7 @@ class Stream(NamedStream, Protocol):
 
     state: StreamState
     kept: KeptRange
-
-    def is_taken(self, sequence: int) -> bool:
-        """Whether a consumer has claimed or acked that exclusive message."""
-        ...
+    exclusives: ExclusiveMessages
 
 
 class Group(WithViews, Protocol):

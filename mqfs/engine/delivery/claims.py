@@ -56,6 +56,8 @@ class InFlight:
 class Claims:
     """Of one consumer."""
 
+    __slots__ = ("_clock", "_progress", "_set_alarm", "_timers", "by_sequence")
+
     def __init__(self, progress: AckState, clock: Clock, set_alarm: Callable[[int], None]) -> None:
         self._progress, self._clock, self._set_alarm = progress, clock, set_alarm
         self.by_sequence: dict[int, InFlight] = {}

@@ -17,7 +17,7 @@ from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.claims import Claims, Counts, Holder, InFlight
 from mqfs.engine.delivery.coverage import Coverage
 from mqfs.engine.delivery.dispatcher import Dispatcher
-from mqfs.engine.delivery.exclusive import Exclusives, SharedStream
+from mqfs.engine.delivery.exclusive_claims import ExclusiveClaims, SharedStream
 from mqfs.engine.delivery.parked_reads import ParkedReads, ReadEnds
 from mqfs.engine.delivery.redelivery import RedeliveringGroup, Redelivery
 from mqfs.engine.delivery.wait_list import Waiting
@@ -70,14 +70,15 @@ class Consumer(Numbered):
         self.unconfirmed: dict[Receiver, dispatcher.Next] = {}  # `ack read`: the message that each one got last
         self.counts = Counts()
         set_alarm = partial(registry.alarms.set, self)
-        self.coverage = Coverage(group, group.ranks, own, stream)
+        held = self.held_exclusives = set[int]()  # exclusive messages that it claimed first and did not ack
+        self.coverage = Coverage(group, group.ranks, own, stream, held)
         self.claims = Claims(own.progress, group.clock, set_alarm)
         self.dispatcher = Dispatcher(
             group, group.ranks, group.waiting, own.progress, self.coverage, self.claims, self.receivers
         )
         self.reads = ParkedReads(own.number, group.waiting, self.dispatcher, registry.read_ends)
-        self.exclusives = Exclusives(group, own, self.coverage, self.dispatcher, self.reads.serve)
-        self.backlog = Backlog(group, own, self.coverage, self.claims)
+        self.exclusives = ExclusiveClaims(group, own, self.coverage, self.dispatcher, held, self.reads.serve)
+        self.backlog = Backlog(group, own, self.coverage, self.claims, held)
         self.redelivery = Redelivery(group, self, set_alarm)
         self.invalidate_order()
 
@@ -159,7 +160,7 @@ class Consumer(Numbered):
 
     def _is_exclusive(self, sequence: int) -> bool:
         coverage = self.coverage
-        return (coverage.stream is None or coverage.exclusives_only) and self._group.ranks.is_single(sequence)
+        return (coverage.stream is None or coverage.exclusives_only) and self._group.ranks.is_exclusive(sequence)
 
     def ack(self, claims: Sequence[InFlight], recorded: bool = False) -> None:
         """`recorded`: the log says so already. Raises DiskFailed, ReadOnly; then none is acked."""

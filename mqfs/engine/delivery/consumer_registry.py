@@ -11,14 +11,14 @@ from typing import Protocol
 from mqfs import errors, limits
 from mqfs.engine.delivery.alarms import AlarmedGroup, Alarms
 from mqfs.engine.delivery.consumer import Consumer, ConsumingGroup
-from mqfs.engine.delivery.exclusive import SharedStream
+from mqfs.engine.delivery.exclusive_claims import SharedStream
+from mqfs.engine.delivery.new_consumers import plan, streams_over
 from mqfs.engine.delivery.parked_reads import ReadEnds
 from mqfs.engine.delivery.priority_index import DeliveryAttributes
 from mqfs.engine.delivery.scopes import Routes, Scopes
-from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.engine.log import multipart
 from mqfs.engine.retention.low_watermark import LowWatermark
-from mqfs.group_state import Change, ConsumerState
+from mqfs.group_state import ConsumerState
 from mqfs.model import Record, User
 from mqfs.syntax.quoting import quote
 
@@ -36,10 +36,6 @@ class RoutedStream(SharedStream, Protocol):
     def consumers(self) -> Sequence[Consumer]: ...
 
     def routes(self) -> Routes: ...
-
-    def all_unclaimed(self) -> list[int]:
-        """The sequences of its exclusive messages that were not claimed."""
-        ...
 
 
 class RegistryGroup(ConsumingGroup, AlarmedGroup, Protocol):
@@ -162,37 +158,11 @@ class Consumers(dict[str, Consumer]):
         if len(self) >= limits.CONSUMERS:
             raise errors.OverLimit(f"a group has at most {limits.CONSUMERS} consumers")
         number = self._log.state.next_stream
-        change = self.plan(number, name, "", user, mode, self._log.settings.replay, self.streams_of(""))
+        group, replay = self._group, self._log.settings.replay
+        change = plan(group, number, name, "", user, mode, replay, streams_over(group, ""))
         self._log.change(change)
         self.refresh(name, number)
         return self[name]
-
-    def plan(
-        self, number: int, name: str, over: str, user: User, mode: int, replay: str, streams: Sequence[RoutedStream]
-    ) -> Change:
-        """The change that makes one; `streams`: which it will be over. The caller has checked that there is room."""
-        return {
-            "do": "consumer", "number": number, "name": name, "over": over, "transient": False, "private": False,
-            "backlog": 0, "mode": mode & bits_for_writers(self._log.state.mode), "uid": user.uid, "gid": user.gid,
-            "time": self._group.clock.wall_ns(), "low": self._beginning(replay, streams),
-            "open": self._unclaimed(streams),
-        }  # fmt: skip
-
-    def _unclaimed(self, streams: Iterable[RoutedStream]) -> list[int]:
-        """Exclusive messages that were not claimed: a new consumer may claim them, wherever it begins."""
-        numbers = self._group.ranks.with_singles()
-        mine = [stream for stream in streams if stream.number in numbers] if numbers else []
-        return sorted(sequence for stream in mine for sequence in stream.all_unclaimed())
-
-    def streams_of(self, over: str) -> list[RoutedStream]:
-        """Those that a consumer over a stream, a view or the whole group ("") is over."""
-        group = self._group
-        if over in group.streams:
-            return [group.streams[over]]
-        streams = [stream for stream in group.streams.values() if stream.name != self._log.settings.dead]
-        if over in group.views:
-            streams = [stream for stream in streams if over in group.views.of(stream)]
-        return streams
 
     def refresh(self, name: str, number: int) -> None:
         """What the state says of that consumer has changed."""
@@ -205,17 +175,6 @@ class Consumers(dict[str, Consumer]):
         consumer = Consumer(self._group, self, own)
         self._enter(consumer)
         self._group.routing_version += 1  # it is in the list only now
-
-    def _beginning(self, replay: str, streams: Iterable[RoutedStream]) -> int:
-        """Where a new consumer begins: where `replay` lets a reader begin."""
-        group = self._group
-        end = self._log.end.next
-        if replay == "off":
-            return end
-        group.retention.advance_all()
-        if replay == "all":
-            return self._log.reader.first
-        return max((stream.kept.newest_kept() for stream in streams), default=0) or end
 
     def remove(self, consumer: Consumer) -> None:
         """Raises Busy while it holds claims."""

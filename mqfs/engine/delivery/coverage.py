@@ -11,19 +11,20 @@ from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.group_state import ConsumerState
 from mqfs.model import Record
 
-_NONE, _SOME, _ALL = range(3)  # of a stream's messages; some: a program selects them
-
 
 class Coverage:
     """Of one consumer. `stream`: the one whose default consumer it is; None: it has a name and `state.over`."""
 
-    def __init__(self, group: Group, ranks: PriorityIndex, own: ConsumerState, stream: Stream | None) -> None:
+    __slots__ = ("_filter", "_filter_version", "_group", "_held", "_own", "_ranks", "exclusives_only", "stream")
+
+    def __init__(
+        self, group: Group, ranks: PriorityIndex, own: ConsumerState, stream: Stream | None, held: set[int]
+    ) -> None:
         self._group, self._ranks, self._own, self.stream = group, ranks, own, stream
-        self.exclusives: set[int] = set()  # exclusive messages that this consumer claimed first and did not ack
+        self._held = held  # exclusive messages that this consumer claimed first
         self.exclusives_only = False  # a default consumer under `deliver all` has no others
         self._filter: MessageFilter | None = None
-        self._filter_version = self._version = -1
-        self._parts: dict[int, int] = {}  # by stream, while `_version` is the group's routing version
+        self._filter_version = -1
 
     @property
     def filter(self) -> MessageFilter:
@@ -52,38 +53,24 @@ class Coverage:
 
     def covers(self, stream: Stream) -> bool:
         """Whether messages of the stream may be for it. Dead letters are only for a consumer over their stream."""
-        return self._part(stream) != _NONE
-
-    def _part(self, stream: Stream) -> int:
-        if self._version != self._group.routing_version:
-            self._version = self._group.routing_version
-            self._parts.clear()
-        part = self._parts.get(stream.number)
-        if part is None:
-            part = self._parts[stream.number] = self._look_up(stream)
-        return part
-
-    def _look_up(self, stream: Stream) -> int:
         if self.stream is not None:
-            return _ALL if stream is self.stream else _NONE
-        name = stream.name
-        if name == self._group.log.settings.dead and name != self._own.over:
-            return _NONE
-        selected = self.filter
-        if not selected.covers(stream):
-            return _NONE
-        return _ALL if selected.by_stream else _SOME
+            return stream is self.stream
+        name, over = stream.state.name, self._own.over
+        if name == self._group.log.settings.dead and name != over:
+            return False
+        return not over or self.filter.covers(stream)
 
     def matches(self, stream: Stream, record: Record) -> bool:
         """Whether the message is for this consumer, acked or not. An exclusive one is for the first that claims it."""
         if self.exclusives_only:
             return self._ranks.is_hidden(record)
-        current = self._version == self._group.routing_version
-        part = self._parts.get(stream.number) if current else None
-        if part is None:
-            part = self._part(stream)
-        if part == _NONE or (part == _SOME and not self.filter.selects(stream, record)):
-            return False
-        if not record.headers or self.stream is not None or not self._ranks.is_single(record.sequence):
+        if self.stream is not None:
             return True
-        return record.sequence in self.exclusives or not stream.is_taken(record.sequence)
+        if self._own.over:
+            if not (self.covers(stream) and self.filter.selects(stream, record)):
+                return False
+        elif stream.state.name == self._group.log.settings.dead:
+            return False
+        if not record.headers or not self._ranks.is_exclusive(record.sequence):
+            return True
+        return record.sequence in self._held or not stream.exclusives.is_taken(record.sequence)

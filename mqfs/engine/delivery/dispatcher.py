@@ -43,6 +43,20 @@ class Candidate(Protocol):
 class Dispatcher:
     """Of one consumer, of which `receivers` are open."""
 
+    __slots__ = (
+        "_claims",
+        "_coverage",
+        "_gap_start",
+        "_group",
+        "_progress",
+        "_ranks",
+        "_ready",
+        "_receivers",
+        "_scan_position",
+        "_waiting",
+        "gaps",
+    )
+
     def __init__(
         self,
         group: Group,
@@ -101,7 +115,7 @@ class Dispatcher:
 
     def add_ranked(self, sequence: int, rank: DeliveryAttributes) -> None:
         """A new message has delivery attributes."""
-        if self._ready is not None and (rank.single or not self._coverage.exclusives_only):
+        if self._ready is not None and (rank.exclusive or not self._coverage.exclusives_only):
             heapq.heappush(self._ready, self._ranks.key(sequence, rank))
             if not self._receivers:
                 self.release_cache()
@@ -110,7 +124,7 @@ class Dispatcher:
         self._ready = []
         only = self._coverage.exclusives_only
         for sequence, rank in self._ranks.over(self._coverage.covers):
-            if not self._progress.is_acked(sequence) and (rank.single or not only):
+            if not self._progress.is_acked(sequence) and (rank.exclusive or not only):
                 heapq.heappush(self._ready, self._ranks.key(sequence, rank))
         for sequence, entry in self._progress.in_flight.items():
             self.make_ready(sequence, entry)

@@ -64,6 +64,8 @@ class ReadEnds:
 class ParkedReads:
     """Of the consumer of that number."""
 
+    __slots__ = ("_dispatcher", "_ends", "_list", "_number", "_polls", "_waiting", "parked", "polling")
+
     def __init__(self, number: int, waiting: Waiting, dispatcher: Dispatcher, ends: ReadEnds) -> None:
         self._number, self._waiting, self._dispatcher, self._ends = number, waiting, dispatcher, ends
         self.parked: dict[Wait[bytes], Reader] = {}  # the first one parked is served first

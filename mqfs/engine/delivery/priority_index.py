@@ -38,7 +38,7 @@ class DeliveryAttributes(NamedTuple):
     stream: int
     priority: int
     expires_ns: int
-    single: bool = False
+    exclusive: bool = False
 
 
 class PriorityIndex:
@@ -48,7 +48,7 @@ class PriorityIndex:
         self._group = group
         self._messages: dict[int, DeliveryAttributes] | None = None
         self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence)
-        self._singles: dict[int, list[int]] = {}  # stream -> sequences of exclusive messages, ascending
+        self._exclusives: dict[int, list[int]] = {}  # stream -> sequences of exclusive messages, ascending
 
     def _all(self) -> dict[int, DeliveryAttributes]:
         if self._messages is None:
@@ -74,8 +74,8 @@ class PriorityIndex:
             if rank.expires_ns != NEVER:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
                 self._group.retention.expire_at(rank.expires_ns)
-            if rank.single:
-                self._singles.setdefault(rank.stream, []).append(record.sequence)
+            if rank.exclusive:
+                self._exclusives.setdefault(rank.stream, []).append(record.sequence)
         return rank
 
     def _rank(self, record: Record) -> DeliveryAttributes | None:
@@ -83,10 +83,10 @@ class PriorityIndex:
         priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
         ttl = _duration(texts.get(headers.TTL, ""))
         expires = self._group.log.times.written_ns(record) + ttl if ttl else NEVER
-        single = headers.SINGLE in texts
-        if priority == NORMAL and expires == NEVER and not single:
+        exclusive = headers.SINGLE in texts
+        if priority == NORMAL and expires == NEVER and not exclusive:
             return None
-        return DeliveryAttributes(record.stream, priority, expires, single)
+        return DeliveryAttributes(record.stream, priority, expires, exclusive)
 
     def __len__(self) -> int:
         return len(self._all())
@@ -94,28 +94,28 @@ class PriorityIndex:
     def get(self, sequence: int) -> DeliveryAttributes | None:
         return self._all().get(sequence)
 
-    def singles(self, stream: int) -> list[int]:
-        """The sequences of that stream's exclusive messages, claimed or not. The caller may shorten the list."""
+    def exclusives(self, stream: int) -> list[int]:
+        """The sequences of that stream's exclusive messages, claimed or not; see ExclusiveMessages."""
         self._all()
-        return self._singles.setdefault(stream, []) if self._singles else []
+        return self._exclusives.setdefault(stream, []) if self._exclusives else []
 
-    def with_singles(self) -> Collection[int]:
+    def streams_with_exclusives(self) -> Collection[int]:
         """The streams that have, or had, exclusive messages."""
         self._all()
-        return self._singles.keys()
+        return self._exclusives.keys()
 
-    def all_singles(self) -> set[int]:
+    def all_exclusives(self) -> set[int]:
         """The sequences of all exclusive messages, claimed or not."""
         messages = self._all()
-        return {sequence for sequence, rank in messages.items() if rank.single} if self._singles else set()
+        return {sequence for sequence, rank in messages.items() if rank.exclusive} if self._exclusives else set()
 
-    def is_single(self, sequence: int) -> bool:
+    def is_exclusive(self, sequence: int) -> bool:
         rank = self._all().get(sequence)
-        return rank is not None and rank.single
+        return rank is not None and rank.exclusive
 
     def is_hidden(self, record: Record) -> bool:
         """Whether it is exclusive: only a claim shows it."""
-        return bool(record.headers) and self.is_single(record.sequence)
+        return bool(record.headers) and self.is_exclusive(record.sequence)
 
     def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, DeliveryAttributes]]:
         """(sequence, attributes) of the messages of the streams for which `covers` is true."""
@@ -155,10 +155,10 @@ class PriorityIndex:
     def remove(self, sequence: int) -> None:
         """The message is no longer kept."""
         rank = self._messages.pop(sequence, None) if self._messages is not None else None
-        if rank is not None and rank.single:
-            singles = self._singles[rank.stream]
-            at = bisect.bisect_left(singles, sequence)
-            del singles[at : bisect.bisect_right(singles, sequence, at)]
+        if rank is not None and rank.exclusive:
+            sequences = self._exclusives[rank.stream]
+            at = bisect.bisect_left(sequences, sequence)
+            del sequences[at : bisect.bisect_right(sequences, sequence, at)]
 
     def forget(self) -> Iterator[None]:
         """Remove all that are no longer kept. In steps."""
@@ -170,5 +170,5 @@ class PriorityIndex:
                 messages.pop(sequence, None)
             if count % _STEPS == 0:
                 yield
-        for number in self._singles.keys() - numbers.keys():
-            del self._singles[number]
+        for number in self._exclusives.keys() - numbers.keys():
+            del self._exclusives[number]

@@ -17,7 +17,7 @@ from mqfs.engine.delivery.claims import Claims, Counts, InFlight
 from mqfs.engine.delivery.coverage import Coverage
 from mqfs.engine.delivery.dead_letters import Letters, append_dead_letter
 from mqfs.engine.delivery.dispatcher import Dispatcher
-from mqfs.engine.delivery.exclusive import Exclusives, SharedStreams
+from mqfs.engine.delivery.exclusive_claims import ExclusiveClaims, SharedStreams
 from mqfs.engine.delivery.parked_reads import ParkedReads
 from mqfs.engine.delivery.returned_claims import ReturnedClaims
 from mqfs.group_state import ConsumerState
@@ -47,11 +47,12 @@ class Owner(Protocol):
     state: ConsumerState
     removed: bool
     counts: Counts
+    held_exclusives: set[int]
     coverage: Coverage
     claims: Claims
     dispatcher: Dispatcher
     reads: ParkedReads
-    exclusives: Exclusives
+    exclusives: ExclusiveClaims
     backlog: Backlog
 
     def on_handle_closed(self) -> None: ...
@@ -59,6 +60,8 @@ class Owner(Protocol):
 
 class Redelivery:
     """Of one consumer. Calls that record raise DiskFailed and ReadOnly; then nothing has changed."""
+
+    __slots__ = ("_claims", "_dispatcher", "_group", "_in_flight", "_log", "_owner", "_returned")
 
     def __init__(self, group: RedeliveringGroup, owner: Owner, set_alarm: Callable[[int], None]) -> None:
         self._group, self._log, self._owner = group, group.log, owner
@@ -69,7 +72,7 @@ class Redelivery:
     def release(self, claim: InFlight) -> None:
         """Requeue at once, not counted as failed. An exclusive message is then for any consumer again."""
         owner, sequence = self._owner, claim.sequence
-        stream, held = self._group.numbers.get(claim.stream), owner.exclusives.held
+        stream, held = self._group.numbers.get(claim.stream), owner.held_exclusives
         if stream is None or claim.entry.failed or sequence not in held:
             self._requeue(claim, claim.entry.failed, 0)
             return
@@ -147,7 +150,7 @@ class Redelivery:
                 raise errors.NotFound(f"consumer {owner.state.name!r} was removed")
             counted = not self._group.tree.closing
             for claim in claims:
-                if not counted and claim.sequence in owner.exclusives.held:
+                if not counted and claim.sequence in owner.held_exclusives:
                     self.release(claim)
                 elif counted and settings.retries and claim.deliveries >= settings.retries:
                     self.nack(claim, reason, 0)
@@ -190,7 +193,7 @@ class Redelivery:
         owner, retries = self._owner, self._log.settings.retries
         if owner.coverage.stream is None or owner.coverage.exclusives_only:
             claimed = (s for s, entry in self._in_flight.items() if entry.claimed or entry.failed)
-            owner.exclusives.held.update(s for s in claimed if self._group.ranks.is_single(s))
+            owner.held_exclusives.update(s for s in claimed if self._group.ranks.is_exclusive(s))
         for sequence, entry in list(self._in_flight.items()):
             if entry.claimed:
                 entry.claimed, entry.failed, entry.due_ns = False, entry.failed + 1, 0

@@ -5,7 +5,6 @@ Until then they are in flight.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
@@ -19,6 +18,8 @@ _AT_ONCE = 256  # claims requeued by one record: about a millisecond
 class ReturnedClaims:
     """Of one consumer. `requeue` is called with a portion and the reason."""
 
+    __slots__ = ("_claims", "_clock", "_queue", "_requeue", "_set_alarm")
+
     def __init__(
         self,
         claims: Claims,
@@ -27,7 +28,7 @@ class ReturnedClaims:
         requeue: Callable[[list[InFlight], str], None],
     ) -> None:
         self._claims, self._clock, self._set_alarm, self._requeue = claims, clock, set_alarm, requeue
-        self._queue: deque[tuple[Iterator[InFlight], str]] = deque()
+        self._queue: list[tuple[Iterator[InFlight], str]] = []
 
     def __bool__(self) -> bool:
         return bool(self._queue)
@@ -43,7 +44,7 @@ class ReturnedClaims:
             claims, reason = self._queue[0]
             portion = list(islice(claims, _AT_ONCE))
             if len(portion) < _AT_ONCE:
-                self._queue.popleft()
+                del self._queue[0]
             current = self._claims.by_sequence
             self._requeue([claim for claim in portion if current.get(claim.sequence) is claim], reason)
             if self._queue and self._clock.engine_ns() >= until and not whole:

@@ -145,7 +145,7 @@ class Cursor(CommandFile):
         self.pending = places(self.group, self.user).encode()
 
     def _measure(self, messages: int, size: int) -> None:
-        """Where a read of so many messages and bytes from its position on would end; the next read returns it."""
+        """Where a read of at most that many messages and bytes would end; the next read returns it."""
         group = self.group
         end = group.log.end.next if self.until is None else self.until
         streams = self.streams()

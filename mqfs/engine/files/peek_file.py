@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.nodes.own_files import TakeFile
+from mqfs.engine.stream import Stream
 from mqfs.model import Record, User
 from mqfs.wait import Step
-
-if TYPE_CHECKING:
-    from mqfs.engine.stream import Stream
 
 
 class PeekHandle(OpenFile):

@@ -46,15 +46,15 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
     """The sequence of the count-th message before the end; only those of which the log does not tell are read."""
     expired = group.retention.expiry.expired_before()
     floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
-    gone, singles = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_singles()
+    gone, exclusives = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_exclusives()
     first = group.log.end.next
     if not count:
         return first
     for portion in group.log.metrics.listing(floors, first):
         here = portion.messages
-        if gone or singles:
+        if gone or exclusives:
             found = (s for s in portion.columns(here)[0] if s not in gone)
-            there: Sequence[int] = [s for s in found if s not in singles or _is_shown(group, s, shows)]
+            there: Sequence[int] = [s for s in found if s not in exclusives or _is_shown(group, s, shows)]
             here = len(there)
         else:
             there = portion.columns(min(count, here))[0] if count <= here else ()

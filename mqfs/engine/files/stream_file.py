@@ -153,19 +153,19 @@ class StreamHandle(Reader, Writer):
     def _may_take(self, sequence: int) -> bool:
         """Whether a message with headers is for this handle; one that is for one taker is then taken."""
         stream = self.node
-        if not self.group.ranks.is_single(sequence):
+        if not self.group.ranks.is_exclusive(sequence):
             return True
-        if not self.writes or stream.is_taken(sequence):
+        if not self.writes or stream.exclusives.is_taken(sequence):
             return False
-        stream.claim_exclusive(sequence)
+        stream.exclusives.claim(sequence)
         return True
 
     def _find_single(self) -> Record | None:
         """A message for one taker, written before this handle came and not taken since."""
         stream = self.node
-        while (sequence := stream.next_unclaimed_exclusive()) and sequence < self.position:
+        while (sequence := stream.exclusives.first_unclaimed()) and sequence < self.position:
             record = self.group.log.reader.find(stream.number, sequence)
-            stream.claim_exclusive(sequence)
+            stream.exclusives.claim(sequence)
             if record is not None and record.sequence == sequence and stream.kept.visible(record):
                 return record
         return None

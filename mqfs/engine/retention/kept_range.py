@@ -37,6 +37,14 @@ class Sharer(Protocol):
         ...
 
 
+class Exclusives(Protocol):
+    """The messages of a stream that are for one receiver."""
+
+    def first_kept(self) -> int:
+        """The lowest sequence of one that is not acked; 0 where there is none."""
+        ...
+
+
 class Owner(Protocol):
     """The stream whose range it is."""
 
@@ -65,9 +73,8 @@ class Owner(Protocol):
 
     def is_acked_by_all(self, sequence: int) -> bool: ...
 
-    def first_exclusive(self) -> int:
-        """The lowest sequence of a message for one receiver that is not acked; 0 where there is none."""
-        ...
+    @property
+    def exclusives(self) -> Exclusives: ...
 
 
 class Rules(Protocol):
@@ -129,7 +136,7 @@ class KeptRange:
         if settings.replay == "all" or self._owner.name == settings.dead:
             return floor
         live = self._retention.low_watermark(owner)
-        if exclusive := owner.first_exclusive():
+        if exclusive := owner.exclusives.first_kept():
             live = min(live, exclusive)
         if settings.replay == "last" and (newest := self.newest_kept()) >= floor and newest:
             live = min(live, newest)

@@ -38,7 +38,7 @@ class Attributes(Protocol):
 
     def expires_ns(self, sequence: int) -> int: ...
 
-    def all_singles(self) -> set[int]: ...
+    def all_exclusives(self) -> set[int]: ...
 
     def remove(self, sequence: int) -> None: ...
 
@@ -105,7 +105,7 @@ class Retention:
 
     def all_exclusives(self) -> set[int]:
         """The sequences of all messages for one receiver."""
-        return self._host.ranks.all_singles()
+        return self._host.ranks.all_exclusives()
 
     def retention_changed(self) -> None:
         """A change of the group may have made messages unwanted."""

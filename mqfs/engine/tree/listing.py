@@ -7,14 +7,12 @@ of the server's memory.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqfs import limits
+from mqfs.engine.tree.node_stat import Node
+from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
-
-if TYPE_CHECKING:
-    from mqfs.engine.tree.node_stat import Node
-    from mqfs.engine.tree.tree import Tree
 
 
 class Listing:

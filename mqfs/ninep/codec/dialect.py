@@ -1,4 +1,4 @@
-"""The three dialects of 9P: what each is called, what it has, and how it says what went wrong.
+"""The three dialects of 9P: their names, their messages, and how each reports an error.
 
 Owns the differences between 9P2000, 9P2000.u and 9P2000.L that are tables; the session and the client machine ask here.
 """
@@ -33,7 +33,7 @@ class Dialect(enum.Enum):
         self.linux = version == "9P2000.L"
 
     def has(self, kind: type[Fcall]) -> bool:
-        """Does this dialect have messages of that kind?"""
+        """Whether this dialect has messages of that kind."""
         number = NUMBERS[kind]
         if self.linux:
             return number not in _NOT_LINUX
@@ -41,7 +41,7 @@ class Dialect(enum.Enum):
 
 
 def negotiate(version: str) -> Dialect | None:
-    """The dialect to answer a Tversion with: the longest known beginning, up to a dot, of what was asked for."""
+    """The dialect to answer a Tversion with: the longest known prefix of its version, up to a dot."""
     known = {dialect.version: dialect for dialect in Dialect}
     while version and version not in known:
         version = version.rpartition(".")[0]
@@ -49,7 +49,7 @@ def negotiate(version: str) -> Dialect | None:
 
 
 def refusal(dialect: Dialect, tag: int, error: MqfsError, system: bool = False) -> Fcall:
-    """The reply that carries an error. `system`: in the system's words, which Linux turns back into numbers."""
+    """The reply that carries an error. `system`: with strerror's text, which Linux turns back into a number."""
     if dialect.linux:
         return Rlerror(tag, error.errno)
     text = os.strerror(error.errno) if system else str(error)
@@ -93,7 +93,7 @@ def _numbered(number: int, detail: str) -> MqfsError | None:
 
 
 def _other(text: str, number: int) -> MqfsError:
-    """A condition that this table does not know, in the server's own words."""
+    """A condition that this table does not have, with the server's own text."""
     error = errors.RemoteError(text)
     error.errno = number or error.errno  # type: ignore[misc]
     return error

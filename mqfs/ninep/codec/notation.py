@@ -106,7 +106,7 @@ def show_data(value: bytes, most: int | None = None) -> str:
 
 
 class Tokens:
-    """The words of a line, one after the other; what is wrong with one raises ValueError."""
+    """The words of a line, one after the other. Raises ValueError for an invalid one."""
 
     def __init__(self, line: str) -> None:
         self._words = list(_split(line))
@@ -118,14 +118,14 @@ class Tokens:
     def next(self) -> str:
         word = self.peek()
         if not word:
-            raise ValueError("the line ends too early")
+            raise ValueError("incomplete line (expected another word)")
         self._at += 1
         return word
 
     def expect(self, wanted: str) -> None:
         word = self.next()
         if word != wanted:
-            raise ValueError(f"{word!r} stands where {wanted!r} is right")
+            raise ValueError(f"unexpected word {word!r} (expected {wanted!r})")
 
     def until(self, closing: str) -> Iterator[None]:
         while self.peek() != closing:
@@ -138,22 +138,22 @@ def _split(line: str) -> Iterator[str]:
     while at < len(line):
         found = _TOKEN.match(line, at)
         if found is None:
-            raise ValueError(f"nothing that can be read: {line[at:]!r}")
+            raise ValueError(f"unreadable word: {line[at:]!r}")
         yield found[1]
         at = found.end()
 
 
 def parse(line: str) -> Fcall:
-    """The message of a line; ValueError where the line is not one."""
+    """The message of a line. Raises ValueError."""
     tokens = Tokens(line)
     name = tokens.next()
     if name not in _MESSAGES:
-        raise ValueError(f"{name!r} is not a message of 9P")
+        raise ValueError(f"unknown message {name!r}")
     tokens.expect("tag")
     tag = _parse_number("u16")(tokens)
     message: Fcall = _MESSAGES[name](tag, **_parse_fields(_MESSAGES[name], tokens))
     if tokens.peek():
-        raise ValueError(f"{tokens.peek()!r} is too much")
+        raise ValueError(f"unexpected word {tokens.peek()!r} (expected the end of the line)")
     return message
 
 
@@ -174,7 +174,7 @@ def _parse_number(kind: str) -> Callable[[Tokens], int]:
             return _ONES[kind]
         value = int(word, 8 if kind == "mode" else 10)
         if not 0 <= value <= _ONES[kind]:
-            raise ValueError(f"{word} does not fit {kind}")
+            raise ValueError(f"number {word} out of range (expected a {kind})")
         return value
 
     return parse_one
@@ -197,7 +197,7 @@ def _parse_data(tokens: Tokens) -> bytes:
     if word.startswith("0x"):
         return bytes.fromhex(word[2:])
     if not word.startswith('"'):
-        raise ValueError(f"{word!r} is not data: a JSON string or 0x and hexadecimal is right")
+        raise ValueError(f"invalid data {word!r} (expected a JSON string, or 0x and hexadecimal digits)")
     return str(json.loads(word)).encode()
 
 

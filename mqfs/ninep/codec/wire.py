@@ -1,8 +1,8 @@
 """9P messages ↔ bytes, without I/O.
 
-Owns the framing and the encoding of every kind of field; never what a message means. Nothing is allocated by a length
-that was not checked against what has arrived, and no frame is waited for that is larger than the msize. What breaks
-the protocol raises BadFrame, which ends the connection it came from.
+Owns the framing and the encoding of every kind of field; never the meaning of a message. A length is checked against
+the bytes that have arrived before anything is allocated, and a frame's size against the msize. A breach of the protocol
+raises BadFrame, which ends its connection.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Framer:
         return max(int(COUNT.unpack_from(self._rest)[0]) - len(self._rest), 0)
 
     def frames(self, data: bytes = b"") -> Iterator[tuple[Buffer, int, int]]:
-        """Each whole frame as (buffer, position, size). What is not consumed stays for the next call."""
+        """Each whole frame as (buffer, position, size). Bytes not consumed stay for the next call."""
         buffer: Buffer = data
         if self._rest:
             self._rest += data
@@ -68,7 +68,7 @@ class Framer:
             while end - position >= 4:
                 (size,) = COUNT.unpack_from(buffer, position)
                 if size < HEADER_BYTES or size > self.msize:
-                    raise BadFrame(f"a frame of {size} bytes; between {HEADER_BYTES} and {self.msize} is right")
+                    raise BadFrame(f"frame of {size} bytes (expected {HEADER_BYTES} to {self.msize})")
                 if end - position < size:
                     break
                 start = position
@@ -85,7 +85,7 @@ class Framer:
 
 
 class Reader:
-    """A position in a frame; every step checks that what it takes is there."""
+    """A position in a frame; every step checks that its bytes are there."""
 
     __slots__ = ("buffer", "end", "position", "unix")
 
@@ -96,7 +96,7 @@ class Reader:
         """Step over `count` bytes; returns where they begin."""
         start = self.position
         if count > self.end - start:
-            raise BadFrame(f"a field of {count} bytes runs over the end of its frame")
+            raise BadFrame(f"field of {count} bytes beyond the end of its frame")
         self.position = start + count
         return start
 
@@ -113,7 +113,7 @@ class Reader:
         try:
             return raw.decode()
         except UnicodeDecodeError:
-            raise BadFrame("a text is not UTF-8") from None
+            raise BadFrame("text is not UTF-8") from None
 
     def name(self) -> str:
         return self.raw(self.number(SHORT)).decode("utf-8", "surrogateescape")
@@ -158,7 +158,7 @@ class Reader:
 
     def finish(self) -> None:
         if self.position != self.end:
-            raise BadFrame(f"{self.end - self.position} bytes too many at the end of a frame")
+            raise BadFrame(f"{self.end - self.position} bytes behind the end of a message")
 
 
 _NUMBERS = {"u8": struct.Struct("<B"), "u16": SHORT, "u32": COUNT, "mode": COUNT, "u64": struct.Struct("<Q")}
@@ -285,7 +285,7 @@ def decode(buffer: Buffer, position: int, size: int, unix: bool) -> Fcall:
     _, number, tag = HEADER.unpack_from(buffer, position)
     kind = TYPES.get(number)
     if kind is None:
-        raise BadFrame(f"type {number} is not one of 9P")
+        raise BadFrame(f"unknown message type {number}")
     reader = Reader(buffer, position + HEADER_BYTES, position + size, unix)
     message: Fcall = _FIELDS[kind, unix](reader, tag)
     reader.finish()
@@ -299,4 +299,4 @@ def encode(message: Fcall, unix: bool) -> bytes:
         body = _body(kind, message, unix)
         return HEADER.pack(HEADER_BYTES + len(body), NUMBERS[kind], message.tag) + body
     except struct.error as error:
-        raise BadFrame(f"{kind.__name__} does not fit: {error}") from None
+        raise BadFrame(f"{kind.__name__}: {error}") from None

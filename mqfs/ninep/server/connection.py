@@ -32,11 +32,11 @@ _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.E
 
 
 class Connections(Protocol):
-    """All connections of one tree: what one of them needs of the server."""
+    """The server, as one of its connections needs it."""
 
     tree: Tree
     nursery: trio.Nursery
-    inside: int  # a batch is being performed: what it wakes is flushed at its end
+    inside: int  # batches being performed: connections they wake are flushed at their end
     batches: int
 
     def turn_of(self, user: Hashable) -> Turn: ...
@@ -53,7 +53,7 @@ class Connection:
     def __init__(self, server: Connections, peer: Peer, incoming: int, outgoing: int) -> None:
         self.server, self.incoming, self.outgoing = server, incoming, outgoing
         self._memory = server.tree.memory
-        self.dirty = False  # in the server's list of those with replies to send
+        self.dirty = False  # in the server's list of connections with replies to send
         self.ended = False
         self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
         self.session.delay = self._delay
@@ -65,7 +65,7 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        """Everything that was answered is sent."""
+        """Whether all replies are sent."""
         return not self._unsent and not self.dirty
 
     def _wake(self) -> None:
@@ -100,7 +100,7 @@ class Connection:
             self._held = self._memory.change(self.session.peer.account, self._held, 0)
 
     async def _finish(self) -> None:
-        """The client sends no more, but may still read: what was done and is not answered yet goes to it."""
+        """The client sends no more, but may still read: send it the replies to what was done."""
         await self._in_slices(self.session.abort())
         with trio.move_on_after(limits.SHUTDOWN_S):
             while (self._unsent or self.session.waiting) and not self.ended:
@@ -108,7 +108,7 @@ class Connection:
                 await self._moved.wait()
 
     async def _receive(self) -> bytes:
-        """What is there to be read; b"" at the end."""
+        """Bytes read; b"" at the end."""
         size = RECEIVE_BYTES
         if self._held or self.session.unfinished:
             self._count_memory()
@@ -125,7 +125,7 @@ class Connection:
         return b""
 
     async def _in_slices(self, steps: Iterator[None]) -> None:
-        """Others have their turn now and then."""
+        """Perform steps, with turns for others in between."""
         until = perf_counter() + limits.TURN_S
         for _ in steps:
             if perf_counter() > until:
@@ -133,7 +133,7 @@ class Connection:
                 until = perf_counter() + limits.TURN_S
 
     async def _perform(self, data: bytes) -> bool:
-        """Perform a batch and send what it answers; wait while too much is unanswered or unsent. False: ended."""
+        """Perform a batch and send its replies; wait while too much is unanswered or unsent. False: ended."""
         server, session, turn = self.server, self.session, self._turn
         done = False
         while not done:
@@ -163,7 +163,7 @@ class Connection:
         return not self.ended
 
     def flush(self) -> None:
-        """Send what there is, as far as it goes without waiting; a task of its own sees to the rest."""
+        """Send replies, as far as possible without waiting; a task of its own sends the rest."""
         self.dirty = False
         if self._unsent:
             return  # that task comes back here
@@ -178,7 +178,7 @@ class Connection:
         self.session.unsent = sum(map(len, self._unsent))
 
     def _count_memory(self) -> None:
-        """What waits here comes from the client's share of the server's memory; beyond it the connection ends."""
+        """Charge the bytes held here to the client's share of memory; beyond it the connection ends."""
         try:
             self._held = self._memory.change(self.session.peer.account, self._held, self.session.held)
         except OverLimit as error:
@@ -186,7 +186,7 @@ class Connection:
             self.lost()
 
     def moved(self) -> None:
-        """Replies came from elsewhere: send them, and read on if that was what it waited for."""
+        """Replies of parked requests: send them, and continue reading if that waited for them."""
         self.flush()
         if self._unsent:
             self._count_memory()
@@ -213,7 +213,7 @@ class Connection:
             self._unsent = [memoryview(whole)[sent:]]
 
     def _gather(self) -> None:
-        """Send what is unsent, until it is or the descriptor takes no more."""
+        """Send the unsent buffers, until the descriptor takes no more."""
         while self._unsent:
             try:
                 sent = os.writev(self.outgoing, self._unsent[:GATHER])
@@ -258,7 +258,7 @@ class Connection:
         self.lost()
 
     def lost(self) -> None:
-        """Nothing can be sent any more: the reading side is told by its own descriptor, or here."""
+        """Nothing can be sent any more: end the reading side, too."""
         self._unsent, self.ended = [], True
         self._moved.set()
         with contextlib.suppress(OSError, ValueError):

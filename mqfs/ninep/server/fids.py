@@ -62,14 +62,14 @@ class Fid:
         self.root = root  # of its attach: ".." stays there
         self.node = node
         self.fills = fills  # its client repeats a read until the buffer is full (Linux v9fs)
-        self.rest = NOWHERE  # the offset at which such a repeated read would come
-        self.truncated = False  # that read may be for more of the message, and not only for the end
+        self.rest = NOWHERE  # the offset of such a repeated read
+        self.truncated = False  # that read may be for more of the message, not only for its end
         self.handle: Handle | None = None
         self.reader: Handle | None = None  # the handle, if open for reading
         self.writer: Handle | None = None  # the handle, if open for writing
         self.listing: OpenDirectory | None = None
-        self.takes = False  # what it reads is claimed for it
-        self.given = 0, b""  # and where in all that was answered the last such reply ends, and its data
+        self.takes = False  # its reads claim messages
+        self.given = 0, b""  # of the last such reply: where it ends among all bytes replied, and its data
         self.xattr = False  # stands for the (empty) list of extended attributes
         self.nonblocking = False
         self.remove_at_close = False
@@ -82,12 +82,12 @@ class Fid:
 
     @property
     def size(self) -> int | None:
-        """Of the snapshot it is open for, if that is what its file is."""
+        """Of its snapshot, if it has one open."""
         return getattr(self.handle, "size", None)
 
     @property
     def unfinished(self) -> bool:
-        """Of the message last taken not everything was read."""
+        """Whether the last claimed message was not read to its end."""
         last: Any = getattr(self.reader, "last", None)
         return last is not None and bool(last.can_push_back or last.given < len(last.body))
 
@@ -95,13 +95,13 @@ class Fid:
         return Fid(number, self.user, self.root, node, self.fills)
 
     def closed(self) -> Fid:
-        """Self, of which a name is to be taken or a file to be made: it must not be open."""
+        """Self. Raises BadFid if it is open."""
         if self.open:
             raise BadFid(f"fid {self.number} is open")
         return self
 
     def walk(self, tree: Tree, node: Any, name: str) -> Any:
-        """One step from a node; ".." never leaves what was attached."""
+        """One step from a node; ".." never leaves the attached root."""
         if name == "." or (name == ".." and node is self.root):
             return node
         return tree.walk(self.user, node, name)
@@ -109,7 +109,7 @@ class Fid:
     def open_node(
         self, tree: Tree, flags: int, account: Hashable, *, nonblocking: bool = False, made: bool = False
     ) -> None:
-        """Open what it stands for; `flags` are those of open(2). `made`: by this very request, for this user."""
+        """Open its file with flags of open(2). `made`: the file was made by this request, for this user."""
         mode = flags & os.O_ACCMODE
         if self.node.directory:
             if mode != os.O_RDONLY:
@@ -150,7 +150,7 @@ class Fid:
             try:
                 self.remove(tree)
             except MqfsError as error:
-                log.info("not removed at its close: %s: %s", self.node.name, error)
+                log.info("%s: not removed at its close: %s", self.node.name, error)
 
 
 class FidTable:
@@ -217,7 +217,7 @@ class OpenDirectory:
         self._begun = False
         self._next = 0
         self._offset = 0
-        self._left = 0  # bytes that the last read asked for and did not get
+        self._left = 0  # bytes of the last read's count that it did not fill
 
     def _begin(self) -> None:
         self._listing.begin()
@@ -229,13 +229,13 @@ class OpenDirectory:
     def read(self, tree: Tree, offset: int, count: int, unix: bool) -> bytes:
         """Whole stat entries, as many as fit; `offset` is 0 or where the last read ended.
 
-        Too few bytes for one are an error, but for a client that asks for what is left of its buffer (Linux v9fs):
-        0 bytes end its loop, and its next read continues here.
+        Too small a count is an error, except from a client that asks for the rest of its buffer (Linux v9fs): 0 bytes
+        end its loop, and its next read continues here.
         """
         if offset == 0:
             self._begin()
         elif offset != self._offset:
-            raise BadRequest(f"offset {offset} in a directory; 0 or {self._offset} is right")
+            raise BadRequest(f"offset {offset} in a directory (expected 0 or {self._offset})")
         nodes, size = self._listing.nodes, 0
         parts: list[bytes] = []
         while self._next < len(nodes) and len(parts) < limits.STATS_AT_ONCE:
@@ -246,7 +246,7 @@ class OpenDirectory:
             size += len(raw)
             self._next += 1
         if not parts and self._next < len(nodes) and count > self._left:
-            raise BadRequest(f"{count} bytes are too few for an entry of the directory")
+            raise BadRequest(f"count {count} is too small for a directory entry")
         self._offset, self._left = self._offset + size, count - size
         return b"".join(parts)
 
@@ -267,7 +267,7 @@ class OpenDirectory:
                 break
             found.append(entry)
         if not found and size > count:
-            raise BadRequest(f"{count} bytes are too few for an entry of the directory")
+            raise BadRequest(f"count {count} is too small for a directory entry")
         return tuple(found)
 
     def _entry(self, fid: Fid, nodes: list[Any], at: int) -> Entry | None:

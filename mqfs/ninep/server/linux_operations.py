@@ -1,4 +1,4 @@
-"""What each message of 9P2000.L does to the tree: what Linux v9fs sends.
+"""The operations of 9P2000.L on the tree: the messages that Linux v9fs sends.
 
 Each function checks, calls the tree, and returns the reply or a `Later`. Errors are raised, the session answers them.
 """
@@ -46,7 +46,7 @@ def lopen(session: SessionState, request: linux.Tlopen) -> Fcall:
 
 
 def acting(user: User, gid: int) -> User:
-    """The user, making files of group `gid` if it may."""
+    """The user, with group `gid` if it is a member."""
     return attrs.evolve(user, gid=gid) if gid != user.gid and gid in user.groups else user
 
 
@@ -77,7 +77,7 @@ def mkdir(session: SessionState, request: linux.Tmkdir) -> Fcall | Later:
 
 
 def mknod(session: SessionState, request: linux.Tmknod) -> Fcall | Later:
-    """A regular file is a stream; nothing else can be made."""
+    """Make a stream, which is a regular file here. Raises NotPermitted for any other type."""
     if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
         raise NotPermitted("only streams and groups can be made")
     fid = session.fids.find(request.fid)
@@ -87,13 +87,13 @@ def mknod(session: SessionState, request: linux.Tmknod) -> Fcall | Later:
 
 def symlink(session: SessionState, request: linux.Tsymlink) -> Fcall:
     directory(session.fids.find(request.fid))
-    raise NotPermitted("there are no symbolic links here")
+    raise NotPermitted("symbolic links are not supported")
 
 
 def link(session: SessionState, request: linux.Tlink) -> Fcall:
     directory(session.fids.find(request.dfid))
     session.fids.find(request.fid)
-    raise NotPermitted("there are no links here")
+    raise NotPermitted("links are not supported")
 
 
 def readlink(session: SessionState, request: linux.Treadlink) -> Fcall:
@@ -177,7 +177,7 @@ def setattr_(session: SessionState, request: linux.Tsetattr) -> Fcall | Later:
 
 
 def statfs(session: SessionState, request: linux.Tstatfs) -> Fcall:
-    """Numbers that make df and those who look for room content; the bounds are each group's."""
+    """Figures for df and for programs that look for free space; the limits are each group's own."""
     session.fids.find(request.fid)
     blocks = limits.GROUP_BYTES // BLOCK_BYTES
     return linux.Rstatfs(
@@ -202,7 +202,7 @@ def fsync(session: SessionState, request: linux.Tfsync) -> Fcall | Later:
 
 
 def xattrwalk(session: SessionState, request: linux.Txattrwalk) -> Fcall:
-    """No file has extended attributes: the list of them is empty, and none of them is found."""
+    """No file has extended attributes: their list is empty, none is found."""
     fid = session.fids.find(request.fid)
     if request.name:
         raise NoAttribute
@@ -236,21 +236,21 @@ def _lock(session: SessionState, fid: Fid, request: linux.Tlock | linux.Tgetlock
 
 
 def lock(session: SessionState, request: linux.Tlock) -> Fcall:
-    """Granted or refused at once: who is told BLOCKED asks again."""
+    """Granted or refused at once: a client that gets BLOCKED asks again."""
     fid = session.fids.find(request.fid)
     key, wanted = _lock(session, fid, request)
     if request.type == UNLOCK:
         session.tree.locks.release(key, wanted.owner, wanted.start, wanted.end)
         return linux.Rlock(request.tag, GRANTED)
     if request.type not in (READ_LOCK, WRITE_LOCK):
-        raise BadRequest(f"type of lock {request.type}")
+        raise BadRequest(f"lock type {request.type} (expected {READ_LOCK}, {WRITE_LOCK} or {UNLOCK})")
     granted = session.tree.locks.take(key, wanted, wait=False) is None
     fid.locked = fid.locked or granted
     return linux.Rlock(request.tag, GRANTED if granted else BLOCKED)
 
 
 def getlock(session: SessionState, request: linux.Tgetlock) -> Fcall:
-    """The lock that stands in the way, or the question back with type UNLOCK."""
+    """The conflicting lock, or the request's own with type UNLOCK."""
     fid = session.fids.find(request.fid)
     held = session.tree.locks.conflict(*_lock(session, fid, request))
     if held is None:

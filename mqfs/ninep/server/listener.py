@@ -11,7 +11,7 @@ from mqfs.net.sockets import BACKLOG, SocketFile
 
 
 class Listener:
-    """One address that is listened on."""
+    """One address and its listening socket."""
 
     def __init__(self, address: Address, sock: socket.socket, end: Callable[[], None]) -> None:
         self.address, self.socket, self._end = address, sock, end
@@ -37,7 +37,7 @@ def _listen_unix(address: UnixAddress, mode: int) -> Listener:
 
 def _listen_tcp(address: TcpAddress, insecure: bool) -> Listener:
     if not insecure and not is_loopback(address.host):
-        raise BadAddress(f"{address} is off loopback, where nothing is encrypted; --insecure permits it")
+        raise BadAddress(f"{address}: not a loopback address, and nothing is encrypted (expected --insecure)")
     family, kind, proto, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, proto)
     try:

@@ -1,4 +1,4 @@
-"""What each message of 9P2000 and 9P2000.u does to the tree, and those that 9P2000.L shares with them.
+"""The operations of 9P2000 and 9P2000.u on the tree, and those that 9P2000.L shares with them.
 
 Each function checks, calls the tree, and returns the reply or a `Later`. Errors are raised, the session answers them.
 """
@@ -37,7 +37,7 @@ FILLS = (",v9fs", "!v9fs")  # behind the aname (mount(8) lets no comma through):
 
 
 def auth(session: SessionState, request: m.Tauth) -> Fcall:
-    """Over TCP, where the server has tokens: the fid to which one is written."""
+    """Make the fid to which a token is written. Only over TCP, to a server with tokens."""
     tokens = session.peer.tokens
     if tokens is None:
         raise NoAuthentication
@@ -47,13 +47,13 @@ def auth(session: SessionState, request: m.Tauth) -> Fcall:
 
 
 def _attached(session: SessionState, request: m.Tattach) -> User:
-    """The user of an attach: who the token says, or the socket."""
+    """The user of an attach: the token's, or the socket's."""
     if request.afid == NOFID:
         return session.peer.attach(request.uname, request.n_uname)
     proof = session.fids.proofs.get(request.afid)
     if proof is None:
-        more = ": no authentication is required" if session.peer.tokens is None else "; Tauth makes one"
-        raise BadFid(f"afid {request.afid} is not known{more}")
+        expected = "NOFID, the server has no tokens" if session.peer.tokens is None else "that of a Tauth"
+        raise BadFid(f"afid {request.afid} is not known (expected {expected})")
     return identity.user(proof.user(request.uname, request.n_uname), session.peer.where)
 
 
@@ -74,7 +74,7 @@ def attach(session: SessionState, request: m.Tattach) -> Fcall:
 def walk(session: SessionState, request: m.Twalk) -> Fcall:
     fid = session.fids.find(request.fid)
     if len(request.names) > limits.WALK_NAMES:
-        raise BadRequest(f"{len(request.names)} names in one walk; at most {limits.WALK_NAMES} is right")
+        raise BadRequest(f"{len(request.names)} names in one walk (expected at most {limits.WALK_NAMES})")
     if request.newfid == request.fid:
         fid.closed()
     else:
@@ -102,7 +102,7 @@ def walk(session: SessionState, request: m.Twalk) -> Fcall:
 def _flags(session: SessionState, fid: Fid, mode: int) -> int:
     """The flags of open(2) for a mode of Topen or Tcreate."""
     if mode & ~(ORDONLY_BITS | OTRUNC | OCEXEC | ORCLOSE | (OAPPEND if session.negotiated.unix else 0)):
-        raise BadRequest(f"open mode {mode:#x}")
+        raise BadRequest(f"invalid open mode {mode:#x}")
     return os.O_RDONLY if mode & 3 == OEXEC else mode & 3
 
 
@@ -133,7 +133,7 @@ def open_(session: SessionState, request: m.Topen) -> Fcall:
 
 
 def directory(fid: Fid) -> Any:
-    """The group, or the folder of one, that a fid stands for."""
+    """The group, or folder of a group, of a fid. Raises NotDirectory."""
     if not fid.node.directory:
         raise NotDirectory
     return fid.node
@@ -167,7 +167,7 @@ def create(session: SessionState, request: m.Tcreate) -> Fcall | Later:
 def become(
     session: SessionState, fid: Fid, node: Any, flags: int, *, nonblocking: bool = False, made: bool = True
 ) -> tuple[Qid, int]:
-    """The fid of a group becomes that of a file just made in it (or found there), open."""
+    """Make a group's fid that of a file just made in it (or found there), and open it."""
     if session.fids.by_number.get(fid.number) is not fid:
         raise BadFid(f"fid {fid.number} was clunked meanwhile")
     fid.closed()
@@ -179,7 +179,7 @@ def become(
         raise
 
 
-# ---------------------------------------------------------------- letting go
+# ---------------------------------------------------------------- closing and removing
 
 
 def clunk(session: SessionState, request: m.Tclunk) -> Fcall:
@@ -190,7 +190,7 @@ def clunk(session: SessionState, request: m.Tclunk) -> Fcall:
 
 
 def remove(session: SessionState, request: m.Tremove) -> Fcall | Later:
-    """Whatever becomes of it, the fid is clunked."""
+    """Remove a file; the fid is clunked even if that fails."""
     fid = session.fids.find(request.fid)
     fid.remove_at_close = False
     try:
@@ -209,7 +209,7 @@ def stat_(session: SessionState, request: m.Tstat) -> Fcall:
 
 
 def wstat(session: SessionState, request: m.Twstat) -> Fcall | Later:
-    """Name, mode, owner and group can be changed, all or nothing; length and times are accepted and dropped."""
+    """Change name, mode, owner and group, all or none; length and times are accepted and dropped."""
     fid, wanted = session.fids.find(request.fid), request.stat
     changes = _changes(session, fid, wanted)
     renamed = bool(wanted.name) and wanted.name != fid.node.name
@@ -222,19 +222,19 @@ def wstat(session: SessionState, request: m.Twstat) -> Fcall | Later:
 
 
 def synced(session: SessionState, fid: Fid) -> Step[None]:
-    """What was written to a fid's group is on disk. All its writers wait for that: it is for who may write."""
+    """Have all that was written to a fid's group on disk. Its writers wait for that, so it needs write permission."""
     if fid.writer is None:
         session.tree.access(fid.user, fid.node, os.W_OK)
     return session.tree.sync(fid.node)
 
 
 def _changes(session: SessionState, fid: Fid, wanted: m.Dir) -> dict[str, int]:
-    """The attributes a Twstat changes, as the tree takes them."""
+    """The attributes that a Twstat changes, as arguments of the tree's setattr."""
     changes = {}
     qid = fid.node.qid
     if wanted.mode != KEEP32:
         if bool(wanted.mode & DMDIR) != bool(qid.type & QTDIR):
-            raise BadRequest("a file stays what it is, group or stream")
+            raise BadRequest("stream and group cannot be changed into each other")
         changes["mode"] = wanted.mode & 0o777
     if wanted.n_gid != KEEP32:
         changes["gid"] = wanted.n_gid
@@ -243,12 +243,12 @@ def _changes(session: SessionState, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     if wanted.n_uid != KEEP32:
         changes["uid"] = wanted.n_uid
     elif wanted.uid and wanted.uid != identity.user_name(session.tree.stat(fid.node).uid):
-        raise NotPermitted("9P2000 does not change the owner of a file")
+        raise NotPermitted("the owner cannot be changed by 9P2000")
     return changes
 
 
 def _change(session: SessionState, fid: Fid, name: str, changes: dict[str, int]) -> Step[None]:
-    """Rename first, which fails most; take that back if the rest is refused."""
+    """Rename first, which fails most; undo that if the rest is refused."""
     tree, node = session.tree, fid.node
     old = node.name
     rename = partial(rename_node, session, fid)
@@ -263,7 +263,7 @@ def _change(session: SessionState, fid: Fid, name: str, changes: dict[str, int])
 
 
 def rename_node(session: SessionState, fid: Fid, name: str, to: Any = None) -> Step[None]:
-    """Give what a fid stands for another name, in its group or (for the tree to refuse) in another."""
+    """Rename a fid's file, in its group or (for the tree to refuse) to another."""
     node = fid.node
     if node is session.tree.root:
         raise NotPermitted("the root group keeps its name")

@@ -38,12 +38,12 @@ class Pending:
 
 
 def later(step: Step[Any], then: Callable[[Any], Fcall], *, calls: bool = False) -> Fcall | Later:
-    """The reply to a step, now or when it is settled. `calls`: making the reply calls the tree."""
+    """The reply to a step, now or when it is settled. `calls`: `then` calls the tree."""
     return Later(step, then, None, calls) if isinstance(step, Wait) else then(step)
 
 
 def both(first: Step[Any], second: Step[Any]) -> Step[None]:
-    """A step that is done when two are; neither can be taken back."""
+    """A step that is done when both are; it cannot be cancelled."""
     waits = [step for step in (first, second) if isinstance(step, Wait)]
     if len(waits) < 2:
         return waits[0] if waits else None
@@ -80,7 +80,7 @@ class PendingRequests:
     def park(self, tag: int, later: Later) -> None:
         """Keep a request until its wait is settled. Raises OverLimit where one over the limit can be cancelled."""
         if len(self.by_tag) >= limits.TAGS and not later.wait.settled and later.wait.cancel():
-            raise OverLimit(f"{limits.TAGS} requests of this connection wait")
+            raise OverLimit(f"more than {limits.TAGS} parked requests of one connection")
         pending = Pending(tag, later)
         try:
             self._waits.take(self._peer.account)

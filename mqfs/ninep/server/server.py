@@ -1,7 +1,7 @@
 """The 9P server: sockets and standard input/output, driven by trio.
 
-Owns accepting, the peers' identity and the list of connections. What one batch of requests answers, on whatever
-connections, leaves before the next batch is read.
+Owns accepting, the peers' identity and the list of connections. The replies that one batch of requests causes, on all
+connections, are sent before the next batch is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("mqfs.ninep")
 class Server:
     """All 9P connections of one tree.
 
-    `add` what `listen` returned, then `run`; `stop` ends it after the tree was closed (which answers what waits).
+    `add` listeners, then `run`; `stop` ends it after the tree was closed (which answers parked requests).
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Server:
     ) -> None:
         uid = identity.user_number(tcp_user)
         if uid is None:
-            raise BadAddress(f"no user is called {tcp_user!r}, as whom clients over TCP would act")
+            raise BadAddress(f"unknown user {tcp_user!r} for clients over TCP")
         self.tree = tree
         self.connections: set[Connection] = set()
         self._places = Shares("connections", "CONNECTIONS")
         self._turns, self._turn_of = Turns(), WeakValueDictionary[Hashable, Turn]()
-        self._strangers: dict[Connection, float] = {}  # those without a Tattach yet, and until when that is well
+        self._strangers: dict[Connection, float] = {}  # connections without a Tattach yet: their deadlines
         self._stranger_came = trio.Event()
         self.listeners: list[Listener] = []
-        self.inside = 0  # a batch is being performed: what it wakes is flushed at its end
+        self.inside = 0  # batches being performed: connections they wake are flushed at their end
         self.batches = 0
         self.nursery: trio.Nursery
         self._tcp_uid, self._tokens, self._trace = uid, tokens, trace
@@ -94,7 +94,7 @@ class Server:
             await self._serve(Connection(self, peer, incoming, outgoing))
 
     async def stop(self) -> None:
-        """Accept and read no more, send what is answered, within limits.SHUTDOWN_S; then end all connections."""
+        """Stop accepting and reading, send replies for up to limits.SHUTDOWN_S, then end all connections."""
         self._stopping = True
         for listener in self.listeners:
             trio.lowlevel.notify_closing(listener.socket)
@@ -106,7 +106,7 @@ class Server:
         self._scope.cancel()
 
     def turn_of(self, user: Hashable) -> Turn:
-        """That of a user, for all its connections."""
+        """The turn of a user, for all its connections."""
         return self._turn_of.setdefault(user, Turn(self._turns))
 
     def tracer(self, where: str) -> Callable[[str], None] | None:
@@ -114,7 +114,7 @@ class Server:
         trace = self._trace
         return None if trace is None else lambda line: print(where, line, file=trace, flush=True)
 
-    # ------------------------------------------------------------ replies that came from elsewhere
+    # ------------------------------------------------------------ replies of parked requests
 
     def woken(self, connection: Connection) -> None:
         """A connection has replies that no batch of its own will send. Called from inside the engine."""
@@ -144,7 +144,7 @@ class Server:
     # ------------------------------------------------------------ accepting
 
     async def _end_strangers(self) -> None:
-        """End connections whose clients do not say who they are."""
+        """End connections that do not attach in time."""
         while True:
             while not self._strangers:
                 self._stranger_came = trio.Event()
@@ -174,12 +174,12 @@ class Server:
                 if error.errno in (errno.EBADF, errno.EINVAL):
                     return
                 self._refuse(f"{listener.address}: {error}")
-                await trio.sleep(0.1)  # out of descriptors, say: let some go first
+                await trio.sleep(0.1)  # out of descriptors, say: some may be closed
             else:
                 self._begin(sock, listener)
 
     def _refuse(self, why: str) -> None:
-        """Say once why connections are not accepted, until one is."""
+        """Log once why connections are not accepted, until one is."""
         if not self._full:
             log.warning("%s", why)
         self._full = True
@@ -201,7 +201,7 @@ class Server:
         number = next(self._numbers)
         if isinstance(address, TcpAddress):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone lets go in a minute
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a dead host is detected in a minute
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.SILENT_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.ASKED_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.ASKED)
@@ -228,15 +228,15 @@ class Server:
     async def _look_up(self, peer: Peer) -> None:
         try:
             await trio.to_thread.run_sync(peer.look_up)
-        except Exception as error:  # no thread, or no answer: it is asked again when it matters
-            log.warning("%s: user %d was not looked up: %s", peer.where, peer.uid, error)
+        except Exception as error:  # no thread, or no answer: it is looked up again when it is needed
+            log.warning("%s: user %d not looked up: %s", peer.where, peer.uid, error)
 
     async def _serve(self, connection: Connection) -> None:
         self.connections.add(connection)
         try:
             await connection.run()
         except trio.ClosedResourceError:
-            pass  # it was found lost while it was read
+            pass  # it was lost during a read
         except Exception:
             log.exception("%s: connection ended", connection.session.peer.where)
         finally:
@@ -246,7 +246,7 @@ class Server:
 
 @contextlib.contextmanager
 def _nonblocking(descriptor: int) -> Iterator[None]:
-    """Others may share the descriptor: leave it as it was."""
+    """Nonblocking for a while: other processes may share the descriptor."""
     before = os.get_blocking(descriptor)
     os.set_blocking(descriptor, False)
     try:

@@ -1,9 +1,9 @@
 """The server's half of one 9P connection, without I/O: bytes in, the tree's calls, bytes out.
 
-Owns fids, tags and flushing. Requests are performed in the order they arrive, inline; only a call that returned a
-`Wait` is pending under its tag, and its reply is made by whoever settles it. It reads no socket and sends nothing:
-server.py brings `receive` what arrived and carries away what `take` returns. What each message does is in
-operations.py and linux_operations.py.
+Owns the order of requests and replies, and reads and writes. Requests are performed inline, in the order they arrive;
+only a call that returned a `Wait` is parked under its tag, and settling it makes the reply. A session reads no socket
+and sends nothing: connection.py passes bytes to `receive` and sends those of `take`. The other messages are performed
+in operations.py and linux_operations.py.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ _numbers = itertools.count(1)
 
 
 def ended(*_: object) -> None:
-    """What is left to do for a driver of which the connection has ended."""
+    """The driver's part in a connection that has ended."""
 
 
 class Session:
-    """One connection. `wake` is called when a reply came without `receive`, perhaps from inside the engine."""
+    """One connection. `wake` is called when a parked request was answered, perhaps from inside the engine."""
 
     def __init__(
         self,
@@ -98,33 +98,33 @@ class Session:
 
     @property
     def congested(self) -> bool:
-        """Too much is unanswered or not taken: do not read on, call `receive` again when that has changed."""
+        """Whether too much is unanswered or not taken: then stop reading, and call `receive` once that has changed."""
         return self._replies.bytes + self.unsent > limits.REPLY_BYTES or len(self._parked.by_tag) > limits.TAGS
 
     @property
     def unfinished(self) -> int:
-        """How many bytes came that are no whole request, or were not performed yet."""
+        """Bytes received of requests that are not whole or not performed yet."""
         return self._framer.unfinished
 
     @property
     def held(self) -> int:
-        """How many bytes wait here: of requests, and of replies."""
+        """Bytes in memory: of requests and of replies."""
         return self._framer.unfinished + self._replies.bytes + self.unsent
 
     @property
     def missing(self) -> int:
-        """How many bytes the request that has begun still needs, if that is known."""
+        """Bytes that the last request still needs; 0 if that is not known."""
         return self._framer.missing
 
     @property
     def waiting(self) -> int:
-        """How many requests wait, flushes included."""
+        """Parked requests, flushes included."""
         return len(self._parked.by_tag)
 
     def receive(self, data: bytes = b"", slice_s: float = math.inf) -> bool:
-        """Perform what arrived. False: congested, or the slice was over, before its end: to be called again.
+        """Perform requests. False: congested, or the slice was over, before the end of the data: call it again.
 
-        BadFrame: the connection is to be ended.
+        Raises BadFrame: the connection is to be ended.
         """
         room, until = limits.REPLY_BYTES - self.unsent, perf_counter() + slice_s
         if self._restart is not None and not self._continue_restart(until):
@@ -159,11 +159,11 @@ class Session:
         return self._replies.take()
 
     def abort(self) -> Iterator[None]:
-        """Cancel what can be cancelled, in steps. What is done and not answered yet stays parked."""
+        """Cancel the requests that can be, in steps. A write that is done and not answered yet stays parked."""
         return self._parked.abort()
 
     def close(self, sent: int | None = None) -> None:
-        """As `closing`, in one piece."""
+        """As `closing`, in one step."""
         for _ in self.closing(sent):
             pass
 
@@ -181,7 +181,7 @@ class Session:
         yield from self._reset()
         self._replies.take()  # free its memory now, not with the next collection
         self._framer = Framer(self.negotiated.msize)
-        self._parked.wake = self.delay = ended  # no circle with its driver: looks for those are rare
+        self._parked.wake = self.delay = ended  # no reference cycle with its driver: collections are rare
 
     def clunk(self, fid: Fid) -> None:
         """Forget a fid: its parked reads fail with Interrupted, its parked writes are answered when they are done."""
@@ -202,7 +202,7 @@ class Session:
     # ------------------------------------------------------------ requests
 
     def _general(self, buffer: Buffer, start: int, size: int) -> None:
-        """Any request, by way of its value."""
+        """Perform any request, decoded."""
         if buffer[start + 4] not in TYPES and not buffer[start + 4] & 1 and self.negotiated.dialect is not None:
             tag = HEADER.unpack_from(buffer, start)[2]
             self._replies.refuse(tag, Unsupported(f"message of type {buffer[start + 4]}"))
@@ -239,9 +239,8 @@ class Session:
         yield from self._reset()
         dialect = negotiate(request.version)
         if dialect is not None and request.msize < limits.MSIZE_LEAST:
-            self._replies.refuse(
-                request.tag, BadRequest(f"msize {request.msize}; at least {limits.MSIZE_LEAST} is right")
-            )
+            error = BadRequest(f"msize {request.msize} (expected at least {limits.MSIZE_LEAST})")
+            self._replies.refuse(request.tag, error)
             return
         msize = min(request.msize, limits.MSIZE_MOST) if dialect else limits.MSIZE_LEAST
         self.negotiated.settle(dialect, msize)
@@ -294,13 +293,13 @@ class Session:
             self._replies.refuse(tag, error)
 
     def _read_other(self, tag: int, number: int, fid: Fid | None, offset: int, count: int) -> None:
-        """Whatever is not the reading of a file."""
+        """A read that is not of an open file's data."""
         if self.negotiated.dialect is None:
             raise BadFrame("Tread before Tversion")
         if tag in self._parked.by_tag:
             raise BadRequest(f"tag {tag} is in use")
         if number in self.fids.proofs:
-            self._replies.reply(Rread(tag, b""))  # there is nothing to be told
+            self._replies.reply(Rread(tag, b""))  # a token is only written
             return
         fid = self.fids.find(number)
         if fid.listing is not None and not self.negotiated.dialect.linux:
@@ -327,23 +326,22 @@ class Session:
         self._parked.park(tag, Later(wait, then, fid))
 
     def _expect_rest(self, fid: Fid, offset: int, count: int, length: int) -> None:
-        """Linux v9fs asks again until its caller's buffer is full or 0 bytes come: have that answered, not parked.
+        """Have the next read of Linux v9fs answered, not parked: it repeats until its caller's buffer is full.
 
-        It asks again after a short answer, and after a full one whose count it clipped to msize - 24: that may have
-        been all of a message, or a part whose rest is there. A full answer to a smaller count filled its caller's
-        buffer.
+        It repeats after a short reply, and after a full one whose count it clipped to msize - 24: that may have been a
+        whole message, or a part whose rest is there. A full reply to a smaller count filled its caller's buffer.
         """
         if length and (length < count or count == self.negotiated.msize - IO_OVERHEAD):
             fid.rest, fid.truncated = offset + length, length == count
 
     def _note_given(self, fid: Fid, data: bytes) -> None:
-        """The next frame that goes out brings a message which was taken."""
+        """Remember where the reply with a claimed message, the next one, will end."""
         fid.given = self._replies.taken_bytes + self._replies.bytes + READ_OVERHEAD + len(data), data
 
     def _write(self, buffer: Buffer, start: int, size: int) -> None:
         _, _, tag, number, offset, length = WRITE_HEADER.unpack_from(buffer, start)
         if length != size - WRITE_HEADER.size:
-            raise BadFrame(f"a Twrite of {length} bytes in a frame of {size}")
+            raise BadFrame(f"invalid Twrite: {length} bytes in a frame of {size}")
         if self.negotiated.dialect is None:
             raise BadFrame("Twrite before Tversion")
         fid = self.fids.by_number.get(number)
@@ -356,9 +354,9 @@ class Session:
                 return
             if fid is None or fid.writer is None:
                 raise BadFid(f"fid {number} is not open for writing")
-            if length > self.negotiated.msize - IO_OVERHEAD:
-                raise TooLong(f"at most {self.negotiated.msize - IO_OVERHEAD} bytes with this msize")
-            fid.rest = NOWHERE  # whoever writes in between does not go on with a read
+            if length > (most := self.negotiated.msize - IO_OVERHEAD):
+                raise TooLong(f"{length} bytes (expected at most {most} with this msize)")
+            fid.rest = NOWHERE  # a write in between ends a repeated read
             step = fid.writer.write(bytes(memoryview(buffer)[begin : begin + length]), offset)
             if isinstance(step, Wait):
                 self._park_write(tag, fid, step)
@@ -370,9 +368,9 @@ class Session:
             self._replies.refuse(tag, error)
 
     def _prove(self, tag: int, proof: Proof, token: bytes) -> None:
-        """A token. A wrong one is answered after a while, and the connection ends where they go on, or do not wait."""
+        """Check a token. A wrong one is answered after a delay; several, or one during that, end the connection."""
         if self.wrong_tokens and self._parked.by_tag:
-            raise BadTokens("a token came before the wrong one was answered")
+            raise BadTokens("token sent before the wrong one was answered")
         try:
             self._replies.put(RWRITE.pack(RWRITE.size, R_WRITE, tag, proof.write(token)))
         except Denied as error:

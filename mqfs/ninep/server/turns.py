@@ -11,11 +11,11 @@ from mqfs import limits
 
 
 class Turns:
-    """Who performs, of users. `shared` while there is more than one of them."""
+    """The user that performs now. `shared` while there is more than one."""
 
     def __init__(self) -> None:
         self.last: Turn | None = None
-        self.changed_at = -math.inf  # when another user than before came
+        self.changed_at = -math.inf  # when the user changed last
 
     def shared(self, turn: Turn) -> bool:
         now = perf_counter()
@@ -25,14 +25,14 @@ class Turns:
 
 
 class Turn:
-    """One user's: what its connections perform together, some limits.TURN_S, before all other users have had theirs.
+    """The turn of one user: its connections together perform for limits.TURN_S, then all other users have theirs.
 
-    Counted, in seconds of the processor, while others perform something, too. Then a request that took long, as it
-    cannot be divided, is followed by a rest, for otherwise every second request of others would wait for such a one.
+    Measured in CPU seconds while other users are active, too. A long request, which cannot be divided, is then followed
+    by a pause: otherwise every second request of the others would wait for one.
     """
 
     def __init__(self, turns: Turns) -> None:
-        self.owner: trio.lowlevel.Task | None = None  # whose turn it is next, or who rests; None: whoever comes
+        self.owner: trio.lowlevel.Task | None = None  # has the turn next, or pauses; None: any
         self._turns = turns
         self._spent = 0.0
         self._queue = trio.lowlevel.ParkingLot()
@@ -43,11 +43,11 @@ class Turn:
             await self._queue.park()
 
     def begin(self) -> float:
-        """When it began on the processor's clock; 0 where that does not matter."""
+        """The CPU clock at the beginning; 0 where turns are not shared."""
         return thread_time() if self._turns.shared(self) else 0.0
 
     async def end(self, began: float, done: bool) -> None:
-        """Something was performed: let others have their turn where it was enough."""
+        """Account for what was performed; give others their turn where it was enough."""
         cost = thread_time() - began if began else 0.0
         self._spent += cost
         if not done or self._spent >= limits.TURN_S:
@@ -60,6 +60,6 @@ class Turn:
         self.leave()
 
     def leave(self) -> None:
-        """The next one has the turn, if it was this one's."""
+        """Pass the turn to the next connection, if this one has it."""
         if self.owner is trio.lowlevel.current_task():
             self.owner = next(iter(self._queue.unpark()), None)

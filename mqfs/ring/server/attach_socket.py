@@ -1,7 +1,7 @@
-"""The door: the unix socket at which programs of this machine ask for a group's ring.
+"""The attach socket: the unix socket at which processes of this machine ask for a group's ring.
 
-Owns the connections: each is one attachment of one user to one group, and its end lets go of it. Who may attach, and
-which group has a ring, is registry.py's.
+Owns the connections: each is one attachment of one user to one group, and ends with it. Which users may attach, and
+which groups have rings, is decided in registry.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mqfs.shares import Shares
 
 log = logging.getLogger("mqfs.ring")
 
-ATTACH_S = 10.0  # in which a connection says what it wants
+ATTACH_S = 10.0  # from a connection to its attach request
 _RETRY_S = 0.1
 
 
@@ -44,14 +44,14 @@ class AttachConnection:
     """One connection."""
 
     def __init__(
-        self, door: AttachSocket, sock: trio.socket.SocketType, uid: int, gid: int, pid: int, where: str
+        self, server: AttachSocket, sock: trio.socket.SocketType, uid: int, gid: int, pid: int, where: str
     ) -> None:
-        self.door, self.socket = door, sock
+        self.server, self.socket = server, sock
         self.uid, self.gid, self.pid, self.where = uid, gid, pid, where
         self.attachment: Attachment | None = None
 
     async def run(self) -> None:
-        """Serve it until it goes, or breaks the protocol."""
+        """Serve it until it ends, or breaks the protocol."""
         try:
             with trio.move_on_after(ATTACH_S):
                 while self.attachment is None and await self.serve_one():
@@ -65,55 +65,54 @@ class AttachConnection:
                 self.attachment.close()
 
     async def serve_one(self) -> bool:
-        """One request. False: that was the last."""
+        """Answer one request. False: it was the last."""
         data = await self.socket.recv(limits.RING_PACKET_BYTES + 1)
         if not data:
             return False
-        goes_on = True
+        is_valid = False
         fds: list[int] = []
         try:
-            goes_on = False
-            said = protocol.decode(data)
-            goes_on = True
-            answer = self.carry_out(said, fds)
+            request = protocol.decode(data)
+            is_valid = True
+            answer = self.carry_out(request, fds)
         except MqfsError as error:
             answer = protocol.refusal(error)
         except Exception:
-            log.exception("%s: a request failed", self.where)
-            answer = protocol.refusal(DiskFailed("the server has a fault; its log tells which"))
+            log.exception("%s: request failed", self.where)
+            answer = protocol.refusal(DiskFailed("internal server error (see the server log)"))
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         await self.socket.sendmsg([protocol.encode(answer)], passed)
-        return goes_on
+        return is_valid
 
-    def carry_out(self, said: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """The answer; `fds` gets what goes with it."""
-        wanted = [key for key in ("attach", "stream", "number") if key in said]
+    def carry_out(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """The answer; `fds` gets the descriptors to send with it."""
+        wanted = [key for key in ("attach", "stream", "number") if key in request]
         if len(wanted) != 1:
-            raise BadRequest("a packet has one of attach, stream and number")
-        value = said[wanted[0]]
+            raise BadRequest(f"invalid packet: keys {sorted(request)} (expected one of attach, stream, number)")
+        value = request[wanted[0]]
         if wanted[0] == "attach":
-            return self.attach(value, said.get("version"), fds)
+            return self.attach(value, request.get("version"), fds)
         if self.attachment is None:
-            raise BadRequest("attach first")
+            raise BadRequest("not attached (expected attach first)")
         if wanted[0] == "stream":
             if not isinstance(value, str):
-                raise BadRequest("stream is the name of one")
+                raise BadRequest('"stream" must be a string')
             number = self.attachment.number(value)
             return {"stream": value, "view": True} if number is None else {"stream": value, "number": number}
         if type(value) is not int or not 0 < value < 1 << 32:
-            raise BadRequest("number is that of a stream")
+            raise BadRequest('"number" must be an integer from 1 to 4294967295')
         return {"number": value, "stream": self.attachment.name(value)}
 
     def attach(self, path: Any, version: Any, fds: list[int]) -> dict[str, Any]:
         if not isinstance(path, str):
-            raise BadRequest("attach is the path of a group")
+            raise BadRequest('"attach" must be a string')
         if version != protocol.VERSION:
-            raise BadRequest(f"version {version!r}; this server speaks {protocol.VERSION}")
+            raise BadRequest(f"version {version!r} (expected {protocol.VERSION})")
         if self.attachment is not None:
-            raise BadRequest("it is attached already: one connection, one group")
+            raise BadRequest("already attached (one group a connection)")
         groups = peer_groups(self.socket)
         user = Peer(self.where, self.uid, self.gid, self.pid, groups=groups).itself()
-        self.attachment = self.door.rings.attach(user, path)
+        self.attachment = self.server.rings.attach(user, path)
         fds.append(self.attachment.fileno())
         group = self.attachment.group
         settings = dict(line.split(" ", 1) for line in group.settings.lines())
@@ -128,14 +127,14 @@ class AttachConnection:
 
 
 class AttachSocket:
-    """All doors of a server. `run` it; `stop` ends it, and all attachments."""
+    """All attach sockets of a server. `run` it; `stop` ends it, and all attachments."""
 
     def __init__(self, rings: RingRegistry, listeners: list[SocketFile]) -> None:
         self.rings, self.listeners = rings, listeners
         self._places = Shares("attachments to rings", "RING_DOORS")
         self._numbers = itertools.count(1)
         self._scope = trio.CancelScope()
-        self._over = trio.Event()
+        self._ended = trio.Event()
         self._full = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -148,11 +147,11 @@ class AttachSocket:
         finally:
             for listener in self.listeners:
                 listener.close()
-            self._over.set()
+            self._ended.set()
 
     async def stop(self) -> None:
         self._scope.cancel()
-        await self._over.wait()
+        await self._ended.wait()
 
     async def _accept(self, listener: SocketFile, nursery: trio.Nursery) -> None:
         while True:
@@ -162,15 +161,15 @@ class AttachSocket:
                 await trio.lowlevel.wait_readable(listener.socket)
             except OSError as error:
                 self._refuse(f"{listener.path}: {error}")
-                await trio.sleep(_RETRY_S)  # out of descriptors, say: let some go first
+                await trio.sleep(_RETRY_S)  # out of descriptors, say: some may be closed
             else:
                 sock.setblocking(False)
                 pid, uid, gid = peer(sock)
-                if self._may_enter(sock, uid):
+                if self._admit(sock, uid):
                     nursery.start_soon(self._serve, sock, pid, uid, gid)
 
-    def _may_enter(self, sock: socket.socket, uid: int) -> bool:
-        """Take a place for one more, if there is one; if not, the client gets the reason."""
+    def _admit(self, sock: socket.socket, uid: int) -> bool:
+        """Take a place for a connection. False: there is none, and the client got the reason."""
         try:
             self._places.take(uid)
         except OverLimit as error:
@@ -178,14 +177,14 @@ class AttachSocket:
             with sock, contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RD)
                 sock.send(protocol.encode(protocol.refusal(error)))
-                while sock.recv(1):  # what it had said: left there it would take our answer from it
+                while sock.recv(1):  # unread requests would reset the connection and lose our answer
                     pass
             return False
         self._full = False
         return True
 
     def _refuse(self, why: str) -> None:
-        """Say once why connections are not accepted, until one is."""
+        """Log once why connections are not accepted, until one is."""
         if not self._full:
             log.warning("%s", why)
         self._full = True

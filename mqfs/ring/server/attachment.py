@@ -11,21 +11,21 @@ from mqfs.ring.server.ring_log import RingLog
 
 
 class Attachment:
-    """One client's right to use a group's ring, as long as the generation lasts."""
+    """One client's right to use a group's ring, for one generation."""
 
     def __init__(self, user: User, group: Group, ring_log: RingLog, left: Callable[[Attachment], None]) -> None:
         self.user, self.group, self._ring_log, self._left = user, group, ring_log, left
         self.generation = ring_log.ring.generation
 
     def fileno(self) -> int:
-        """The ring's memory, to be passed on."""
+        """The descriptor of the ring's memory."""
         return self._ring_log.ring.fileno()
 
     def number(self, name: str) -> int | None:
-        """Of a stream; None: that is a view. Raises NotFound; Stale where the ring was retired; DiskFailed."""
+        """The number of a stream; None for a view. Raises NotFound, DiskFailed; Stale where the ring was retired."""
         self._require()
         if self._ring_log.why:
-            raise errors.Stale(f"a newer generation takes the ring's place: {self._ring_log.why}")
+            raise errors.Stale(f"ring retired: {self._ring_log.why} (expected a new attachment)")
         stream = self.group.streams.get(name)
         if stream is not None:
             return stream.number
@@ -34,11 +34,11 @@ class Attachment:
         raise errors.NotFound(name)
 
     def name(self, number: int) -> str:
-        """Of the stream of that number, also when the ring was retired. Raises NotFound, DiskFailed."""
+        """The name of a stream, also when the ring was retired. Raises NotFound, DiskFailed."""
         self._require()
         stream = self.group.numbers.get(number)
         if stream is None:
-            raise errors.NotFound(f"no stream has number {number}")
+            raise errors.NotFound(f"stream number {number}")
         return stream.name
 
     def _require(self) -> None:

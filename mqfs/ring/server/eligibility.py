@@ -10,21 +10,21 @@ from mqfs.model import User
 
 
 def is_excluded(group: Group, settings: Settings, user: User) -> bool:
-    """Who attaches trusts the others who do, with all the group's messages: by `ring owner` they are one user, and
-    those who could do as much without it."""
+    """Whether `ring owner` excludes a user. All clients of a ring must trust each other with the group's messages: by
+    `ring owner` they are the owner, root and the server's user."""
     return settings.ring == "owner" and user.uid not in (group.state.uid, 0, os.geteuid())
 
 
 def why_ended(now: Settings, settings: Settings, bounded: bool) -> str:
-    """Why new settings end a ring; "" where it goes on."""
-    for name in ("ttl", "keep"):  # clients and the journal were told of them
+    """Why new settings end a ring; "" if they do not."""
+    for name in ("ttl", "keep"):  # clients and the ring log have read them
         if getattr(settings, name) != getattr(now, name):
-            return f"{name} has changed"
+            return f"{name} changed"
     return why_not(settings, bounded)
 
 
 def why_not(settings: Settings, bounded: bool) -> str:
-    """Why a group of such settings has no ring: each write has to be looked at before it is appended."""
+    """Why a group of such settings has no ring, or "": each write must be checked before it is appended."""
     if settings.ring == "off":
         return "a group with 'ring off' has no ring"
     if settings.data != "message":

@@ -1,8 +1,7 @@
-"""The keeper: a small process that holds the rings' descriptors, so that they outlive a server that is killed.
+"""The fd keeper: a small process that holds the rings' descriptors, so that they survive a killed server.
 
-Run as a program by keeper_link.py, which speaks to it; it imports nothing of mqfs and never looks into what it holds.
-It ends when it is told to, when its socket's file is gone (the store was removed), or when it holds nothing and nobody
-speaks to it.
+Run as a program by keeper_link.py, its client; it imports nothing of mqfs and never reads a ring. It ends by `quit`,
+when its socket's file is gone (the store was removed), or when it holds nothing and has no connection.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import struct
 import sys
 
 NAME = "keeper"  # of the socket, in the store's folder
-LOOK_S = 2.0  # between two looks at whether the store is still there
+LOOK_S = 2.0  # between two checks that the store still exists
 SEND_S = 1.0  # for a server to take an answer
 _SERVERS = 4  # connections at once; a further one takes the place of the oldest
 _PACKET_BYTES = 256
@@ -22,14 +21,14 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class FdKeeper:
-    """What is held, and who speaks about it."""
+    """The descriptors held, and the connections of servers."""
 
     def __init__(self, listener: socket.socket, folder: int, most: int) -> None:
         self.listener, self.folder, self.most = listener, folder, most
         self.made = self.socket_file()
         self.held: dict[bytes, int] = {}
         self.servers: list[socket.socket] = []
-        self.told = False  # to end
+        self.quitting = False
 
     def socket_file(self) -> tuple[int, int] | None:
         try:
@@ -39,20 +38,20 @@ class FdKeeper:
         return found.st_dev, found.st_ino
 
     def run(self) -> None:
-        while not self.told:
+        while not self.quitting:
             ready = self.wait()
             for sock in ready:
                 if sock is self.listener:
                     self.accept()
                 elif sock in self.servers:
-                    self.hear(sock)
+                    self.serve(sock)
             if not ready and self.is_unused():
                 break
         if self.made is not None and self.socket_file() == self.made:
             os.unlink(NAME, dir_fd=self.folder)
 
     def wait(self) -> list[socket.socket]:
-        """Those with something to be heard. By poll, as the server's descriptors may have any number."""
+        """The sockets with something to read. By poll: descriptors may have any number."""
         by_fd = {sock.fileno(): sock for sock in (self.listener, *self.servers)}
         poll = select.poll()
         for fd in by_fd:
@@ -64,7 +63,7 @@ class FdKeeper:
         return gone or not (self.servers or self.held)
 
     def accept(self) -> None:
-        """Nobody else's process is listened to."""
+        """Accept a connection of this user; others are closed."""
         sock, _ = self.listener.accept()
         uid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
         if uid != os.geteuid():
@@ -79,8 +78,8 @@ class FdKeeper:
         self.servers.remove(server)
         server.close()
 
-    def hear(self, server: socket.socket) -> None:
-        """One request, and its answer."""
+    def serve(self, server: socket.socket) -> None:
+        """Answer one request."""
         try:
             data, fds, _, _ = socket.recv_fds(server, _PACKET_BYTES, 4)
             if not data:
@@ -95,10 +94,10 @@ class FdKeeper:
             self.leave(server)
 
     def carry_out(self, server: socket.socket, verb: bytes, name: bytes, fds: list[int]) -> bytes:
-        """What it takes of `fds` it takes out of the list."""
+        """The answer to a request. A descriptor that is kept is taken out of `fds`."""
         if verb == b"keep" and name and len(fds) == 1:
             if name not in self.held and len(self.held) >= self.most:
-                return b"no: the most it holds are %d" % self.most
+                return b"no: %d descriptors held (the most)" % self.most
             self.forget(name)
             self.held[name] = fds.pop()
         elif verb == b"drop":
@@ -107,9 +106,9 @@ class FdKeeper:
             for held, fd in self.held.items():
                 socket.send_fds(server, [held], [fd])
         elif verb == b"quit":
-            self.told = True
+            self.quitting = True
         else:
-            return b"no: it knows keep NAME (with a descriptor), drop NAME, list, quit"
+            return b"no: unknown request (expected keep NAME with a descriptor, drop NAME, list or quit)"
         return b"ok"
 
     def forget(self, name: bytes) -> None:

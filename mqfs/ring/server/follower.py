@@ -13,13 +13,13 @@ from mqfs.ring.server.ring_log import RingLog
 log = logging.getLogger("mqfs.ring")
 
 Post = Callable[[Callable[[], None]], None]  # has the engine's thread call a function
-_LOOK_S = 0.25  # between two looks at the ring's lock
-_LOOK_AGAIN_S = 0.05  # while it is held
+_CHECK_S = 0.25  # between two checks of the ring's lock
+_CHECK_AGAIN_S = 0.05  # while it is held
 _RETRY_S = 0.25  # when the log had no room
 
 
 class Follower:
-    """The thread that sleeps until something is published in a ring, and then has the engine take it."""
+    """The thread of one ring."""
 
     def __init__(self, ring_log: RingLog, post: Post) -> None:
         self._ring_log, self._ring, self._post = ring_log, ring_log.ring, post
@@ -31,7 +31,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when it uses the ring no more, in a moment."""
+        """Stop it; returns when it does not use the ring any more."""
         self._stopped.set()
         self._again.release()
         self._thread.join()
@@ -39,14 +39,14 @@ class Follower:
     def _follow(self) -> None:
         try:
             while not self._stopped.is_set():
-                if self._ring.wait(self._position, _LOOK_AGAIN_S if self._held[0] else _LOOK_S):
+                if self._ring.wait(self._position, _CHECK_AGAIN_S if self._held[0] else _CHECK_S):
                     self._ask(self._take)
                 elif self._is_held_too_long():
-                    self._ask(self._abandon)
+                    self._ask(self._retire)
                 if self._ring.retired:
                     return
         except RuntimeError:
-            log.debug("something was published after the end of the loop")
+            log.debug("ring of group %d published after the end of the loop", self._ring_log.group.number)
 
     def _ask(self, call: Callable[[], None]) -> None:
         self._post(call)
@@ -60,13 +60,13 @@ class Follower:
             if not self._ring_log.ended:
                 self._position = self._ring_log.intake.position
         except Exception:
-            log.exception("ring of group %d: taking from it failed", self._ring_log.group.number)
+            log.exception("ring of group %d: taking failed", self._ring_log.group.number)
             self._stopped.set()
         finally:
             self._again.release()
 
     def _is_held_too_long(self) -> bool:
-        """Whether one thread has had the lock, and published nothing, for longer than anybody may."""
+        """Whether one thread has held the lock, and published nothing, for longer than limits.RING_HOLD_S."""
         now = time.monotonic()
         thread, tail, since = self._held
         if not self._ring.holder or (self._ring.holder, self._ring.tail) != (thread, tail):
@@ -74,7 +74,7 @@ class Follower:
             return False
         return now - since >= limits.RING_HOLD_S
 
-    def _abandon(self) -> None:
+    def _retire(self) -> None:
         self._ring_log.held_up = True
         self._ring_log.retire(f"thread {self._held[0]} held its lock too long")
         self._again.release()

@@ -1,7 +1,6 @@
-"""The checks of a ring's records before the log takes them: whoever has a ring mapped may write anything there.
+"""The checks of a ring's records before the log takes them: its clients may write anything there.
 
-Owns what a client may publish, and the budget for a ring in which something else was found. Changes neither ring nor
-log.
+Owns the rules of a client's records, and the budget for checking a corrupt ring. Changes neither ring nor log.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from mqfs.seams import LogEnd
 if TYPE_CHECKING:
     from mqfs.ring import Ring
 
-HEAD_COST = 1_024  # bytes that take as long as a look at a head
+HEAD_COST = 1_024  # bytes that take as long as the check of a head
 _HIT_COST = 64
 _BUDGET_BYTES = 2 << 20  # some 10 ms
 _AHEAD_NS = 10**9  # a record's time may be after the wall clock: it was set back, or another CPU's is ahead
@@ -111,7 +110,7 @@ class IngestChecks:
             yield at, self._next_record(data, at), None
 
     def _next_record(self, data: memoryview, bad: int) -> int:
-        """Where a record may begin behind what is none. Only a sequence and a time that may be ours are examined."""
+        """The next place where a record may begin. Only a possible sequence and time are examined further."""
         whole, low = data.obj, self._end.next
         assert isinstance(whole, bytes)
         if self._budget < 0:
@@ -137,7 +136,7 @@ def is_plausible(time_ns: int) -> bool:
 
 
 def _heads(data: bytes, times: set[bytes], bad: int) -> Iterator[int]:
-    """Where behind a place record heads may be whose time ends with one of those bytes."""
+    """Places behind `bad` where record heads may be, whose time ends with one of those bytes."""
     ends = re.compile(b"|".join(map(re.escape, times)))
     return (found.start() - 22 for found in ends.finditer(data, bad + 8 + 22))
 

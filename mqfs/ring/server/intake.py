@@ -1,7 +1,7 @@
-"""From a group's ring into its log: ranges of records at once, one by one where not all of them are sound.
+"""Copying records from a group's ring into its log: whole ranges, or one by one where not all of them are sound.
 
-Owns the position in the ring, and the order of the server's own messages among those of others. What may be taken is
-decided in ingest_checks.py; what is not goes to quarantine.
+Owns the position in the ring, and the order of the server's own messages among those of others. ingest_checks.py
+decides which records are taken; the others go to quarantine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Range:
 
     @property
     def sequence(self) -> int:
-        """Of the next row."""
+        """The sequence of the next row."""
         return self.rows.sequences[self.at]
 
     def between(self, begin: int, end: int) -> memoryview:
@@ -55,7 +55,7 @@ class _Range:
 
 
 class RingIntake:
-    """What takes one ring's records into the group's log. `inner` is that log; `retire` ends publishing in the ring."""
+    """Copies one ring's records into the group's log, `inner`. `retire` ends publishing in the ring."""
 
     def __init__(self, group: Group, made: Ring, inner: Bucket, retire: Callable[[str], None]) -> None:
         self._group, self._ring, self._inner, self._retire = group, made, inner, retire
@@ -74,7 +74,7 @@ class RingIntake:
 
     @property
     def position(self) -> int:
-        """The ring below it was taken, or copied to be."""
+        """Records below it were taken, or copied to be."""
         return self._consumer.position
 
     @property
@@ -83,7 +83,7 @@ class RingIntake:
 
     @property
     def final_position(self) -> int | None:
-        """Where the ring ends, now that nothing more is published in it; None while something is to be taken."""
+        """The end of a ring in which nothing more is published; None while records are to be taken."""
         if self.blocked or self._range is not None or self._raw:
             return None
         return self._consumer.position if self._salvaged is None else self._salvaged
@@ -122,7 +122,7 @@ class RingIntake:
     # ------------------------------------------------------------ taking
 
     def take(self, until: int | None = None, most_bytes: int | None = None) -> None:
-        """Take what is in the ring: up to that sequence, about so many bytes. `blocked`: the log had no room."""
+        """Take records: up to that sequence, and about `most_bytes`. Then `blocked` says that the log had no room."""
         if self.taking or self._broken:
             return
         self.taking, self.blocked = True, ""
@@ -147,8 +147,8 @@ class RingIntake:
             self.taking = False
 
     def _break_off(self) -> None:
-        """Take no more: reading the ring met a bug. What was not taken goes to quarantine."""
-        log.exception("ring of group %d given up: reading it failed", self._group.number)
+        """Take no more: reading the ring met a bug. Bytes not taken go to quarantine."""
+        log.exception("ring of group %d abandoned: reading it failed", self._group.number)
         there, untaken = self._range, self._raw
         self._range, self._raw, self._broken = None, b"", True
         if there is not None and there.at < len(there):
@@ -158,7 +158,7 @@ class RingIntake:
         self._refuse(bytes(untaken))
 
     def _scan_next(self) -> int:
-        """Make what was published next a range, or take what is sound of it; how many bytes that were. 0: nothing."""
+        """Make the next published records a range, or take the sound ones; returns how many bytes. 0: none."""
         data = self._raw or self._copy()
         if not data:
             return 0
@@ -226,7 +226,9 @@ class RingIntake:
     def _is_wanted(self, rows: Columns) -> bool:
         """Whether they must be retained, or a reader has not had them."""
         group = self._group
-        return group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings) or self.readers.exist()
+        return (
+            group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings) or self.readers.has_any()
+        )
 
     def _skip_to(self, sequence: int) -> None:
         """Messages below it that were not taken exist nowhere."""

@@ -1,7 +1,7 @@
-"""The server's link to its keeper, the process that holds the rings over a kill -9 of the server.
+"""The server's link to its fd keeper, the process that holds the rings over a kill -9 of the server.
 
-Owns starting it, and saying again what it is to hold when it was killed. Never waits for it longer than a second; where
-it cannot be had the rings are made all the same, and the log says that they would not outlive the server.
+Owns starting it, and passing all descriptors again after it was killed. Never waits for it longer than a second.
+Without it rings are made all the same, and the log warns that they would not survive the server.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _PACKET_BYTES = 256
 
 
 class _Child(subprocess.Popen[bytes]):
-    """It is meant to outlive us."""
+    """A process that outlives us."""
 
     def __del__(self, *_: object) -> None:
         pass
 
 
 class KeeperLink:
-    """The keeper of one store. `look` is to be called about once a second."""
+    """The fd keeper of one store. `ensure_alive` is to be called about once a second."""
 
     def __init__(self, store_path: str) -> None:
         self._path = store_path
         self._socket: socket.socket | None = None
         self._child: _Child | None = None
-        self._given: dict[bytes, int] = {}  # what it is to hold; descriptors of our own
+        self._given: dict[bytes, int] = {}  # that it should hold; descriptors of our own
         self._complained = False
 
     @staticmethod
     def held(store_path: str) -> dict[tuple[int, int], int]:
-        """What a keeper that lives holds, (group, generation) -> descriptor; nothing where there is none."""
+        """The descriptors held by a live keeper, by (group, generation); none without one."""
         found: dict[tuple[int, int], int] = {}
         try:
             with _connect(store_path) as sock:
@@ -61,7 +61,7 @@ class KeeperLink:
         return found
 
     def keep(self, group: int, generation: int, fd: int) -> None:
-        """Have it hold that ring; nothing is said where it does already."""
+        """Have it hold a ring."""
         name = _name(group, generation)
         self._forget(name)
         self._given[name] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
@@ -73,13 +73,13 @@ class KeeperLink:
         if self._socket is not None or _there(self._path):
             self._try(b"drop " + name)
 
-    def look(self) -> None:
-        """Whether it still lives; one that was killed is replaced."""
-        if self._socket is not None and _is_heard_from(self._socket):
+    def ensure_alive(self) -> None:
+        """Replace a keeper that was killed."""
+        if self._socket is not None and _has_ended(self._socket):
             self._lose()
         if self._socket is None and self._given:
             if not self._complained:
-                log.warning("the rings' keeper was gone: another one is started")
+                log.warning("fd keeper died: starting another")
             self._try(b"")
 
     def quit(self) -> None:
@@ -94,15 +94,15 @@ class KeeperLink:
                 self._child.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """Leave it to hold what it holds."""
+        """Close the link; the keeper keeps what it holds."""
         for name in list(self._given):
             self._forget(name)
         self._lose()
 
-    # ------------------------------------------------------------ speaking to it
+    # ------------------------------------------------------------ requests
 
     def _try(self, request: bytes, fd: int = -1) -> None:
-        """Say it to the keeper there is, or else to a new one, which is told of all rings first."""
+        """Send a request to the keeper, or to a new one, which gets all rings first."""
         for _ in range(2):
             try:
                 if self._socket is None:
@@ -116,7 +116,7 @@ class KeeperLink:
                 reason = error
         if not self._complained:
             self._complained = True
-            log.error("no keeper: rings will not outlive a kill of this server (%s)", reason)
+            log.error("no fd keeper: rings will not survive a kill of this server (%s)", reason)
 
     def _begin(self) -> None:
         try:
@@ -132,10 +132,10 @@ class KeeperLink:
         socket.send_fds(self._socket, [request], [fd] if fd >= 0 else [])
         answer = self._socket.recv(_PACKET_BYTES)
         if answer != b"ok":
-            raise Unsupported(f"the keeper answered {answer.decode(errors='replace')!r}")
+            raise Unsupported(f"fd keeper answered {answer.decode(errors='replace')!r} (expected 'ok')")
 
     def _start(self) -> None:
-        """The socket is made here, so that it can be spoken to at once."""
+        """Start a keeper. Its socket is made here, so that it accepts connections at once."""
         if self._child is not None:
             self._child.poll()
         folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -153,7 +153,7 @@ class KeeperLink:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=fds,
-                start_new_session=True,  # what ends the server's terminal or process group does not end it
+                start_new_session=True,  # the end of the server's terminal or process group does not end it
                 cwd="/",
             )
         finally:
@@ -172,8 +172,8 @@ class KeeperLink:
             os.close(self._given.pop(name))
 
 
-def _is_heard_from(sock: socket.socket) -> bool:
-    """It says nothing unasked: it has ended."""
+def _has_ended(sock: socket.socket) -> bool:
+    """Whether its end is readable: it sends nothing unasked."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
@@ -196,7 +196,7 @@ def _connect(store_path: str) -> socket.socket:
         sock.connect(f"/proc/self/fd/{folder}/{fd_keeper.NAME}")
         uid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
         if uid != os.geteuid():
-            raise PermissionError(f"{store_path}/{fd_keeper.NAME} is listened at by user {uid}")
+            raise PermissionError(f"{store_path}/{fd_keeper.NAME}: socket of user {uid} (expected {os.geteuid()})")
     except BaseException:
         sock.close()
         raise
@@ -212,16 +212,16 @@ def _listed(sock: socket.socket) -> Iterator[tuple[bytes, int]]:
     while time.monotonic() < deadline:
         name, fds, _, _ = socket.recv_fds(sock, _PACKET_BYTES, 1)
         if len(fds) != 1:
-            return  # the end; or it is none of ours
+            return  # the end; or no answer of ours
         os.set_inheritable(fds[0], False)
         yield name, fds[0]
 
 
 def _remove_old(path: str) -> None:
-    """The socket of a keeper that was killed, or does not answer: that one ends when it sees that."""
+    """Remove the socket of a keeper that was killed, or does not answer: that one ends when its file is gone."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise Unsupported("'keeper' in the store is no socket; it is left alone")
+            raise Unsupported("'keeper' in the store is not a socket (left as it is)")
         os.unlink(path)
 
 

@@ -28,7 +28,7 @@ class RingReaders:
         self._floor = NEVER
         # (position, the sequence behind it); of one that is further back the floor stays where it is
         self._marks: deque[tuple[int, int]] = deque([(position, end.next)], 2 + 2 * made.size // _MARK_BYTES)
-        self._seen = (0.0, False)  # (when it was looked, whether there are any)
+        self._seen = (0.0, False)  # (time of the last update, whether there are any)
 
     def mark(self, position: int) -> None:
         """The ring up to a position is in the log."""
@@ -38,21 +38,21 @@ class RingReaders:
     @property
     def floor(self) -> int:
         """The lowest sequence that a reader may still need; NEVER where there is none."""
-        self.exist()
+        self.has_any()
         return self._floor
 
-    def exist(self) -> bool:
+    def has_any(self) -> bool:
         """Whether there are any. That there are none is never remembered: a reader may have come meanwhile."""
         if not self._seen[1] or time.monotonic() - self._seen[0] >= _LOOK_S:
             self.refresh()
         return self._seen[1]
 
     def refresh(self) -> None:
-        self._seen = time.monotonic(), self.look()
+        self._seen = time.monotonic(), self.update()
 
-    def look(self) -> bool:
-        """Whether there are any now; brings the floor to the slowest one."""
-        positions = [position for seat, _, position, _, lives in self._ring.seats() if seat and lives]
+    def update(self) -> bool:
+        """Whether there are any now; sets the floor to the slowest one's."""
+        positions = [position for slot, _, position, _, lives in self._ring.slots() if slot and lives]
         before = self._floor
         if positions:
             self._raise_floor(min(positions))

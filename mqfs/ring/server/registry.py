@@ -1,8 +1,7 @@
-"""Which groups have rings, and who is attached to them.
+"""The registry of rings: which groups have one, and which clients are attached to it.
 
-Owns making, retiring and giving up rings, the rights of who attaches, and taking rings over from a server that was
-killed. On the engine's thread, but for the small thread of each ring that sleeps until something is published. What
-is taken from a ring, and how, is ring_log.py's; how clients come here is attach_socket.py's.
+Owns making, retiring and abandoning rings, the permission to attach, and resuming rings of a server that was killed.
+Runs on the engine's thread. Records are taken from a ring in ring_log.py; clients connect in attach_socket.py.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ log = logging.getLogger("mqfs.ring")
 _NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.OverLimit, OSError)  # but the machine's
 
 
-class _GroupRing:
-    """A group's ring and who uses it."""
+class GroupRing:
+    """A group's ring and its users."""
 
     def __init__(self, ring_log: RingLog) -> None:
         self.ring_log = ring_log
@@ -49,16 +48,18 @@ class _GroupRing:
 
 
 class RingRegistry:
-    """All rings of a server. Made before the tree: `resume` is what the tree calls for each group it has read."""
+    """All rings of a server. Made before the tree, which calls `resume` for each group it has read."""
 
     def __init__(self, store: Store, post: Post) -> None:
         self._store, self._post = store, post
         self._tree: Tree | None = None
-        self._rings: dict[Group, _GroupRing] = {}
-        self._ending: dict[RingLog, _GroupRing] = {}
-        self._draining: dict[RingLog, float] = {}  # ended, and followers are yet to change over: since when
+        self._rings: dict[Group, GroupRing] = {}
+        self._ending: dict[RingLog, GroupRing] = {}
+        self._draining: dict[RingLog, float] = {}  # ended, with readers that still need it: since when
         self._generations: dict[int, int] = {}
-        self._cooldown: dict[tuple[str, int], deque[float]] = {}  # when whose (see _whose) were, or held the server up
+        self._cooldown: dict[
+            tuple[str, int], deque[float]
+        ] = {}  # by _whose: when rings were corrupt or locked too long
         self._closing: Wait[None] | None = None
         self._unreadable: dict[int, Exception] = {}  # why the log of a group with a ring cannot be read now
         self._keeper = KeeperLink(store.path) if store.path else None
@@ -68,8 +69,8 @@ class RingRegistry:
     # ------------------------------------------------------------ after a kill
 
     def _take_over(self) -> dict[int, list[Ring]]:
-        """Rings that outlived the server before this one, by group, oldest generation first: the numbers of their
-        groups' messages go on as they say."""
+        """Rings that survived the last server, by group, oldest generation first. Their groups' sequences continue
+        where the rings end."""
         if self._keeper is None or ring.MISSING:
             return {}
         held: dict[int, list[Ring]] = {}
@@ -80,7 +81,7 @@ class RingRegistry:
             except _NOT_ITS_FAULT as error:
                 self._unreadable[number] = error
             except Exception as error:
-                self._give_up(number, generation, fd, error)
+                self._abandon(number, generation, fd, error)
             finally:
                 os.close(fd)
         return held
@@ -94,20 +95,22 @@ class RingRegistry:
             raise
         return held
 
-    def _give_up(self, number: int, generation: int, fd: int, error: Exception) -> None:
-        """A ring that a start cannot go on with: what it has goes to quarantine, and no later start meets it again."""
-        log.error("ring of group %d given up: %s: %s", number, type(error).__name__, error)
+    def _abandon(self, number: int, generation: int, fd: int, error: Exception) -> None:
+        """Abandon a ring that cannot be resumed: its bytes go to quarantine, and no later start meets it again."""
+        log.error("ring of group %d abandoned: %s: %s", number, type(error).__name__, error)
         try:
             kept = os.pread(fd, limits.RING_RANGE_BYTES, ring.HEAD_BYTES)
             self._store.open(number).ranges.quarantine(kept, "a ring that could not be resumed")
         except (errors.MqfsError, OSError) as failed:
-            log.error("ring of group %d not copied: %s", number, failed)
+            log.error("ring of group %d not quarantined: %s", number, failed)
         self._drop(number, generation)
 
     def resume(self, group: Group) -> None:
-        """Go on with the ring that a group has, if it has. Before anything is written to the group. Raises what its
-        log or the machine fails with: the ring stays with the keeper for the next start, and the group is read-only
-        until then, as the ring holds the numbers that its next messages would take."""
+        """Resume a group's ring, if it has one, before anything is written to the group.
+
+        Raises the errors of its log and of the machine: then the ring stays with the keeper for the next start, and the
+        group is read-only until then, as the ring has the sequences that its next messages would take.
+        """
         self._tree = group.tree
         generations, last = self._held.pop(group.number, []), group.log.end.next - 1
         try:
@@ -119,17 +122,17 @@ class RingRegistry:
             raise
         self._unresumed.discard(group.number)
         for ended in generations[:-1]:
-            group.log.upkeep.sync(functools.partial(self._tell, group.number, ended, last))
+            group.log.upkeep.sync(functools.partial(self._finish_ended, group.number, ended, last))
         if ring_log is None:
             return
-        log.info("the ring of group %d goes on", group.number)
+        log.info("ring of group %d resumed", group.number)
         ring_log.pump()
-        ring_log.commit()  # the server before may have taken more than it told
+        ring_log.commit()  # the last server may have taken more than it committed
         if not ring_log.ended and ring_log.ring.retired:
-            ring_log.retire("the server before had begun to")
+            ring_log.retire("the last server had begun to retire it")
 
     def _begin_held(self, group: Group, generations: list[Ring]) -> RingLog | None:
-        """The ring_log of the newest generation; None where there is none, or it is given up."""
+        """The ring log of the newest generation; None where there is none, or it was abandoned."""
         if (why := self._unreadable.pop(group.number, None)) is not None:
             raise why
         if not generations:
@@ -139,31 +142,31 @@ class RingRegistry:
             return self._begin(group, newest).ring_log
         except _NOT_ITS_FAULT:
             raise
-        except Exception as error:  # somebody else has the server's seat, say
-            self._give_up(group.number, newest.generation, newest.fileno(), error)
+        except Exception as error:  # another process has the server's consumer slot, say
+            self._abandon(group.number, newest.generation, newest.fileno(), error)
             newest.close()
             return None
 
-    def _tell(self, number: int, ended: Ring, last: int, error: OSError | None) -> None:
-        """A generation of which the server before had taken all when it made the next: what it had not told yet."""
+    def _finish_ended(self, number: int, ended: Ring, last: int, error: OSError | None) -> None:
+        """Commit a generation that the last server had emptied before it made the next one, and drop it."""
         if error is None:
             ended.commit(last)
         self._drop(number, ended.generation)
         ended.close()
 
-    # ------------------------------------------------------------ who attaches
+    # ------------------------------------------------------------ attaching
 
     def attach(self, user: User, path: str) -> Attachment:
         """Raises NotFound, NotDirectory, Denied, Unsupported, DiskFull, OverLimit, Busy."""
         assert self._tree is not None
         if ring.MISSING:
-            raise errors.Unsupported(f"this server has no rings: its part in C was not built ({ring.MISSING})")
+            raise errors.Unsupported(f"rings: the extension in C was not built ({ring.MISSING})")
         group = self._tree.find(user, path)
         if not isinstance(group, Group):
             raise errors.NotDirectory(path)
         self._admit(user, group)
         own = self._current(group) or self._make(group)
-        self._require_seat(group, own, user)
+        self._require_place(group, own, user)
         attachment = Attachment(user, group, own.ring_log, self._left)
         own.attached.add(attachment)
         return attachment
@@ -178,33 +181,35 @@ class RingRegistry:
             raise errors.ReadOnly(f"the disk failed: {group.log.end.failed}")
         if why := why_not(group.settings, bool(group.consumers.bounded)):
             raise errors.Unsupported(why)
-        spoilt = self._cooldown.get(_whose(group))
-        often = spoilt is not None and len(spoilt) == spoilt.maxlen
-        if spoilt is not None and often and time.monotonic() - spoilt[0] < limits.RING_REST_S:
-            raise errors.Unsupported("corrupt rings, or locked too long, three times in a minute: none for a while")
+        failures = self._cooldown.get(_whose(group))
+        often = failures is not None and len(failures) == failures.maxlen
+        if failures is not None and often and time.monotonic() - failures[0] < limits.RING_REST_S:
+            raise errors.Unsupported(
+                "rings: corrupt or locked too long three times in a minute (expected a pause of a minute)"
+            )
 
-    def _require_seat(self, group: Group, own: _GroupRing, user: User) -> None:
-        """Raises OverLimit. Of a ring for all each user has a share of the seats; another is its owner's whole."""
+    def _require_place(self, group: Group, own: GroupRing, user: User) -> None:
+        """Raises OverLimit. By `ring all` each user has a share of the places; otherwise all are the owner's."""
         if len(own.attached) >= limits.ATTACHMENTS:
-            raise errors.OverLimit(f"at most {limits.ATTACHMENTS} clients are attached to a ring")
+            raise errors.OverLimit(f"at most {limits.ATTACHMENTS} clients of one ring")
         if group.settings.ring == "all":
             mine = sum(other.user.uid == user.uid for other in own.attached) + 1
             require_share("attachments to one ring", limits.ATTACHMENTS, user.uid, mine, len(own.attached) + 1)
 
-    def _current(self, group: Group) -> _GroupRing | None:
-        """The generation that is not retired."""
+    def _current(self, group: Group) -> GroupRing | None:
+        """The generation that is not retired, or None. Raises Busy while the last one is being ended."""
         own = self._rings.get(group)
         if own is None or not own.ring_log.why:
             return own
         own.ring_log.tick()
         if not own.ring_log.ended:
-            raise errors.Busy("the ring's last generation is not all in the log yet: ask again")
-        if self._rings.get(group) is own:  # it is not committed yet, but no longer in the way
+            raise errors.Busy("the last generation of the ring is not in the log yet (expected a retry)")
+        if self._rings.get(group) is own:  # it is not committed yet, but the next may be made
             self._ending[own.ring_log] = self._rings.pop(group)
         return None
 
     def _left(self, attachment: Attachment) -> None:
-        """A client has gone."""
+        """A client has left."""
         own = self._rings.get(attachment.group)
         if own is not None:
             own.attached.discard(attachment)
@@ -212,7 +217,7 @@ class RingRegistry:
 
     # ------------------------------------------------------------ rings come and go
 
-    def _make(self, group: Group) -> _GroupRing:
+    def _make(self, group: Group) -> GroupRing:
         self._make_room(group.state.uid)
         number = group.number
         generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
@@ -231,7 +236,7 @@ class RingRegistry:
         return own
 
     def _make_room(self, owner: int) -> None:
-        """Where a ring more of that owner is one too many, the one that was left longest ago goes. Raises OverLimit."""
+        """Make room for another ring of an owner: retire the one unused for longest if needed. Raises OverLimit."""
         owners = [ring_log.group.state.uid for ring_log in (*(own.ring_log for own in self._all()), *self._draining)]
         mine = owners.count(owner)
         try:
@@ -243,30 +248,30 @@ class RingRegistry:
             if draining:
                 self._release(draining[0])
             elif unused:
-                min(unused, key=lambda own: own.alone_since).ring_log.retire("another group wants one")
+                min(unused, key=lambda own: own.alone_since).ring_log.retire("another group needs its place")
             else:
                 raise
 
-    def _begin(self, group: Group, made: Ring) -> _GroupRing:
+    def _begin(self, group: Group, made: Ring) -> GroupRing:
         ring_log = RingLog(group, made, lambda change: self._judge(group, change), self._on_end)
-        own = self._rings[group] = _GroupRing(ring_log)
+        own = self._rings[group] = GroupRing(ring_log)
         try:
             own.follower = Follower(ring_log, self._post)
         except RuntimeError as error:
             del self._rings[group]
             ring_log.detach()
-            raise errors.OverLimit(f"ring not followed: {error} (expected a machine with room for a thread)") from None
+            raise errors.OverLimit(f"thread of the ring: {error} (expected a machine with room for one)") from None
         return own
 
     def _judge(self, group: Group, change: Mapping[str, Any]) -> str:
-        """Why the ring ends with a change of its group; "" where it goes on."""
+        """Why a change of its group ends the ring; "" if it does not."""
         what = change["do"]
         if what in ("remove", "rename", "attributes"):
             return f"{what} of a stream"
         if what == "ctl":
             settings = parse_settings(change["lines"])
             if any(is_excluded(group, settings, attachment.user) for attachment in self._rings[group].attached):
-                return "it is the owner's from now on, and others are attached"
+                return "'ring owner' was set, and other users are attached"
             return why_ended(group.settings, settings, bool(group.consumers.bounded))
         if what == "consumer" and change.get("backlog") and (why := why_not(group.settings, True)):
             return why
@@ -276,14 +281,14 @@ class RingRegistry:
                 for attachment in self._rings[group].attached:
                     require(attachment.user, stream, R | W, stream.name)
             except errors.Denied:
-                return f"{stream.name} was made, which not everybody attached may read and write"
+                return f"{stream.name} was made, and a client may not read and write it"
         return ""
 
     def _on_end(self, ring_log: RingLog) -> None:
-        """It has ended, and what was in it is committed."""
+        """A ring has ended, and its messages are committed."""
         own = self._ending.pop(ring_log, None) or self._rings.pop(ring_log.group)
         if ring_log.corrupt or ring_log.held_up:
-            whose = self._cooldown.setdefault(_whose(ring_log.group), deque(maxlen=limits.RING_SPOILT))
+            whose = self._cooldown.setdefault(_whose(ring_log.group), deque(maxlen=limits.RING_CORRUPT))
             whose.append(time.monotonic())
         if own.follower is not None:
             own.follower.stop()
@@ -296,7 +301,7 @@ class RingRegistry:
             self._closing.settle(None)
 
     def _release(self, ring_log: RingLog) -> None:
-        """Whoever followed it has changed over, or is given up."""
+        """Close a ring that its readers do not need any more."""
         self._draining.pop(ring_log)
         ring_log.release()
 
@@ -304,26 +309,26 @@ class RingRegistry:
         if self._keeper is not None:
             self._keeper.drop(number, generation)
 
-    # ------------------------------------------------------------ house-keeping, and the end
+    # ------------------------------------------------------------ periodic maintenance, and the end
 
     def tick(self) -> None:
         """Once a second."""
         now = time.monotonic()
         if self._keeper is not None:
-            self._keeper.look()
+            self._keeper.ensure_alive()
         for own in self._all():
             self._contain(own.ring_log, "maintaining its ring", own.ring_log.tick)
             if not own.attached and not own.ring_log.why and now - own.alone_since >= limits.RING_IDLE_S:
-                own.ring_log.retire("nobody is attached")
+                own.ring_log.retire("no client is attached")
         for ring_log, since in list(self._draining.items()):
-            if now - since >= limits.RING_CHANGE_S or not ring_log.intake.readers.look():
+            if now - since >= limits.RING_CHANGE_S or not ring_log.intake.readers.update():
                 self._release(ring_log)
 
     def close(self) -> Step[None]:
-        """What was published is in the log. Where that has no room, or a ring was not resumed, the keeper goes on
-        holding it. The step comes when who waits for a commit was told of it."""
+        """Retire all rings: published messages are in the log then. The keeper keeps a ring for which the log has no
+        room, or that was not resumed. The step is done when all waiting publishers are answered."""
         for own in self._all():
-            self._contain(own.ring_log, "ending its ring", functools.partial(own.ring_log.retire, "the server stops"))
+            self._contain(own.ring_log, "ending its ring", functools.partial(own.ring_log.retire, "server stopped"))
         if self._keeper is not None and not self._unresumed and all(own.ring_log.ended for own in self._all()):
             self._keeper.quit()
             self._keeper = None
@@ -337,7 +342,7 @@ class RingRegistry:
     def _contain(self, ring_log: RingLog, what: str, act: Callable[[], None]) -> None:
         ring_log.group.faults.contain(ring_log.group, what, act)
 
-    def _all(self) -> list[_GroupRing]:
+    def _all(self) -> list[GroupRing]:
         return [*self._rings.values(), *self._ending.values()]
 
     def _is_committing(self) -> bool:
@@ -345,12 +350,12 @@ class RingRegistry:
 
 
 def _whose(group: Group) -> tuple[str, int]:
-    """Whose rings rest where that group's were spoilt: the owner's, who alone has access; else the group's."""
+    """The key of a pause after a corrupt ring: the owner, who alone has access; by `ring all` the group."""
     return ("group", group.number) if group.settings.ring == "all" else ("owner", group.state.uid)
 
 
 def _first_untaken(held: Ring) -> int:
-    """The sequence of what the server before had perhaps not taken; where that is no record, 0."""
+    """The sequence of the first record that the last server may not have taken; 0 where that is corrupt."""
     taker = held.consumer(kept=True, hold=True)
     try:
         data = taker.range(1, 0)

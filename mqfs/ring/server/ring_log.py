@@ -60,7 +60,7 @@ class RingLog:
 
     @property
     def corrupt(self) -> str:
-        """What was found in it that no client may write."""
+        """The first finding in it that no client may write, or ""."""
         return self.intake.checks.corrupt
 
     def _grant(self, bound: int) -> None:
@@ -145,11 +145,11 @@ class RingLog:
         intake.own_refused()
         if intake.blocked:
             raise errors.DiskFull(intake.blocked)
-        self.retire("what the server wrote did not come back")
+        self.retire("the server's own message was not found in it")
         return self._without_ring()
 
     def _without_ring(self) -> int:
-        """Nothing is written before what was published is in the log."""
+        """End the ring first: published messages come before those that go to the log alone."""
         self._finish()
         if not self.ended:
             raise errors.DiskFull(f"messages published before were not written: {self.intake.blocked}")
@@ -168,7 +168,7 @@ class RingLog:
             self.pump()
 
     def pump(self, most_bytes: int | None = None) -> None:
-        """Take what is there, or about so much of it, and have it committed as `sync` says."""
+        """Take all records, or about `most_bytes`, and commit them as `sync` says."""
         if self.ended:
             return
         before = self.inner.end.next
@@ -180,7 +180,7 @@ class RingLog:
             self.retire(f"the disk failed: {self.inner.end.failed}")
 
     def commit(self) -> None:
-        """Have what was taken committed as `sync` says, and wake those who wait for that."""
+        """Commit all that was taken as `sync` says, and wake waiting publishers."""
         if self.ended:
             return
         sync, last = self.group.settings.sync, self.inner.end.next - 1
@@ -236,7 +236,7 @@ class RingLog:
             return
         self.ring.end(end)
         self.ended = True
-        if self.intake.readers.look():
+        if self.intake.readers.update():
             self.group.past_rings.add(self)
         self._restore_bucket()
         last = self.inner.end.next - 1

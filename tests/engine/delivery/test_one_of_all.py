@@ -14,6 +14,8 @@ from mqfs.wait import Wait
 from tests.support import campaign
 from tests.support.queues import BIG, Queues, say
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 WAYS = {"takes": ".consumers/.s", "group": ".consumers/a", "over": ".consumers/b", "reader": "s"}
 SETTINGS = [("replay all",), ("replay off",), ("replay last",), ("deliver one",), ("keep ring", "replay all")]

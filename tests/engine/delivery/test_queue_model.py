@@ -17,6 +17,8 @@ from tests.engine.delivery.subject import QueueNine, QueueSubject
 from tests.models.work_queue_machine import Machine
 from tests.support import campaign
 
+pytestmark = pytest.mark.slow
+
 
 class OverMemory(Machine):
     def make(self, deliver: str) -> Any:

@@ -49,6 +49,16 @@ def test_a_write_does_not_look_at_the_backlogs_of_consumers_of_other_streams() -
     assert costs[0] == costs[1]
 
 
+def test_a_program_that_polled_a_consumer_costs_a_write_nothing() -> None:
+    queues = Queues("replay all")
+    queues.consumer()
+    handle, writer = queues.at(".consumers/w", os.O_RDWR), queues.at("s", os.O_WRONLY)
+    before = calls(lambda: writer.write(b"x"))
+    handle.watch(lambda: None)
+    handle.watch(None)
+    assert calls(lambda: writer.write(b"x")) == before
+
+
 def test_a_read_that_ends_somewhere_ends_there_whatever_stream_takes_it() -> None:
     queues = Queues("replay all")
     queues.stream("other")

@@ -155,7 +155,7 @@ def test_a_consumer_made_before_it_is_taken_may_take_it(tmp_path: Path, replay: 
 def test_it_is_noted_once() -> None:
     q = Queues()
     sequences = [q.put(b"x", single=True) for _ in range(2)]
-    assert q.group.streams["s"].all_unclaimed() == sequences
+    assert q.group.streams["s"].exclusives.all_unclaimed() == sequences
 
 
 @pytest.mark.parametrize("claimed", [False, True])
@@ -174,8 +174,8 @@ def test_one_that_has_left_the_log_holds_nothing_back(ends: str, claimed: bool) 
     assert not {second} & (q.group.state.dropped.keys() | q.group.retention.lapsed.keys())
     for sequence in (first, second) if claimed else ():
         say(worker, f"release {sequence}")
-    assert q.group.streams["s"].next_unclaimed_exclusive() != second
+    assert q.group.streams["s"].exclusives.first_unclaimed() != second
     worker.close()
     assert read(q.taker()) == b"first"
     q.group.retention.trim(always=True)
-    assert q.group.streams["s"].next_unclaimed_exclusive() == 0
+    assert q.group.streams["s"].exclusives.first_unclaimed() == 0

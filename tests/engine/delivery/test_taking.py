@@ -201,7 +201,7 @@ def test_what_is_taken_stays_until_it_is_dealt_with(tmp_path: Path, lines: tuple
     say(claims, "ack")
     q.group.retention.trim(always=True)
     assert waits(claims)
-    assert q.group.streams["s"].kept.kept_from() >= q.group.streams["s"].next_unclaimed_exclusive()
+    assert q.group.streams["s"].kept.kept_from() >= q.group.streams["s"].exclusives.first_unclaimed()
 
 
 def test_released_it_is_for_anyone_and_failed_for_who_takes_from_the_stream() -> None:

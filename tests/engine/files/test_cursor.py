@@ -208,6 +208,7 @@ def test_a_cursor_far_behind_that_lost_nothing_is_told_nothing() -> None:
     assert drain(cursor) == [b"old", b"2999"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["raw", "line", "json", "record"])
 @pytest.mark.parametrize("every", [0, 3])
 @pytest.mark.parametrize("command", ["", "select a", "select"])

@@ -65,6 +65,7 @@ def test_a_removed_stream_and_the_end_of_the_server() -> None:
     assert writer.partial == b"X"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["off", "always"])
 def test_a_handle_keeps_nothing_of_lines_that_were_written(sync: str) -> None:
     def posts() -> int:

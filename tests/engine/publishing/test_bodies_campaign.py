@@ -15,6 +15,8 @@ from tests.engine.publishing.test_bodies import body
 from tests.support.batches import Units, frame
 from tests.support.campaign import seed, size
 
+pytestmark = pytest.mark.slow
+
 STEPS = 120
 BIG = 1 << 16
 

@@ -107,6 +107,7 @@ def calls() -> int:
     return disk.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [forgets, tears, killed])
 def test_stop_at_every_call(after: After) -> None:
     total = calls()
@@ -128,6 +129,7 @@ def test_stop_at_every_call(after: After) -> None:
     assert len(seen) > COMMITS // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [28, 5])  # ENOSPC, EIO
 def test_a_disk_that_fails_once(number: int) -> None:
     total = calls()

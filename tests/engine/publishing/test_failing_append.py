@@ -135,6 +135,7 @@ def attempt(prepare: Callable[[Lying], Deed], number: int, call: int) -> bool:
     return bool(disk.failed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
 @pytest.mark.parametrize("what", [*DEEDS, *CLAIMING])
 def test_what_the_log_does_not_take_has_not_happened(what: str, number: int) -> None:

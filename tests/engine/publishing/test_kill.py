@@ -9,12 +9,16 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from mqfs.errors import MqfsError
 from mqfs.ninep.blocking import Client, connect
 from tests.support.batches import frame
 from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S
 from tests.support.server import Server, short_folder
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PRODUCERS = 3
 GONE = (OSError, EOFError, MqfsError)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import resource, sys
+import pytest
+
 from mqfs import malloc_tuning
 if sys.argv[1] == "keep":
     malloc_tuning.keep()

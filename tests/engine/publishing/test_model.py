@@ -17,6 +17,8 @@ from tests.support.batches import Units, frame
 from tests.support.campaign import size
 from tests.support.hand import ROOT
 
+pytestmark = pytest.mark.slow
+
 STREAMS = ("s", "t", "u")
 PARTS = ("p", "q", "r")
 PRODUCERS = ("x", "y.z")

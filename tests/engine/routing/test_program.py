@@ -244,6 +244,7 @@ def sampled(node: tuple[str, object]) -> bool:
     return any(map(sampled, inner)) if isinstance(inner, list) else kind == "sample" and inner != 1
 
 
+@pytest.mark.slow
 @settings(max_examples=size(5_000), deadline=None)
 @given(programs(), st.lists(st.tuples(TEXT, TEXT | st.text("abc"), st.integers(0, 2**63)), min_size=1))
 def test_what_is_printed_is_read_back(
@@ -266,6 +267,7 @@ true false sample sample( payload_prefix (" ") true( ä # '"""
 PIECES = st.lists(st.sampled_from([*WORDS.split(), " ", "\t", "\n", "\0", "\udc80"]))
 
 
+@pytest.mark.slow
 @settings(max_examples=size(20_000), deadline=None)
 @given(st.one_of(st.text(), PIECES.map("".join), PIECES.map(lambda pieces: "prefix:a (" + " ".join(pieces))))
 def test_nonsense_is_refused_with_a_column(text: str) -> None:
@@ -329,6 +331,7 @@ def test_lines_refused(line: str) -> None:
         binding(line)
 
 
+@pytest.mark.slow
 @settings(max_examples=size(2_000), deadline=None)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), min_size=1), programs())
 def test_a_program_can_be_written_quoted_and_plain(
@@ -423,6 +426,7 @@ def install(folder: Path, name: str, entry_points: str) -> None:
     (info / "entry_points.txt").write_text(entry_points)
 
 
+@pytest.mark.process
 def test_functions_of_an_installed_package(tmp_path: Path) -> None:
     install(tmp_path, "matchers", ENTRY_POINTS)
     install(tmp_path, "others", "[mqfs.functions]\ntwice = others:twice\n")

@@ -156,6 +156,7 @@ def keys(bound: set[tuple[str, int]], name: str) -> set[int]:
     return {key for pattern, key in bound if matches(pattern.split("."), name.split("."))}
 
 
+@pytest.mark.slow
 @settings(max_examples=size(5_000), deadline=None)
 @given(st.sets(st.tuples(PATTERN, st.integers(0, 9)), max_size=20), st.lists(NAME.filter(bool), min_size=1))
 def test_against_the_reference(bound: set[tuple[str, int]], tried: list[str]) -> None:
@@ -172,6 +173,7 @@ FEW = st.lists(st.sampled_from(["a", "b", "*", "#"]), min_size=1, max_size=4).ma
 STEP = st.tuples(st.booleans(), FEW, st.integers(0, 2))
 
 
+@pytest.mark.slow
 @settings(max_examples=size(5_000), deadline=None)
 @given(st.lists(STEP, max_size=40), st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=5).map(".".join)))
 def test_adding_and_removing(steps: list[tuple[bool, str, int]], tried: list[str]) -> None:

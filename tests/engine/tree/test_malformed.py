@@ -115,6 +115,7 @@ def use(tree: Tree, name: str) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_a_malformed_record_is_the_fault_of_its_group_alone() -> None:
     for kind, stream, body in malformed():
         hand = busy()

@@ -515,6 +515,7 @@ def test_what_expired_is_gone_from_the_log_though_nobody_writes_or_reads(hand: H
     assert hand.group.log.upkeep.size < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["clear", "depth 1", "replay off"])
 def test_what_ctl_takes_away_is_gone_from_the_log(hand: Hand, line: str) -> None:
     fill(hand)

@@ -46,10 +46,10 @@ static struct ring_handle made(uint64_t size)
 static unsigned sit(struct ring_handle *h, uint64_t *position)
 {
     must(!ring_lock(h->shared, INT64_MAX), "lock");
-    int seat = ring_sit(h, SEAT_GATES, position);
+    int slot = ring_take_slot(h, SLOT_GATES, position);
     ring_unlock(h->shared);
-    must(seat >= 0, "seat");
-    return (unsigned)seat;
+    must(slot >= 0, "slot");
+    return (unsigned)slot;
 }
 
 static void publish(struct ring_handle *h, const struct ring_part *parts, size_t count)
@@ -65,18 +65,18 @@ static void publish(struct ring_handle *h, const struct ring_part *parts, size_t
 }
 
 /* The next record's body into `to`; its head is returned. Releases every 1/16 of the ring, and before it waits. */
-static struct ring_record consume(struct ring_handle *h, unsigned seat, uint64_t *position, uint64_t *released, enum ring_wait how,
+static struct ring_record consume(struct ring_handle *h, unsigned slot, uint64_t *position, uint64_t *released, enum ring_wait how,
                                   uint8_t *to)
 {
     struct ring_record head;
     int result;
     while ((result = ring_look(h, *position, &head)) == RING_EMPTY) {
-        if (*released != *position) ring_release(h, seat, *released = *position, 1);
+        if (*released != *position) ring_release(h, slot, *released = *position, 1);
         ring_await(&h->shared->data, &h->shared->tail, *position, how, RING_NAP_NS);
     }
     must(!result && !ring_copy(h, *position, &head, to), "consume");
     *position += ring_padded(head.size);
-    if (*position - *released >= h->size / 16) ring_release(h, seat, *released = *position, 1);
+    if (*position - *released >= h->size / 16) ring_release(h, slot, *released = *position, 1);
     return head;
 }
 
@@ -120,15 +120,15 @@ static void *consumer(void *unused)
     (void)unused;
     struct ring_handle h = of_thread();
     uint64_t position, released, following[PUBLISHERS] = {0}, body[64];
-    unsigned seat = sit(&h, &position);
+    unsigned slot = sit(&h, &position);
     released = position;
     pthread_barrier_wait(&ready);
     for (uint64_t i = 1; i <= PUBLISHERS * each; i++) {
-        struct ring_record head = consume(&h, seat, &position, &released, WAIT_BLOCK, (uint8_t *)body);
+        struct ring_record head = consume(&h, slot, &position, &released, WAIT_BLOCK, (uint8_t *)body);
         must(head.sequence == i && body[0] < PUBLISHERS && body[1] == following[body[0]]++, "order");
         must(head.size == 32 + 16 + body[1] % 300, "size");
     }
-    ring_leave(&h, seat);
+    ring_free_slot(&h, slot);
     close(h.locks);
     return NULL;
 }
@@ -158,7 +158,7 @@ static uint64_t drawn(uint64_t below)
 
 static void noise(uint64_t rounds)
 {
-    static const size_t hurts[] = {offsetof(struct ring, state), offsetof(struct ring, tail), offsetof(struct ring, seat),
+    static const size_t hurts[] = {offsetof(struct ring, state), offsetof(struct ring, tail), offsetof(struct ring, slot),
                                    offsetof(struct ring, bound), RING_HEAD_BYTES};
     static const uint64_t edges[] = {0, 1, 7, 8, INT32_MAX, UINT64_C(1) << 31, UINT64_C(1) << 32, RING_POSITION_MOST,
                                      INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 7, UINT64_MAX, (1 << 16) - 8, (1 << 16) + 8};
@@ -167,8 +167,8 @@ static void noise(uint64_t rounds)
     for (uint64_t round = 0; round < rounds; round++) {
         struct ring_handle h = made(1 << 16);
         uint64_t position, last, bytes;
-        unsigned seat = sit(&h, &position);
-        if (drawn(2)) ring_leave(&h, seat); /* the kept one is taken below */
+        unsigned slot = sit(&h, &position);
+        if (drawn(2)) ring_free_slot(&h, slot); /* the kept one is taken below */
         for (uint64_t i = drawn(300); i; i--) ring_publish(&h, parts, 3, 336 + 48 + 32, 0, &last);
         for (uint64_t i = drawn(8); i; i--) {
             uint64_t value = drawn(2) ? drawn(1 << 17) : drawn(2) ? edges[drawn(sizeof edges / sizeof *edges)] : chance;
@@ -176,7 +176,7 @@ static void noise(uint64_t rounds)
             memcpy((uint8_t *)h.shared + word, &value, 8);
         }
         atomic_store(&h.shared->lock, 0);
-        if (drawn(2)) ring_sit(&h, SEAT_KEPT, &position);
+        if (drawn(2)) ring_take_slot(&h, SLOT_KEPT, &position);
         for (unsigned turn = 0; turn < 40; turn++) {
             struct ring_record head;
             ring_publish(&h, parts, 3, 336 + 48 + 32, 0, &last);
@@ -193,10 +193,10 @@ static void noise(uint64_t rounds)
                 free(rest);
                 position += ring_padded(head.size);
             }
-            ring_release(&h, seat, position, 1);
+            ring_release(&h, slot, position, 1);
         }
         ring_reap(&h);
-        ring_leave(&h, seat);
+        ring_free_slot(&h, slot);
         close(h.locks);
         ring_unmap(&h);
     }
@@ -249,13 +249,13 @@ int main(int argc, char **argv)
         static uint8_t to[1 << 16];
         struct ring_handle h = given(argv[2]);
         uint64_t position, released;
-        unsigned seat = sit(&h, &position);
+        unsigned slot = sit(&h, &position);
         released = position;
         puts("ready");
         fflush(stdout);
         for (uint64_t left = strtoull(argv[3], NULL, 10); left; left--)
-            consume(&h, seat, &position, &released, (enum ring_wait)atoi(argv[4]), to);
-        ring_leave(&h, seat);
+            consume(&h, slot, &position, &released, (enum ring_wait)atoi(argv[4]), to);
+        ring_free_slot(&h, slot);
     } else {
         must(0, "usage");
     }

@@ -16,7 +16,7 @@ from mqfs.ring import Consumer, Ring, _native, create
 from tests.support.eventually import eventually
 from tests.support.forks import child, ended, fork, state_of, stopped
 
-LOCKING, LOCKED, RESERVED, HALF, COPIED, STATED, PUBLISHED, UNLOCKED, RINGS, SLEEPS, READ, SEATED = range(
+LOCKING, LOCKED, RESERVED, HALF, COPIED, STATED, PUBLISHED, UNLOCKED, RINGS, SLEEPS, READ, ATTACHED = range(
     1, _native.STOPS
 )
 PUBLISHING = range(LOCKING, RINGS)
@@ -137,10 +137,10 @@ def check_consumer(point: int, number: int) -> None:
     ring = create(SIZE)
 
     def act(again: Ring) -> None:
-        if point == SEATED:
+        if point == ATTACHED:
             _native._stop_at(point, number)
         consumer = again.consumer(gates=True)
-        if point != SEATED:
+        if point != ATTACHED:
             _native._stop_at(point, number)
         again.publish(2, b"ready")
         while True:
@@ -153,8 +153,8 @@ def check_consumer(point: int, number: int) -> None:
             for _ in range(100):
                 ring.publish(1, bytes(1000), b"", 1, 0, 1.0)
             assert time.monotonic() - began < 0.5
-            assert ring.seats() == []
-            assert ring.recovered == (point == SEATED)
+            assert ring.slots() == []
+            assert ring.recovered == (point == ATTACHED)
             return
         stopped(pid)
         published = 0
@@ -165,7 +165,7 @@ def check_consumer(point: int, number: int) -> None:
         except errors.Again:
             pass
         assert published < 70
-        assert point == SEATED or [row[1:] for row in ring.seats()] == [(pid, ring.seats()[0][2], True, True)]
+        assert point == ATTACHED or [row[1:] for row in ring.slots()] == [(pid, ring.slots()[0][2], True, True)]
         os.kill(pid, signal.SIGCONT)
         for _ in range(200):
             ring.publish(1, bytes(1000), b"", 1, 0, 5.0)
@@ -179,7 +179,7 @@ def checks() -> list[tuple[str, Any, tuple[int, ...]]]:
         ("rings", check_rings, ()),
         *(
             ("consumer", check_consumer, (point, number))
-            for point in (SLEEPS, READ, SEATED)
+            for point in (SLEEPS, READ, ATTACHED)
             for number in (signal.SIGKILL, signal.SIGSTOP)
         ),
     ]

@@ -54,19 +54,19 @@ def refused(fd: int) -> str:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (lambda: changed(0, "8s", b"mqfsrinG"), "this is no ring"),
+        (lambda: changed(0, "8s", b"mqfsrinG"), "not a ring"),
         (lambda: changed(8, "<I", 3), "a ring of another version"),
         (lambda: changed(12, "<I", 4096), "a ring of another layout"),
         (lambda: changed(48, "<I", 128), "a ring of another layout"),
-        (lambda: changed(16, "<Q", LEAST * 2), "its size is not the one it tells"),
-        (lambda: changed(16, "<Q", LEAST - 8), "its size is not the one it tells"),
-        (lambda: changed(16, "<Q", 2**64 - 1), "its size is not the one it tells"),
+        (lambda: changed(16, "<Q", LEAST * 2), "its size does not match its head"),
+        (lambda: changed(16, "<Q", LEAST - 8), "its size does not match its head"),
+        (lambda: changed(16, "<Q", 2**64 - 1), "its size does not match its head"),
         (lambda: changed(32, "16s", bytes(16)), "a ring of an earlier boot"),
-        (lambda: changed(24, "<Q", 1)[:52] + b"\1\2\3\4" + changed(24, "<Q", 1)[56:], "its head is damaged"),
-        (lambda: changed(24, "<Q", 1)[:40_000], "its size is not the one it tells"),
-        (lambda: changed(24, "<Q", 1)[:20], "it is too short"),
-        (lambda: b"", "it is too short"),
-        (lambda: random.Random(1).randbytes(_native.HEAD_BYTES + LEAST), "this is no ring"),
+        (lambda: changed(24, "<Q", 1)[:52] + b"\1\2\3\4" + changed(24, "<Q", 1)[56:], "its head is corrupt"),
+        (lambda: changed(24, "<Q", 1)[:40_000], "its size does not match its head"),
+        (lambda: changed(24, "<Q", 1)[:20], "too short"),
+        (lambda: b"", "too short"),
+        (lambda: random.Random(1).randbytes(_native.HEAD_BYTES + LEAST), "not a ring"),
     ],
 )
 def test_what_is_no_ring_is_refused(data: Callable[[], bytes], why: str) -> None:
@@ -74,10 +74,10 @@ def test_what_is_no_ring_is_refused(data: Callable[[], bytes], why: str) -> None
 
 
 def test_it_must_be_sealed(tmp_path: Path) -> None:
-    assert refused(memory(changed(24, "<Q", 1), 0x2)) == "it is not sealed"
+    assert refused(memory(changed(24, "<Q", 1), 0x2)) == "not sealed"
     path = tmp_path / "ring"
     path.write_bytes(changed(24, "<Q", 1))
-    assert refused(os.open(path, os.O_RDWR)) == "it is not sealed"
+    assert refused(os.open(path, os.O_RDWR)) == "not sealed"
     with pytest.raises(OSError):
         attach(1 << 20)
 
@@ -119,6 +119,7 @@ def test_sizes() -> None:
     assert ring.publish_many(1, [bytearray(b"a"), memoryview(b"b")]) == 16
 
 
+@pytest.mark.process
 def test_no_memory_is_an_error_not_a_signal(tmp_path: Path) -> None:
     def act(_: Ring) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -151,6 +152,7 @@ def test_no_memory_is_an_error_not_a_signal(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "28\n"), done.stderr
 
 
+@pytest.mark.process
 def test_it_is_passed_over_a_socket_and_outlives_its_maker() -> None:
     left, right = socket.socketpair()
 
@@ -172,6 +174,7 @@ def test_it_is_passed_over_a_socket_and_outlives_its_maker() -> None:
     right.close()
 
 
+@pytest.mark.process
 def test_a_forked_child_must_attach_for_itself_and_keeps_no_seat_alive() -> None:
     ring = create(LEAST)
     watch = ring.consumer()
@@ -197,12 +200,12 @@ def test_a_forked_child_must_attach_for_itself_and_keeps_no_seat_alive() -> None
     with child(ring, act) as pid:
         found = {watch.body(20.0), watch.body(20.0)}
         assert found == {b"fine", b"forked"}
-        assert [row[3:] for row in ring.seats()] == [(False, True), (True, True)]
+        assert [row[3:] for row in ring.slots()] == [(False, True), (True, True)]
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         for _ in range(100):
             ring.publish(1, bytes(1000), b"", 1, 0, 1.0)
-        assert [row[3:] for row in ring.seats()] == [(False, True)]
+        assert [row[3:] for row in ring.slots()] == [(False, True)]
     for one in (fd, reads, writes):
         os.close(one)
 
@@ -234,7 +237,7 @@ def use(ring: Ring) -> None:
         lambda: consumers[-1].skip(),
         lambda: consumers[-1].record(0),
         lambda: ring.wait_committed(1, 0.001),
-        lambda: ring.seats(),
+        lambda: ring.slots(),
         lambda: [consumer.close() for consumer in consumers],
     ):
         try:
@@ -243,6 +246,7 @@ def use(ring: Ring) -> None:
             pass
 
 
+@pytest.mark.process
 def test_noise_in_shared_memory_is_an_error_and_nothing_worse() -> None:
     def act(again: Ring) -> None:
         chance = random.Random(seed())
@@ -273,6 +277,7 @@ def test_noise_in_shared_memory_is_an_error_and_nothing_worse() -> None:
     assert ended(fork(create(LEAST), act)) == 0
 
 
+@pytest.mark.process
 def test_noise_while_it_is_used() -> None:
     """A process writes noise all the time; nobody who uses the ring meanwhile is harmed."""
     ring = create(LEAST)

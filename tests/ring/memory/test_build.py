@@ -18,6 +18,8 @@ from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_compiles_without_a_warning(tmp_path: Path) -> None:
     include = build.sysconfig.get_paths()["include"]
     for folder in build.NATIVE:
@@ -26,6 +28,7 @@ def test_compiles_without_a_warning(tmp_path: Path) -> None:
     build.driver(tmp_path / "driver", *build.STRICT)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("folder", build.NATIVE, ids=lambda folder: folder.name)
 def test_exports_nothing_but_its_entry(folder: Path, tmp_path: Path) -> None:
     """A name of ours that another library has, too, would be taken from there."""
@@ -47,17 +50,21 @@ def run(driver: Path, *arguments: object) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> None:
     driver = build.driver(tmp_path / "driver", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     run(driver, "threads", size(200_000))
     run(driver, "noise", size(20_000), seed())
 
 
+@pytest.mark.process
 def test_thread_sanitizer(tmp_path: Path) -> None:
     """Of what gating consumers read; a reader that may be overtaken reads what is being written, and looks again."""
     run(build.driver(tmp_path / "driver", "-O1", "-fsanitize=thread", "-Wno-tsan"), "threads", size(100_000))
 
 
+@pytest.mark.process
 def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_missing(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)

@@ -14,6 +14,8 @@ from mqfs import errors
 from mqfs.log.record import padded
 from mqfs.ring import attach, create
 
+pytestmark = pytest.mark.slow
+
 SIZE = 1 << 16
 SLACK = SIZE // 16  # what a consumer that releases by itself may hold back
 BODIES = st.one_of(st.binary(max_size=40), st.integers(0, 30_000).map(bytes))
@@ -135,7 +137,7 @@ class RingMachine(RuleBasedStateMachine):
     @invariant()
     def positions(self) -> None:
         assert self.rings[0].tail == self.ends[-1]
-        assert len(self.rings[0].seats()) == len(self.readers)
+        assert len(self.rings[0].slots()) == len(self.readers)
         for reader in self.readers:
             assert reader.consumer.position == self.ends[reader.at]
 

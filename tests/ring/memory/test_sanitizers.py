@@ -14,6 +14,8 @@ from tests.ring.memory import build
 from tests.support import ROOT
 from tests.support.campaign import size
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 SHORT = ["tests/log"]
 LONG = [
     "tests/log", "tests/ring/memory", "tests/ring/server/test_nonsense.py", "tests/ring/server/test_hostile_memory.py",

@@ -15,6 +15,8 @@ from tests.ring.memory import build, stops
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(("name", "check", "arguments"), stops.checks())
 def test_stop(name: str, check: Any, arguments: tuple[int, ...]) -> None:
@@ -50,13 +52,13 @@ MUTANTS = {
         "overwritten",
     ),
     "the dead gate": (
-        "if (state != SEAT_FREE && state != SEAT_KEPT && !ring_seat_alive(h, i))",
-        "if (!state && !ring_seat_alive(h, i))",
+        "if (state != SLOT_FREE && state != SLOT_KEPT && !ring_slot_alive(h, i))",
+        "if (!state && !ring_slot_alive(h, i))",
         "consumer",
     ),
     "who does not move is dead": (
-        "if (state != SEAT_FREE && state != SEAT_KEPT && !ring_seat_alive(h, i))",
-        "if (state != SEAT_FREE && state != SEAT_KEPT)",
+        "if (state != SLOT_FREE && state != SLOT_KEPT && !ring_slot_alive(h, i))",
+        "if (state != SLOT_FREE && state != SLOT_KEPT)",
         "consumer",
     ),
 }
@@ -70,7 +72,10 @@ def test_mutants_are_caught(mutant: str, tmp_path: Path) -> None:
     assert source.read_text().count(text) == 1
     source.write_text(source.read_text().replace(text, instead))
     build.module(tmp_path / "mqfs" / "ring")
-    shutil.copytree(ROOT / "tests" / "ring", tmp_path / "tests" / "ring", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("ring", "support"):
+        shutil.copytree(
+            ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     (tmp_path / "tests" / "__init__.py").touch()
     done = subprocess.run(
         [sys.executable, "-m", "tests.ring.memory.stops", only],

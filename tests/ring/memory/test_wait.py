@@ -51,6 +51,7 @@ def test_time_outs(wait: Literal["spin", "yield", "block"]) -> None:
         assert timeout <= time.monotonic() - began < patient(20)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("wait", WAYS)
 def test_a_signal_ends_a_wait(wait: Literal["spin", "yield", "block"]) -> None:
     ring = create(LEAST)
@@ -184,11 +185,11 @@ def test_what_was_not_taken_was_not_published() -> None:
 def test_seats_are_bounded_and_given_again() -> None:
     ring = create(LEAST)
     consumers = [ring.consumer(gates=True) for _ in range(63)]
-    assert sorted(consumer.seat for consumer in consumers) == list(range(1, 64))
+    assert sorted(consumer.slot for consumer in consumers) == list(range(1, 64))
     with pytest.raises(errors.Busy):
         ring.consumer()
-    seat = consumers.pop(10).seat
-    assert ring.consumer().seat == seat
+    slot = consumers.pop(10).slot
+    assert ring.consumer().slot == slot
     with pytest.raises(ValueError, match="wait"):
         ring.consumer(wait="sleep")  # type: ignore[arg-type]
 

@@ -49,7 +49,7 @@ class Keeper:
         if fd >= 0:
             os.close(fd)
 
-    def look(self) -> None:
+    def ensure_alive(self) -> None:
         pass
 
     def quit(self) -> None:

@@ -254,7 +254,7 @@ class Story:
         rows = self.rig.log()
         own = self.rig.own
         if own is not None and not own.ring_log.why:
-            assert own.ring_log.ring.seats()[0][2] == own.ring_log.ring.tail, "its room is not given back"
+            assert own.ring_log.ring.slots()[0][2] == own.ring_log.ring.tail, "its room is not given back"
         assert self.rig.group.log.upkeep.damaged == 0
         assert self.rig.rings._cooldown == {}, "nobody wrote nonsense"
         bodies = [body for _, _, body in rows]

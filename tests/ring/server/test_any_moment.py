@@ -55,6 +55,7 @@ def tell(number: int, stops: int, dice: random.Random) -> int:
     return len(story.told) + len(story.unnumbered)
 
 
+@pytest.mark.slow
 def test_any_moment(keeper: Any) -> None:
     told = 0
     with small():
@@ -69,6 +70,7 @@ def test_any_moment(keeper: Any) -> None:
     print(f"{size(3_000)} stories, {4 * size(3_000)} stops, {told} messages")
 
 
+@pytest.mark.slow
 def test_power_loss(keeper: Any) -> None:
     """Then the rings are gone. What was committed is there, what was only published perhaps; no number comes again."""
     with small():
@@ -149,6 +151,7 @@ def start_once(disk: LyingDisk, end: Callable[[Rig], None]) -> list[bytes]:
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [Rig.kill, stop_process])
 @pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.ENOSPC])
 def test_a_start_on_a_disk_that_fails_once(keeper: Any, error: int, end: Callable[[Rig], None]) -> None:
@@ -180,6 +183,7 @@ def count_ring_descriptors() -> int:
     return sum("/memfd:" in link for link in links)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE])
 def test_a_start_keeps_no_descriptor_of_a_ring_that_it_could_not_resume(keeper: Any, error: int) -> None:
     with small():

@@ -15,7 +15,7 @@ from tests.support.campaign import size
 from tests.support.eventually import HANG_S
 from tests.support.server import Server
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+pytestmark = [pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING), pytest.mark.process, pytest.mark.slow]
 
 MODES = {
     **{f"p{n}": ("shared", "published") for n in range(3)},

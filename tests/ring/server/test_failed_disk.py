@@ -19,7 +19,7 @@ from tests.ring.server.crowd import log_of
 from tests.support.eventually import HANG_S
 from tests.support.server import Server
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+pytestmark = [pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING), pytest.mark.process]
 
 SERVER = """
 import errno, os, sys

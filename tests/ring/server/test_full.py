@@ -109,6 +109,7 @@ def tell(number: int, how: int, told: Told) -> None:
     told.messages += len(story.told) + len(story.unnumbered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [errno.ENOSPC, errno.EIO])
 def test_stories(keeper: Any, how: int) -> None:
     told = Told()
@@ -165,6 +166,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     eventually(lambda: not subprocess.run(["umount", folder], capture_output=True).returncode, "the keeper has left")
 
 
+@pytest.mark.process
 @pytest.mark.timeout(120)
 def test_a_really_full_disk(small_disk: Path, tmp_path: Path) -> None:
     """A real server that is stopped while it is: the keeper holds the ring, and the next server takes it."""

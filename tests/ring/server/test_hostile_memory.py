@@ -193,6 +193,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RingIntake, "_break_off", fail)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_numbers_stored_at_any_moment(keeper: Any, bounded: None) -> None:
     with small():
@@ -206,6 +207,7 @@ def test_numbers_stored_at_any_moment(keeper: Any, bounded: None) -> None:
                 keeper("").quit()
 
 
+@pytest.mark.slow
 def test_numbers_stored_all_the_time(keeper: Any, bounded: None) -> None:
     """A thread stores while the server reads: what was looked at once is another value the next time."""
     with small():
@@ -301,6 +303,8 @@ def test_a_ring_that_cannot_be_resumed(keeper: Any, word: str) -> None:
 # ---------------------------------------------------------------- a real server
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("stores", [{"reserved": 2**63, "tail": 2**64 - 1}, {"state0": 2**64 - 1, "tail": 2**63}])
 def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int]) -> None:
     address = f"unix!{tmp_path / 's'}"
@@ -333,7 +337,7 @@ def test_a_server_goes_on_and_starts_again(tmp_path: Path, stores: dict[str, int
 # Rings are given again and again, and a lock is held for less long: else few would be met in a minute.
 SCRIBBLED = (
     "from mqfs import limits; from mqfs.cli.main import main; import sys;"
-    " limits.RING_SPOILT = 1 << 30; limits.RING_HOLD_S = 0.05;"
+    " limits.RING_CORRUPT = 1 << 30; limits.RING_HOLD_S = 0.05;"
     " sys.argv[0] = 'mqfs'; main()"
 )
 
@@ -353,8 +357,10 @@ class Stranger(Member):
             )  # fmt: skip
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(3_600)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+@pytest.mark.root
 def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words of one group's ring are overwritten in a real server while publishers and readers run: it never ends, who
     uses files of that group loses nothing, and rings of other groups and users are as they were."""
@@ -475,6 +481,7 @@ def _filled(kind: str, record: bytes, sequence: int, count: int) -> bytes:
             return b"".join(numbered(sequence + n) if n % 2 else bytes(size) for n in range(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["noise", "heads", "old", "new", "each other one"])
 def test_a_whole_ring_of_it_holds_up_the_server_for_a_moment(kind: str) -> None:
     """16 MiB, written behind the server's back: it was up to a minute."""
@@ -504,7 +511,7 @@ def test_an_owner_that_holds_up_the_server_has_no_rings_for_a_while() -> None:
     """In any of its groups; what it writes is in the log all the same."""
     rig = Rig("replay all", "sync off")
     rig.tree.mkdir(ME, rig.tree.root, "h", 0o777)
-    for turn in range(limits.RING_SPOILT):
+    for turn in range(limits.RING_CORRUPT):
         client = rig.attach()
         memory = mmap.mmap(client.ring.fileno(), ring.HEAD_BYTES + client.ring.size)
         struct.pack_into("<I", memory, KNOWN["lock"], threading.get_native_id())
@@ -514,5 +521,5 @@ def test_an_owner_that_holds_up_the_server_has_no_rings_for_a_while() -> None:
     for group in ("g", "h"):
         with pytest.raises(errors.Unsupported, match="locked too long"):
             rig.rings.attach(ME, group)
-    assert [body for _, _, body in rig.log()] == [b"%d" % turn for turn in range(limits.RING_SPOILT)]
+    assert [body for _, _, body in rig.log()] == [b"%d" % turn for turn in range(limits.RING_CORRUPT)]
     rig.stop()

@@ -98,6 +98,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+@pytest.mark.process
 def test_rings_outlive_a_killed_server(store: Path, link: KeeperLink) -> None:
     assert KeeperLink.held(str(store)) == {}
     kill(server(store))
@@ -111,6 +112,7 @@ def test_rings_outlive_a_killed_server(store: Path, link: KeeperLink) -> None:
     assert list(store.iterdir()) == []
 
 
+@pytest.mark.process
 def test_it_is_small_and_apart(store: Path, link: KeeperLink) -> None:
     """Its own session, nothing of ours open, little memory."""
     secret = os.open(store, os.O_RDONLY)
@@ -133,6 +135,7 @@ def test_it_is_small_and_apart(store: Path, link: KeeperLink) -> None:
     eventually(lambda: keepers(store) == [], "it ended")
 
 
+@pytest.mark.process
 def test_a_killed_keeper_is_noticed_and_told_again(
     store: Path, link: KeeperLink, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,23 +143,24 @@ def test_a_killed_keeper_is_noticed_and_told_again(
     made.publish(1, b"here")
     link.keep(1, 7, made.fileno())
     [old] = keepers(store)
-    link.look()
+    link.ensure_alive()
     assert keepers(store) == [old]
     os.kill(old, signal.SIGKILL)
 
     def another() -> bool:
-        link.look()
+        link.ensure_alive()
         return keepers(store) not in ([], [old])
 
     eventually(another, "there is another one")
     assert taken(store) == {(1, 7): b"here"}
-    assert "keeper was gone" in caplog.text
+    assert "keeper died" in caplog.text
     [old] = keepers(store)
     os.kill(old, signal.SIGKILL)
     link.keep(2, 1, made.fileno())  # noticed by being used
     assert set(taken(store)) == {(1, 7), (2, 1)}
 
 
+@pytest.mark.process
 def test_it_ends_with_the_store(store: Path) -> None:
     kill(server(store))
     assert len(keepers(store)) == 1
@@ -164,6 +168,7 @@ def test_it_ends_with_the_store(store: Path) -> None:
     eventually(lambda: keepers(store) == [], "it ended")
 
 
+@pytest.mark.process
 def test_it_ends_when_it_holds_nothing_and_nobody_speaks_to_it(store: Path, link: KeeperLink) -> None:
     made = ring.create(1 << 16)
     link.keep(1, 1, made.fileno())
@@ -174,6 +179,7 @@ def test_it_ends_when_it_holds_nothing_and_nobody_speaks_to_it(store: Path, link
     assert list(store.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_renamed_store_keeps_its_keeper(store: Path) -> None:
     kill(server(store))
     moved = store.with_name("m" * 200)
@@ -183,6 +189,7 @@ def test_a_renamed_store_keeps_its_keeper(store: Path) -> None:
     KeeperLink(str(moved)).quit()
 
 
+@pytest.mark.process
 def test_others_are_not_listened_to(store: Path) -> None:
     """Even where the folder's and the socket's modes would let them."""
     if os.getuid():
@@ -218,6 +225,7 @@ def test_others_are_not_listened_to(store: Path) -> None:
     assert done.stdout == "{}\n", done.stderr
 
 
+@pytest.mark.process
 def test_its_bound(
     store: Path, link: KeeperLink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,9 +234,10 @@ def test_its_bound(
     for generation in (1, 2, 3):
         link.keep(1, generation, made.fileno())
     assert len(KeeperLink.held(str(store))) == 2
-    assert "rings will not outlive a kill" in caplog.text
+    assert "rings will not survive a kill" in caplog.text
 
 
+@pytest.mark.process
 def test_noise(store: Path) -> None:
     """What is no request is refused, and what it holds stays."""
     kill(server(store))
@@ -251,11 +260,12 @@ def test_without_a_folder_it_says_so_and_goes_on(tmp_path: Path, caplog: pytest.
     link, made = KeeperLink(str(tmp_path / "none")), ring.create(1 << 16)
     link.keep(1, 1, made.fileno())
     link.keep(2, 1, made.fileno())
-    link.look()
+    link.ensure_alive()
     link.quit()
-    assert caplog.text.count("no keeper") == 1
+    assert caplog.text.count("no fd keeper") == 1
 
 
+@pytest.mark.process
 def test_a_server_with_thousands_of_descriptors(store: Path, link: KeeperLink) -> None:
     """Those that it hands to its keeper have numbers that select(2) does not bear."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -266,7 +276,7 @@ def test_a_server_with_thousands_of_descriptors(store: Path, link: KeeperLink) -
         made = ring.create(1 << 16, generation=30)
         made.publish(1, b"of group 3")
         link.keep(3, 30, made.fileno())
-        link.look()
+        link.ensure_alive()
         assert taken(store) == {(3, 30): b"of group 3"}
     finally:
         for fd in (null, *many):

@@ -22,7 +22,7 @@ from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S
 from tests.support.server import Server, mqfs, unmount
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+pytestmark = [pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING), pytest.mark.process, pytest.mark.slow]
 
 ROUNDS_A_STORE = 10
 MODES = {

@@ -26,6 +26,7 @@ from tests.support.temp_store import lowered
 pytestmark = [
     pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING),
     pytest.mark.usefixtures("quiet"),
+    pytest.mark.slow,
 ]
 
 BIG = 1_044_480

@@ -73,6 +73,7 @@ CASES = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("point", "kind"), CASES)
 def test_a_publisher_that_stands_still(point: int, kind: str) -> None:
     """With the lock it has the ring taken from it within a second; others go on. Later it is told what was taken."""
@@ -114,6 +115,7 @@ def test_a_publisher_that_stands_still(point: int, kind: str) -> None:
     rig.stop()
 
 
+@pytest.mark.process
 def test_nobody_waits_for_long_while_somebody_stands_still() -> None:
     """The server's own writes go on, too."""
     rig = Rig("replay all", "sync off")
@@ -176,6 +178,7 @@ class Publisher:
         self.told += bodies
 
 
+@pytest.mark.slow
 def test_ends_of_all_kinds() -> None:
     """In one process: every kind of change that ends a ring, between any two publishes."""
     stale = 0
@@ -246,6 +249,8 @@ def test_an_ended_ring_keeps_for_its_followers(goes: str) -> None:
     rig.stop()
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_under_load(tmp_path: Path) -> None:
     """Processes publish flat out while rings are retired by everything that does."""
@@ -299,6 +304,7 @@ def test_under_load(tmp_path: Path) -> None:
     print(f"{retired} rings ended in {seconds:.0f} s, {told} messages told")
 
 
+@pytest.mark.slow
 def test_a_ring_that_was_taken_over_leaves_no_descriptor(keeper: Any) -> None:
     disk, before = LyingDisk(), len(os.listdir("/proc/self/fd"))
     rig = Rig("replay all", disk=disk)

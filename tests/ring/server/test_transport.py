@@ -28,7 +28,7 @@ from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Server, environment, short_folder
 
-pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+pytestmark = [pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING), pytest.mark.process]
 
 
 @pytest.fixture
@@ -116,6 +116,7 @@ def publisher(away: Server, transport: str, name: str, count: int) -> subprocess
     return subprocess.Popen(command, env=environment())
 
 
+@pytest.mark.slow
 def test_processes_of_both_kinds_see_one_order(away: Server) -> None:
     with away.connect() as client, away.connect(transport="9p") as other:
         group = kept(client, "sync off")
@@ -305,7 +306,7 @@ def test_a_ring_that_ends_under_publishers(away: Server) -> None:
         assert bodies(group.history(pattern="s")) == wanted
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+@pytest.mark.root
 def test_chmod_cuts() -> None:
     """Who may not any more: what was shared memory before is of no use."""
     python, path = python_for_anyone()
@@ -354,6 +355,7 @@ def test_chmod_cuts() -> None:
             away.close()
 
 
+@pytest.mark.slow
 def test_a_ring_that_ends_in_the_middle_of_a_batch(away: Server) -> None:
     """What of it was published before is not published again."""
     with away.connect() as client, away.connect(transport="9p") as other:
@@ -457,6 +459,7 @@ def test_what_is_published_outlives_the_server(away: Server) -> None:
         assert [(m.sequence, m.body) for m in group.history()] == [(n + 1, b"%d" % n) for n in range(6)]
 
 
+@pytest.mark.slow
 def test_kills_under_load(away: Server) -> None:
     """The server is killed again and again: a publish waits for the next one and then knows; subscriptions of both
     kinds miss nothing and get nothing twice."""

@@ -1,7 +1,6 @@
-"""Exclusive messages (`single` of `.put`): each is for one receiver, of whichever consumer claims it first.
+"""The claims of a consumer on exclusive messages, of which only the first consumer of all gets each.
 
-Owns the claim of such a message against the other consumers of its stream, and its release to them. The stream's
-default consumer acks it when it is claimed, so that the log tells who came first.
+Owns such a claim against the other consumers of the stream, and its release to them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Contender(Protocol):
     """A consumer."""
 
     @property
-    def exclusives(self) -> Exclusives: ...
+    def exclusives(self) -> ExclusiveClaims: ...
 
 
 class SharedStream(Stream, Protocol):
@@ -37,14 +36,6 @@ class SharedStream(Stream, Protocol):
         """The named ones over it."""
         ...
 
-    def claim_exclusive(self, sequence: int, *also: AckSteps) -> None:
-        """Record that it was claimed. Raises DiskFailed, ReadOnly."""
-        ...
-
-    def release_exclusive(self, sequence: int, *also: AckSteps) -> None:
-        """Record that any consumer may claim it. Raises DiskFailed, ReadOnly."""
-        ...
-
 
 class SharedStreams(Group, Protocol):
     """A group of such streams."""
@@ -53,8 +44,10 @@ class SharedStreams(Group, Protocol):
     def numbers(self) -> Mapping[int, SharedStream]: ...
 
 
-class Exclusives:
-    """Of one consumer. `held`: those it claimed first and did not ack. `serve` has its parked reads look again."""
+class ExclusiveClaims:
+    """Of one consumer. `held`: messages it claimed first and did not ack. `serve` has its parked reads look again."""
+
+    __slots__ = ("_coverage", "_dispatcher", "_group", "_held", "_own", "_serve")
 
     def __init__(
         self,
@@ -62,33 +55,33 @@ class Exclusives:
         own: ConsumerState,
         coverage: Coverage,
         dispatcher: Dispatcher,
+        held: set[int],
         serve: Callable[[], None],
     ) -> None:
         self._group, self._own, self._coverage = group, own, coverage
-        self._dispatcher, self._serve = dispatcher, serve
-        self.held = coverage.exclusives
+        self._dispatcher, self._held, self._serve = dispatcher, held, serve
 
     def claim(self, record: Record, steps: bytes) -> None:
         """Record the steps by which this consumer claims it. Raises DiskFailed, ReadOnly."""
         sequence = record.sequence
-        if sequence in self.held or self._coverage.stream is not None:
+        if sequence in self._held or self._coverage.stream is not None:
             self._group.log.acknowledge(self._own, steps)
         else:
-            self._group.numbers[record.stream].claim_exclusive(sequence, (self._own, steps))
-        self.held.add(sequence)
+            self._group.numbers[record.stream].exclusives.claim(sequence, (self._own, steps))
+        self._held.add(sequence)
 
     def release_all(self) -> None:
         """Offer what it holds to others: the consumer is removed."""
-        for sequence in list(self.held):
+        for sequence in list(self._held):
             if (record := visible_record(self._group, sequence)) is not None:
                 self.offer(self._group.numbers[record.stream], sequence)
-            self.held.discard(sequence)
+            self._held.discard(sequence)
 
     def offer(self, stream: SharedStream, sequence: int, *also: AckSteps) -> None:
         """Let the other consumers of the stream claim a message that this one held, and record those steps with it."""
         others = [other.exclusives for other in stream.consumers() if other.exclusives is not self]
         offers = [steps for other in others if (steps := other._steps_to_offer(sequence)) is not None]
-        stream.release_exclusive(sequence, *also, *offers)
+        stream.exclusives.release(sequence, *also, *offers)
         for other in others:
             other._dispatcher.gaps = b""
         if self._coverage.stream is None and stream.default_consumer is not None:

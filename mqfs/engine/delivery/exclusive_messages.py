@@ -1,0 +1,109 @@
+"""The exclusive messages of a stream (`single` of `.put`), each of which is for one receiver.
+
+Owns which of them were claimed. The stream's default consumer acks such a message when any consumer claims it, under
+`deliver all` too, so that the log tells who came first.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Protocol
+
+from mqfs.ack_state import ACK, REQUEUE, step
+from mqfs.engine.delivery.claims import Claims
+from mqfs.engine.log.group_log import AckSteps, GroupLog
+from mqfs.engine.retention.kept_range import KeptRange
+from mqfs.engine.retention.retention import Retention
+from mqfs.group_state import ConsumerState
+
+
+class DefaultConsumer(Protocol):
+    state: ConsumerState
+    claims: Claims
+    held_exclusives: set[int]  # that were claimed through it first, and are not acked
+
+
+class Stream(Protocol):
+    number: int
+    kept: KeptRange
+
+    @property
+    def default_consumer(self) -> DefaultConsumer | None:
+        """None: there is none in memory."""
+        ...
+
+    def own_consumer(self) -> DefaultConsumer:
+        """The same, made if it is not there."""
+        ...
+
+
+class Index(Protocol):
+    """The exclusive messages of a group."""
+
+    def exclusives(self, stream: int) -> list[int]:
+        """Those of that stream, claimed or not; claimed ones may be deleted from the list."""
+        ...
+
+    def is_exclusive(self, sequence: int) -> bool: ...
+
+
+class ExclusiveMessages:
+    """Of one stream."""
+
+    __slots__ = ("_index", "_log", "_retention", "_stream")
+
+    def __init__(self, stream: Stream, log: GroupLog, index: Index, retention: Retention) -> None:
+        self._stream, self._log, self._index, self._retention = stream, log, index, retention
+
+    def is_taken(self, sequence: int) -> bool:
+        """Whether a receiver claimed that one, acked or not."""
+        own = self._log.state.consumers.get(self._stream.number)
+        if own is None:
+            return False
+        if own.progress.is_acked(sequence):
+            return True
+        consumer = self._stream.default_consumer
+        return consumer is not None and (sequence in consumer.claims or sequence in consumer.held_exclusives)
+
+    def _is_unclaimed(self, sequence: int) -> bool:
+        return not (self.is_taken(sequence) or self._stream.kept.is_deleted(sequence))
+
+    def first_unclaimed(self) -> int:
+        """The lowest sequence of one that was not claimed; 0 where there is none."""
+        sequences = self._index.exclusives(self._stream.number)
+        floor = self._stream.kept.state.floor
+        while sequences and (sequences[0] < floor or not self._is_unclaimed(sequences[0])):
+            del sequences[0]
+        return sequences[0] if sequences else 0
+
+    def all_unclaimed(self) -> list[int]:
+        """The sequences of those that were not claimed."""
+        sequences = self._index.exclusives(self._stream.number) if self.first_unclaimed() else []
+        return [sequence for sequence in sequences if self._is_unclaimed(sequence)]
+
+    def first_kept(self) -> int:
+        """The lowest sequence of one that retention must keep: not claimed, or not acked; 0 where there is none."""
+        unclaimed = self.first_unclaimed()
+        return min((sequence for sequence in (unclaimed, *self._held()) if sequence), default=0)
+
+    def _held(self) -> list[int]:
+        """Those that were claimed through the stream, are not acked, and are there still."""
+        consumer, kept = self._stream.default_consumer, self._stream.kept
+        if consumer is None or not consumer.held_exclusives:
+            return []
+        held = [s for s in consumer.held_exclusives if s >= kept.state.floor and self._index.is_exclusive(s)]
+        return [s for s in held if s not in self._log.state.dropped and s not in self._retention.lapsed]
+
+    def claim(self, sequence: int, *also: AckSteps) -> None:
+        """Record that it was claimed, and those steps with it. Raises DiskFailed, ReadOnly."""
+        own = self._stream.own_consumer().state
+        self._log.acknowledge_all([(own, step(ACK, sequence, sequence)), *also])
+        self._retention.note_change()
+
+    def release(self, sequence: int, *also: AckSteps) -> None:
+        """Record that any receiver may claim it, and those steps with it. Raises DiskFailed, ReadOnly."""
+        own = self._stream.own_consumer().state
+        self._log.acknowledge_all([*also, (own, step(REQUEUE, sequence, sequence))])
+        sequences = self._index.exclusives(self._stream.number)
+        if sequence not in sequences and self._index.is_exclusive(sequence):  # it may have left the log meanwhile
+            bisect.insort(sequences, sequence)
