@@ -57,13 +57,13 @@ class Ways:
         spark, source, path = self.spark, self.source, self.archived
         live = spark.read.format("mqfs").options(**source.options()).load()
         parquet = str(self.folder / f"plain-{self.group}")
-        archive.columns(live).write.parquet(parquet)
+        archive.archive_columns(live).write.parquet(parquet)
         plain = spark.read.parquet(parquet)
         self.run("streams read", "", noop(live))
         other = str(self.folder / f"other-{self.group}")
         self.run("Parquet to Parquet", "", lambda: plain.write.partitionBy(*archive.PARTITIONS).parquet(other))
         self.run("archive", "Parquet to Parquet", lambda: archive.run(spark, archive.Archive(source, path)))
-        self.run("archive read", "", noop(archive.opened(spark, path)))
+        self.run("archive read", "", noop(archive.open_archive(spark, path)))
         done = self.run("verify, streams", "streams read", lambda: verify.run(spark, Verify(source=source)))
         assert (done["messages"], done["sound"]) == (self.messages, True), done
         done = self.run("verify, archive", "archive read", lambda: verify.run(spark, Verify(path)))
@@ -71,7 +71,7 @@ class Ways:
         done = self.run("verify, archive against streams", "both read", lambda: verify.run(spark, Verify(path, source)))
         assert (done["same"], done["sound"]) == (self.messages, True), done
         self.found["both read"] = self.found["streams read"][0] + self.found["archive read"][0], ""
-        self.sink(archive.opened(spark, path))
+        self.sink(archive.open_archive(spark, path))
         done = self.run("replay", "sink", lambda: replay.run(spark, Replay(path, source, into=f"again-{self.group}")))
         assert done["messages"] == self.messages
         self.run("copy", "sink", lambda: copy.run(spark, Copy(source, source, to=f"copied-{self.group}/all")))
@@ -101,7 +101,7 @@ def main() -> None:
             Ways(spark, folder, address, "small", SMALL).measure()
             ways = Ways(spark, folder, address, "bench", MESSAGES)
             ways.measure()
-            tell(ways.found)
+            progress(ways.found)
             spark.stop()
 
 
@@ -113,7 +113,7 @@ SETTINGS = {
 }
 
 
-def tell(found: dict[str, tuple[float, str]]) -> None:
+def progress(found: dict[str, tuple[float, str]]) -> None:
     print(f"{MESSAGES} messages of {SIZE} B in {STREAMS} streams, local[2]")
     for what, (seconds, peer) in found.items():
         ratio = f"{found[peer][0] / seconds:6.2f} x {peer}" if peer else ""

@@ -119,9 +119,9 @@ def by_row(spark: Any, address: str) -> Any:
             return "rows"
 
         def schema(self) -> Any:
-            from pyspark_mqfs.schema import whole
+            from pyspark_mqfs.schema import all_columns
 
-            return whole(headers=False)
+            return all_columns(headers=False)
 
         def reader(self, schema: Any) -> Any:
             return Reader()

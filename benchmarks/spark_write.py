@@ -87,7 +87,7 @@ def stage(batch: Any, address: str, number: int) -> None:
     for _ in range(max(MESSAGES // BATCH, 1)):
         for found in Encoder().encode(batch):
             staging.put(found)
-    sink.commit(server, sink.Decision(f"bench{number}", 1, "bench-", True, True), staging.finish())
+    sink.commit(server, sink.Transaction(f"bench{number}", 1, "bench-", True, True), staging.finish())
 
 
 def discarding() -> Any:

@@ -254,7 +254,7 @@ def run(arguments: Sequence[str]) -> int:
     if not isinstance(options, Options):
         return int(options or 0)  # --help
     check_options(options)
-    output = Output(format_of(options), options.count, options.idle_s, each=options.effective_format == "each")
+    output = Output(format_of(options), options.count, options.idle_s, write_each=options.effective_format == "each")
     try:
         check_group(options.group)
         streams = check_streams(options.group, options.streams)

@@ -244,10 +244,10 @@ class _nonblocking_checked:
         self._group = group
 
     def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGALRM, self._late)
+        self._before = signal.signal(signal.SIGALRM, self._on_alarm)
         signal.alarm(_ANSWER_S)
 
-    def _late(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_alarm(self, _number: int, _frame: FrameType | None) -> None:
         raise ToolError(f"{self._group}: reads with O_NONBLOCK block (expected a tree with .cursor)")
 
     def __exit__(self, *_: object) -> None:

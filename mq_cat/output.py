@@ -76,12 +76,12 @@ class Output:
     """Standard output in one format, with a limit on messages and on idle time."""
 
     def __init__(
-        self, format: Format, count: int | None, idle_s: float | None, *, each: bool = False, fd: int = 1
+        self, format: Format, count: int | None, idle_s: float | None, *, write_each: bool = False, fd: int = 1
     ) -> None:
         self._fd = fd
-        self._each = each  # one write for each message
+        self._write_each = write_each  # one write for each message
         self._format = format
-        self._left = count
+        self._remaining = count
         self._idle_s = idle_s
         self._last_message = time.monotonic()
         self._empty_polls = 0  # in a row that returned immediately
@@ -89,18 +89,18 @@ class Output:
     @property
     def full(self) -> bool:
         """Whether the limit of messages is reached."""
-        return self._left == 0
+        return self._remaining == 0
 
     def put(self, messages: Iterable[Message]) -> int:
         """Write messages up to the limit, in one write if possible; the count. Raises ToolError, BrokenPipeError."""
-        chosen = list(messages)[: self._left]
+        chosen = list(messages)[: self._remaining]
         if not chosen:
             return 0
         formatted = map(self._format, chosen)
-        for data in formatted if self._each else (b"".join(formatted),):
+        for data in formatted if self._write_each else (b"".join(formatted),):
             self._write(data)
-        if self._left is not None:
-            self._left -= len(chosen)
+        if self._remaining is not None:
+            self._remaining -= len(chosen)
         self._last_message = time.monotonic()
         self._empty_polls = 0
         return len(chosen)

@@ -22,7 +22,7 @@ _HINTS = {
 
 
 @contextmanager
-def opened(path: str, flags: int) -> Iterator[int]:
+def open_file(path: str, flags: int) -> Iterator[int]:
     """An open file, closed with the block. Raises ToolError."""
     try:
         fd = os.open(path, flags | os.O_CLOEXEC)

@@ -1,6 +1,6 @@
 """The Spark data source `mqfs`: streams of an mqfs server as DataFrames, and DataFrames as streams.
 
-Spark finds this package by its name. Importing it costs milliseconds: Arrow and the reading and writing come with use.
+Spark finds this package by its name. The import takes milliseconds: reader, writer and Arrow are imported on use.
 """
 
 from __future__ import annotations

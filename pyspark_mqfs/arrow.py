@@ -1,7 +1,7 @@
 """Records as bytes → record batches of Arrow, column by column.
 
-Owns what a batch is made of: one pass in C (mqfs/gather) fills the buffers, and here they get their types. There is no
-loop over records here, but where the C part is missing. It asks no server and opens no file.
+Owns the types of the columns; one pass of mqfs/log/columns fills their buffers. No loop over records, except without
+the C extension. Asks no server, opens no file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from mqfs.errors import DiskFailed
-from mqfs.log import columns as gather
+from mqfs.log import columns as log_columns
 from mqfs.log import record
 from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, NameTable
 from mqfs.log.record import HEAD_BYTES
@@ -24,75 +24,73 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Numbers = Any  # a one-dimensional numpy array of integers
-Bounds = Mapping[str, tuple[int, int]]  # of a stream the first sequence that is wanted, and the first that is not
+Bounds = Mapping[str, tuple[int, int]]  # by stream: [first, end) of the wanted sequences
 _NAME = np.dtype([("number", "<u4"), ("size", "<u2")])
 _NAMES_KIND_AT = 28
 _NO_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ALL = (0, 1 << 63)
 _NOTHING = (0, 0)
-_ROOMS = 4  # Spark holds one batch while the next is made
+_BUFFERS = 4  # Spark holds one batch while the next is decoded
 
 
 class BufferPool:
-    """Memory for batches, taken again when nobody has the batch any more: what is asked of the system anew for each
-    costs more than all that is done with it."""
+    """Memory of batches, reused once a batch is released: allocating each costs more than decoding it."""
 
     def __init__(self) -> None:
-        self._rooms: list[bytearray] = []
+        self._buffers: list[bytearray] = []
 
     def __call__(self, size: int) -> bytearray:
-        for room in self._rooms:
-            if len(room) >= size and sys.getrefcount(room) <= _IDLE:
-                return room
-        room = bytearray(size + size // 8)
-        self._rooms = [*self._rooms[-_ROOMS + 1 :], room]
-        return room
+        for buffer in self._buffers:
+            if len(buffer) >= size and sys.getrefcount(buffer) <= _IDLE:
+                return buffer
+        buffer = bytearray(size + size // 8)
+        self._buffers = [*self._buffers[-_BUFFERS + 1 :], buffer]
+        return buffer
 
 
 def _idle() -> int:
-    """References that a room has which is only in the list."""
-    rooms = [bytearray()]
-    return next(sys.getrefcount(room) for room in rooms)
+    """The reference count of a buffer that only the list has."""
+    buffers = [bytearray()]
+    return next(sys.getrefcount(buffer) for buffer in buffers)
 
 
 _IDLE = _idle()
 
 
 class ArrowDecoder:
-    """Bytes of `format record`, as they come, to batches: the state is what of a record has not come yet."""
+    """Decode chunks of `format record` to batches; the state is an incomplete record."""
 
     def __init__(self, schema: StructType, group: str, bounds: Bounds | None = None) -> None:
-        """`group`: its path from the root, "" for the root itself; `bounds`: of which streams what is wanted, None for
-        all that comes."""
+        """`group`: its path from the root, "" for the root; `bounds`: the wanted streams and ranges, None for all."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self.schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-        self.next = 0  # the sequence behind the last record that was seen
-        self._asked = sum({_ASKED.get(name, 0) for name in self.schema.names})
+        self.next = 0  # the sequence after the last record
+        self._wanted = sum({_COLUMN_FLAGS.get(name, 0) for name in self.schema.names})
         self._prefix = f"{group}/" if group else ""
         self._bounds = bounds
         self._names: dict[int, str] = {}  # of streams
-        self._table, self._strangers = NameTable.of({}), False
+        self._table, self._skip_unknown = NameTable.of({}), False
         self._rest = b""
-        self._rooms = BufferPool()
+        self._buffers = BufferPool()
 
     @property
-    def clean(self) -> bool:
-        """All that came was whole records."""
+    def is_complete(self) -> bool:
+        """Whether no record is incomplete."""
         return not self._rest
 
     def restart(self) -> None:
-        """What comes next comes from a new connection."""
+        """Drop an incomplete record: the next chunk is of a new connection."""
         self._rest = b""
-        if self._strangers:
-            self._tell({})
+        if self._skip_unknown:
+            self._add_names({})
 
-    def know(self, streams: Mapping[int, tuple[str, int, int]]) -> None:
-        """What comes next is of these streams (by number: name, bounds) or of others, which are left out."""
+    def set_streams(self, streams: Mapping[int, tuple[str, int, int]]) -> None:
+        """Set the streams of the next chunks, by number: name and bounds. Records of other streams are skipped."""
         self._table = NameTable.of({n: (self._prefix + name, low, high) for n, (name, low, high) in streams.items()})
-        self._strangers = True
+        self._skip_unknown = True
 
-    def _tell(self, names: Mapping[int, str]) -> None:
+    def _add_names(self, names: Mapping[int, str]) -> None:
         self._names.update(names)
         bounds = self._bounds
         self._table = NameTable.of(
@@ -101,55 +99,55 @@ class ArrowDecoder:
                 for number, name in self._names.items()
             }
         )
-        self._strangers = False
+        self._skip_unknown = False
 
     def feed(self, data: Buffer) -> pa.RecordBatch:
-        """The wanted messages that are whole now."""
+        """The wanted messages that are complete with this chunk."""
         data = self._rest + bytes(data) if self._rest else data
         at, batches = 0, []
         while at < len(data):
-            found = gather.columns(
-                data, at, self._table, self._asked, strangers=self._strangers, allocate=self._rooms
+            columns = log_columns.columns(
+                data, at, self._table, self._wanted, strangers=self._skip_unknown, allocate=self._buffers
             )  # fmt: skip
-            if found.end > at:
-                self.next = found.last + 1
-            if found.rows:
-                batches.append(self._batch(data, found))
-            at = found.end if found.end == len(data) else self._names_at(data, found.end)
-            if at == found.end:
+            if columns.end > at:
+                self.next = columns.last + 1
+            if columns.rows:
+                batches.append(self._batch(data, columns))
+            at = columns.end if columns.end == len(data) else self._names_at(data, columns.end)
+            if at == columns.end:
                 break
         self._rest = bytes(memoryview(data)[at:])
-        return batches[0] if len(batches) == 1 else self._joined(batches)
+        return batches[0] if len(batches) == 1 else self._merge(batches)
 
     def finish(self) -> None:
-        """Nothing more comes. DiskFailed where a record is not whole."""
+        """End the input. Raises DiskFailed for an incomplete record."""
         if self._rest:
-            raise DiskFailed(f"{len(self._rest)} bytes behind sequence {self.next - 1} are no whole record")
+            raise DiskFailed(f"incomplete record: {len(self._rest)} bytes after sequence {self.next - 1}")
 
     def _names_at(self, data: Buffer, at: int) -> int:
-        """Take a record of names; where it ends, or `at` where none is there."""
+        """Apply a NAMES record at a position; its end, or `at` without one."""
         if len(data) < at + HEAD_BYTES or data[at + _NAMES_KIND_AT] != Kind.NAMES:
             return at
         size = int.from_bytes(data[at : at + 4], "little")
-        found = record.decode(bytes(data[at : at + size])) if at + record.padded(size) <= len(data) else None
-        if found is None:
+        names_record = record.decode(bytes(data[at : at + size])) if at + record.padded(size) <= len(data) else None
+        if names_record is None:
             return at
-        body, place, names = found.body, 0, {}
-        while place < len(body):
-            number, length = np.frombuffer(body, _NAME, 1, place)[0].item()
-            names[number] = body[place + 6 : place + 6 + length].decode()
-            place += 6 + length
-        self._tell(names)
+        body, start, names = names_record.body, 0, {}
+        while start < len(body):
+            number, length = np.frombuffer(body, _NAME, 1, start)[0].item()
+            names[number] = body[start + 6 : start + 6 + length].decode()
+            start += 6 + length
+        self._add_names(names)
         return at + record.padded(size)
 
-    def _batch(self, data: Buffer, found: Columns) -> pa.RecordBatch:
-        if not self.schema.names:  # count() of nothing but rows
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * found.rows, pa.struct([])))
-        columns = [_COLUMNS[field.name](data, found) for field in self.schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+    def _batch(self, data: Buffer, columns: Columns) -> pa.RecordBatch:
+        if not self.schema.names:  # count() reads no column
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * columns.rows, pa.struct([])))
+        arrays = [_COLUMNS[field.name](data, columns) for field in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """None, or those between which there were names."""
+    def _merge(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """One batch of all, split by NAMES records; an empty one of none."""
         if not batches:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
         return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
@@ -159,60 +157,62 @@ class ArrowDecoder:
 
 
 def _plain(kind: pa.DataType, column: str) -> Callable[[Buffer, Columns], pa.Array]:
-    return lambda data, found: pa.Array.from_buffers(kind, found.rows, [None, pa.py_buffer(getattr(found, column))])
+    return lambda data, columns: pa.Array.from_buffers(
+        kind, columns.rows, [None, pa.py_buffer(getattr(columns, column))]
+    )
 
 
 def _bytes(kind: pa.DataType, ends: str, column: str) -> Callable[[Buffer, Columns], pa.Array]:
-    def made(data: Buffer, found: Columns) -> pa.Array:
-        buffers = [None, pa.py_buffer(getattr(found, ends)), pa.py_buffer(getattr(found, column))]
-        return pa.Array.from_buffers(kind, found.rows, buffers)
+    def array_of(data: Buffer, columns: Columns) -> pa.Array:
+        buffers = [None, pa.py_buffer(getattr(columns, ends)), pa.py_buffer(getattr(columns, column))]
+        return pa.Array.from_buffers(kind, columns.rows, buffers)
 
-    return made
-
-
-def _zeros(data: Buffer, found: Columns) -> pa.Array:
-    return pa.Array.from_buffers(pa.int32(), found.rows, [None, pa.py_buffer(bytes(4 * found.rows))])
+    return array_of
 
 
-def _nulls(data: Buffer, found: Columns) -> pa.Array:
-    return pa.nulls(found.rows, pa.binary())
+def _zeros(data: Buffer, columns: Columns) -> pa.Array:
+    return pa.Array.from_buffers(pa.int32(), columns.rows, [None, pa.py_buffer(bytes(4 * columns.rows))])
 
 
-def _headers(data: Buffer, found: Columns) -> pa.Array:
-    """The headers of each message, null where it has none. Each turn takes one header of every message that has one
-    left: as many turns as the message with the most has headers."""
-    if found.headers is None:
-        return pa.nulls(found.rows, _NO_HEADERS)
+def _nulls(data: Buffer, columns: Columns) -> pa.Array:
+    return pa.nulls(columns.rows, pa.binary())
+
+
+def _headers(data: Buffer, columns: Columns) -> pa.Array:
+    """The headers of each message, null where it has none. Each pass decodes one header of every message that has one
+    left: as many passes as one message has headers."""
+    if columns.headers is None:
+        return pa.nulls(columns.rows, _NO_HEADERS)
     raw = np.frombuffer(data, np.uint8)
-    sizes = np.frombuffer(found.headers, np.uint16, found.rows)
-    at = np.frombuffer(found.positions, np.uint32, found.rows).astype(np.int64) + HEAD_BYTES
+    sizes = np.frombuffer(columns.headers, np.uint16, columns.rows)
+    at = np.frombuffer(columns.positions, np.uint32, columns.rows).astype(np.int64) + HEAD_BYTES
     stop = at + sizes
     owners = np.flatnonzero(sizes)
     at, stop = at[owners], stop[owners]
-    turns: list[tuple[Numbers, ...]] = []
+    passes: list[tuple[Numbers, ...]] = []
     while len(owners):
         key = at + 1
         key_end = key + raw[at]
         value = key_end + 2
         value_end = value + raw[key_end] + raw[key_end + 1].astype(np.int64) * 256
-        turns.append((owners, key, key_end, value, value_end))
+        passes.append((owners, key, key_end, value, value_end))
         left = value_end < stop
         owners, at, stop = owners[left], value_end[left], stop[left]
-    if not turns:
-        return pa.nulls(found.rows, _NO_HEADERS)
-    owner, key, key_end, value, value_end = (np.concatenate(column) for column in zip(*turns, strict=True))
+    if not passes:
+        return pa.nulls(columns.rows, _NO_HEADERS)
+    owner, key, key_end, value, value_end = (np.concatenate(column) for column in zip(*passes, strict=True))
     order = np.argsort(key, kind="stable")
     keys = _slices(data, key[order], key_end[order], pa.string())
     values = _slices(data, value[order], value_end[order], pa.binary())
-    counts = np.bincount(owner, minlength=found.rows)
+    counts = np.bincount(owner, minlength=columns.rows)
     borders = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     pairs = pa.StructArray.from_arrays([keys, values], ["key", "value"])
     return pa.ListArray.from_arrays(pa.array(borders), pairs, mask=pa.array(sizes == 0))
 
 
 def _slices(data: Buffer, begin: Numbers, end: Numbers, kind: pa.DataType) -> pa.Array:
-    """An array of data[begin:end], which ascend: the whole buffer as one array in which every other element is the gap
-    between two slices, and of that every other element."""
+    """An array of the ascending slices data[begin:end]. The whole buffer becomes an array in which slices and the gaps
+    between them alternate; every other element of it is taken."""
     count = len(begin)
     borders = np.empty(2 * count, np.int32)
     borders[0::2], borders[1::2] = begin, end
@@ -230,6 +230,6 @@ _COLUMNS: dict[str, Callable[[Buffer, Columns], pa.Array]] = {
     "timestampType": _zeros,
     "headers": _headers,
 }
-_ASKED = {"value": VALUES, "topic": TOPICS, "offset": SEQUENCES, "timestamp": TIMES, "headers": HEADERS}
+_COLUMN_FLAGS = {"value": VALUES, "topic": TOPICS, "offset": SEQUENCES, "timestamp": TIMES, "headers": HEADERS}
 
 __all__ = ["ArrowDecoder", "Bounds"]

@@ -1,7 +1,6 @@
 """Record batches of Arrow → the frames of `.batch`, a group at a time, column by column.
 
-Owns that encoding, what of a row cannot be a message, and which headers may be set. There is no loop over rows; it asks
-no server.
+Owns the encoding, the checks of rows, and the policy for reserved headers. No loop over rows; asks no server.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 Numbers = Any  # a one-dimensional numpy array of integers
 
-READ_BACK = ("partition", "offset", "timestamp", "timestampType")  # of the reader; not written
-WRITTEN = {
+READ_ONLY = ("partition", "offset", "timestamp", "timestampType")  # columns of the reader only
+WRITABLE = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
     "topic": ("string",),
@@ -34,11 +33,11 @@ WRITTEN = {
         "array<struct<key:string,value:string>>",
     ),
 }
-RESERVED_WAYS = ("drop", "keep", "refuse")
-KEPT_PREFIX = "was."  # of a reserved header that is kept
-BATCH_BYTES = 256 << 20  # encoded at once: borders in an array are 32 bits
+RESERVED_POLICIES = ("drop", "keep", "refuse")
+RESERVED_PREFIX = "was."  # of a reserved header under "keep"
+BATCH_BYTES = 256 << 20  # of one encoding: borders in an array are 32 bits
 _HEAD = np.dtype([("frame", "<u4"), ("name", "<u2"), ("headers", "<u2")])
-_SENDER_BYTES = 24  # of the header that the server adds to a message that has any
+_SENDER_BYTES = 24  # of the header that the server adds to other headers
 _NOTHING = pa.scalar(b"", pa.binary())
 _KEY = b"key"
 
@@ -47,39 +46,41 @@ class Frames(NamedTuple):
     """Messages of one group, in order."""
 
     group: str
-    streams: tuple[str, ...]  # names that occur in it
-    data: Any  # the frames, as bytes one behind the other
-    borders: Numbers  # where each begins, and the end
-    room: Numbers  # what each takes in a log
+    streams: tuple[str, ...]  # the names that occur
+    data: Any  # the frames, concatenated
+    borders: Numbers  # where each frame begins, and the end of the last
+    log_bytes: Numbers  # bytes of each in a log
 
 
-def checked(schema: StructType, *, stream_given: bool) -> None:
-    """OptionError where rows of that schema cannot be written. `stream_given`: by option topic."""
+def check_schema(schema: StructType, *, has_topic: bool) -> None:
+    """Raises OptionError where rows of the schema cannot be written. `has_topic`: option topic is set."""
     for field in schema.fields:
         kind = field.dataType.simpleString()
-        if field.name in READ_BACK:
+        if field.name in READ_ONLY:
             continue
-        if field.name not in WRITTEN:
-            raise OptionError(f"column {field.name} is not known to the writer; there are: {' '.join(WRITTEN)}")
-        if kind not in WRITTEN[field.name]:
-            raise OptionError(f"column {field.name} is {kind}; {' or '.join(WRITTEN[field.name])} is right")
+        if field.name not in WRITABLE:
+            raise OptionError(f"column {field.name}: unknown to the writer (expected one of: {' '.join(WRITABLE)})")
+        if kind not in WRITABLE[field.name]:
+            raise OptionError(
+                f"column {field.name}: invalid type {kind!r} (expected {' or '.join(WRITABLE[field.name])})"
+            )
     names = set(schema.fieldNames())
     if "value" not in names:
-        raise OptionError("there is no column value, binary or string: the message")
-    if "topic" not in names and not stream_given:
-        raise OptionError("there is neither a column topic nor option topic; GROUP/STREAM is right in either")
+        raise OptionError("column value: missing (expected the message, binary or string)")
+    if "topic" not in names and not has_topic:
+        raise OptionError("no column topic and no option topic (expected GROUP/STREAM in one of them)")
 
 
 class Encoder:
-    """How rows become frames."""
+    """Encodes rows as frames."""
 
     def __init__(self, stream: str = "", reserved: str = "drop") -> None:
-        """`stream`: the path that all go to, whatever the column says; `reserved`: what becomes of headers that only
-        the server sets."""
+        """`stream`: the path of all messages, instead of the column; `reserved`: a policy of RESERVED_POLICIES for
+        headers that only the server sets."""
         self._stream, self._reserved = stream, reserved
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[Frames]:
-        """The rows as messages, in order within each group."""
+        """The rows as frames, in order within each group. Raises OptionError."""
         if not batch.num_rows:
             return
         if batch.nbytes > BATCH_BYTES and batch.num_rows > 1:
@@ -98,52 +99,52 @@ class Encoder:
         for group, numbers in groups.items():
             names = pa.array([split(path)[1].encode() for path in paths], pa.binary())
             if len(groups) == 1:
-                yield _frames(group, tuple(split(path)[1] for path in paths), values, heads, names.take(places))
+                yield _encode_frames(group, tuple(split(path)[1] for path in paths), values, heads, names.take(places))
                 continue
             mask = pa.array(np.isin(np.asarray(places), numbers))
             streams = tuple(split(paths[number])[1] for number in numbers)
-            mine = None if heads is None else heads.filter(mask)
-            yield _frames(group, streams, values.filter(mask), mine, names.take(places.filter(mask)))
+            selected = None if heads is None else heads.filter(mask)
+            yield _encode_frames(group, streams, values.filter(mask), selected, names.take(places.filter(mask)))
 
     def _paths(self, columns: Mapping[str, pa.Array], count: int) -> tuple[list[str], pa.Array]:
-        """The streams that occur, and of each row which of them."""
+        """The streams that occur, and the index of each row's stream."""
         if self._stream:
             return [self._stream], pa.array(np.zeros(count, np.int32))
         column = columns["topic"]
         if column.null_count:
-            raise OptionError("column topic is null in a row; GROUP/STREAM is right, or option topic for all")
+            raise OptionError("column topic: null in a row (expected GROUP/STREAM, or option topic)")
         coded = column.dictionary_encode()
         return [check_path(path) for path in coded.dictionary.to_pylist()], coded.indices
 
     def _heads(self, columns: Mapping[str, pa.Array], count: int) -> pa.Array | None:
         """The headers of each row, encoded; None where no row has any."""
-        found = []
+        encoded = []
         if "headers" in columns and columns["headers"].null_count < count:
-            found.append(self._encoded(columns["headers"]))
+            encoded.append(self._encode_headers(columns["headers"]))
         if "key" in columns and columns["key"].null_count < count:
-            found.append(_as_header(columns["key"]))
-        if not found:
+            encoded.append(_as_header(columns["key"]))
+        if not encoded:
             return None
-        heads = found[0] if len(found) == 1 else pc.binary_join_element_wise(*found, _NOTHING)
+        heads = encoded[0] if len(encoded) == 1 else pc.binary_join_element_wise(*encoded, _NOTHING)
         longest = pc.max(pc.binary_length(heads)).as_py()
         if longest > limits.HEADER_BYTES:
-            raise OptionError(f"a row has {longest} bytes of headers; at most {limits.HEADER_BYTES} are right")
+            raise OptionError(f"column headers: {longest} bytes in a row (expected at most {limits.HEADER_BYTES})")
         return heads if longest else None
 
-    def _encoded(self, column: pa.Array) -> pa.Array:
+    def _encode_headers(self, column: pa.Array) -> pa.Array:
         counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
         pairs = column.flatten()
         keys, values = pairs.field("key").cast(pa.binary()), pairs.field("value").cast(pa.binary())
         if pairs.null_count or keys.null_count:
-            raise OptionError("column headers has an entry or a key that is null; each has a key")
+            raise OptionError("column headers: null entry or key (expected a key for each)")
         owners = np.repeat(np.arange(len(counts)), counts)
-        keys, values, owners = self._allowed(keys, pc.fill_null(values, b""), owners)
+        keys, values, owners = self._apply_policy(keys, pc.fill_null(values, b""), owners)
         flat = _pairs(keys, values)
         ends = np.concatenate(([0], np.cumsum(np.bincount(owners, minlength=len(counts)))))
         borders = _borders(flat)[ends].astype(np.int32)
         return pa.Array.from_buffers(pa.binary(), len(counts), [None, pa.py_buffer(borders), flat.buffers()[2]])
 
-    def _allowed(self, keys: pa.Array, values: pa.Array, owners: Numbers) -> tuple[pa.Array, pa.Array, Numbers]:
+    def _apply_policy(self, keys: pa.Array, values: pa.Array, owners: Numbers) -> tuple[pa.Array, pa.Array, Numbers]:
         if not len(keys):
             return keys, values, owners
         mask = pc.is_in(keys, value_set=_RESERVED)
@@ -151,10 +152,10 @@ class Encoder:
             return keys, values, owners
         if self._reserved == "refuse":
             name = keys.filter(mask)[0].as_py().decode()
-            raise OptionError(f"header {name!r} is set by the server; option reservedHeaders drop or keep is right")
+            raise OptionError(f"header {name!r}: set by the server (expected option reservedHeaders drop or keep)")
         if self._reserved == "keep":
-            kept = pc.binary_join_element_wise(pa.scalar(KEPT_PREFIX.encode()), keys, _NOTHING)
-            return pc.if_else(mask, kept, keys), values, owners
+            renamed = pc.binary_join_element_wise(pa.scalar(RESERVED_PREFIX.encode()), keys, _NOTHING)
+            return pc.if_else(mask, renamed, keys), values, owners
         rest = pc.invert(mask)
         return keys.filter(rest), values.filter(rest), owners[np.asarray(rest)]
 
@@ -163,10 +164,10 @@ _RESERVED = pa.array([name.encode() for name in sorted(headers.RESERVED)], pa.bi
 
 
 def check_path(path: str) -> str:
-    """GROUP/STREAM, or STREAM in the root group; OptionError."""
+    """Check a path: GROUP/STREAM, or STREAM in the root group. Raises OptionError."""
     path = path.strip("/")
     if not path or any(name.startswith(".") or not name for name in path.split("/")):
-        raise OptionError(f"topic {path!r} is no stream; GROUP/STREAM is right, names without a dot in front")
+        raise OptionError(f"invalid topic {path!r} (expected GROUP/STREAM, no leading dots)")
     return path
 
 
@@ -177,17 +178,17 @@ def _check_values(values: pa.Array, paths: list[str], places: pa.Array) -> None:
         return
     row = int(sizes.argmin() if least <= 0 else sizes.argmax())
     path = paths[places[row].as_py()]
-    right = "a message has at least one" if least <= 0 else f"a message has at most {limits.MESSAGE_BYTES}"
-    raise OptionError(f"column value of a row for {path} has {sizes[row]} bytes (null is 0); {right}")
+    limit = "at least 1" if least <= 0 else f"at most {limits.MESSAGE_BYTES}"
+    raise OptionError(f"column value: {sizes[row]} bytes in a row for {path} (expected {limit}; null counts as 0)")
 
 
 def _borders(array: pa.Array) -> Numbers:
-    """Of an array of binary, where its elements begin in its buffer, and the end."""
+    """The offsets of the elements of a binary array in its buffer, with the end."""
     return np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
 
 
 def _fixed(numbers: Numbers, size: int) -> pa.Array:
-    """Numbers of `size` bytes each as an array of binary."""
+    """Numbers of `size` bytes each as a binary array."""
     borders = np.arange(0, size * len(numbers) + 1, size, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(borders), pa.py_buffer(numbers)])
 
@@ -196,31 +197,35 @@ def _pairs(keys: pa.Array, values: pa.Array) -> pa.Array:
     """Each `u8 key bytes, key, u16 value bytes, value`."""
     lengths, sizes = np.asarray(pc.binary_length(keys)), np.asarray(pc.binary_length(values))
     if len(lengths) and (lengths.max() > 255 or lengths.min() < 1 or sizes.max() > 65_535):
-        raise OptionError("a header has a key of 1 to 255 bytes and a value of at most 65535; one in the rows does not")
+        raise OptionError(
+            "column headers: key or value too long (expected keys of 1 to 255 bytes, values of at most 65535)"
+        )
     one, two = _fixed(lengths.astype("u1"), 1), _fixed(sizes.astype("<u2"), 2)
     return pc.binary_join_element_wise(one, keys, two, values, _NOTHING)
 
 
 def _as_header(column: pa.Array) -> pa.Array:
     """Column key as the header `key`, nothing where it is null."""
-    there = column.is_valid()
+    present = column.is_valid()
     texts = pc.fill_null(column.cast(pa.binary()), b"")
     names = pa.array([_KEY], pa.binary()).take(pa.array(np.zeros(len(column), np.int32)))
-    return pc.if_else(there, _pairs(names, texts), _NOTHING)
+    return pc.if_else(present, _pairs(names, texts), _NOTHING)
 
 
-def _frames(group: str, streams: tuple[str, ...], values: pa.Array, heads: pa.Array | None, names: pa.Array) -> Frames:
+def _encode_frames(
+    group: str, streams: tuple[str, ...], values: pa.Array, heads: pa.Array | None, names: pa.Array
+) -> Frames:
     count = len(values)
-    bodies = np.asarray(pc.binary_length(values)).astype(np.int64)
-    named = np.asarray(pc.binary_length(names)).astype(np.int64)
-    headed = np.zeros(count, np.int64) if heads is None else np.asarray(pc.binary_length(heads)).astype(np.int64)
+    body_sizes = np.asarray(pc.binary_length(values)).astype(np.int64)
+    name_sizes = np.asarray(pc.binary_length(names)).astype(np.int64)
+    header_sizes = np.zeros(count, np.int64) if heads is None else np.asarray(pc.binary_length(heads)).astype(np.int64)
     table = np.empty(count, _HEAD)
-    table["frame"] = _HEAD.itemsize + named + headed + bodies
-    table["name"], table["headers"] = named, headed
+    table["frame"] = _HEAD.itemsize + name_sizes + header_sizes + body_sizes
+    table["name"], table["headers"] = name_sizes, header_sizes
     parts = [_fixed(table, _HEAD.itemsize), names, *([] if heads is None else [heads]), values]
     joined = pc.binary_join_element_wise(*parts, _NOTHING)
-    room = (HEAD_BYTES + np.where(headed, headed + _SENDER_BYTES, 0) + bodies + 7) & ~7
-    return Frames(group, streams, joined.buffers()[2], _borders(joined).astype(np.int64), room)
+    log_bytes = (HEAD_BYTES + np.where(header_sizes, header_sizes + _SENDER_BYTES, 0) + body_sizes + 7) & ~7
+    return Frames(group, streams, joined.buffers()[2], _borders(joined).astype(np.int64), log_bytes)
 
 
-__all__ = ["KEPT_PREFIX", "RESERVED_WAYS", "Encoder", "Frames", "check_path", "checked"]
+__all__ = ["RESERVED_POLICIES", "RESERVED_PREFIX", "Encoder", "Frames", "check_path", "check_schema"]

@@ -1,6 +1,6 @@
-"""What a server has now: its groups and streams, as a cursor tells them.
+"""The groups and streams of a server, by the command `streams` of a cursor, and the selection of a query.
 
-Owns the asking and which streams a query is over. Moves nothing, and reads no message.
+Reads no message, changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mqfs.limits import CTL_BYTES, CURSOR_NAMES, MESSAGE_BYTES
 from mqfs.ninep.blocking import Client, File
 from mqfs.ninep.client.channel import Procedure
 from mqfs.syntax.quoting import quote_word
-from pyspark_mqfs.options import OptionError, Options, bad
+from pyspark_mqfs.options import OptionError, Options, invalid
 
 ANY = 1 << 62  # messages or bytes
 FORMS = "one of subscribe, subscribePattern and assign"
@@ -26,41 +26,41 @@ FORMS = "one of subscribe, subscribePattern and assign"
 
 @attrs.frozen
 class Stream:
-    """One stream of a survey."""
+    """One stream of a catalog."""
 
-    floor: int  # nothing is kept below
-    cut: int  # a bound or `clear` took away what was below
-    first: int  # sequence of the oldest kept; 0: none
+    floor: int  # no message is retained below
+    cut: int  # evicted, or removed by `clear`, below
+    first: int  # the oldest retained sequence; 0: none
     newest: int  # 0: none
     number: int = 0  # in the log
 
     @property
     def oldest(self) -> int:
-        """The sequence of what is read first of it; 0 where nothing is kept."""
+        """The first sequence to read; 0 where no message is retained."""
         return max(self.first, self.floor) if self.first else 0
 
 
 @attrs.frozen
 class Group:
-    """One group of a survey, with those of its streams that were asked for."""
+    """One group of a catalog, with its selected streams."""
 
     path: str
     next: int
     log_bytes: int
     streams: Mapping[str, Stream]
-    whole: bool  # it has no others
+    is_whole: bool  # all its streams are selected
     number: int = 0  # of its bucket
-    plain: bool = False  # the log and the floors tell all that is to be read
+    plain: bool = False  # log and floors are enough to decide what to read
 
     @property
     def end(self) -> int:
-        """The sequence behind the newest message of its streams; 0 where there is none."""
+        """The sequence after the newest message of its streams; 0 without one."""
         return max((stream.newest for stream in self.streams.values()), default=-1) + 1
 
 
 @attrs.frozen
 class ServerCatalog:
-    """Groups by path, of those that have streams that were asked for."""
+    """The groups with selected streams, by path."""
 
     store: str
     groups: Mapping[str, Group]
@@ -72,7 +72,7 @@ class ServerCatalog:
                 yield path_of(group.path, name), group, stream
 
     def numbers(self) -> dict[str, str]:
-        """Of every stream what it keeps as long as it is, and no other of its name has."""
+        """An identity of every stream, which a later stream of the same name does not have."""
         return {path: f"{group.number}.{stream.number}" for path, group, stream in self.streams()}
 
 
@@ -88,7 +88,7 @@ def split(path: str) -> tuple[str, str]:
 
 @attrs.frozen
 class Selection:
-    """Which streams a query is over: paths, or a pattern that the whole path must match."""
+    """The streams of a query: paths, or a pattern that matches whole paths."""
 
     option: str
     paths: tuple[str, ...] = ()
@@ -96,69 +96,73 @@ class Selection:
 
     @classmethod
     def of(cls, options: Options) -> Selection:
-        given = options.one_of("subscribe", "subscribePattern", "assign")
-        if given is None:
-            raise OptionError(f"no streams are named; {FORMS} is right")
-        if given == "subscribePattern":
-            pattern = options.text(given)
+        option = options.one_of("subscribe", "subscribePattern", "assign")
+        if option is None:
+            raise OptionError(f"no streams selected (expected {FORMS})")
+        if option == "subscribePattern":
+            pattern = options.text(option)
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise bad(given, pattern, f"a regular expression as Python has them ({error})") from None
-            return cls(given, pattern=pattern)
+                raise invalid(option, pattern, f"a regular expression of Python: {error}") from None
+            return cls(option, pattern=pattern)
         words = (
-            [word.strip() for word in options.text(given).split(",")] if given == "subscribe" else _assigned(options)
+            [word.strip() for word in options.text(option).split(",")]
+            if option == "subscribe"
+            else _assigned_paths(options)
         )
         paths = tuple(dict.fromkeys(word.strip("/") for word in words))
         if not all(paths):
-            raise bad(given, options.text(given), "paths of streams, as jobs/mail,jobs/print,")
-        return cls(given, paths)
+            raise invalid(option, options.text(option), "paths of streams, as jobs/mail,jobs/print")
+        return cls(option, paths)
 
-    def survey(self, client: Client) -> ServerCatalog:
-        """What there is of it now. Groups and streams that are not there are left out."""
+    def catalog(self, client: Client) -> ServerCatalog:
+        """The present catalog, without missing groups and streams."""
         if self.paths:
             wanted: dict[str, set[str]] = {}
             for group, name in map(split, self.paths):
                 wanted.setdefault(group, set()).add(name)
-            return _survey(client, list(wanted), lambda group, name: name in wanted[group], descend=False)
+            return _read_catalog(client, list(wanted), lambda group, name: name in wanted[group], descend=False)
         match = re.compile(self.pattern).fullmatch
-        return _survey(client, [""], lambda group, name: bool(match(path_of(group, name))), descend=True)
+        return _read_catalog(client, [""], lambda group, name: bool(match(path_of(group, name))), descend=True)
 
 
-def _assigned(options: Options) -> list[str]:
-    right = '{"jobs/mail": [0], "jobs/print": [0]}'
-    paths = options.object("assign", right)
+def _assigned_paths(options: Options) -> list[str]:
+    expected = '{"jobs/mail": [0], "jobs/print": [0]}'
+    paths = options.object("assign", expected)
     if not paths or any(value not in ([0], [], None) for value in paths.values()):
-        raise bad("assign", options.text("assign"), f"{right}, a stream having the one partition 0,")
+        raise invalid("assign", options.text("assign"), f"{expected}: a stream has only partition 0")
     return list(paths)
 
 
-def places(client: Client, group: str) -> dict[str, object]:
-    """Where the streams of a group begin and end, by name. Nothing is counted for it, however much is kept."""
-    return client.do(_places(client, group))
+def stream_positions(client: Client, group: str) -> dict[str, object]:
+    """The positions of the streams of a group, by name, in constant time a stream. Raises MqfsError."""
+    return client.do(_stream_positions(client, group))
 
 
-def _places(client: Client, group: str) -> Procedure[dict[str, object]]:
+def _stream_positions(client: Client, group: str) -> Procedure[dict[str, object]]:
     file = yield from client.caller.open(path_of(group, ".cursor"), os.O_RDWR)
     try:
         yield from file.write(b"streams\n")
-        told = b""
-        while not told.endswith(b"\n"):
-            told += yield from file.read(MESSAGE_BYTES)
+        reply = b""
+        while not reply.endswith(b"\n"):
+            reply += yield from file.read(MESSAGE_BYTES)
     except MqfsError:
         yield from client.caller.clunk(file.fid)
         raise
     yield from client.caller.clunk(file.fid)
-    read: dict[str, object] = json.loads(told)
+    read: dict[str, object] = json.loads(reply)
     return read
 
 
-def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool], *, descend: bool) -> ServerCatalog:
+def _read_catalog(
+    client: Client, paths: list[str], wanted: Callable[[str, str], bool], *, descend: bool
+) -> ServerCatalog:
     store, groups = "", {}
     queue = list(paths)
     while queue:
-        asked, queue = queue, []
-        for path, read in zip(asked, client.together(_places(client, path) for path in asked), strict=True):
+        wave, queue = queue, []
+        for path, read in zip(wave, client.together(_stream_positions(client, path) for path in wave), strict=True):
             if isinstance(read, NotFound | NotDirectory):
                 continue
             if isinstance(read, MqfsError):
@@ -170,7 +174,7 @@ def _survey(client: Client, paths: list[str], wanted: Callable[[str, str], bool]
             if descend:
                 queue += [path_of(path, name) for name in read["groups"]]  # type: ignore[attr-defined]
     if not store:
-        store = str(places(client, "")["store"])
+        store = str(stream_positions(client, "")["store"])
     return ServerCatalog(store, dict(sorted(groups.items())))
 
 
@@ -192,12 +196,12 @@ class Split(NamedTuple):
 
 
 def select(file: File, names: Iterable[str]) -> None:
-    """Narrow a cursor to those streams. More than it takes at once are all asked for, so that it refuses what may not
-    be read, and then it shows the whole group: who reads leaves out what is too much."""
+    """Narrow a cursor to these streams. More than one command takes are selected one after the other, which refuses
+    those that may not be read; then the cursor shows the whole group, and the decoder skips the others."""
     lines: list[str] = []
     words, size = ["select"], 0
     for name in names:
-        if "\n" in name:  # cannot be said in a command
+        if "\n" in name:  # no command can name it
             words = ["select"]
             lines = ["select"]
             break
@@ -214,23 +218,23 @@ def select(file: File, names: Iterable[str]) -> None:
 
 
 def measure(client: Client, group: str, names: Iterable[str], begin: str, end: int, step: str) -> list[Split]:
-    """Where [begin, end) of a group would be cut; `begin` as `seek` takes it, `step` as `measure` does."""
-    found: list[Split] = []
+    """The splits of [begin, end) of a group; `begin` as for `seek`, `step` as for `measure`."""
+    splits: list[Split] = []
     with client.open(path_of(group, ".cursor"), "r+") as file:
         select(file, names)
         while True:
             until = f"until {end - 1}\n" if end < ANY else ""
             file.write(f"seek {begin}\n{until}measure {step}\n".encode())
-            told = b""
-            while not told.endswith(b"\n\n") and told != b"\n":
-                told += file.receive(MESSAGE_BYTES)
-            some = [Split(*map(int, line.split())) for line in told.decode().splitlines() if line]
-            if len(some) > 1 and some[-1].end < end < ANY:
-                some.pop()  # it ends where the answer did: once more, whole
-            found += some
-            if not some or some[-1].end >= end or end == ANY:
-                return found
-            begin = str(some[-1].end)
+            reply = b""
+            while not reply.endswith(b"\n\n") and reply != b"\n":
+                reply += file.receive(MESSAGE_BYTES)
+            part = [Split(*map(int, line.split())) for line in reply.decode().splitlines() if line]
+            if len(part) > 1 and part[-1].end < end < ANY:
+                part.pop()  # cut short by the end of the answer: measured again
+            splits += part
+            if not part or part[-1].end >= end or end == ANY:
+                return splits
+            begin = str(part[-1].end)
 
 
 __all__ = [
@@ -242,7 +246,7 @@ __all__ = [
     "Stream",
     "measure",
     "path_of",
-    "places",
     "select",
     "split",
+    "stream_positions",
 ]

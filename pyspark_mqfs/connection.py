@@ -1,7 +1,6 @@
-"""The way to a server over 9P: where it is, as whom, and how long a failure is tried again.
+"""Connections to a server over 9P: address, user and retries.
 
-Owns connections and their repetition. What is asked over them is the callers'. Every call that goes through `retried`
-must be one that may be made twice.
+Owns connecting and reconnecting. A call through `with_retry` may be made twice, so it has to be idempotent.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from mqfs.errors import BadAddress, Denied, Disconnected
 from mqfs.net.address import ADDRESS_FORMS, TcpAddress, is_loopback, parse_address
 from mqfs.ninep import blocking
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.options import OptionError, Options, bad
+from pyspark_mqfs.options import OptionError, Options, invalid
 
 T = TypeVar("T")
 
-RETRY_S = 60.0  # a server that is started anew is back well within it
+RETRY_S = 60.0  # longer than a restart of the server takes
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 
 @attrs.frozen
 class Server:
-    """Where and as whom; small, and pickled with every task. The token is not printed."""
+    """The address and user of a connection. Small, as it is pickled with every task; does not print the token."""
 
     address: str
     user: str = ""
@@ -39,15 +38,15 @@ class Server:
 
     @classmethod
     def of(cls, options: Options) -> Server:
-        """What the common options say; OptionError."""
-        address = options.needed("address", ADDRESS_FORMS)
+        """The server of the common options. Raises OptionError."""
+        address = options.required("address", ADDRESS_FORMS)
         try:
             parse_address(address)
         except BadAddress:
-            raise bad("address", address, ADDRESS_FORMS) from None
+            raise invalid("address", address, ADDRESS_FORMS) from None
         msize = options.size("msize", limits.MSIZE_MOST) or limits.MSIZE_MOST
         if not limits.MSIZE_LEAST <= msize <= limits.MSIZE_MOST:
-            raise bad("msize", options.text("msize"), f"a size from {limits.MSIZE_LEAST} to {limits.MSIZE_MOST}")
+            raise invalid("msize", options.text("msize"), f"a size from {limits.MSIZE_LEAST} to {limits.MSIZE_MOST}")
         retry_s = options.seconds("retrySeconds", RETRY_S)
         return cls(address, options.text("user"), options.text("token"), retry_s, msize)
 
@@ -56,7 +55,7 @@ class Server:
 
 
 class Link:
-    """A connection that is made when it is needed, and made anew after it broke. One thread at a time."""
+    """A connection made on demand, and again after a failure. Not thread-safe."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -71,7 +70,7 @@ class Link:
         self.close()
 
     def client(self) -> Client:
-        """The connection there is, or a new one; not repeated here."""
+        """The present connection, or a new one, without retries. Raises Disconnected, OptionError."""
         if self._client is None:
             server = self.server
             try:
@@ -79,14 +78,14 @@ class Link:
                     server.address,
                     user=server.user,
                     msize=server.msize,
-                    timeout=max(server.retry_s, limits.TOKEN_DELAY_S + 1.0),  # a wrong token is answered late
+                    timeout=max(server.retry_s, limits.TOKEN_DELAY_S + 1.0),  # the reply to a wrong token is delayed
                     token=server.token,
                 )
-            except BadAddress as error:  # nobody answers there, now
+            except BadAddress as error:  # no answer at present
                 raise Disconnected(str(error)) from None
             except Denied as error:
-                what = "token" if server.token else "user"
-                raise OptionError(f"option {what} was refused by the server at {server.address!r}: {error}") from None
+                option = "token" if server.token else "user"
+                raise OptionError(f"option {option}: refused by the server at {server.address!r}: {error}") from None
         return self._client
 
     def close(self) -> None:
@@ -94,8 +93,8 @@ class Link:
         if client is not None:
             client.close()
 
-    def retried(self, act: Callable[[Client], T]) -> T:
-        """What `act` returns; repeated over a new connection while the server is away, until the deadline."""
+    def with_retry(self, act: Callable[[Client], T]) -> T:
+        """The result of `act`, repeated on new connections until the deadline. Raises OptionError after it."""
         deadline, pause = time.monotonic() + self.server.retry_s, FIRST_PAUSE_S
         while True:
             try:
@@ -103,24 +102,24 @@ class Link:
             except (OSError, Disconnected) as error:
                 self.close()
                 if time.monotonic() + pause > deadline:
-                    raise self.given_up(error) from None
+                    raise self.timeout_error(error) from None
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def given_up(self, error: Exception) -> OptionError:
-        """What is raised when the server was away for too long."""
+    def timeout_error(self, error: Exception) -> OptionError:
+        """The error at the deadline."""
         server = self.server
         return OptionError(
-            f"no server answered at option address {server.address!r} for {server.retry_s:g} s (option retrySeconds):"
-            f" {error}{self._elsewhere()}"
+            f"option address: no answer from {server.address!r} for {server.retry_s:g} s (option retrySeconds):"
+            f" {error}{self._remote_hint()}"
         )
 
-    def _elsewhere(self) -> str:
-        """Of a task, that it may be on another machine than its driver."""
+    def _remote_hint(self) -> str:
+        """For a task, which may run on another machine than the server."""
         where = parse_address(self.server.address)
         if TaskContext.get() is None or (isinstance(where, TcpAddress) and not is_loopback(where.host)):
             return ""
-        return "; from a worker on another machine than the server's, tcp!HOST!PORT with a host that it knows is right"
+        return " (expected tcp!HOST!PORT, for workers on other machines)"
 
 
 __all__ = ["Link", "Server"]

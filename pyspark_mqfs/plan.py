@@ -1,7 +1,7 @@
-"""Which messages a batch has, and how they are shared among tasks: positions, ranges, slices.
+"""The messages of a batch and their distribution over tasks: positions, ranges, slices.
 
-Owns that arithmetic. A position of a stream is the next sequence to read; streams of one group move together, for a
-group is one log: what a task reads is a range of that log. It asks the server only what a cursor measures.
+Owns the arithmetic. A position is the next sequence to read. The streams of a group move together: a group is one log,
+and a task reads ranges of it. Asks the server only for `measure` of a cursor.
 """
 
 from __future__ import annotations
@@ -16,53 +16,53 @@ from mqfs.ninep.blocking import Client
 from pyspark_mqfs.catalog import Group, ServerCatalog, Split, measure, path_of, split
 from pyspark_mqfs.options import OptionError, Options
 
-MOST_BYTES = 192 << 20  # of one task, unless said otherwise: an eighth of it lost two thirds of the speed
+MOST_BYTES = 192 << 20  # of one task by default; an eighth of it had a third of the speed
 LEAST_BYTES = 32 << 20  # a task costs tens of milliseconds
 TASKS = 100_000  # of one batch
 
 
 @attrs.frozen
 class Range:
-    """[low, high) of a group's log, of it only those streams: each with what of it is wanted."""
+    """[low, high) of the log of a group, narrowed to streams, each with its own range."""
 
     group: str
     low: int
     high: int
     streams: Mapping[str, tuple[int, int]]
-    whole: bool  # the group had no other streams
+    is_whole: bool  # these are all streams of the group
     bucket: int = 0  # number of the group
-    numbers: Mapping[str, tuple[int, int]] = {}  # of each stream (its number, its floor), where segments tell all
+    numbers: Mapping[str, tuple[int, int]] = {}  # by stream: (number, floor), where segments can be read
     messages: int = 0
-    size: int = 0  # about its bytes in the log
+    size: int = 0  # bytes in the log, approximately
 
-    def part(self, low: int, high: int, messages: int, size: int) -> Range:
+    def subrange(self, low: int, high: int, messages: int, size: int) -> Range:
         return attrs.evolve(self, low=low, high=high, messages=messages, size=size)
 
     def bounds(self) -> Mapping[str, tuple[int, int]] | None:
-        """Of which streams what is wanted; None: all that comes."""
-        if self.whole and all(low <= self.low and high >= self.high for low, high in self.streams.values()):
+        """The wanted range by stream; None: everything."""
+        if self.is_whole and all(low <= self.low and high >= self.high for low, high in self.streams.values()):
             return None
         return self.streams
 
 
 @attrs.frozen
 class Slice(InputPartition):
-    """What one task reads."""
+    """The input of one task."""
 
     ranges: tuple[Range, ...]
     store: str  # its uuid
 
     @property
     def value(self) -> str:
-        return ", ".join(f"{one.group or '/'} {one.low}..{one.high}" for one in self.ranges)
+        return ", ".join(f"{item.group or '/'} {item.low}..{item.high}" for item in self.ranges)
 
 
-def ranges(survey: ServerCatalog, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
-    """Of each group what lies between two positions. Of a stream that `start` does not know, all that is kept."""
-    found = []
-    for path, group in survey.groups.items():
-        stood = [start[key] for name in group.streams if (key := path_of(path, name)) in start]
-        low = min(stood, default=0)
+def ranges(catalog: ServerCatalog, start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
+    """The ranges between two positions, by group. A stream missing in `start` is read from its oldest message."""
+    result = []
+    for path, group in catalog.groups.items():
+        starts = [start[key] for name in group.streams if (key := path_of(path, name)) in start]
+        low = min(starts, default=0)
         streams = {}
         for name in group.streams:
             key = path_of(path, name)
@@ -70,95 +70,95 @@ def ranges(survey: ServerCatalog, start: Mapping[str, int], end: Mapping[str, in
             if begin < stop:
                 streams[name] = (begin, stop)
         if streams:
-            whole = group.whole and len(streams) == len(group.streams)
+            is_whole = group.is_whole and len(streams) == len(group.streams)
             low, high = min(b for b, _ in streams.values()), max(e for _, e in streams.values())
             numbers = {n: (group.streams[n].number, group.streams[n].floor) for n in streams} if group.plain else {}
-            found.append(Range(path, low, high, streams, whole, group.number, numbers))
-    return found
+            result.append(Range(path, low, high, streams, is_whole, group.number, numbers))
+    return result
 
 
 @attrs.frozen
-class Shares:
-    """How large tasks are."""
+class PartitionLimits:
+    """The limits of one task."""
 
-    partitions: int  # at least so many, if the messages suffice
-    messages: int  # at most in one
-    size: int  # at most about, of its bytes in the log; 0: as the whole is
+    partitions: int  # at least, given enough messages
+    messages: int  # at most
+    size: int  # of bytes in the log, approximately at most; 0: by the total
 
     @classmethod
-    def of(cls, options: Options) -> Shares:
+    def of(cls, options: Options) -> PartitionLimits:
         partitions = options.number("minPartitions", 0) or 0
         if partitions > TASKS:
-            raise OptionError(f"option minPartitions is {partitions}; at most {TASKS} is right")
+            raise OptionError(f"option minPartitions: invalid value {str(partitions)!r} (expected at most {TASKS})")
         messages = options.number("maxRecordsPerPartition", 0) or 0
         return cls(partitions, messages, options.size("maxBytesPerPartition", 0) or 0)
 
     def slices(self, client: Client, wanted: Iterable[Range], store: str) -> list[Slice]:
-        """Those ranges, cut and put together again; the same each time for the same ones while the log is the same."""
+        """The ranges, split and packed into slices; deterministic for an unchanged log."""
         wanted = list(wanted)
-        sizes = {one.group: _weighed(client, one) for one in wanted}
+        sizes = {item.group: _measure(client, item) for item in wanted}
         total = sum(size for _, size in sizes.values())
-        most = self.size or _even(total)
+        most = self.size or _default_task_bytes(total)
         messages = self.messages or (1 << 62)
         if self.partitions:
             most = min(most, max(1, -(-total // self.partitions)))
             count = sum(count for count, _ in sizes.values())
             messages = min(messages, max(1, -(-count // self.partitions)))
-        pieces = [piece for one in wanted for piece in _cut(client, one, sizes[one.group], messages, most)]
-        return _packed(pieces, messages, most, self.partitions, store)
+        pieces = [piece for item in wanted for piece in _split(client, item, sizes[item.group], messages, most)]
+        return _pack(pieces, messages, most, self.partitions, store)
 
 
-def _even(total: int) -> int:
-    """Bytes of one task, so that the processors of a machine as this one finish together."""
+def _default_task_bytes(total: int) -> int:
+    """Bytes of one task: equal work for all processors of this machine."""
     cores = max(os.cpu_count() or 1, 1)
     tasks = -(-total // MOST_BYTES)
     tasks = -(-tasks // cores) * cores
     return max(LEAST_BYTES, -(-total // max(tasks, 1)))
 
 
-def _weighed(client: Client, one: Range) -> tuple[int, int]:
-    found = measure(client, one.group, one.streams, str(one.low), one.high, "0")
-    return sum(f.messages for f in found), sum(f.size for f in found)
+def _measure(client: Client, item: Range) -> tuple[int, int]:
+    splits = measure(client, item.group, item.streams, str(item.low), item.high, "0")
+    return sum(f.messages for f in splits), sum(f.size for f in splits)
 
 
-def _cut(client: Client, one: Range, whole: tuple[int, int], messages: int, size: int) -> list[Range]:
-    count, weight = whole
+def _split(client: Client, item: Range, total: tuple[int, int], messages: int, size: int) -> list[Range]:
+    count, weight = total
     if count <= messages and weight <= size * 5 // 4:
-        return [one.part(one.low, one.high, count, weight)]
+        return [item.subrange(item.low, item.high, count, weight)]
     step = max(size, 1)
     parts = max(-(-weight // step), 1)
     if messages < 1 << 62:
         parts = max(parts, -(-count // messages))
-        found = measure(client, one.group, one.streams, str(one.low), one.high, str(max(1, -(-count // parts))))
+        splits = measure(client, item.group, item.streams, str(item.low), item.high, str(max(1, -(-count // parts))))
     else:
         each = max(1, -(-weight // parts))
-        found = measure(client, one.group, one.streams, str(one.low), one.high, f"{each}B")
-        found = _rejoined(found, each, parts)
-    if not found:
-        return [one]
-    cuts = [f.end for f in found[:-1]]
-    borders = zip([one.low, *cuts], [*cuts, one.high], found, strict=True)
-    return [one.part(low, high, f.messages, f.size) for low, high, f in borders]
+        splits = measure(client, item.group, item.streams, str(item.low), item.high, f"{each}B")
+        splits = _merge_small(splits, each, parts)
+    if not splits:
+        return [item]
+    cuts = [f.end for f in splits[:-1]]
+    borders = zip([item.low, *cuts], [*cuts, item.high], splits, strict=True)
+    return [item.subrange(low, high, f.messages, f.size) for low, high, f in borders]
 
 
-def _rejoined(found: list[Split], size: int, parts: int) -> list[Split]:
-    """A server may cut where its answer ends, and stretches end before they are full, so that a little is left behind
-    the last one: it goes with that one, for a task of its own would keep a processor waiting for the others."""
+def _merge_small(splits: list[Split], size: int, parts: int) -> list[Split]:
+    """Merge small splits. A server may split at the end of its answer, and splits are not quite full, which leaves a
+    small rest: as a task of its own it would keep the other processors waiting."""
     joined: list[Split] = []
-    for one in found:
-        rest = len(joined) == parts and one.size <= size // 4
-        if joined and (rest or joined[-1].size + one.size <= size + size // 16):
+    for item in splits:
+        rest = len(joined) == parts and item.size <= size // 4
+        if joined and (rest or joined[-1].size + item.size <= size + size // 16):
             last = joined.pop()
-            one = Split(one.end, last.messages + one.messages, last.size + one.size)
-        joined.append(one)
+            item = Split(item.end, last.messages + item.messages, last.size + item.size)
+        joined.append(item)
     return joined
 
 
-def _packed(pieces: list[Range], messages: int, size: int, partitions: int, store: str) -> list[Slice]:
-    """Small pieces together, in their order."""
+def _pack(pieces: list[Range], messages: int, size: int, partitions: int, store: str) -> list[Slice]:
+    """Pack small pieces into slices, in order."""
     slices: list[list[Range]] = []
     count = weight = 0
-    spare = max(len(pieces) - partitions, 0)  # so many may be joined to another
+    spare = max(len(pieces) - partitions, 0)  # pieces that may be joined to another
     for piece in pieces:
         fits = slices and count + piece.messages <= messages and weight + piece.size <= size
         if fits and (spare or not partitions):
@@ -167,66 +167,66 @@ def _packed(pieces: list[Range], messages: int, size: int, partitions: int, stor
         else:
             slices.append([piece])
             count, weight = piece.messages, piece.size
-    return [Slice(tuple(some), store) for some in slices]
+    return [Slice(tuple(packed), store) for packed in slices]
 
 
-def waiting(client: Client, wanted: Iterable[Range]) -> int:
-    """The messages in those ranges."""
-    return sum(_weighed(client, one)[0] for one in wanted)
+def count_messages(client: Client, wanted: Iterable[Range]) -> int:
+    """The number of messages in the ranges."""
+    return sum(_measure(client, item)[0] for item in wanted)
 
 
-def limited(
+def limit_end(
     client: Client,
-    survey: ServerCatalog,
+    catalog: ServerCatalog,
     start: Mapping[str, int],
     end: dict[str, int],
     messages: int | None,
     size: int | None,
 ) -> dict[str, int]:
-    """`end`, drawn back so that no more lies before it; each group has its share of what waits. Never below `start`."""
+    """`end`, reduced to the limits, of which each group gets its share; never below `start`."""
     if messages is None and size is None:
         return end
-    wanted = ranges(survey, start, end)
-    weights = [_weighed(client, one) for one in wanted]
+    wanted = ranges(catalog, start, end)
+    weights = [_measure(client, item) for item in wanted]
     shares = _shares([count for count, _ in weights], messages)
     size_shares = _shares([weight for _, weight in weights], size)
-    for one, (count, weight), most, most_size in zip(wanted, weights, shares, size_shares, strict=True):
-        high = one.high
+    for item, (count, weight), most, most_size in zip(wanted, weights, shares, size_shares, strict=True):
+        high = item.high
         if most is not None and count > most:
-            high = min(high, _first_cut(client, one, str(most)) if most else one.low)
+            high = min(high, _first_cut(client, item, str(most)) if most else item.low)
         if most_size is not None and weight > most_size:
-            high = min(high, _first_cut(client, one, f"{most_size}B") if most_size else one.low)
-        for name, (begin, stop) in one.streams.items():
-            end[path_of(one.group, name)] = max(begin, min(stop, high))
-        _draw_back(survey.groups[one.group], start, end, high)
+            high = min(high, _first_cut(client, item, f"{most_size}B") if most_size else item.low)
+        for name, (begin, stop) in item.streams.items():
+            end[path_of(item.group, name)] = max(begin, min(stop, high))
+        _limit_group(catalog.groups[item.group], start, end, high)
     return end
 
 
-def _draw_back(group: Group, start: Mapping[str, int], end: dict[str, int], high: int) -> None:
-    """Streams of the group that had nothing in the range go as far as the others."""
+def _limit_group(group: Group, start: Mapping[str, int], end: dict[str, int], high: int) -> None:
+    """Limit the other streams of the group to the same end."""
     for name in group.streams:
         key = path_of(group.path, name)
         if key in end:
             end[key] = max(start.get(key, 0), min(end[key], high))
 
 
-def _first_cut(client: Client, one: Range, step: str) -> int:
-    """The end of the first stretch of that size."""
-    found = measure(client, one.group, one.streams, str(one.low), one.high, step)
-    return found[0].end if found else one.high
+def _first_cut(client: Client, item: Range, step: str) -> int:
+    """The end of the first split of that size."""
+    splits = measure(client, item.group, item.streams, str(item.low), item.high, step)
+    return splits[0].end if splits else item.high
 
 
 def _shares(wanted: list[int], most: int | None) -> list[int | None]:
-    """`most`, given out in proportion to what each wants; what is left goes to the first that want more."""
+    """Shares of `most` in proportion; the remainder goes to the first below their demand."""
     total = sum(wanted)
     if most is None or total <= most:
         return [None] * len(wanted)
-    given = [most * one // total for one in wanted]
-    left = most - sum(given)
-    for n, one in enumerate(wanted):
-        more = min(left, max(one - given[n], 0), 1 if left < len(wanted) else left)
-        given[n], left = given[n] + more, left - more
-    return list(given)
+    shares = [most * item // total for item in wanted]
+    left = most - sum(shares)
+    for n, item in enumerate(wanted):
+        more = min(left, max(item - shares[n], 0), 1 if left < len(wanted) else left)
+        shares[n], left = shares[n] + more, left - more
+    return list(shares)
 
 
-__all__ = ["Range", "Shares", "Slice", "limited", "ranges", "split", "waiting"]
+__all__ = ["PartitionLimits", "Range", "Slice", "count_messages", "limit_end", "ranges", "split"]

@@ -1,6 +1,6 @@
-"""Where a query begins and ends: what the options about offsets and times say, as a position of each stream.
+"""The first and last position of a query, by the options of offsets and times.
 
-Owns those options. A position is the next sequence to read, so an end is exclusive.
+Owns these options. A position is the next sequence to read, so an end is exclusive.
 """
 
 from __future__ import annotations
@@ -12,79 +12,83 @@ import attrs
 
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs.catalog import ANY, Group, ServerCatalog, Stream, measure
-from pyspark_mqfs.options import OptionError, Options, bad
+from pyspark_mqfs.options import OptionError, Options, invalid
 
 EARLIEST, LATEST = -2, -1
 STRATEGIES = ("error", "latest")
-MOST_MS = 10**18  # no clock gets there
+MOST_MS = 10**18  # beyond any clock
 
 
 @attrs.frozen
 class Bound:
-    """One side of a read: of each stream a number or what a word means, or milliseconds since 1970."""
+    """The start or the end of a read: by stream a sequence, EARLIEST or LATEST; or milliseconds since 1970."""
 
     option: str
-    default: int  # of streams that are not named
+    default: int  # of the other streams
     by_stream: Mapping[str, int]
     timed: bool
     strict: bool = False  # no message at or after the time is an error
 
     @classmethod
     def starting(cls, options: Options, default: int) -> Bound:
-        given = options.one_of("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+        option = options.one_of("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
         strategy = options.text("startingOffsetsByTimestampStrategy", "error").lower()
         if strategy not in STRATEGIES:
-            raise bad("startingOffsetsByTimestampStrategy", strategy, " or ".join(STRATEGIES))
-        return cls._of(options, given, default, strict=strategy == "error")
+            raise invalid("startingOffsetsByTimestampStrategy", strategy, " or ".join(STRATEGIES))
+        return cls._of(options, option, default, strict=strategy == "error")
 
     @classmethod
     def ending(cls, options: Options) -> Bound:
-        given = options.one_of("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-        bound = cls._of(options, given, LATEST, strict=False)
+        option = options.one_of("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+        bound = cls._of(options, option, LATEST, strict=False)
         if bound.default == EARLIEST or EARLIEST in bound.by_stream.values():
-            raise bad(str(given), options.text(str(given)), "an end: latest or sequences")
+            raise invalid(str(option), options.text(str(option)), "latest or sequences")
         return bound
 
     @classmethod
-    def _of(cls, options: Options, given: str | None, default: int, *, strict: bool) -> Bound:
-        if given is None:
+    def _of(cls, options: Options, option: str | None, default: int, *, strict: bool) -> Bound:
+        if option is None:
             return cls("", default, {}, False)
-        timed, text = "Timestamp" in given, options.text(given).strip()
-        if given.endswith("Timestamp") and "By" not in given:
-            return cls(given, _time(given, text), {}, True, strict)
+        timed, text = "Timestamp" in option, options.text(option).strip()
+        if option.endswith("Timestamp") and "By" not in option:
+            return cls(option, _time(option, text), {}, True, strict)
         words = {"earliest": EARLIEST, "latest": LATEST}
         if not timed and text.lower() in words:
-            return cls(given, words[text.lower()], {}, False)
-        right = '{"jobs/mail": 1700000000000}' if timed else 'earliest, latest or {"jobs/mail": 23, "jobs/print": -2}'
-        by_stream = {key.strip("/"): _number(given, text, value, right) for key, value in _object(given, text, right)}
+            return cls(option, words[text.lower()], {}, False)
+        expected = (
+            '{"jobs/mail": 1700000000000}' if timed else 'earliest, latest or {"jobs/mail": 23, "jobs/print": -2}'
+        )
+        by_stream = {
+            key.strip("/"): _number(option, text, value, expected) for key, value in _object(option, text, expected)
+        }
         if timed and not all(0 <= value < MOST_MS for value in by_stream.values()):
-            raise bad(given, text, right)
-        return cls(given, default, by_stream, timed, strict)
+            raise invalid(option, text, expected)
+        return cls(option, default, by_stream, timed, strict)
 
-    def moves(self, paths: Iterable[str]) -> bool:
-        """Whether the same words may mean another position when they are said again, of one of those streams."""
+    def may_move(self, paths: Iterable[str]) -> bool:
+        """Whether the same options may resolve to another position later, for one of these streams."""
         if self.timed and not self.strict:
             return True
         return any(self.by_stream.get(path, self.default) == LATEST for path in paths)
 
-    def positions(self, client: Client, survey: ServerCatalog) -> dict[str, int]:
-        """Of each stream of the survey, the position that this bound says."""
-        known = {path for path, _, _ in survey.streams()}
+    def positions(self, client: Client, catalog: ServerCatalog) -> dict[str, int]:
+        """The position of each stream of the catalog. Raises OptionError."""
+        known = {path for path, _, _ in catalog.streams()}
         for path in self.by_stream:
             if path not in known:
-                raise OptionError(f"option {self.option} names {path!r}, which is not among the streams that are read")
-        found, times = {}, _Times(client, self)
-        for path, group, stream in survey.streams():
+                raise OptionError(f"option {self.option}: unknown stream {path!r} (expected a stream of the query)")
+        positions, times = {}, _Times(client, self)
+        for path, group, stream in catalog.streams():
             value = self.by_stream.get(path, self.default)
             if self.timed and (path in self.by_stream or not self.by_stream):
-                found[path] = times.position(group, value)
+                positions[path] = times.position(group, value)
             else:
-                found[path] = place(value, group, stream)
-        return found
+                positions[path] = position_of(value, group, stream)
+        return positions
 
 
-def place(value: int, group: Group, stream: Stream) -> int:
-    """The position that a number of the options means."""
+def position_of(value: int, group: Group, stream: Stream) -> int:
+    """The position of a sequence, EARLIEST or LATEST."""
     if value == EARLIEST:
         return stream.first or max(stream.floor, 0) or group.next
     if value == LATEST:
@@ -93,59 +97,59 @@ def place(value: int, group: Group, stream: Stream) -> int:
 
 
 class _Times:
-    """Positions by time, each looked up once a group."""
+    """Positions by time, with one lookup a group."""
 
     def __init__(self, client: Client, bound: Bound) -> None:
         self._client, self._bound = client, bound
-        self._found: dict[tuple[str, int], int] = {}
+        self._positions: dict[tuple[str, int], int] = {}
 
     def position(self, group: Group, ms: int) -> int:
         key = group.path, ms
-        if key not in self._found:
-            self._found[key] = self._look(group, ms)
-        return self._found[key]
+        if key not in self._positions:
+            self._positions[key] = self._find(group, ms)
+        return self._positions[key]
 
-    def _look(self, group: Group, ms: int) -> int:
+    def _find(self, group: Group, ms: int) -> int:
         first = at_time(self._client, group, ms * 1_000_000)
         if first is None and self._bound.strict:
             raise OptionError(
-                f"option {self._bound.option}: group {group.path or '/'} has no message at or after {ms} ms;"
-                " an earlier time, or option startingOffsetsByTimestampStrategy latest, is right"
+                f"option {self._bound.option}: group {group.path or '/'} has no message at or after {ms} ms"
+                " (expected an earlier time, or option startingOffsetsByTimestampStrategy latest)"
             )
         return group.next if first is None else first
 
 
 def at_time(client: Client, group: Group, time_ns: int) -> int | None:
-    """The sequence of the group's first message at or after that time; None where there is none."""
+    """The sequence of the first message of the group at or after a time; None without one."""
     time_ns = max(time_ns, 0)
     word = f"@{time_ns // 10**9}.{time_ns % 10**9:09d}"
-    found = measure(client, group.path, (), word, ANY, "1")
-    return found[0].end - 1 if found else None
+    splits = measure(client, group.path, (), word, ANY, "1")
+    return splits[0].end - 1 if splits else None
 
 
-def _object(name: str, text: str, right: str) -> list[tuple[str, object]]:
+def _object(name: str, text: str, expected: str) -> list[tuple[str, object]]:
     try:
         read = json.loads(text)
     except ValueError:
         read = None
     if not isinstance(read, dict) or not read:
-        raise bad(name, text, right)
+        raise invalid(name, text, expected)
     return list(read.items())
 
 
-def _number(name: str, text: str, value: object, right: str) -> int:
-    """A number, or Kafka's {"0": number} for the only partition there is."""
+def _number(name: str, text: str, value: object, expected: str) -> int:
+    """A number, or {"0": number} as of Kafka for the only partition."""
     if isinstance(value, dict) and list(value) == ["0"]:
         value = value["0"]
     if isinstance(value, bool) or not isinstance(value, int) or value < EARLIEST:
-        raise bad(name, text, right)
+        raise invalid(name, text, expected)
     return value
 
 
 def _time(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise bad(name, text, "milliseconds since 1970, as 1700000000000,")
+        raise invalid(name, text, "milliseconds since 1970, as 1700000000000")
     return int(text)
 
 
-__all__ = ["EARLIEST", "LATEST", "Bound", "at_time", "place"]
+__all__ = ["EARLIEST", "LATEST", "Bound", "at_time", "position_of"]

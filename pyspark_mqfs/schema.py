@@ -1,6 +1,6 @@
-"""The columns, as Kafka's source has them: their names, types and which a user's own schema may choose.
+"""The columns: names and types of Kafka's source, and the check of a user's schema.
 
-Owns names and types only; it reads nothing. `topic` is a stream's path from the root, `offset` its sequence in the
+Reads nothing. `topic` is a stream's path from the root, `offset` its sequence in the
 group's log, `partition` and `timestampType` are always 0.
 """
 
@@ -33,20 +33,20 @@ COLUMNS = (
 )
 
 
-def whole(*, headers: bool) -> StructType:
-    """The schema of a read."""
+def all_columns(*, headers: bool) -> StructType:
+    """The schema of all columns."""
     return StructType([*COLUMNS, HEADERS] if headers else [*COLUMNS])
 
 
-def checked(schema: StructType, *, headers: bool) -> StructType:
-    """A user's own schema, which may have fewer columns and another order. OptionError for any other difference."""
-    ours = {field.name: field.dataType.simpleString() for field in whole(headers=True).fields}
+def check_columns(schema: StructType, *, headers: bool) -> StructType:
+    """The user's schema, which may be a subset in any order. Raises OptionError for other differences."""
+    ours = {field.name: field.dataType.simpleString() for field in all_columns(headers=True).fields}
     for field in schema.fields:
         kind = field.dataType.simpleString()
         if ours.get(field.name) != kind:
-            raise OptionError(f"the schema has {field.name} {kind}; a choice of {_shown(ours)} is right")
+            raise OptionError(f"schema: invalid column {field.name + ' ' + kind!r} (expected some of: {_shown(ours)})")
         if field.name == "headers" and not headers:
-            raise OptionError("the schema has headers; with option includeHeaders true it is right")
+            raise OptionError("schema: column headers needs option includeHeaders true")
     return schema
 
 
@@ -54,4 +54,4 @@ def _shown(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
-__all__ = ["COLUMNS", "HEADERS", "checked", "whole"]
+__all__ = ["COLUMNS", "HEADERS", "all_columns", "check_columns"]

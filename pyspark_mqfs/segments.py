@@ -1,7 +1,7 @@
-"""Reading the sealed segments of a store whose disk is visible here, beside the server that has it.
+"""Sealed segments of a store on a local or shared disk, read beside its running server.
 
 Owns finding the bytes of a range in the files of a bucket (docs/reference/format.md). Writes nothing, takes no lock: a
-sealed segment is never changed, only replaced or removed, and what is not found here the server is asked for.
+sealed segment is never changed, only replaced or removed. The rest of a range is read from the server.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range
 
 log = logging.getLogger(__name__)
-PIECE_BYTES = 1 << 20  # read at once, and about the size of a batch
+PIECE_BYTES = 1 << 20  # of one read, and about one batch
 
 
 def check_store(path: str, store: str) -> bool:
-    """Whether the disk of that store is visible here. OptionError where the path is another store's."""
+    """Whether the store is visible at the path. Raises OptionError where the path is another store."""
     try:
         with open(os.path.join(path, "mqfs"), encoding="utf-8") as file:
             label = dict(line.split(None, 1) for line in file.read(4_096).splitlines() if " " in line)
     except OSError as error:
-        log.warning("option path %r: %s; all is read over 9P", path, error.strerror)
+        log.warning("option path %r: %s; reading over 9P only", path, error.strerror)
         return False
     if label.get("uuid", "").strip() != store:
         raise OptionError(
-            f"option path {path!r} is the store {label.get('uuid', '')}, and option address leads to the store {store};"
-            " the folder of that one is right"
+            f"option path {path!r}: store {label.get('uuid', '')} (expected store {store}, of option address)"
         )
     return True
 
@@ -47,9 +46,9 @@ class Segments:
     def __init__(self, path: str, group: int) -> None:
         self.folder = os.path.join(path, "buckets", f"{group % 256:02x}", str(group))
 
-    def batches(self, wanted: Range, gather: ArrowDecoder, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(the position behind it, a batch), as far as sealed segments reach and all is well with them."""
-        gather.know(
+    def batches(self, wanted: Range, decoder: ArrowDecoder, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(the position after it, a batch), up to the end of the sealed segments or an error in one."""
+        decoder.set_streams(
             {
                 number: (
                     name,
@@ -59,36 +58,36 @@ class Segments:
                 for name, (number, floor) in wanted.numbers.items()
             }
         )
-        room = bytearray()  # one for all pieces: batches have copies
+        buffer = bytearray()  # shared by all pieces: batches have copies
         while position < wanted.high:
-            found = self._open(position)
-            if found is None:
+            segment = self._open(position)
+            if segment is None:
                 return
-            end, file, index = found
+            end, file, index = segment
             with file:
                 stop = min(end, wanted.high)
                 for piece in _pieces(index, position, stop):
                     size = piece[1] - piece[0]
-                    if len(room) < size:
-                        room = bytearray(size)
-                    data = memoryview(room)[:size]
+                    if len(buffer) < size:
+                        buffer = bytearray(size)
+                    data = memoryview(buffer)[:size]
                     if os.preadv(file.fileno(), [data], piece[0]) < size:
                         return
-                    batch = gather.feed(data)
-                    if not gather.clean:
-                        gather.restart()
-                        return  # the server tells what is wrong with it
-                    position = max(position, gather.next)
+                    batch = decoder.feed(data)
+                    if not decoder.is_complete:
+                        decoder.restart()
+                        return  # the server reports the error
+                    position = max(position, decoder.next)
                     yield position, batch
                 position = stop
 
     def _open(self, position: int) -> tuple[int, Any, SealedIndex] | None:
-        """The sealed segment that has that sequence, and where what it has ends; None where there is none."""
+        """The end, file and index of the sealed segment of a sequence; None without one."""
         try:
             firsts = sorted(int(name[:-4]) for name in os.listdir(self.folder) if name.endswith(".log"))
             at = max(bisect_right(firsts, position) - 1, 0)
             if at + 1 >= len(firsts):
-                return None  # the open one
+                return None  # the open segment
             base = os.path.join(self.folder, f"{firsts[at]:020d}")
             index = _index(base + ".idx")
             return None if index is None else (firsts[at + 1], open(base + ".log", "rb"), index)
@@ -107,7 +106,7 @@ def _index(path: str) -> SealedIndex | None:
 
 
 def _pieces(index: SealedIndex, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Where the records of [low, high) lie, cut between records."""
+    """The byte ranges of the records of [low, high), split between records."""
     begin, end = bisect_left(index.sequences, low), bisect_left(index.sequences, high)
     positions = index.positions
     while begin < end:

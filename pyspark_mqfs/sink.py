@@ -1,8 +1,8 @@
-"""Parts of transactions: rows staged by a task, and the commit by the driver.
+"""Staged batches of tasks, and their commit by the driver.
 
-Owns the names of parts and of producers, how many parts a unit takes, and which failure means what. A part belongs to
-one attempt of one task, so nothing an attempt does is seen by another; what is published is decided by the one write
-to `.txn/ctl` that the server remembers.
+Owns the names of staged batches and producers, the grouping into atomic batches, and the meaning of failures. A staged
+batch belongs to one attempt of one task, so attempts do not interfere. One write to `.txn/ctl`, which the server
+remembers, decides what is published.
 """
 
 from __future__ import annotations
@@ -25,114 +25,116 @@ from pyspark_mqfs.catalog import path_of
 from pyspark_mqfs.connection import Link, Server
 from pyspark_mqfs.options import OptionError
 
-IN_FLIGHT = 4  # writes of a task that wait for their answers: a MiB each
+IN_FLIGHT = 4  # pipelined writes of a task, a MiB each
 _O_WRONLY = 1
 
 
 class SinkError(RuntimeError):
-    """Rows could not be staged or committed; what that means for them stands in the text."""
+    """Rows could not be staged or committed; the text has the consequence."""
 
 
 @attrs.frozen
-class Part:
-    """What a task attempt has staged in one group."""
+class StagedBatch:
+    """A batch that a task attempt has staged in one group."""
 
     group: str
     name: str
     messages: int
-    room: int  # bytes in the log
+    log_bytes: int  # bytes in the log
 
 
 class Staging:
-    """The parts of one task attempt. Rows that come after a part is full open the next."""
+    """The staged batches of one task attempt; a full one is followed by the next."""
 
     def __init__(self, server: Server, prefix: str, create: bool) -> None:
-        """`create`: streams that are missing are made."""
+        """`create`: create missing streams."""
         self._link = server.link()
         self._prefix, self._create = f"{prefix}-{uuid.uuid4().hex[:12]}", create
-        self._open: dict[str, _Open] = {}
-        self._known: set[str] = set()  # streams that are there
-        self._full: list[Part] = []
+        self._open: dict[str, _OpenBatch] = {}
+        self._existing: set[str] = set()  # existing streams
+        self._full: list[StagedBatch] = []
         self._count = 0
 
     def put(self, frames: Frames) -> None:
-        """Stage these. SinkError where the server went away or refuses."""
+        """Stage the frames. Raises SinkError, OptionError."""
         try:
-            self._make_streams(frames.group, frames.streams)
+            self._create_streams(frames.group, frames.streams)
             self._put(frames)
         except (OSError, Disconnected) as error:
             raise SinkError(
-                f"the server at {self._link.server.address!r} went away while rows were staged: {error}; parts do not"
-                " outlive it, nothing of them was published, and Spark is to repeat the batch"
+                f"staging failed: lost the server at {self._link.server.address!r}: {error}"
+                " (nothing was published; Spark has to repeat the batch)"
             ) from None
         except MqfsError as error:
             raise SinkError(f"group {frames.group or '/'!r}: {error}") from None
 
     def _put(self, frames: Frames) -> None:
-        at, count = 0, len(frames.room)
-        total = frames.room.cumsum()
+        at, count = 0, len(frames.log_bytes)
+        total = frames.log_bytes.cumsum()
         while at < count:
-            part = self._open.get(frames.group) or self._begin(frames.group)
+            batch = self._open.get(frames.group) or self._open_batch(frames.group)
             before = int(total[at - 1]) if at else 0
-            fits = int(total.searchsorted(before + limits.UNIT_BYTES - part.room, "right")) - at
-            fits = min(fits, limits.UNIT_MESSAGES - part.messages, count - at)
+            fits = int(total.searchsorted(before + limits.UNIT_BYTES - batch.log_bytes, "right")) - at
+            fits = min(fits, limits.UNIT_MESSAGES - batch.messages, count - at)
             if fits:
-                part.write(frames, at, at + fits)
-                part.room += int(total[at + fits - 1]) - before
+                batch.write(frames, at, at + fits)
+                batch.log_bytes += int(total[at + fits - 1]) - before
                 at += fits
             if at < count:
-                self._end(frames.group)
+                self._close_batch(frames.group)
 
-    def _begin(self, group: str) -> _Open:
+    def _open_batch(self, group: str) -> _OpenBatch:
         name = f"{self._prefix}-{self._count}"
         self._count += 1
-        self._link.retried(lambda client: _mkdir(client, f"{path_of(group, '.txn')}/{name}"))
-        part = self._open[group] = _Open(self._link.client(), group, name)
-        return part
+        self._link.with_retry(lambda client: _create_batch(client, f"{path_of(group, '.txn')}/{name}"))
+        batch = self._open[group] = _OpenBatch(self._link.client(), group, name)
+        return batch
 
-    def _end(self, group: str) -> None:
-        part = self._open[group]
-        part.close()
+    def _close_batch(self, group: str) -> None:
+        batch = self._open[group]
+        batch.close()
         del self._open[group]
-        self._full.append(Part(group, part.name, part.messages, part.room))
+        self._full.append(StagedBatch(group, batch.name, batch.messages, batch.log_bytes))
 
-    def _make_streams(self, group: str, streams: Iterable[str]) -> None:
+    def _create_streams(self, group: str, streams: Iterable[str]) -> None:
         for name in streams:
             path = path_of(group, name)
-            if path in self._known:
+            if path in self._existing:
                 continue
             if self._create:
-                self._link.retried(lambda client, path=path: _make(client, path))  # type: ignore[misc]
-            self._known.add(path)
+                self._link.with_retry(lambda client, path=path: _create_stream(client, path))  # type: ignore[misc]
+            self._existing.add(path)
 
-    def finish(self) -> tuple[Part, ...]:
-        """All is staged; its parts, in order."""
+    def finish(self) -> tuple[StagedBatch, ...]:
+        """End staging; the staged batches, in order. Raises SinkError."""
         try:
             for group in list(self._open):
-                self._end(group)
+                self._close_batch(group)
         except (OSError, Disconnected) as error:
-            raise SinkError(f"the server went away while rows were staged: {error}; repeat the batch") from None
+            raise SinkError(
+                f"staging failed: lost the server: {error} (nothing was published; repeat the batch)"
+            ) from None
         except MqfsError as error:
             raise SinkError(str(error)) from None
         self._link.close()
         return tuple(self._full)
 
     def drop(self) -> None:
-        """The attempt failed: its parts are not wanted, as far as the server still answers."""
+        """Remove the staged batches of a failed attempt, if the server answers."""
         with suppress(OSError, MqfsError, OptionError):
             client = self._link.client()
-            names = [(part.group, part.name) for part in self._full]
-            for group, name in [*names, *((part.group, part.name) for part in self._open.values())]:
+            names = [(batch.group, batch.name) for batch in self._full]
+            for group, name in [*names, *((batch.group, batch.name) for batch in self._open.values())]:
                 with suppress(MqfsError):
                     client.remove(f"{path_of(group, '.txn')}/{name}")
         self._link.close()
 
 
-class _Open:
-    """A part that is written to, with several writes in flight."""
+class _OpenBatch:
+    """A staged batch open for writing, with several writes in flight."""
 
     def __init__(self, client: Client, group: str, name: str) -> None:
-        self.group, self.name, self.messages, self.room = group, name, 0, 0
+        self.group, self.name, self.messages, self.log_bytes = group, name, 0, 0
         self._client = client
         self._file: Channel = client.do(client.caller.open(f"{path_of(group, '.txn')}/{name}/.batch", _O_WRONLY))
         self._rest: list[bytes] = []
@@ -140,7 +142,7 @@ class _Open:
         self._waiting: deque[tuple[Twrite, int]] = deque()
 
     def write(self, frames: Frames, first: int, last: int) -> None:
-        """Those frames; whole ones in each write, as many as fit."""
+        """Write frames, as many whole ones a write as fit. Raises OptionError."""
         data, borders, most = memoryview(frames.data), frames.borders, self._file.most
         self.messages += last - first
         at = first
@@ -154,7 +156,7 @@ class _Open:
             elif not self._rest:
                 size = int(borders[at + 1] - borders[at])
                 raise OptionError(
-                    f"a row takes {size} bytes with its headers; with this msize at most {most} are right"
+                    f"row too large: {size} bytes with its headers (expected at most {most} by option msize)"
                 )
             if at < last:
                 self._send()
@@ -174,126 +176,129 @@ class _Open:
         self._client.do(self._client.caller.clunk(self._file.fid))
 
 
-def _mkdir(client: Client, path: str) -> None:
-    """The name is ours alone, so one that exists is of a first try whose answer was lost."""
+def _create_batch(client: Client, path: str) -> None:
+    """Create a staged batch. Its name is unique: an existing one is of a first try whose reply was lost."""
     try:
         client.mkdir(path, 0o700)
     except Exists:
         pass
     except NotFound:
         group = path.rpartition("/.txn/")[0]
-        raise OptionError(f"there is no group {group!r}; make it (mkdir), and say in its ctl what it keeps") from None
+        raise OptionError(f"no group {group!r} (create it with mkdir, and set its retention in ctl)") from None
 
 
-def _make(client: Client, path: str) -> None:
+def _create_stream(client: Client, path: str) -> None:
     try:
         client.create(path).close()
     except Exists:
         if stat.S_ISDIR(client.stat(path).mode):
-            raise OptionError(f"topic {path!r} is a group; a stream in it, as {path}/all, is right") from None
+            raise OptionError(f"topic {path!r}: a group (expected a stream in it, as {path}/all)") from None
     except NotFound:
         group = path.rpartition("/")[0]
-        raise OptionError(f"there is no group {group!r}; make it (mkdir), and say in its ctl what it keeps") from None
+        raise OptionError(f"no group {group!r} (create it with mkdir, and set its retention in ctl)") from None
 
 
 # ---------------------------------------------------------------- the driver's side
 
 
 @attrs.frozen
-class Decision:
-    """Under what a batch is committed. `number` is the batch's in its producer's count."""
+class Transaction:
+    """The transaction id of a batch, and how to commit it. `number` counts the batches of the producer."""
 
     producer: str
     number: int
-    prefix: str  # of the names of all parts of this batch, also those of attempts that failed
-    once: bool  # a repeat has the same producer and number
-    split: bool  # a batch of more than one unit is several
+    prefix: str  # of the names staged for this batch, by failed attempts too
+    once: bool  # a repeat has the same id
+    split: bool  # a batch over the limits is committed as several
 
 
-def commit(server: Server, decision: Decision, parts: Sequence[Part]) -> None:
-    """Append the parts, in their order, in each group as one unit, unless that was done before. SinkError."""
-    groups: dict[str, list[Part]] = {}
-    for part in parts:
-        groups.setdefault(part.group, []).append(part)
-    plan = {group: list(_units(mine)) for group, mine in groups.items()}
-    for group, units in plan.items():
-        if len(units) > 1 and not decision.split:
+def commit(server: Server, transaction: Transaction, batches: Sequence[StagedBatch]) -> None:
+    """Commit the staged batches in order, in each group as one atomic batch; a repeat is ignored. Raises SinkError."""
+    groups: dict[str, list[StagedBatch]] = {}
+    for batch in batches:
+        groups.setdefault(batch.group, []).append(batch)
+    plan = {group: list(_atomic_batches(staged)) for group, staged in groups.items()}
+    for group, chunks in plan.items():
+        if len(chunks) > 1 and not transaction.split:
             raise SinkError(_too_large(group, groups[group]))
     with server.link() as link:
-        for group, units in plan.items():
-            for ordinal, unit in enumerate(units):
-                producer = f"{decision.producer}.part{ordinal}" if ordinal else decision.producer
-                _commit(link, group, producer, decision, unit)
-        for group, units in plan.items():
-            _tidy(link, group, decision, len(units))
+        for group, chunks in plan.items():
+            for ordinal, chunk in enumerate(chunks):
+                producer = f"{transaction.producer}.part{ordinal}" if ordinal else transaction.producer
+                _commit(link, group, producer, transaction, chunk)
+        for group, chunks in plan.items():
+            _clean_up(link, group, transaction, len(chunks))
 
 
-def _units(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Neighbours that fit into one unit together."""
-    unit: list[Part] = []
-    messages = room = 0
-    for part in parts:
-        if unit and (messages + part.messages > limits.UNIT_MESSAGES or room + part.room > limits.UNIT_BYTES):
-            yield unit
-            unit, messages, room = [], 0, 0
-        unit.append(part)
-        messages, room = messages + part.messages, room + part.room
-    if unit:
-        yield unit
+def _atomic_batches(batches: Iterable[StagedBatch]) -> Iterator[list[StagedBatch]]:
+    """Group neighbours into atomic batches within the limits."""
+    chunk: list[StagedBatch] = []
+    messages = log_bytes = 0
+    for batch in batches:
+        if chunk and (
+            messages + batch.messages > limits.UNIT_MESSAGES or log_bytes + batch.log_bytes > limits.UNIT_BYTES
+        ):
+            yield chunk
+            chunk, messages, log_bytes = [], 0, 0
+        chunk.append(batch)
+        messages, log_bytes = messages + batch.messages, log_bytes + batch.log_bytes
+    if chunk:
+        yield chunk
 
 
-def _too_large(group: str, parts: Sequence[Part]) -> str:
-    messages, room = sum(part.messages for part in parts), sum(part.room for part in parts)
+def _too_large(group: str, batches: Sequence[StagedBatch]) -> str:
+    messages, log_bytes = sum(batch.messages for batch in batches), sum(batch.log_bytes for batch in batches)
     return (
-        f"a batch has {messages} messages of {room} bytes for group {group or '/'!r}; one unit has at most"
-        f" {limits.UNIT_MESSAGES} messages and {limits.UNIT_BYTES} bytes, so it cannot be committed as one: read less"
-        " at a time (maxOffsetsPerTrigger, maxBytesPerTrigger), or say option largeBatches split"
+        f"batch too large for group {group or '/'!r}: {messages} messages, {log_bytes} bytes (expected at most"
+        f" {limits.UNIT_MESSAGES} messages and {limits.UNIT_BYTES} bytes: lower maxOffsetsPerTrigger or"
+        " maxBytesPerTrigger, or set option largeBatches to split)"
     )
 
 
-def _commit(link: Link, group: str, producer: str, decision: Decision, unit: Sequence[Part]) -> None:
-    command = f"commit {producer}.{decision.number} {' '.join(part.name for part in unit)}".encode()
+def _commit(link: Link, group: str, producer: str, transaction: Transaction, chunk: Sequence[StagedBatch]) -> None:
+    command = f"commit {producer}.{transaction.number} {' '.join(batch.name for batch in chunk)}".encode()
     try:
-        link.retried(lambda client: _say(client, group, command))
+        link.with_retry(lambda client: _write_command(client, group, command))
     except NotFound as error:
         raise SinkError(
-            f"{producer}.{decision.number}: what was staged in group {group or '/'!r} is gone ({error.detail}); nothing"
-            " of it was published there: repeat the batch (a query that is started again does)"
+            f"commit of {producer}.{transaction.number} failed: staged batch in group {group or '/'!r} is lost:"
+            f" {error.detail} (nothing was published there; restart the query to repeat the batch)"
         ) from None
     except MqfsError as error:
-        raise SinkError(f"{producer}.{decision.number} in group {group or '/'!r}: {error}") from None
+        raise SinkError(
+            f"commit of {producer}.{transaction.number} failed in group {group or '/'!r}: {error}"
+        ) from None
 
 
-def _say(client: Client, group: str, command: bytes) -> None:
+def _write_command(client: Client, group: str, command: bytes) -> None:
     with client.open(path_of(group, ".txn/ctl"), "w") as file:
         file.write(command)
 
 
-def _tidy(link: Link, group: str, decision: Decision, units: int) -> None:
-    """Drop what attempts that failed or lost have left; forget a producer that repeats nothing."""
+def _clean_up(link: Link, group: str, transaction: Transaction, chunks: int) -> None:
+    """Remove what other attempts have staged; forget a producer without repeats."""
     with suppress(MqfsError, OptionError):
-        link.retried(lambda client: _drop(client, group, decision.prefix))
-    if not decision.once:
-        names = [decision.producer, *(f"{decision.producer}.part{n}" for n in range(1, units))]
+        link.with_retry(lambda client: _remove_batches(client, group, transaction.prefix))
+    if not transaction.once:
+        names = [transaction.producer, *(f"{transaction.producer}.part{n}" for n in range(1, chunks))]
         with suppress(MqfsError, OptionError):
-            link.retried(lambda client: _say(client, group, f"forget {' '.join(names)}".encode()))
+            link.with_retry(lambda client: _write_command(client, group, f"forget {' '.join(names)}".encode()))
 
 
-def _drop(client: Client, group: str, prefix: str) -> None:
+def _remove_batches(client: Client, group: str, prefix: str) -> None:
     for name in client.list(path_of(group, ".txn")):
         if name.startswith(prefix):
             with suppress(MqfsError):
                 client.remove(f"{path_of(group, '.txn')}/{name}")
 
 
-def drop(server: Server, parts: Iterable[Part]) -> None:
-    """What an aborted batch has staged. No harm where it is committed: then the parts are no more, and a part has a
-    name of its own, so no other attempt's is taken away."""
+def drop(server: Server, batches: Iterable[StagedBatch]) -> None:
+    """Remove the staged batches of an aborted write. Harmless after a commit, which consumes them: names are unique."""
     with server.link() as link, suppress(OSError, MqfsError, OptionError):
         client = link.client()
-        for part in parts:
+        for batch in batches:
             with suppress(MqfsError):
-                client.remove(f"{path_of(part.group, '.txn')}/{part.name}")
+                client.remove(f"{path_of(batch.group, '.txn')}/{batch.name}")
 
 
-__all__ = ["Decision", "Part", "SinkError", "Staging", "commit", "drop"]
+__all__ = ["SinkError", "StagedBatch", "Staging", "Transaction", "commit", "drop"]

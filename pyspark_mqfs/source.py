@@ -1,6 +1,6 @@
-"""The class that Spark finds and asks for readers and writers.
+"""The data source class of Spark, which creates readers and writers.
 
-Owns the name and which module does what. It imports no Arrow and connects to nobody.
+Imports no Arrow, opens no connection.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class MqfsDataSource(DataSource):
         return "mqfs"
 
     def schema(self) -> StructType:
-        said = options.Options(self.options, options.READ, "the reader")
-        return schema.whole(headers=said.flag("includeHeaders", False))
+        parsed = options.Options(self.options, options.READ, "the reader")
+        return schema.all_columns(headers=parsed.flag("includeHeaders", False))
 
     def reader(self, schema: StructType) -> Any:
         from pyspark_mqfs.reader import BatchReader
@@ -48,7 +48,7 @@ class MqfsDataSource(DataSource):
 
 
 class DefaultSource(MqfsDataSource):
-    """The name under which Spark looks for it."""
+    """The name by which Spark finds it."""
 
 
 __all__ = ["DefaultSource", "MqfsDataSource"]

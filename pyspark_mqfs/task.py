@@ -1,7 +1,7 @@
-"""What a task does: read ranges of logs over 9P, as record batches.
+"""The task of a read: ranges of logs, over 9P or from segments, as record batches.
 
-Owns that the whole of a range is read, once, whatever happens to the connection; and that what is lost is told. Reads
-known ranges only and never waits for what is not written yet.
+Reads each range whole and once, over reconnects, and reports lost messages. Reads known ranges only: never waits for a
+message to be written.
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ from mqfs.ninep.blocking import Client, File
 from mqfs.ninep.codec.messages import Rread, Tread
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from pyspark_mqfs.arrow import ArrowDecoder
-from pyspark_mqfs.catalog import ServerCatalog, measure, path_of, places, select
+from pyspark_mqfs.catalog import ServerCatalog, measure, path_of, select, stream_positions
 from pyspark_mqfs.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range, Slice
 from pyspark_mqfs.segments import Segments, check_store
 
 log = logging.getLogger(__name__)
-IN_FLIGHT = 2  # reads that are asked for at once
+IN_FLIGHT = 2  # parallel reads
 
 
-_settled: list[bool] = []
+_frozen: list[bool] = []
 
 
-def _settle() -> None:
-    """Once a worker: Spark collects garbage after every task, which takes 40 ms as long as it walks all modules."""
-    if not _settled and TaskContext.get() is not None:
-        _settled.append(True)
+def _freeze_modules() -> None:
+    """Once a worker process: exempt modules from the garbage collection after each task, which takes 40 ms."""
+    if not _frozen and TaskContext.get() is not None:
+        _frozen.append(True)
         gc.freeze()
         malloc_tuning.keep()
 
 
 class DataLoss(RuntimeError):
-    """Messages that were to be read are not there any more."""
+    """Messages of a range are no longer retained."""
 
 
 @attrs.frozen
 class Task:
-    """All that reading a slice needs; pickled with each task."""
+    """The parameters of reading a slice; pickled with each task."""
 
     server: Server
     schema: StructType
     strict: bool  # failOnDataLoss
-    path: str = ""  # of the store, where its disk is visible
+    path: str = ""  # of the store, if visible here
 
     def batches(self, piece: Slice) -> Iterator[pa.RecordBatch]:
-        _settle()
+        _freeze_modules()
         with self.server.link() as link:
-            for one in piece.ranges:
-                yield from _Reading(self, link, one, piece.store).batches()
+            for range_ in piece.ranges:
+                yield from _RangeReader(self, link, range_, piece.store).batches()
 
 
-class _Reading:
-    """The reading of one range."""
+class _RangeReader:
+    """Reads one range."""
 
     def __init__(self, task: Task, link: Link, wanted: Range, store: str) -> None:
         self.task, self.link, self.range, self.store = task, link, wanted, store
         self.position = wanted.low
-        self._gather = ArrowDecoder(task.schema, wanted.group, wanted.bounds())
+        self._decoder = ArrowDecoder(task.schema, wanted.group, wanted.bounds())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Again from where it stood after the connection broke, until that has taken too long."""
+        """The batches of the range; after a failure it reconnects and resumes. Raises OptionError at the deadline."""
         retry_s = self.task.server.retry_s
         deadline, pause = time.monotonic() + retry_s, FIRST_PAUSE_S
         while True:
@@ -84,35 +84,35 @@ class _Reading:
                 return
             except (OSError, Disconnected) as error:
                 self.link.close()
-                self._gather.restart()
+                self._decoder.restart()
                 if time.monotonic() + pause > deadline:
-                    raise self.link.given_up(error) from None
+                    raise self.link.timeout_error(error) from None
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _sealed(self) -> Iterator[pa.RecordBatch]:
-        """What lies in sealed segments that are visible here."""
+    def _read_segments(self) -> Iterator[pa.RecordBatch]:
+        """Read sealed segments, where they are visible."""
         path = self.task.path
         if path and self.range.numbers and check_store(path, self.store):
             segments = Segments(path, self.range.bucket)
-            for position, batch in segments.batches(self.range, self._gather, self.position):
+            for position, batch in segments.batches(self.range, self._decoder, self.position):
                 self.position = position
                 if batch.num_rows:
                     yield batch
-            self._gather.restart()
+            self._decoder.restart()
 
     def _attempt(self) -> Iterator[pa.RecordBatch]:
-        yield from self._sealed()
+        yield from self._read_segments()
         client = self.link.client()
         try:
             with client.open(path_of(self.range.group, ".cursor"), "r+") as file:
                 yield from self._read(client, file)
-            self._gather.finish()
-            self._look_for_losses(client)
+            self._decoder.finish()
+            self._check_losses(client)
         except (NotFound, NotDirectory) as error:
-            self._lost(f"group {self.range.group or '/'}: {error}")
-            if self._group_is_there(client):  # a stream went between two looks
-                self._gather.restart()
+            self._on_loss(f"group {self.range.group or '/'}: {error}")
+            if self._group_is_there(client):  # only a stream was removed
+                self._decoder.restart()
                 yield from self._attempt()
 
     def _read(self, client: Client, file: File) -> Iterator[pa.RecordBatch]:
@@ -126,24 +126,24 @@ class _Reading:
             try:
                 data = window.next()
             except FellBehind as error:
-                self._lost(str(error))
+                self._on_loss(str(error))
                 continue
             if not data:
                 window.drain()
                 return
-            batch = self._gather.feed(data)
-            self.position = max(self.position, self._gather.next)
+            batch = self._decoder.feed(data)
+            self.position = max(self.position, self._decoder.next)
             if batch.num_rows:
                 yield batch
 
     def _names(self, client: Client) -> list[str]:
-        """What to select."""
-        there = places(client, self.range.group)["streams"]
-        assert isinstance(there, dict)
-        missing = [name for name in self.range.streams if name not in there]
+        """The existing streams of the range."""
+        present = stream_positions(client, self.range.group)["streams"]
+        assert isinstance(present, dict)
+        missing = [name for name in self.range.streams if name not in present]
         if missing:
-            self._lost(f"{path_of(self.range.group, missing[0])} was removed")
-        return [name for name in self.range.streams if name in there]
+            self._on_loss(f"{path_of(self.range.group, missing[0])} was removed")
+        return [name for name in self.range.streams if name in present]
 
     def _group_is_there(self, client: Client) -> bool:
         try:
@@ -152,28 +152,28 @@ class _Reading:
             return False
         return True
 
-    def _look_for_losses(self, client: Client) -> None:
-        """Whether something was taken away that was in the range; asked when all that is left of it has been read."""
-        read = places(client, self.range.group)
+    def _check_losses(self, client: Client) -> None:
+        """Check, after reading, that no message of the range was removed before it was read."""
+        read = stream_positions(client, self.range.group)
         if read["store"] != self.store:
-            raise other_store(self.store, str(read["store"]), self.task.server.address)
+            raise wrong_store(self.store, str(read["store"]), self.task.server.address)
         rows = read["streams"]
         assert isinstance(rows, dict)
         for name, (low, high) in self.range.streams.items():
             row = rows.get(name)
             if row is None:
-                self._lost(f"{path_of(self.range.group, name)} was removed")
-            elif was_cut(client, self.range.group, name, low, high, row["floor"] or 0, row["cut"] or 0):
-                self._lost(gone(path_of(self.range.group, name), low, min(high, row["floor"] or 0)))
+                self._on_loss(f"{path_of(self.range.group, name)} was removed")
+            elif has_lost_messages(client, self.range.group, name, low, high, row["floor"] or 0, row["cut"] or 0):
+                self._on_loss(loss_of(path_of(self.range.group, name), low, min(high, row["floor"] or 0)))
 
-    def _lost(self, what: str) -> None:
+    def _on_loss(self, loss: str) -> None:
         if self.task.strict:
-            raise data_loss(what)
-        log.warning("%s", what)
+            raise data_loss(loss)
+        log.warning("%s", loss)
 
 
 class Window:
-    """Several reads of one file under way: while one answer is worked on, the next is on its way."""
+    """Pipelined reads of one file: the next is in flight while a reply is decoded."""
 
     def __init__(self, client: Client, file: File, timeout: float | None) -> None:
         self._client, self._timeout = client, timeout
@@ -188,58 +188,58 @@ class Window:
         return reply.data
 
     def drain(self) -> None:
-        """Take what is still on its way, behind the end."""
+        """Receive the replies in flight."""
         while self._tags:
             self._client.end(self._request, self._tags.popleft(), self._timeout)
 
 
-def was_cut(client: Client, group: str, name: str, low: int, high: int, floor: int, cut: int) -> bool:
-    """Whether messages of [low, high) of a stream are not kept any more."""
+def has_lost_messages(client: Client, group: str, name: str, low: int, high: int, floor: int, cut: int) -> bool:
+    """Whether messages of [low, high) of a stream are no longer retained."""
     if cut > low and floor > low:
-        return _had(client, group, name, low, min(high, cut)) is not False
-    return floor > low and bool(_had(client, group, name, low, min(high, floor)))
+        return _had_messages(client, group, name, low, min(high, cut)) is not False
+    return floor > low and bool(_had_messages(client, group, name, low, min(high, floor)))
 
 
-def _had(client: Client, group: str, name: str, low: int, high: int) -> bool | None:
-    """Whether the stream had messages there, kept or not; None where the log does not tell any more."""
-    found = measure(client, group, [name], str(low), high, "0")
-    return True if found else None
+def _had_messages(client: Client, group: str, name: str, low: int, high: int) -> bool | None:
+    """Whether the stream had messages in the range; None where the log no longer has it."""
+    splits = measure(client, group, [name], str(low), high, "0")
+    return True if splits else None
 
 
 def check_losses(
-    client: Client, survey: ServerCatalog, start: dict[str, int], end: dict[str, int], *, strict: bool
+    client: Client, catalog: ServerCatalog, start: dict[str, int], end: dict[str, int], *, strict: bool
 ) -> None:
-    """What is not there any more of what lies between two positions: an error, or a warning."""
-    known = {path: (group, stream) for path, group, stream in survey.streams()}
+    """Raise DataLoss, or warn, for messages between two positions that are no longer retained."""
+    known = {path: (group, stream) for path, group, stream in catalog.streams()}
     for path, low in start.items():
         high = end.get(path, low)
-        what = ""
+        loss = ""
         if path not in known:
-            what = f"{path}, read up to sequence {low}, is not there any more, or not asked for"
+            loss = f"{path}, read up to sequence {low}, was removed or is not selected"
         else:
             group, stream = known[path]
             name = path.rpartition("/")[2]
-            if low < high and was_cut(client, group.path, name, low, high, stream.floor, stream.cut):
-                what = gone(path, low, min(high, stream.floor))
-        if what and strict:
-            raise data_loss(what)
-        if what:
-            log.warning("%s", what)
+            if low < high and has_lost_messages(client, group.path, name, low, high, stream.floor, stream.cut):
+                loss = loss_of(path, low, min(high, stream.floor))
+        if loss and strict:
+            raise data_loss(loss)
+        if loss:
+            log.warning("%s", loss)
 
 
-def gone(path: str, low: int, high: int) -> str:
-    return f"{path} does not keep its messages from sequence {low} to {high - 1} any more"
+def loss_of(path: str, low: int, high: int) -> str:
+    return f"{path}: sequences {low} to {high - 1} are no longer retained"
 
 
-def data_loss(what: str) -> DataLoss:
-    return DataLoss(f"{what}; option failOnDataLoss false goes on with what there is")
+def data_loss(loss: str) -> DataLoss:
+    return DataLoss(f"data loss: {loss} (to continue: option failOnDataLoss false)")
 
 
-def other_store(mine: str, theirs: str, address: str) -> OptionError:
+def wrong_store(expected: str, actual: str, address: str) -> OptionError:
     return OptionError(
-        f"this is a checkpoint of the store {mine}, but option address {address!r} leads to the store {theirs};"
-        " the address of the first, or another checkpointLocation, is right"
+        f"option address {address!r}: store {actual} (expected store {expected}, of the checkpoint; or another"
+        " checkpointLocation)"
     )
 
 
-__all__ = ["DataLoss", "Task", "Window", "check_losses", "other_store"]
+__all__ = ["DataLoss", "Task", "Window", "check_losses", "wrong_store"]

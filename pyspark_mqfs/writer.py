@@ -1,8 +1,8 @@
-"""What Spark calls to write: one writer for a batch query, one for a stream.
+"""The writers of batch and streaming queries.
 
-Owns the writer's options and under which name a batch is committed: of a stream the query and its batch, of a batch
-query what txnAppId and txnVersion say, or a name that nobody has again. Inside foreachBatch the streaming query's
-name is never taken: a second write of the same batch would be taken for a repeat.
+Owns their options and the transaction id of a batch: of a stream its query and batch number; of a batch txnAppId and
+txnVersion, or a unique id. Inside foreachBatch the id of the query is not used: a second write of the same batch would
+be taken for a repeat.
 """
 
 from __future__ import annotations
@@ -18,162 +18,162 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from pyspark_mqfs import batch_encoder, sink
 from pyspark_mqfs.connection import Server
-from pyspark_mqfs.options import COMMON, OptionError, Options, bad
+from pyspark_mqfs.options import COMMON, OptionError, Options, invalid
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
 WRITE = (*COMMON, "topic", "txnAppId", "txnVersion", "create", "reservedHeaders", "largeBatches")
-QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells a task of its stream
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # properties of a streaming task
 _APP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 _NUMBERS = (1 << 63) - 1
 
 
 @attrs.frozen
-class Staged(WriterCommitMessage):
-    """What one task attempt has staged."""
+class StagedRows(WriterCommitMessage):
+    """The staged rows of one task attempt."""
 
-    run: str  # the query of a stream, or the batch writer's own name
+    run: str  # the id of the streaming query, or of the batch writer
     partition: int
-    parts: tuple[sink.Part, ...]
+    batches: tuple[sink.StagedBatch, ...]
 
 
 @attrs.frozen
 class Sink:
-    """How and where rows are written; small, and pickled with every task."""
+    """Where and how rows are written. Small, as it is pickled with every task."""
 
     server: Server
     stream: str
     create: bool
     reserved: str
-    split: str  # "", "refuse" or "split", as said
+    split: str  # option largeBatches: "", "refuse" or "split"
 
     @classmethod
     def of(cls, options: Options, schema: StructType, overwrite: bool) -> Sink:
         if overwrite:
-            raise OptionError("mode overwrite: messages are not taken back; mode append is right")
+            raise OptionError("mode overwrite: not supported (expected append)")
         stream = options.text("topic")
-        batch_encoder.checked(schema, stream_given=bool(stream))
+        batch_encoder.check_schema(schema, has_topic=bool(stream))
         return cls(
             Server.of(options),
             batch_encoder.check_path(stream) if stream else "",
             options.flag("create", True),
-            _one_of(options, "reservedHeaders", batch_encoder.RESERVED_WAYS),
+            _one_of(options, "reservedHeaders", batch_encoder.RESERVED_POLICIES),
             _one_of(options, "largeBatches", ("", "refuse", "split")),
         )
 
-    def stage(self, run: str, prefix: str, rows: Iterator[pa.RecordBatch]) -> Staged:
-        """What a task does: all rows into parts of its own, or none."""
+    def stage(self, run: str, prefix: str, rows: Iterator[pa.RecordBatch]) -> StagedRows:
+        """Run a task: stage all rows, or none."""
         context = TaskContext.get()
         partition, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
         encoder = batch_encoder.Encoder(self.stream, self.reserved)
         staging = sink.Staging(self.server, f"{prefix}{partition}-{attempt}", self.create)
         try:
             for batch in rows:
-                for found in encoder.encode(batch):
-                    staging.put(found)
-            return Staged(run, partition, staging.finish())
+                for frames in encoder.encode(batch):
+                    staging.put(frames)
+            return StagedRows(run, partition, staging.finish())
         except BaseException:
             staging.drop()
             raise
 
 
-def _one_of(options: Options, name: str, right: Sequence[str]) -> str:
-    value = options.text(name, right[0]).strip().lower()
-    if value not in right:
-        raise bad(name, value, " or ".join(word for word in right if word))
+def _one_of(options: Options, name: str, expected: Sequence[str]) -> str:
+    value = options.text(name, expected[0]).strip().lower()
+    if value not in expected:
+        raise invalid(name, value, " or ".join(word for word in expected if word))
     return value
 
 
-def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    return sorted((m for m in messages if isinstance(m, Staged)), key=lambda staged: staged.partition)
+def _by_partition(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
+    return sorted((m for m in messages if isinstance(m, StagedRows)), key=lambda staged: staged.partition)
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[sink.Part]:
-    return [part for staged in _in_order(messages) for part in staged.parts]
+def _batches(messages: Sequence[WriterCommitMessage | None]) -> list[sink.StagedBatch]:
+    return [batch for staged in _by_partition(messages) for batch in staged.batches]
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Of `df.write`. Committed once per txnAppId and txnVersion, where they are said."""
+    """The writer of `df.write`. Commits once per txnAppId and txnVersion, if set."""
 
-    def __init__(self, into: Sink, application: str, version: int) -> None:
-        """`application`: txnAppId, or "" for a name that nobody has again."""
-        self.sink, self.application, self.version = into, application, version
+    def __init__(self, target: Sink, application: str, version: int) -> None:
+        """`application`: txnAppId, or "" for a unique id."""
+        self.sink, self.application, self.version = target, application, version
         self.run = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         return self.sink.stage(self.run, self._prefix(self.run), iterator)
 
     def _prefix(self, run: str) -> str:
         return f"spark-{run[:12]}-"
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        found = _in_order(messages)
-        if not found:
+        staged = _by_partition(messages)
+        if not staged:
             return
         once = bool(self.application)
-        producer = f"spark-app-{self.application}" if once else f"spark-run-{found[0].run}"
+        producer = f"spark-app-{self.application}" if once else f"spark-run-{staged[0].run}"
         split = self.sink.split == "split" or (not once and self.sink.split != "refuse")
-        decision = sink.Decision(producer, self.version + 1, self._prefix(found[0].run), once, split)
-        sink.commit(self.sink.server, decision, _parts(messages))
+        transaction = sink.Transaction(producer, self.version + 1, self._prefix(staged[0].run), once, split)
+        sink.commit(self.sink.server, transaction, _batches(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        sink.drop(self.sink.server, _parts(messages))
+        sink.drop(self.sink.server, _batches(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Of `df.writeStream`. Committed once per query and batch."""
+    """The writer of `df.writeStream`. Commits once per query and batch."""
 
-    def __init__(self, into: Sink) -> None:
-        self.sink = into
+    def __init__(self, target: Sink) -> None:
+        self.sink = target
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY) if context else None
         batch = context.getLocalProperty(BATCH) if context else None
         if not query or batch is None:
-            raise sink.SinkError("Spark does not tell which query and batch this is; pyspark 4.2 or newer is right")
+            raise sink.SinkError("no query and batch number from Spark (expected pyspark 4.2 or newer)")
         return self.sink.stage(query, _prefix(query, int(batch)), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        found = _in_order(messages)
-        if not found:
+        staged = _by_partition(messages)
+        if not staged:
             return
-        query = found[0].run
+        query = staged[0].run
         split = self.sink.split == "split"
-        decision = sink.Decision(f"spark-{query}", batchId + 1, _prefix(query, batchId), True, split)
-        sink.commit(self.sink.server, decision, _parts(messages))
+        transaction = sink.Transaction(f"spark-{query}", batchId + 1, _prefix(query, batchId), True, split)
+        sink.commit(self.sink.server, transaction, _batches(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        sink.drop(self.sink.server, _parts(messages))
+        sink.drop(self.sink.server, _batches(messages))
 
 
 def _prefix(query: str, batch: int) -> str:
-    """Of the parts of a batch of a stream."""
+    """The prefix of the names staged for a batch of a stream."""
     return f"spark-{query}-{batch}-"
 
 
-def batch_writer(said: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    options = Options(said, WRITE, "the writer")
-    into = Sink.of(options, schema, overwrite)
+def batch_writer(values: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    options = Options(values, WRITE, "the writer")
+    target = Sink.of(options, schema, overwrite)
     application = options.text("txnAppId")
     version = options.number("txnVersion", None, 0)
     if bool(application) != (version is not None):
-        raise OptionError("options txnAppId and txnVersion go together; both or neither are right")
+        raise OptionError("options txnAppId and txnVersion: one without the other (expected both or none)")
     if application and not _APP.fullmatch(application):
-        raise bad("txnAppId", application, "up to 100 letters, digits and . _ : -")
+        raise invalid("txnAppId", application, "up to 100 letters, digits and . _ : -")
     if version is not None and version >= _NUMBERS:
-        raise bad("txnVersion", str(version), f"a number below {_NUMBERS}")
-    return BatchWriter(into, application, version or 0)
+        raise invalid("txnVersion", str(version), f"a number below {_NUMBERS}")
+    return BatchWriter(target, application, version or 0)
 
 
-def stream_writer(said: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    options = Options(said, WRITE, "the writer of a stream")
+def stream_writer(values: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    options = Options(values, WRITE, "the writer of a stream")
     for name in ("txnAppId", "txnVersion"):
         if name in options:
-            raise OptionError(f"option {name} is for a batch; a stream has its query and batch already")
+            raise OptionError(f"option {name}: only for batch writes")
     return StreamWriter(Sink.of(options, schema, overwrite))
 
 
-__all__ = ["WRITE", "BatchWriter", "Staged", "StreamWriter", "batch_writer", "stream_writer"]
+__all__ = ["WRITE", "BatchWriter", "StagedRows", "StreamWriter", "batch_writer", "stream_writer"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from mq_cat.output import as_json
 from mq_tools.cursor import Cursor, Message
 from mq_tools.errors import ToolError, reason
-from mq_tools.files import READ_BYTES, opened, stats_of
+from mq_tools.files import READ_BYTES, open_file, stats_of
 from mq_tools.tree import TreePath
 
 
@@ -29,7 +29,7 @@ def _is_work_queue(target: TreePath) -> bool:
 
 def _by_file(path: str) -> Iterator[tuple[bytes, bytes]]:
     """A work queue or consumer, open for reading only: a waiting message a read, then end of file."""
-    with opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
+    with open_file(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         while True:
             try:
                 body = os.read(fd, READ_BYTES)

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from mq_tools.errors import USAGE, ToolError, reason
-from mq_tools.files import opened, write
+from mq_tools.files import open_file, write
 from mq_tools.tree import TreePath, check_exists, is_group_file
 
 
@@ -68,7 +68,7 @@ class Putter:
         """Write each body to the stream. Raises ToolError."""
         flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT if self._make else 0)
         path = self._stream.path
-        with opened(path, flags) as fd:
+        with open_file(path, flags) as fd:
             for body in bodies:
                 check_body(body)
                 write(fd, body, path)
@@ -76,11 +76,11 @@ class Putter:
     def put(self, bodies: Iterable[bytes], metadata: Metadata) -> Iterable[int]:
         """Write each body by `.put`; the sequence of each message. Raises ToolError."""
         if self._make and not os.path.lexists(self._stream.path):
-            with opened(self._stream.path, os.O_WRONLY | os.O_CREAT):
+            with open_file(self._stream.path, os.O_WRONLY | os.O_CREAT):
                 pass
         path = self._stream.file(".put")
         head = json.dumps({"stream": self._stream.name, **metadata.keys()}, ensure_ascii=False)
-        with opened(path, os.O_RDWR) as fd:
+        with open_file(path, os.O_RDWR) as fd:
             for body in bodies:
                 check_body(body)
                 write(fd, head.encode("utf-8", "surrogateescape") + b"\n" + body, path)

@@ -49,11 +49,11 @@ class Slot:
     def __init__(self) -> None:
         self.handle: Handle | None = None
         self.process: Process | None = None
-        self.ended = False  # read the end of -e
+        self.at_end = False  # read the end of -e
 
     @property
     def idle(self) -> bool:
-        return self.process is None and not self.ended
+        return self.process is None and not self.at_end
 
     def close(self) -> None:
         if self.handle is not None:
@@ -68,7 +68,7 @@ class Worker:
         self.consumer = consumer
         self.options = options
         self.slots = [Slot() for _ in range(options.parallel)]
-        self.left = options.count
+        self.remaining = options.count
         self.next_start = 0.0
         self.retry_at = 0.0  # no read before
         self.pause_s = 0.0
@@ -117,7 +117,7 @@ class Worker:
             self._release_all()
             self.code = 128 + self.signals[-1]
             return True
-        if self.signals or self.left == 0 or all(slot.ended for slot in self.slots):
+        if self.signals or self.remaining == 0 or all(slot.at_end for slot in self.slots):
             self.code = self.code or 0
         return self.code is not None and all(slot.process is None for slot in self.slots)
 
@@ -161,7 +161,7 @@ class Worker:
 
     def _start_next(self) -> None:
         """Claim messages and start their commands, as far as possible now."""
-        while self.code is None and not self.signals and self.left != 0:
+        while self.code is None and not self.signals and self.remaining != 0:
             slot = next((slot for slot in self.slots if slot.idle), None)
             if slot is None or time.monotonic() < max(self.next_start, self.retry_at):
                 return
@@ -200,8 +200,8 @@ class Worker:
         else:
             lease = self.consumer.lease_s()
             slot.process.renew_at = now + lease / 3 if lease else None
-        if self.left is not None:
-            self.left -= 1
+        if self.remaining is not None:
+            self.remaining -= 1
         if self.options.interval_s is not None:
             self.next_start = max(self.next_start, now - _LATE_S) + self.options.interval_s
 
@@ -286,7 +286,7 @@ class Worker:
 
     def _at_end(self, slot: Slot) -> None:
         if self.options.end and os.path.lexists(self.consumer.path):
-            slot.ended = True
+            slot.at_end = True
             slot.close()
         else:
             self._on_failure(slot, "unexpected end of file")

@@ -42,7 +42,7 @@ class Actor:
         self.load, self.number = load, number
         self.count = 0
         self.begun_ns = self.ended_ns = 0
-        self.took = Histogram()
+        self.histogram = Histogram()
         self.stop = threading.Event()
 
     def prepare(self, driver: Driver) -> None:
@@ -61,7 +61,7 @@ class Actor:
             "count": self.count,
             "begun_ns": self.begun_ns,
             "ended_ns": self.ended_ns,
-            "took": self.took.to_list(),
+            "histogram": self.histogram.to_list(),
         }
 
 
@@ -108,7 +108,7 @@ class Producer(Actor):
             self._many([payload.make(self.number, first + i, due_ns, self._tail) for i in range(count)])
         self.count += count
         self.ended_ns = _clock()
-        self.took.add(self.ended_ns - due_ns)
+        self.histogram.add(self.ended_ns - due_ns)
 
 
 def limit(messages: int | None, producers: int, number: int) -> int:
@@ -127,56 +127,56 @@ def endless() -> Iterator[int]:
 class Receiver(Actor):
     """The common part of consumers and workers."""
 
-    look: payload.Order | payload.QueueCheck
+    check: payload.Order | payload.QueueCheck
 
     def report(self) -> dict[str, Any]:
-        return {**super().report(), "sight": attrs.asdict(self.look.sight)}
+        return {**super().report(), "checks": attrs.asdict(self.check.result)}
 
     def _count(self, data: bytes) -> None:
-        sent_ns = self.look.look(data)
+        sent_ns = self.check.count(data)
         if sent_ns:
             self.ended_ns = _clock()
-            self.took.add(self.ended_ns - sent_ns)
+            self.histogram.add(self.ended_ns - sent_ns)
             self.count += 1
 
 
 class Consumer(Receiver):
     """Receives every message, until all producers have ended."""
 
-    look: payload.Order
+    check: payload.Order
 
     def prepare(self, driver: Driver) -> None:
-        self.look = payload.Order(self.load.producers, self.load.size)
-        self._bodies = driver.subscribed(self.load.group, STREAM, self.load.size)
+        self.check = payload.Order(self.load.producers, self.load.size)
+        self._bodies = driver.subscribe(self.load.group, STREAM, self.load.size)
 
     def act(self) -> None:
-        look, count = self.look, self._count
+        check, count = self.check, self._count
         for data in self._bodies:
             count(data)
-            if data[2] == payload.END and look.over:
+            if data[2] == payload.END and check.at_end:
                 return
 
     def report(self) -> dict[str, Any]:
-        ended = {"next": self.look.next, "missing": [len(missing) for missing in self.look.missing]}
-        return {**super().report(), **ended}
+        gaps = {"next": self.check.next, "missing": [len(missing) for missing in self.check.missing]}
+        return {**super().report(), **gaps}
 
 
 class Worker(Receiver):
     """Receives a share and acknowledges each, until it receives an end mark."""
 
-    look: payload.QueueCheck
+    check: payload.QueueCheck
 
     def prepare(self, driver: Driver) -> None:
-        self.look = payload.QueueCheck(self.load.producers, self.load.size)
-        self._claims = driver.claimed(self.load.group, self.load.size)
+        self.check = payload.QueueCheck(self.load.producers, self.load.size)
+        self._claims = driver.claim(self.load.group, self.load.size)
 
     def act(self) -> None:
-        look, count = self.look, self._count
+        check, count = self.check, self._count
         for data, ack in self._claims:
             count(data)
             if ack is not None:
                 ack()
-            if look.over:
+            if check.at_end:
                 return
 
 
@@ -185,7 +185,7 @@ class Pinger(Actor):
 
     def prepare(self, driver: Driver) -> None:
         self._publish, _ = driver.publisher(self.load.group, PING)
-        self._answers = driver.subscribed(self.load.group, PONG, self.load.size)
+        self._answers = driver.subscribe(self.load.group, PONG, self.load.size)
         self._tail = payload.tail(self.load.size)
 
     def act(self) -> None:
@@ -198,7 +198,7 @@ class Pinger(Actor):
             self._publish(ping)
             if next(self._answers) != ping:
                 raise AssertionError("round trip failed: the echo differs from the message")
-            self.took.add(_clock() - sent_ns)
+            self.histogram.add(_clock() - sent_ns)
             self.count += 1
         self._publish(payload.make(0, self.count, 0, self._tail, payload.END))
         self.ended_ns = _clock()
@@ -209,7 +209,7 @@ class Echo(Actor):
 
     def prepare(self, driver: Driver) -> None:
         self._publish, _ = driver.publisher(self.load.group, PONG)
-        self._pings = driver.subscribed(self.load.group, PING, self.load.size)
+        self._pings = driver.subscribe(self.load.group, PING, self.load.size)
 
     def act(self) -> None:
         for data in self._pings:

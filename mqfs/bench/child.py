@@ -34,7 +34,7 @@ class Child:
         self._marks = spec["marks"]  # to publish after the producers of this process have ended: one a worker
         self._producing = sum(role == "producer" for role, _ in self.actors)
         self.failed: list[Exception] = []
-        self._left = len(self.actors)
+        self._running = len(self.actors)
         self._lock = threading.Lock()
         self._over_reads, self._over_writes = os.pipe()
 
@@ -51,7 +51,8 @@ class Child:
             raise self.failed[0]
         reports = [self._report(role, actor) for role, actor in self.actors]
         if self._marks:
-            reports[0]["acknowledged"] = self.driver.acknowledged(self._group)  # the count is lost with the engine
+            acknowledged = self.driver.count_acknowledged(self._group)  # the count is lost with the engine
+            reports[0]["acknowledged"] = acknowledged
         self.close()
         say(done=reports)
 
@@ -64,15 +65,15 @@ class Child:
         try:
             actor.run()
             if isinstance(actor, Producer):
-                self._produced(actor)
+                self._on_produced(actor)
         except Exception as error:
             self.failed.append(error)
         with self._lock:
-            self._left -= 1
-            if not self._left or self.failed:
+            self._running -= 1
+            if not self._running or self.failed:
                 os.write(self._over_writes, b".")
 
-    def _produced(self, producer: Producer) -> None:
+    def _on_produced(self, producer: Producer) -> None:
         with self._lock:
             self._producing -= 1
             if not self._producing:
@@ -106,14 +107,14 @@ class Child:
     def _report(self, role: str, actor: Actor) -> dict[str, Any]:
         report = {"role": role, "number": actor.number, **actor.report()}
         if isinstance(actor, Worker):
-            report["seen"] = [self._save_seen(actor.number, i, seen) for i, seen in enumerate(actor.look.seen)]
+            report["receipts"] = [self._save(actor.number, i, counts) for i, counts in enumerate(actor.check.receipts)]
         return report
 
-    def _save_seen(self, number: int, producer: int, seen: bytearray) -> str:
+    def _save(self, number: int, producer: int, receipts: bytearray) -> str:
         """Write a worker's counts of a producer's messages to a file, as they may be long; its path."""
-        path = os.path.join(self.folder, f"{number}.{producer}.seen")
+        path = os.path.join(self.folder, f"{number}.{producer}.receipts")
         with open(path, "wb") as file:
-            file.write(bytes(seen))
+            file.write(bytes(receipts))
         return path
 
 

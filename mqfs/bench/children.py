@@ -24,7 +24,7 @@ from mqfs.bench.drivers import Place
 from mqfs.errors import Disconnected, MqfsError
 
 START_S = 60.0
-LOOK_S = 0.1
+POLL_S = 0.1
 Counts = dict[tuple[str, int], int]
 
 
@@ -39,12 +39,12 @@ class Crew:
         self._processes: list[subprocess.Popen[bytes]] = []
         # An embedded engine has the store alone: then all actors are threads of one process.
         parts = [list(roles)] if place.transport == "embedded" else [[role] for role in roles]
-        self._left: dict[int, list[tuple[str, int]]] = {}
+        self._running: dict[int, list[tuple[str, int]]] = {}
         for part in parts:
             workers = sum(role == "worker" for role, _ in part) if len(part) > 1 else 0
             spec = {"place": attrs.asdict(place), "load": attrs.asdict(load), "folder": folder}
             self._start({**spec, "actors": part, "marks": workers})
-            self._left[len(self._processes) - 1] = part
+            self._running[len(self._processes) - 1] = part
 
     def _start(self, spec: dict[str, Any]) -> None:
         # -P: nothing is imported from the current folder.
@@ -72,13 +72,13 @@ class Crew:
 
     def send(self, word: str) -> None:
         for number, process in enumerate(self._processes):
-            if number in self._left:
+            if number in self._running:
                 assert process.stdin is not None
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(f"{word}\n".encode())
                     process.stdin.flush()
 
-    def look(self, seconds: float = LOOK_S) -> None:
+    def poll(self, seconds: float = POLL_S) -> None:
         """Handle the children's messages; waits at most that long for the first. Raises the error of a child."""
         with contextlib.suppress(queue.Empty):
             number, message = self._messages.get(timeout=seconds)
@@ -88,7 +88,7 @@ class Crew:
 
     def _handle(self, number: int, message: dict[str, Any] | None) -> None:
         if message is None:
-            if number in self._left:
+            if number in self._running:
                 raise Disconnected("bench failed: a child process ended early")
         elif "ready" in message:
             self._ready += 1
@@ -97,13 +97,13 @@ class Crew:
         elif "error" in message:
             raise error_of(*message["error"])
         else:
-            del self._left[number]
+            del self._running[number]
             self.done += message["done"]
             self.counts.update({(done["role"], done["number"]): done["count"] for done in message["done"]})
 
-    def left(self, role: str) -> bool:
+    def is_running(self, role: str) -> bool:
         """Whether an actor of that role has not ended."""
-        return any(role == name for part in self._left.values() for name, _ in part)
+        return any(role == name for part in self._running.values() for name, _ in part)
 
     def count(self, role: str) -> int:
         return sum(count for (name, _), count in self.counts.items() if name == role)
@@ -117,14 +117,14 @@ class Crew:
         while not condition():
             if time.monotonic() > deadline:
                 raise Disconnected(failure)
-            self.look()
+            self.poll()
 
     # ------------------------------------------------------------ the end
 
-    def cut(self) -> None:
+    def collect(self) -> None:
         """Have all that have not ended report now."""
         self.send("cut")
-        self._until(lambda: not self._left, limits.BENCH_DRAIN_S, "bench failed: a child process does not answer")
+        self._until(lambda: not self._running, limits.BENCH_DRAIN_S, "bench failed: a child process does not answer")
 
     def __enter__(self) -> Crew:
         return self

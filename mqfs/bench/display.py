@@ -19,7 +19,7 @@ from rich.text import Text
 
 import mqfs
 from mqfs.bench.measure import Progress, Results, latencies, measure
-from mqfs.bench.plan import Plan, described
+from mqfs.bench.plan import Plan, describe
 
 FAILED = 1
 _TITLES = {"publish": "publish", "delivery": "publish → receive", "round trip": "round trip, no other load"}
@@ -40,12 +40,12 @@ def run(plan: Plan) -> int:
 
         plot.draw(results, plan.plot)
     if not results.sound:
-        print(f"mqfs: {wrong(results)}", file=sys.stderr)
+        print(f"mqfs: {failed_checks(results)}", file=sys.stderr)
         return FAILED
     return 0
 
 
-def wrong(results: Results) -> str:
+def failed_checks(results: Results) -> str:
     """The failed checks, in one line."""
     checks = (
         (results.lost, "lost"),
@@ -89,7 +89,7 @@ def _write_json(path: str, results: Results) -> None:
 
 def show(results: Results, console: Console) -> None:
     console.print(
-        described(results.plan) + ("; ended by Ctrl-C" if results.interrupted else ""), markup=False, soft_wrap=True
+        describe(results.plan) + ("; ended by Ctrl-C" if results.interrupted else ""), markup=False, soft_wrap=True
     )
     figures = results.as_dict()
     rates = Table("", "messages", "a second", "MB/s", "seconds", box=None)
@@ -98,8 +98,8 @@ def show(results: Results, console: Console) -> None:
         cells = (f"{row['messages']:,}", f"{row['rate']:,.0f}", f"{row['mb_per_s']:,.1f}", f"{row['seconds']:.2f}")
         rates.add_row(name, *cells)
     times = Table("", "p50", "p90", "p99", "p99.9", "max", box=None)
-    for name, took in results.took.items():
-        times.add_row(_TITLES[name], *(brief(us) for key, us in latencies(took).items() if key != "count"))
+    for name, histogram in results.histograms.items():
+        times.add_row(_TITLES[name], *(brief(us) for key, us in latencies(histogram).items() if key != "count"))
     for table in (rates, times):
         for column in table.columns:
             column.no_wrap, column.justify = True, "right"

@@ -19,7 +19,7 @@ from mqfs.errors import BadRequest
 from mqfs.syntax.quoting import command_lines
 
 STREAM, PING, PONG, CONSUMER = "bench", "ping", "pong", "bench"
-Took: TypeAlias = tuple[bytes, Callable[[], object] | None]  # a body and its acknowledgement
+Delivery: TypeAlias = tuple[bytes, Callable[[], object] | None]  # a body and its acknowledgement
 
 
 @attrs.frozen
@@ -44,13 +44,13 @@ class Driver(Protocol):
         """Functions that publish one message and many; they return once these are kept, as `wait` demands."""
         ...
 
-    def subscribed(self, group: str, stream: str, size: int) -> Iterator[bytes]:
+    def subscribe(self, group: str, stream: str, size: int) -> Iterator[bytes]:
         """Every message of the stream from its beginning; `size`: of each."""
         ...
 
-    def claimed(self, group: str, size: int) -> Iterator[Took]: ...
+    def claim(self, group: str, size: int) -> Iterator[Delivery]: ...
 
-    def acknowledged(self, group: str) -> int:
+    def count_acknowledged(self, group: str) -> int:
         """The number of acknowledged messages, by the tree's own count."""
         ...
 
@@ -91,15 +91,15 @@ class Library:
             lambda bodies: publish_many([(stream, body) for body in bodies], create=False, wait=wait),
         )
 
-    def subscribed(self, group: str, stream: str, size: int) -> Iterator[bytes]:
+    def subscribe(self, group: str, stream: str, size: int) -> Iterator[bytes]:
         reading = self._client.group(group).subscribe(stream, existing=True)
         return (message.body for message in reading)
 
-    def claimed(self, group: str, size: int) -> Iterator[Took]:
+    def claim(self, group: str, size: int) -> Iterator[Delivery]:
         claims = self._client.group(group).consume(CONSUMER, create=False)
         return ((claim.body, claim.ack) for claim in claims)
 
-    def acknowledged(self, group: str) -> int:
+    def count_acknowledged(self, group: str) -> int:
         return int(self._client.group(group).stats()["consumers"][CONSUMER]["acknowledged"])
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Files:
 
         return (lambda body: write(file, body)), many
 
-    def subscribed(self, group: str, stream: str, size: int) -> Iterator[bytes]:
+    def subscribe(self, group: str, stream: str, size: int) -> Iterator[bytes]:
         file = os.open(self._path(group, stream), os.O_RDONLY)
         return self._read(file, size)
 
@@ -151,7 +151,7 @@ class Files:
         while body := read(file, size):
             yield body
 
-    def claimed(self, group: str, size: int) -> Iterator[Took]:
+    def claim(self, group: str, size: int) -> Iterator[Delivery]:
         file = os.open(self._path(group, ".consumers", CONSUMER), os.O_RDWR)
         write = os.write
 
@@ -160,7 +160,7 @@ class Files:
 
         return ((body, ack) for body in self._read(file, size))
 
-    def acknowledged(self, group: str) -> int:
+    def count_acknowledged(self, group: str) -> int:
         with builtins.open(self._path(group, ".stats"), encoding="utf-8") as file:
             return int(json.load(file)["consumers"][CONSUMER]["acknowledged"])
 

@@ -52,7 +52,7 @@ def place(plan: Plan, path: str) -> Iterator[Place]:
     elif plan.transport == "embedded":
         yield Place("embedded", store=os.path.join(path, "store"), wait=_wait_of(plan))
     else:
-        with _served(plan.transport, path) as found:
+        with _local_server(plan.transport, path) as found:
             yield attrs.evolve(found, wait=_wait_of(plan))
 
 
@@ -61,7 +61,7 @@ def _wait_of(plan: Plan) -> Durability:
 
 
 @contextlib.contextmanager
-def _served(transport: str, path: str) -> Iterator[Place]:
+def _local_server(transport: str, path: str) -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="mqfs-bench-") as short:  # the path of a socket has little room
         address, mount = f"unix!{short}/socket", os.path.join(short, "mount")
         command = [sys.executable, "-P", "-m", "mqfs", "serve"]  # -P: nothing is imported from the current folder
@@ -113,25 +113,25 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def group(where: Place, lines: Sequence[str], streams: Sequence[str]) -> Iterator[str]:
+def group(place: Place, lines: Sequence[str], streams: Sequence[str]) -> Iterator[str]:
     """A temporary group. Removed at the end, unless its server is the bench's own."""
     name = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-    driver = open_driver(where)
+    driver = open_driver(place)
     try:
         driver.prepare(name, lines, streams)
-        if where.transport == "embedded":
+        if place.transport == "embedded":
             driver.close()  # the child process opens the store
         yield name
     finally:
-        if where.transport != "embedded":
+        if place.transport != "embedded":
             with contextlib.suppress(Disconnected, BadAddress, OSError):  # the server is gone
-                _remove(where, name, streams)
+                _remove(place, name, streams)
             driver.close()
 
 
-def _remove(where: Place, name: str, streams: Sequence[str]) -> None:
+def _remove(place: Place, name: str, streams: Sequence[str]) -> None:
     """On a new connection: Ctrl-C may have left the other unusable."""
-    driver = open_driver(where)
+    driver = open_driver(place)
     try:
         driver.remove(name, streams)
     except MqfsError as error:

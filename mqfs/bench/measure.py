@@ -40,7 +40,7 @@ class Results:
     damaged: int = 0
     unacknowledged: int = 0  # received by workers, by the tree's own count
     interrupted: bool = False
-    took: dict[str, Histogram] = attrs.Factory(dict)  # publish, delivery, round trip
+    histograms: dict[str, Histogram] = attrs.Factory(dict)  # publish, delivery, round trip
 
     @property
     def sound(self) -> bool:
@@ -60,8 +60,8 @@ class Results:
                 "damaged": self.damaged,
                 "unacknowledged": self.unacknowledged,
             },
-            "latency_us": {name: latencies(took) for name, took in self.took.items()},
-            "histogram_us": {name: [[ns / 1000, n] for ns, n in took.bars()] for name, took in self.took.items()},
+            "latency_us": {name: latencies(histogram) for name, histogram in self.histograms.items()},
+            "histogram_us": {name: [[ns / 1000, n] for ns, n in each.bars()] for name, each in self.histograms.items()},
         }
 
 
@@ -70,10 +70,10 @@ def _rates(count: int, seconds: float, size: int) -> dict[str, float]:
     return {"messages": count, "seconds": seconds, "rate": rate, "mb_per_s": rate * size / 1e6}
 
 
-def latencies(took: Histogram) -> dict[str, float]:
+def latencies(histogram: Histogram) -> dict[str, float]:
     """In microseconds."""
-    results = {f"p{percent:g}": took.percentile(percent) / 1000 for percent in PERCENTILES}
-    return {"count": len(took), **results, "max": took.most / 1000}
+    results = {f"p{percent:g}": histogram.percentile(percent) / 1000 for percent in PERCENTILES}
+    return {"count": len(histogram), **results, "max": histogram.most / 1000}
 
 
 Progress = Callable[[int, int], None]  # published, received
@@ -97,7 +97,7 @@ def _load(plan: Plan, place: Place, folder: str, progress: Progress) -> Results:
         receiver = "worker" if plan.workers else "consumer"
         roles = [(receiver, i) for i in range(plan.receivers)] + [("producer", i) for i in range(plan.producers)]
         with Crew(place, load, folder, roles) as crew:
-            return Run(plan, place, load, crew, progress).carry_out()
+            return Run(plan, place, load, crew, progress).execute()
 
 
 class Run:
@@ -106,9 +106,9 @@ class Run:
     def __init__(self, plan: Plan, place: Place, load: Load, crew: Crew, progress: Progress) -> None:
         self.plan, self.place, self.load, self.crew, self.progress = plan, place, load, crew, progress
         self.receiver = "worker" if plan.workers else "consumer"
-        self.cut = self.interrupted = False
+        self.is_partial = self.interrupted = False
 
-    def carry_out(self) -> Results:
+    def execute(self) -> Results:
         crew = self.crew
         crew.begin()
         try:
@@ -118,14 +118,14 @@ class Run:
         except KeyboardInterrupt:
             self.interrupted = True
             self._end_early()
-        if crew.left(self.receiver) or crew.left("producer"):
-            self.cut = True
-            crew.cut()
+        if crew.is_running(self.receiver) or crew.is_running("producer"):
+            self.is_partial = True
+            crew.collect()
         return self._results()
 
     def _wait_for(self, role: str) -> None:
-        while self.crew.left(role) and not self._ends_with_all(role):
-            self.crew.look()
+        while self.crew.is_running(role) and not self._ends_with_all(role):
+            self.crew.poll()
             self._show()
 
     def _ends_with_all(self, role: str) -> bool:
@@ -151,22 +151,22 @@ class Run:
         """Until all messages are received, or none is for BENCH_STALL_S."""
         deadline = time.monotonic() + seconds
         moved_at, last = time.monotonic(), (-1, -1)
-        while self.crew.left(self.receiver) and time.monotonic() < deadline:
-            self.crew.look()
+        while self.crew.is_running(self.receiver) and time.monotonic() < deadline:
+            self.crew.poll()
             self._show()
             now = self.crew.count("producer"), self.crew.count(self.receiver)
             if now != last:
                 moved_at, last = time.monotonic(), now
-            elif time.monotonic() - moved_at > limits.BENCH_STALL_S and not self.crew.left("producer"):
+            elif time.monotonic() - moved_at > limits.BENCH_STALL_S and not self.crew.is_running("producer"):
                 return  # the missing ones are lost
 
     def _end_early(self) -> None:
         """Publish no more; wait for the rest, at most BENCH_DRAIN_S."""
         self.crew.send("stop")
         deadline = time.monotonic() + limits.BENCH_DRAIN_S
-        while self.crew.left("producer") and time.monotonic() < deadline:
-            self.crew.look()
-        if not self.crew.left("producer"):
+        while self.crew.is_running("producer") and time.monotonic() < deadline:
+            self.crew.poll()
+        if not self.crew.is_running("producer"):
             self._mark_ends()
             self._drain(limits.BENCH_DRAIN_S)
 
@@ -181,49 +181,43 @@ class Run:
         results.publishing_s = (max(report["ended_ns"] for report in producers) - begun_ns) / _SECOND_NS
         ended_ns = max((report["ended_ns"] for report in receivers if report["count"]), default=begun_ns)
         results.receiving_s = (ended_ns - begun_ns) / _SECOND_NS
-        results.took = {"publish": _joined(producers)}
+        results.histograms = {"publish": _merge_histograms(producers)}
         if receivers:
-            results.took["delivery"] = _joined(receivers)
+            results.histograms["delivery"] = _merge_histograms(receivers)
             self._check(results, [report["count"] for report in producers], receivers)
         return results
 
-    def _acknowledged(self, receivers: list[dict[str, Any]]) -> int:
+    def _count_acknowledged(self, receivers: list[dict[str, Any]]) -> int:
         if self.place.transport == "embedded":
             return sum(report.get("acknowledged", 0) for report in receivers)
         driver = open_driver(self.place)
         try:
-            return driver.acknowledged(self.load.group)
+            return driver.count_acknowledged(self.load.group)
         finally:
             driver.close()
 
     def _check(self, results: Results, sent: list[int], receivers: list[dict[str, Any]]) -> None:
         for report in receivers:
-            results.twice += report["sight"]["twice"]
-            results.disordered += report["sight"]["disordered"]
-            results.damaged += report["sight"]["damaged"]
+            results.twice += report["checks"]["twice"]
+            results.disordered += report["checks"]["disordered"]
+            results.damaged += report["checks"]["damaged"]
         if self.plan.workers:
-            parts = [[Path(path).read_bytes() for path in report["seen"]] for report in receivers]
-            results.lost, twice = payload.shared_out(parts, sent)
+            parts = [[Path(path).read_bytes() for path in report["receipts"]] for report in receivers]
+            results.lost, twice = payload.audit_shares(parts, sent)
             results.twice += twice
-            if not self.cut:
+            if not self.is_partial:
                 marks = self.plan.workers
-                results.unacknowledged = results.received + marks - self._acknowledged(receivers)
+                results.unacknowledged = results.received + marks - self._count_acknowledged(receivers)
         else:
-            results.lost = sum(lost(report, sent) for report in receivers)
-        if self.interrupted and self.cut:
+            results.lost = sum(payload.count_lost(report["next"], report["missing"], sent) for report in receivers)
+        if self.interrupted and self.is_partial:
             results.lost = 0  # the rest was not waited for
 
 
-def lost(report: dict[str, Any], sent: list[int]) -> int:
-    """The number of messages that one consumer never received, of those sent by each producer."""
-    behind = sum(max(0, count - received) for count, received in zip(sent, report["next"], strict=True))
-    return int(behind + sum(report["missing"]))
-
-
-def _joined(reports: list[dict[str, Any]]) -> Histogram:
+def _merge_histograms(reports: list[dict[str, Any]]) -> Histogram:
     all_ = Histogram()
     for report in reports:
-        all_.merge(Histogram.from_list(report["took"]))
+        all_.merge(Histogram.from_list(report["histogram"]))
     return all_
 
 
@@ -234,10 +228,10 @@ def _round_trips(plan: Plan, place: Place, folder: str, results: Results) -> Non
         with Crew(place, load, folder, [("echo", 0), ("pinger", 0)]) as crew:
             crew.begin()
             with contextlib.suppress(KeyboardInterrupt):
-                while crew.left("pinger"):
-                    crew.look()
-                results.took["round trip"] = _joined(crew.reports("pinger"))
+                while crew.is_running("pinger"):
+                    crew.poll()
+                results.histograms["round trip"] = _merge_histograms(crew.reports("pinger"))
                 return
             results.interrupted = True
-            crew.cut()
-            results.took["round trip"] = _joined(crew.reports("pinger"))
+            crew.collect()
+            results.histograms["round trip"] = _merge_histograms(crew.reports("pinger"))

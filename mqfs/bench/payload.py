@@ -42,25 +42,25 @@ class Order:
     """The check of a consumer: it receives all messages of each producer, in order."""
 
     def __init__(self, producers: int, size: int) -> None:
-        self.sight = ReceiveCheck()
-        self.ended = [-1] * producers  # the count in a producer's end mark
+        self.result = ReceiveCheck()
+        self.end_counts = [-1] * producers  # the count in a producer's end mark
         self.next = [0] * producers
         self.missing: list[set[int]] = [set() for _ in range(producers)]
         self._tail = tail(size)
 
-    def look(self, body: bytes) -> int:
+    def count(self, body: bytes) -> int:
         """Count a message; its time of sending, 0 for an end mark or a damaged one."""
         if body[LEAST_BYTES:] != self._tail:
-            self.sight.damaged += 1
+            self.result.damaged += 1
             return 0
         producer, kind, number, sent_ns = _unpack(body)
         if producer >= len(self.next):
-            self.sight.damaged += 1
+            self.result.damaged += 1
             return 0
         if kind == END:
-            self.ended[producer] = number
+            self.end_counts[producer] = number
             return 0
-        self.sight.received += 1
+        self.result.received += 1
         if number == self.next[producer]:
             self.next[producer] = number + 1
         else:
@@ -75,57 +75,58 @@ class Order:
             self.next[producer] = number + 1
         elif number in missing:
             missing.discard(number)
-            self.sight.disordered += 1
+            self.result.disordered += 1
         else:
-            self.sight.twice += 1
+            self.result.twice += 1
 
     @property
-    def over(self) -> bool:
-        return -1 not in self.ended
-
-    def lost(self, sent: list[int]) -> int:
-        """The number of messages never received, of those sent by each producer."""
-        behind = sum(max(0, count - received) for count, received in zip(sent, self.next, strict=True))
-        return behind + sum(map(len, self.missing))
+    def at_end(self) -> bool:
+        return -1 not in self.end_counts
 
 
 class QueueCheck:
     """The check of a worker: it receives its share of each producer's messages in order, once."""
 
     def __init__(self, producers: int, size: int) -> None:
-        self.sight = ReceiveCheck()
-        self.over = False
-        self.seen = [bytearray() for _ in range(producers)]  # receipts of each number
+        self.result = ReceiveCheck()
+        self.at_end = False
+        self.receipts = [bytearray() for _ in range(producers)]  # receipts of each number
         self._last = [-1] * producers
         self._tail = tail(size)
 
-    def look(self, body: bytes) -> int:
+    def count(self, body: bytes) -> int:
         if body[LEAST_BYTES:] != self._tail:
-            self.sight.damaged += 1
+            self.result.damaged += 1
             return 0
         producer, kind, number, sent_ns = _unpack(body)
         if kind == END:
-            self.over = True
+            self.at_end = True
             return 0
-        if producer >= len(self.seen):
-            self.sight.damaged += 1
+        if producer >= len(self.receipts):
+            self.result.damaged += 1
             return 0
-        self.sight.received += 1
-        self._note(producer, number)
+        self.result.received += 1
+        self._add_receipt(producer, number)
         return int(sent_ns)
 
-    def _note(self, producer: int, number: int) -> None:
-        seen = self.seen[producer]
-        if number >= len(seen):
-            seen.extend(bytes(number + 65_536 - len(seen)))
-        if seen[number] < TIMES_MOST:
-            seen[number] += 1
+    def _add_receipt(self, producer: int, number: int) -> None:
+        receipts = self.receipts[producer]
+        if number >= len(receipts):
+            receipts.extend(bytes(number + 65_536 - len(receipts)))
+        if receipts[number] < TIMES_MOST:
+            receipts[number] += 1
         if number < self._last[producer]:
-            self.sight.disordered += 1
+            self.result.disordered += 1
         self._last[producer] = number
 
 
-def shared_out(parts: list[list[bytes]], sent: list[int]) -> tuple[int, int]:
+def count_lost(nexts: list[int], missing: list[int], sent: list[int]) -> int:
+    """Messages that one consumer never received. By producer: the next number, missing numbers before it, and sent."""
+    behind = sum(max(0, count - received) for count, received in zip(sent, nexts, strict=True))
+    return behind + sum(missing)
+
+
+def audit_shares(parts: list[list[bytes]], sent: list[int]) -> tuple[int, int]:
     """The numbers of messages lost and received again, by the receipts of each worker and producer."""
     lost = twice = 0
     for producer, count in enumerate(sent):
@@ -136,6 +137,6 @@ def shared_out(parts: list[list[bytes]], sent: list[int]) -> tuple[int, int]:
     return lost, twice
 
 
-def _sum(seen: list[bytes], count: int) -> bytes:
+def _sum(receipts: list[bytes], count: int) -> bytes:
     """Byte by byte, as one long number: no byte carries into the next, see TIMES_MOST."""
-    return sum(int.from_bytes(one, "little") for one in seen).to_bytes(count, "little")
+    return sum(int.from_bytes(one, "little") for one in receipts).to_bytes(count, "little")

@@ -22,26 +22,26 @@ TRANSPORTS = ("auto", "ring", "9p", "file", "embedded")
 
 @attrs.frozen
 class Plan:
-    """As on the command line; None: not given."""
+    """The options of the command line; None: not given."""
 
-    at: str | None = None
-    mount: str | None = None
-    store: str | None = None
-    transport: str | None = None
-    producers: int = 1
-    consumers: int = 1
-    workers: int = 0  # competing consumers of a work queue, instead of `consumers`
-    size: int = 64
-    batch: int = 1
-    messages: int | None = None
-    seconds: float | None = None
-    sync: str = "always"
-    wait: str = "committed"
-    ctl: tuple[str, ...] = ()
-    rate: float | None = None
-    round_trips: int = 1_000
-    json: str | None = None
-    plot: str | None = None
+    at: str | None
+    mount: str | None
+    store: str | None
+    transport: str | None
+    producers: int
+    consumers: int
+    workers: int  # competing consumers of a work queue, instead of `consumers`
+    size: int
+    batch: int
+    messages: int | None
+    seconds: float | None
+    sync: str
+    wait: str
+    ctl: tuple[str, ...]
+    rate: float | None
+    round_trips: int
+    json: str | None
+    plot: str | None
 
     @property
     def receivers(self) -> int:
@@ -54,16 +54,18 @@ class Plan:
 
 def make(options: dict[str, Any]) -> Plan:
     """The plan of the command line's options (None: not given). Raises BadConfig."""
-    given = {key: value for key, value in options.items() if value is not None}
-    if given.get("workers") and "consumers" in given:
+    workers, consumers, messages, seconds = (options[name] for name in ("workers", "consumers", "messages", "seconds"))
+    if workers and consumers is not None:
         raise BadConfig(
             "--workers and --consumers: workers share the messages, consumers receive all (expected one of both)"
         )
-    if "messages" in given and "seconds" in given:
+    if messages is not None and seconds is not None:
         raise BadConfig("--messages and --seconds: both given (expected one)")
-    if given.get("workers"):
-        given["consumers"] = 0
-    plan = Plan(**{"seconds": 5.0 if "messages" not in given else None, **given})
+    if consumers is None:
+        consumers = 0 if workers else 1
+    if messages is None and seconds is None:
+        seconds = 5.0
+    plan = Plan(**{**options, "consumers": consumers, "seconds": seconds})
     for check in (_numbers, _place, _batch, _settings, _files):
         check(plan)
     return plan if plan.transport else attrs.evolve(plan, transport="file" if plan.mount else "auto")
@@ -142,7 +144,7 @@ def _files(plan: Plan) -> None:
             raise BadConfig("--plot: matplotlib is missing (see script/setup spark)") from None
 
 
-def described(plan: Plan) -> str:
+def describe(plan: Plan) -> str:
     """A line for people."""
     receivers = f"{plan.workers} sharing them" if plan.workers else f"{plan.consumers} receiving all"
     batch = f" in batches of {plan.batch}" if plan.batch > 1 else ""

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 
 from mqfs.bench.measure import Results
-from mqfs.bench.plan import described
+from mqfs.bench.plan import describe
 
 matplotlib.use("Agg")  # no window, no display
 
@@ -23,8 +23,8 @@ _LEAST_SHARE = 1e-6
 def draw(results: Results, path: str) -> None:
     """Draw two panels over microseconds: a histogram, and the share that took longer."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for name, took in results.took.items():
-        bars = list(took.bars())
+    for name, histogram in results.histograms.items():
+        bars = list(histogram.bars())
         if bars:
             _bars(left, right, name, [ns / 1000 for ns, _ in bars], [count for _, count in bars])
     for axes, title in ((left, "share of messages"), (right, "share that took longer")):
@@ -34,7 +34,7 @@ def draw(results: Results, path: str) -> None:
         axes.grid(visible=True, alpha=0.3)
     right.set_yscale("log")
     right.legend()
-    figure.suptitle(f"mqfs bench: {described(results.plan)}", fontsize=10)
+    figure.suptitle(f"mqfs bench: {describe(results.plan)}", fontsize=10)
     figure.savefig(path, format="png", dpi=120)
     pyplot.close(figure)
 

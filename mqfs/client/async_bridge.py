@@ -102,7 +102,7 @@ class Waiter(Generic[T]):
     def __init__(self, source: _Source[T]) -> None:
         self._source = source
         self._ready: deque[T] = deque()  # received by a wait that was cancelled
-        self._wanted = False  # `interrupt` was called, and no `get` has raised it yet
+        self._interrupt_requested = False  # `interrupt` was called, and no `get` has raised it yet
 
     async def get(self, timeout: float | None = None) -> T:
         """The next item. Being cancelled interrupts the wait; an item that arrives all the same is kept."""
@@ -118,7 +118,7 @@ class Waiter(Generic[T]):
             raise StopAsyncIteration from None
 
     async def interrupt(self) -> None:
-        self._wanted = True
+        self._interrupt_requested = True
         await in_thread(self._source.interrupt)
 
     async def _wait(self, timeout: float | None) -> None:
@@ -129,8 +129,8 @@ class Waiter(Generic[T]):
             try:
                 self._ready.append(await in_thread(partial(self._source.get, timeout)))
             except Interrupted as error:
-                if self._wanted:  # else by a cancelled wait, this one or one before it
-                    self._wanted = False
+                if self._interrupt_requested:  # else by a cancelled wait, this one or one before it
+                    self._interrupt_requested = False
                     failed.append(error)
             except BaseException as error:
                 failed.append(error)

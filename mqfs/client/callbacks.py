@@ -64,11 +64,11 @@ class Registration:
         concurrency: int,
         on_error: OnError | None,
         deduplication: Deduplication,
-        ended: Callable[[Registration], None],
+        on_end: Callable[[Registration], None],
     ) -> None:
         self.patterns, self.handler, self.deduplication = patterns, handler, deduplication
         self._subscription, self._once, self._on_error = subscription, once, on_error or log_error
-        self._ended, self._over = ended, threading.Event()
+        self._on_end, self._stopped = on_end, threading.Event()
         self._free = threading.Semaphore(concurrency)
         self._pool = ThreadPoolExecutor(concurrency, "mqfs-handler") if concurrency > 1 else None
         self._thread = threading.Thread(target=self._run, name="mqfs-listener", daemon=True)
@@ -76,7 +76,7 @@ class Registration:
 
     @property
     def active(self) -> bool:
-        return not self._over.is_set()
+        return not self._stopped.is_set()
 
     def unsubscribe(self, wait: bool = True) -> None:
         """Start no more calls; `wait`: until those under way return, unless this is called by one of them."""
@@ -96,8 +96,8 @@ class Registration:
             if self._pool is not None:
                 self._pool.shutdown()
             self._subscription.close()
-            self._over.set()
-            self._ended(self)
+            self._stopped.set()
+            self._on_end(self)
 
     def _step(self) -> bool:
         """Handle one message. False at the end."""
@@ -159,11 +159,11 @@ class Registry:
                     return present
                 deduplication = same[0].deduplication if same else Deduplication()
                 deduplication.sharers = len(same) + 1  # before the new one starts: the others note messages from now on
-            made = make(deduplication)
+            registration = make(deduplication)
             with self._lock:
-                if made.active:
-                    self._all.append(made)
-            return made
+                if registration.active:
+                    self._all.append(registration)
+            return registration
 
     def remove(self, registration: Registration) -> None:
         with self._lock:

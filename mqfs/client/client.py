@@ -74,7 +74,7 @@ class Client:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<mqfs client of {self._link.where}>"
+        return f"<mqfs client of {self._link.label}>"
 
     def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = ()) -> Group:
         """The group at a path from the root. `create`: make it, and those above it, where missing. `ctl`: lines to

@@ -156,7 +156,7 @@ class Claims(Waiting[Claim]):
         self._shut = False
         self._open_claims: set[Claim] = set()
         self._refusals: list[bytes] = []
-        self._begun = b""  # of a line, of which the end was not read yet
+        self._partial_line = b""  # of a line, of which the end was not read yet
         self._file = self._open()
 
     def _open(self) -> File:
@@ -172,7 +172,7 @@ class Claims(Waiting[Claim]):
     def _reopen(self) -> None:
         file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected)
         with self._lock:
-            self._file, self._refusals, self._begun = file, [], b""
+            self._file, self._refusals, self._partial_line = file, [], b""
 
     # ------------------------------------------------------------ commands
 
@@ -204,27 +204,27 @@ class Claims(Waiting[Claim]):
                 line = self._line(deadline)
                 if line is not None:
                     claim = Claim(self, self._file, *parse(line))
-                    claim.message = self._whole(claim.message)
+                    claim.message = self._assemble(claim.message)
                     with self._lock:
                         self._open_claims.add(claim)
                     return claim
 
     def _line(self, deadline: float | None) -> bytes | None:
         """A whole line of JSON; None: read again."""
-        if self._over or self._closed.is_set():
+        if self._at_end or self._closed.is_set():
             raise EOFError
         try:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             data = self._file.read(timeout=left)
             if not data:
-                self._ended()
-            elif self._is_refusal(data) if self._begun else data[:1] != b"{":
+                self._on_end_of_file()
+            elif self._is_refusal(data) if self._partial_line else data[:1] != b"{":
                 pass  # the error text of a refused command, raised by `_command`
             elif data.endswith(b"\n"):
-                line, self._begun = self._begun + data, b""
+                line, self._partial_line = self._partial_line + data, b""
                 return line
             else:
-                self._begun += data
+                self._partial_line += data
         except Interrupted as error:
             self._interrupted(error)
         except Disconnected as error:
@@ -232,7 +232,7 @@ class Claims(Waiting[Claim]):
             self._reopen()
         return None
 
-    def _whole(self, message: Message) -> Message:
+    def _assemble(self, message: Message) -> Message:
         """The message of a claim: a multipart body is claimed by its last part; read those before it."""
         number, total = place_of(message)
         if total < 2 or number != total:
@@ -248,7 +248,7 @@ class Claims(Waiting[Claim]):
         with self._lock:
             return data in self._refusals
 
-    def _ended(self) -> None:
+    def _on_end_of_file(self) -> None:
         """End of file: the consumer was removed, or the server stops."""
         make, self._make = self._make, None
         try:
@@ -257,7 +257,7 @@ class Claims(Waiting[Claim]):
             self._reopen()
             self._make = make
         except NotFound:
-            self._over = True
+            self._at_end = True
 
     # ------------------------------------------------------------ ends
 

@@ -44,7 +44,7 @@ class Group:
         self._registry = Registry()
 
     def __repr__(self) -> str:
-        return f"<mqfs group {self.path or '/'} at {self._link.where}>"
+        return f"<mqfs group {self.path or '/'} at {self._link.label}>"
 
     # ------------------------------------------------------------ publishing
 
@@ -170,7 +170,7 @@ class Group:
                 concurrency=concurrency,
                 on_error=on_error,
                 deduplication=deduplication,
-                ended=self._registry.remove,
+                on_end=self._registry.remove,
             )
 
         return self._registry.add(names, handler, make)

@@ -120,7 +120,7 @@ class MultipartAssembler:
     def __init__(self) -> None:
         self._open: LargeMessage | None = None
 
-    def take(self, message: Message) -> Message | None:
+    def add_part(self, message: Message) -> Message | None:
         """The message that is complete now; None: parts are missing. A part without its first one is a message."""
         number, total = place_of(message)
         open_, self._open = self._open, None

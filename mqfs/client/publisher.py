@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby, islice
 from typing import TypeVar
 
@@ -37,7 +38,7 @@ class Publisher:
 
     # ------------------------------------------------------------ open files
 
-    def _take(self, name: str | None) -> File:
+    def _acquire(self, name: str | None) -> File:
         with self._lock:
             idle = self._idle.get(name)
             if idle:
@@ -49,7 +50,7 @@ class Publisher:
             return self._link.open(f"{self._path}/.put", "r+")
         return self._link.open(f"{self._path}/{check_file_name(name)}", "w")
 
-    def _put_back(self, name: str | None, file: File) -> None:
+    def _return(self, name: str | None, file: File) -> None:
         spare: list[File] = []
         with self._lock:
             self._idle.setdefault(name, []).append(file)
@@ -60,9 +61,9 @@ class Publisher:
             old.close()
 
     @contextmanager
-    def _opened(self, name: str | None) -> Iterator[File]:
+    def _open_file(self, name: str | None) -> Iterator[File]:
         """A file to write to; closed after an error."""
-        file = self._take(name)
+        file = self._acquire(name)
         try:
             yield file
         except BaseException as error:
@@ -70,7 +71,7 @@ class Publisher:
                 self.close_idle()
             file.close()
             raise
-        self._put_back(name, file)
+        self._return(name, file)
 
     def close_idle(self) -> None:
         """Close the files that are not in use."""
@@ -112,16 +113,16 @@ class Publisher:
             self._publish_long(message, create, sequence)
             return None
         write = self._by_put if sequence or message.metadata() else self._plainly
-        return self._again(message.stream, create, lambda: write(message, sequence))
+        return self._with_create(message.stream, create, lambda: write(message, sequence))
 
     def _plainly(self, message: Outgoing, sequence: bool) -> None:
         body = bytes_of(message.body)
-        with self._opened(message.stream) as file:
+        with self._open_file(message.stream) as file:
             file.write(body)
 
     def _by_put(self, message: Outgoing, sequence: bool) -> int | None:
         data = message.put()
-        with self._opened(None) as file:
+        with self._open_file(None) as file:
             file.write(data)
             return int(file.read(64)) if sequence else None
 
@@ -145,7 +146,7 @@ class Publisher:
         with self.writer(message.stream, message.headers, create) as file:
             file.write(message.body)
 
-    def _again(self, stream: str, create: bool, write: Callable[[], T]) -> T:
+    def _with_create(self, stream: str, create: bool, write: Callable[[], T]) -> T:
         """Write; where the stream is missing, or was removed under an open file, make it and write again."""
         try:
             return write()
@@ -228,10 +229,11 @@ class Publisher:
             for message in batch:
                 plain = not message.metadata()
                 if message.stream not in files:
-                    files[message.stream] = self._again(message.stream, create, lambda m=message: self._take(m.stream))  # type: ignore[misc]
+                    acquire = partial(self._acquire, message.stream)
+                    files[message.stream] = self._with_create(message.stream, create, acquire)
                 name = message.stream if plain else None
                 if name not in files:
-                    files[name] = self._take(name)
+                    files[name] = self._acquire(name)
                 ordered.append((files[name], bytes_of(message.body) if plain else message.put()))
             results = self._link.write_all(ordered)
         except BaseException as error:
@@ -247,7 +249,7 @@ class Publisher:
         failed = next((n for n, error in enumerate(results) if error is not None), None)
         if failed is None:
             for name, file in files.items():
-                self._put_back(name, file)
+                self._return(name, file)
             return
         for file in files.values():
             file.close()

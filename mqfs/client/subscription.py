@@ -81,7 +81,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._singly, self._was_away = singly, was_away
         self._exactly: frozenset[str] = frozenset()  # selected here and not by the cursor: no such stream yet
         self._start = start
-        self._gone = 0  # messages below that sequence that are not read are lost
+        self._lost_below = 0  # messages below that sequence that are not read are lost
         self._next: Message | None = None  # read, behind a loss that is to be reported first
         self._file = self._open()
 
@@ -96,8 +96,8 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._turn = threading.Lock()  # one thread reads
         self._singly = False
         self._assembly = MultipartAssembler()
-        self._lost = 0  # messages, not reported yet
-        self._counted = 0  # losses below that sequence are counted
+        self._losses = 0  # messages, not reported yet
+        self._counted_below = 0  # losses below that sequence are counted
         self.reported_at = -LOSS_REPORT_S
 
     # ------------------------------------------------------------ the cursor
@@ -145,7 +145,7 @@ class CursorSubscription(Waiting[Message], Subscription):
                     gone = next_sequence  # what was written meanwhile is unknown
             elif gone > int(self._start):
                 gone = self._trimmed_below()
-            self._gone = max(self._gone, gone)
+            self._lost_below = max(self._lost_below, gone)
 
     def _trimmed_below(self) -> int:
         """The sequence below which messages were lost. A low watermark also passes expired ones and gaps."""
@@ -190,14 +190,14 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._was_away = True
         self._file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected)
 
-    def _ended(self) -> None:
+    def _on_end_of_file(self) -> None:
         """End of file: its streams were removed, or the server stops."""
-        self._over = True
+        self._at_end = True
         if self._reconnect is False or self._until:
             return
         try:
             self._reopen()
-            self._over = bool(self._exactly)  # its only stream was removed
+            self._at_end = bool(self._exactly)  # its only stream was removed
         except NotFound:
             pass
 
@@ -213,21 +213,21 @@ class CursorSubscription(Waiting[Message], Subscription):
     def _get(self, deadline: float | None) -> Message:
         with self._turn:
             while True:
-                if self._gone or self._lost or self._next is not None:
+                if self._lost_below or self._losses or self._next is not None:
                     message = self._next_behind_loss()
                 else:
                     message = self._decoder.next()
                 if message is not None:
                     self._start = str(message.sequence + 1)
                     if not self._exactly or message.stream in self._exactly:
-                        whole = message if self._singly else self._assembly.take(message)
+                        whole = message if self._singly else self._assembly.add_part(message)
                         if whole is not None:
                             return whole
                 else:
                     self._fill(deadline)
 
     def _fill(self, deadline: float | None) -> None:
-        if self._over or self._closed.is_set():
+        if self._at_end or self._closed.is_set():
             raise EOFError
         try:
             data = self._file.read(timeout=self._wait_s(deadline))
@@ -237,7 +237,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         except TimeoutError:
             if deadline is not None and time.monotonic() >= deadline:
                 raise
-            self._report_losses(self._gone)
+            self._report_losses(self._lost_below)
             return
         except Interrupted as error:
             self._interrupted(error)
@@ -249,8 +249,9 @@ class CursorSubscription(Waiting[Message], Subscription):
         if data:
             self._decoder.feed(data)
         elif not self._closed.is_set():
-            self._report_losses(min(self._gone, int(self._until) + 1) if self._until.isdigit() else self._gone)
-            self._ended()
+            end = int(self._until) + 1 if self._until.isdigit() else self._lost_below
+            self._report_losses(min(self._lost_below, end))
+            self._on_end_of_file()
 
     # ------------------------------------------------------------ losses
 
@@ -258,14 +259,14 @@ class CursorSubscription(Waiting[Message], Subscription):
         """After FellBehind: count as lost what is not read below the present low watermarks."""
         try:
             self._file.write(command_lines("streams"))
-            self._gone = max((row["floor"] for row in self._places(self._file)[1]), default=self._gone)
+            self._lost_below = max((row["floor"] for row in self._places(self._file)[1]), default=self._lost_below)
         except Disconnected as error:
             self._require_reconnect(error)
             self._reopen()
 
     def _wait_s(self, deadline: float | None) -> float | None:
         """How long to wait for a message: a loss is reported soon, also where none follows."""
-        if self._gone or self._lost:
+        if self._lost_below or self._losses:
             soon = max(self.reported_at + LOSS_REPORT_S, time.monotonic() + FIRST_PAUSE_S)
             deadline = soon if deadline is None else min(soon, deadline)
         return None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -276,37 +277,37 @@ class CursorSubscription(Waiting[Message], Subscription):
         if message is None:
             return None
         self._count(message.sequence)
-        if self._lost and time.monotonic() - self.reported_at >= LOSS_REPORT_S:
+        if self._losses and time.monotonic() - self.reported_at >= LOSS_REPORT_S:
             self._next = message
             self._report()
         return message
 
     def _count(self, sequence: int) -> None:
         """Count as lost what was not read below `sequence` and `_gone`."""
-        if self._gone:
+        if self._lost_below:
             if self._start.isdigit():
-                first = max(int(self._start), self._counted)
-                self._lost = max(self._lost, 0) + max(min(sequence, self._gone) - first, 0)
+                first = max(int(self._start), self._counted_below)
+                self._losses = max(self._losses, 0) + max(min(sequence, self._lost_below) - first, 0)
             else:
-                self._lost = self._lost or -1
-            self._counted = sequence
-            if sequence >= self._gone:
-                self._gone = 0
+                self._losses = self._losses or -1
+            self._counted_below = sequence
+            if sequence >= self._lost_below:
+                self._lost_below = 0
 
     def _report_losses(self, end: int) -> None:
         """Report losses that no message follows. `end`: the sequence above them."""
         self._count(end)
-        if self._lost:
+        if self._losses:
             self._report()
 
     def _report(self) -> None:
-        lost, self._lost, self.reported_at = self._lost, 0, time.monotonic()
+        lost, self._losses, self.reported_at = self._losses, 0, time.monotonic()
         raise fell_behind(lost, self._names)
 
     # ------------------------------------------------------------ ends
 
     def lost(self, error: Exception) -> bool:
-        return self._over or self._closed.is_set() or not isinstance(error, FellBehind | DiskFailed)
+        return self._at_end or self._closed.is_set() or not isinstance(error, FellBehind | DiskFailed)
 
     def close(self) -> None:
         self._closed.set()

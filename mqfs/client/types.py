@@ -97,7 +97,7 @@ class Direct(Protocol):
 class Link(Protocol):
     """A tree."""
 
-    where: str  # for texts
+    label: str  # for texts
     can_be_lost: bool  # the connection may end before its user closes it
 
     def open(self, path: str, mode: str) -> File:

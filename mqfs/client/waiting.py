@@ -20,8 +20,8 @@ class Waiting(Generic[T_co]):
 
     def __init__(self) -> None:
         self._closed = threading.Event()
-        self._wanted = False  # `interrupt` was called, and no `get` has raised it yet
-        self._over = False
+        self._interrupt_requested = False  # `interrupt` was called, and no `get` has raised it yet
+        self._at_end = False
 
     def get(self, timeout: float | None = None) -> T_co:
         raise NotImplementedError
@@ -41,13 +41,13 @@ class Waiting(Generic[T_co]):
 
     def interrupt(self) -> None:
         """End the `get` that waits in another thread, or else the next one, with Interrupted. Loses no message."""
-        self._wanted = True
+        self._interrupt_requested = True
         self._file.interrupt()
 
     def _interrupted(self, error: Interrupted) -> None:
         """Raise the error of an interrupted wait, unless it was interrupted by `close`."""
-        wanted, self._wanted = self._wanted, False
-        if wanted and not self._closed.is_set():
+        requested, self._interrupt_requested = self._interrupt_requested, False
+        if requested and not self._closed.is_set():
             raise error
 
     def _require_reconnect(self, error: Disconnected) -> None:

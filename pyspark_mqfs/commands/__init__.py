@@ -1,1 +1,1 @@
-"""What the commands of `mqfs spark` do, a module each. Their words and options are mqfs/cli/spark.py's."""
+"""The commands of `mqfs spark`, a module each. Their command line is in mqfs/cli/spark.py."""

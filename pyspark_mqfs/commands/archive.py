@@ -1,11 +1,11 @@
 """`mqfs spark archive`: streams → Parquet by group, stream and date of the message, each message once.
 
-Owns the layout of an archive. A batch of the query is written aside; then its files get the batch's number as their
-names and are renamed into place, those of an earlier try of the same batch being removed first. So what is below
-`messages` is plain Parquet for any reader, and the archive may be moved.
+Owns the layout of an archive. A batch of the query is written aside; then its files are renamed into place, with the
+number of the batch in their names, after those of an earlier try of the batch were removed. So `messages` is plain
+Parquet for any reader, and an archive may be moved.
 
-    DIR/_mqfs/archive.json     what it is an archive of
-    DIR/_mqfs/checkpoint/      how far it is
+    DIR/_mqfs/archive.json     store and streams
+    DIR/_mqfs/checkpoint/      of the query
     DIR/messages/group=G/stream=S/date=D/NUMBER-PIECE.parquet
 """
 
@@ -17,8 +17,8 @@ import attrs
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands.folder import Folder
-from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import Source, Tell, follow, group_of, no_progress, path_of, stream_of, watch
+from pyspark_mqfs.commands.session import CommandError
+from pyspark_mqfs.commands.sources import Progress, Source, follow, group_of, no_progress, path_of, stream_of, watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,48 +36,48 @@ FILES_PER_BATCH = 8
 
 @attrs.frozen
 class Archive:
-    """What is asked for."""
+    """The request of `archive`."""
 
     source: Source
     path: str
     file_bytes: int = FILE_BYTES
-    batch_bytes: int = 0  # 0: some files' worth
+    batch_bytes: int = 0  # 0: of several files
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         self.source.check()
 
 
-def run(spark: SparkSession, what: Archive, tell: Tell = no_progress) -> dict[str, Any]:
-    """Bring the archive up to what is there now. Failed where it is one of something else."""
-    survey = what.source.survey()
-    folder = Folder(spark, what.path)
-    about = {"format": FORMAT, "store": survey.store, "streams": what.source.which()}
-    _claim(folder, about)
+def run(spark: SparkSession, request: Archive, progress: Progress = no_progress) -> dict[str, Any]:
+    """Update the archive with the present messages. Raises CommandError where it is of another store or streams."""
+    catalog = request.source.catalog()
+    folder = Folder(spark, request.path)
+    metadata = {"format": FORMAT, "store": catalog.store, "streams": request.source.selection_options()}
+    _check_identity(folder, metadata)
     cores = spark.sparkContext.defaultParallelism
     rows = follow(
-        spark, what.source,
-        maxBytesPerTrigger=str(what.batch_bytes or what.file_bytes * max(FILES_PER_BATCH, 2 * cores)),
-        maxBytesPerPartition=str(what.file_bytes),
+        spark, request.source,
+        maxBytesPerTrigger=str(request.batch_bytes or request.file_bytes * max(FILES_PER_BATCH, 2 * cores)),
+        maxBytesPerPartition=str(request.file_bytes),
         groupIdPrefix="archive",
     )  # fmt: skip
-    into = _Into(folder)
+    batch_files = _BatchFiles(folder)
     query = (
-        columns(rows)
-        .writeStream.foreachBatch(into.write)
+        archive_columns(rows)
+        .writeStream.foreachBatch(batch_files.write)
         .option("checkpointLocation", folder.under(CHECKPOINT))
         .trigger(availableNow=True)
         .start()
     )
     try:
-        count = watch(query, tell, "archived", 0)
+        count = watch(query, progress, "archived", 0)
     finally:
         query.stop()
     return {"archive": folder.path, "messages": count}
 
 
-def columns(rows: DataFrame) -> DataFrame:
-    """As they stand in an archive."""
+def archive_columns(rows: DataFrame) -> DataFrame:
+    """The columns of an archive."""
     return rows.select(
         "offset", "timestamp", "value", "headers", F.crc32("value").alias("crc"),
         group_of(F.col("topic")).alias("group"), stream_of(F.col("topic")).alias("stream"),
@@ -85,35 +85,35 @@ def columns(rows: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def _claim(folder: Folder, about: dict[str, Any]) -> None:
-    """It is ours, or new."""
-    found = folder.read_json(ABOUT)
-    if found is None:
+def _check_identity(folder: Folder, metadata: dict[str, Any]) -> None:
+    """Check that the archive is new, or of the same store and streams. Raises CommandError."""
+    present = folder.read_json(ABOUT)
+    if present is None:
         if folder.names():
-            raise Failed(f"{folder.path} is no archive and not empty; an archive or a new directory is right")
-        folder.write_json(ABOUT, about)
+            raise CommandError(f"{folder.path}: not empty and not an archive (expected an archive or a new directory)")
+        folder.write_json(ABOUT, metadata)
         return
-    for name, value in about.items():
-        if found.get(name) != value:
-            raise Failed(
-                f"{folder.path} is an archive of {name} {_shown(found.get(name))}, not of {_shown(value)}; take another"
-                " directory"
+    for name, value in metadata.items():
+        if present.get(name) != value:
+            raise CommandError(
+                f"{folder.path}: archive of {name} {_describe(present.get(name))}"
+                f" (expected {_describe(value)}, or a new directory)"
             )
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     return ", ".join(value.values()) if isinstance(value, dict) else str(value)
 
 
-class _Into:
-    """Where the batches of one run go."""
+class _BatchFiles:
+    """Writes the batches of one run into the archive."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._first = True  # only the first one of a run may have been tried before
+        self._first = True  # only the first batch of a run may be a repeat
 
     def write(self, batch: DataFrame, number: int) -> None:
-        """One batch, aside and then into place. May be repeated at every point."""
+        """Write one batch aside, then rename it into place. May be repeated after a failure at any point."""
         folder, aside = self._folder, f"{ASIDE}/{number}"
         batch.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(folder.under(aside))
         if self._first:
@@ -130,18 +130,18 @@ class _Into:
         self._first = False
 
 
-def opened(spark: SparkSession, path: str) -> DataFrame:
-    """The messages of an archive, as the reader has them, with `crc`. Failed where there is none."""
+def open_archive(spark: SparkSession, path: str) -> DataFrame:
+    """The messages of an archive, with the columns of a reader and `crc`. Raises CommandError where there is none."""
     folder = Folder(spark, path)
-    about = folder.read_json(ABOUT)
-    if about is None:
-        raise Failed(f"{folder.path} is no archive: {ABOUT} is not there")
-    if about["format"] != FORMAT:
-        raise Failed(f"{folder.path} is an archive of format {about['format']}; {FORMAT} is right")
+    metadata = folder.read_json(ABOUT)
+    if metadata is None:
+        raise CommandError(f"{folder.path}: not an archive: no {ABOUT}")
+    if metadata["format"] != FORMAT:
+        raise CommandError(f"{folder.path}: archive of format {metadata['format']} (expected {FORMAT})")
     if not folder.exists(MESSAGES):
         folder.make(MESSAGES)
     rows = spark.read.schema(SCHEMA).parquet(folder.under(MESSAGES))
     return rows.withColumn("topic", path_of(F.col("group"), F.col("stream")))
 
 
-__all__ = ["Archive", "columns", "opened", "run"]
+__all__ = ["Archive", "archive_columns", "open_archive", "run"]

@@ -1,7 +1,7 @@
-"""Where a query of a command notes how far it is; and of one that runs once, that nothing of it stays.
+"""Checkpoints of the queries of commands.
 
-Owns the checkpoint of a command that was given none, and the removal of what the server was made to remember for it:
-the query's consumers, which would hold messages back for ever, and its name among the producers.
+Owns the temporary checkpoint of a command without one, and the clean-up of the server after it: the consumers of the
+query, which would retain messages for ever, and its producer.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ from pyspark_mqfs.options import COMMON, OptionError, Options
 
 
 @attrs.frozen
-class Notes:
-    """Of one query. `reader`: options of what it reads; `again`: whether a later run goes on where it ended."""
+class QueryCheckpoint:
+    """The checkpoint of one query."""
 
-    checkpoint: str
-    reader: Mapping[str, str]
-    again: bool
+    path: str
+    reader_options: Mapping[str, str]
+    resumable: bool  # by a later run
 
 
 @contextmanager
-def noted(checkpoint: str, source: Source) -> Iterator[Notes]:
-    """In `checkpoint`, or for this run alone where that is ""."""
-    if checkpoint:
-        yield Notes(checkpoint, {}, True)
+def query_checkpoint(path: str, source: Source) -> Iterator[QueryCheckpoint]:
+    """The checkpoint at a path; temporary, and cleaned up, where the path is ""."""
+    if path:
+        yield QueryCheckpoint(path, {}, True)
         return
     prefix = f"once-{uuid.uuid4().hex[:12]}"
     with tempfile.TemporaryDirectory(prefix="mqfs-spark-") as own:
         try:
-            yield Notes(own, {"groupIdPrefix": prefix}, False)
+            yield QueryCheckpoint(own, {"groupIdPrefix": prefix}, False)
         finally:
             with suppress(OSError, MqfsError, OptionError), _server(source).link() as link:
                 client = link.client()
-                for group in source.survey().groups:
+                for group in source.catalog().groups:
                     _remove(client, group, prefix)
 
 
-def forget(target: Source, groups: Iterable[str], producer: str) -> None:
-    """Nothing is committed again under that name."""
+def forget_producer(target: Source, groups: Iterable[str], producer: str) -> None:
+    """Forget the producer, which commits no more."""
     with suppress(OSError, MqfsError, OptionError), _server(target).link() as link:
         client = link.client()
         for group in groups:
             with suppress(MqfsError):
-                _say(client, path_of(group, ".txn/ctl"), f"forget {producer}")
+                _write_command(client, path_of(group, ".txn/ctl"), f"forget {producer}")
 
 
 def _remove(client: Client, group: str, prefix: str) -> None:
-    """The group's consumers of such a name, and the views they are over."""
+    """Remove the consumers of a group with that prefix, and their views."""
     for name in client.list(path_of(group, ".consumers")):
         if name.startswith(f"{prefix}-"):
             client.remove(path_of(group, f".consumers/{name}"))
             with suppress(NotFound):
                 client.stat(path_of(group, name))
-                _say(client, path_of(group, "ctl"), f"unbind {quote_word(name)}\n")
+                _write_command(client, path_of(group, "ctl"), f"unbind {quote_word(name)}\n")
 
 
-def _say(client: Client, path: str, line: str) -> None:
+def _write_command(client: Client, path: str, line: str) -> None:
     with client.open(path, "w") as file:
         file.write(line.encode())
 
@@ -76,4 +76,4 @@ def _server(source: Source) -> Server:
     return Server.of(Options(source.server(), COMMON, "a command"))
 
 
-__all__ = ["Notes", "forget", "noted"]
+__all__ = ["QueryCheckpoint", "forget_producer", "query_checkpoint"]

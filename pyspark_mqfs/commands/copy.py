@@ -1,6 +1,6 @@
-"""`mqfs spark copy`: messages of some streams, those that a condition selects, to others, each once.
+"""`mqfs spark copy`: selected messages of streams to other streams, each once.
 
-Owns the query that copies: what one batch may hold so that it is one unit, and where it notes how far it is.
+Owns the copying query and the limits of its batches, each of which is one atomic batch.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import attrs
 from pyspark.sql import functions as F
 
 from mqfs import limits
-from pyspark_mqfs.commands.checkpoints import forget, noted
+from pyspark_mqfs.commands.checkpoints import forget_producer, query_checkpoint
 from pyspark_mqfs.commands.replay import make_group, target_of
-from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import ROOT, Source, Tell, follow, no_progress, watch
+from pyspark_mqfs.commands.session import CommandError
+from pyspark_mqfs.commands.sources import ROOT, Progress, Source, follow, no_progress, watch
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
@@ -23,99 +23,115 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a batch: it is one unit in each group
-TEXT, HEADER = "text", "header"  # what a condition may use beside the columns
+MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a batch, atomic in each group
+TEXT, HEADER = "text", "header"  # columns of a condition beside those of the reader
 
 
 @attrs.frozen
 class Copy:
-    """What is asked for. `to`: one stream for all; or `into`: a group that all paths are put below."""
+    """The request of `copy`. `to`: one stream for all messages; or `into`: a group as the prefix of all paths."""
 
     source: Source
     target: Source
     to: str = ""
     into: str = ""
     where: str = ""
-    checkpoint: str = ""  # where a later run goes on; "" for this run alone
+    checkpoint: str = ""  # for a later run to continue; "": none
     forever: bool = False
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         if bool(self.to) == bool(self.into):
-            raise Failed("say where: --to GROUP/STREAM for all, or --into GROUP for the same paths below it")
+            raise CommandError("copy: no target (expected --to GROUP/STREAM, or --into GROUP)")
         self.source.check()
         self.target.check_server()
 
 
-def run(spark: SparkSession, what: Copy, tell: Tell = no_progress) -> dict[str, Any]:
-    """Copy what is there now, or what comes until it is stopped."""
-    what.check()
-    survey = what.source.survey()
-    groups = {what.to.rpartition("/")[0]} if what.to else {target_of(g or ROOT, what.into) for g in survey.groups}
-    server = Server.of(Options(what.target.server(), COMMON, "a command"))
+def run(spark: SparkSession, request: Copy, progress: Progress = no_progress) -> dict[str, Any]:
+    """Copy the present messages, or all new ones until stopped."""
+    request.check()
+    catalog = request.source.catalog()
+    groups = {target_of(group or ROOT, request.into) for group in catalog.groups}
+    if request.to:
+        groups = {request.to.rpartition("/")[0]}
+    server = Server.of(Options(request.target.server(), COMMON, "a command"))
     with server.link() as link:
         for group in groups:
-            link.retried(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
-    topic = F.lit(what.to) if what.to else F.concat(F.lit(what.into.strip("/") + "/"), F.col("topic"))
+            link.with_retry(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
+    topic = F.lit(request.to) if request.to else F.concat(F.lit(request.into.strip("/") + "/"), F.col("topic"))
 
     def columns(rows: DataFrame) -> DataFrame:
-        return selected(rows, what.where).select("value", given().alias("headers"), topic.alias("topic"))
+        selected = select_messages(rows, request.where)
+        return selected.select("value", headers_or_empty().alias("headers"), topic.alias("topic"))
 
-    return carry_over(spark, what, columns, groups, tell)
+    return run_query(spark, request, columns, groups, progress)
 
 
-def carry_over(
-    spark: SparkSession, what: Copy, columns: Callable[[DataFrame], DataFrame], groups: Iterable[str], tell: Tell
+def run_query(
+    spark: SparkSession,
+    request: Copy,
+    columns: Callable[[DataFrame], DataFrame],
+    groups: Iterable[str],
+    progress: Progress,
 ) -> dict[str, Any]:
-    """The query: what `columns` makes of the source's messages, to streams of those groups of the target."""
-    with noted(what.checkpoint, what.source) as notes:
-        rows = columns(follow(spark, what.source, **bounds(), **notes.reader))
-        query = start(rows, what, notes.checkpoint)
+    """Run the query from the source, transformed by `columns`, to streams in these groups of the target."""
+    with query_checkpoint(request.checkpoint, request.source) as checkpoint:
+        rows = columns(follow(spark, request.source, **batch_limits(), **checkpoint.reader_options))
+        query = start_query(rows, request, checkpoint.path)
         try:
-            count = watch(query, tell, "read", 0)
+            count = watch(query, progress, "read", 0)
         finally:
             query.stop()
-            if not notes.again:
-                forget(what.target, groups, f"spark-{query.id}")
+            if not checkpoint.resumable:
+                forget_producer(request.target, groups, f"spark-{query.id}")
     return {"read": count}
 
 
-def at(source: Source, target: str) -> Source:
-    """The server that is written to: another one, or that of the source."""
+def target_server(source: Source, target: str) -> Source:
+    """The server to write to: the target, or that of the source."""
     return Source(target, user=source.user, token=source.token) if target else source
 
 
-def bounds() -> dict[str, str]:
-    """Options of a reader whose batches fit one unit."""
+def batch_limits() -> dict[str, str]:
+    """Reader options for batches that fit one atomic batch."""
     return {"maxOffsetsPerTrigger": str(MESSAGES), "maxBytesPerTrigger": str(BYTES)}
 
 
-def start(rows: DataFrame, what: Copy, checkpoint: str) -> StreamingQuery:
-    writer = rows.writeStream.format("mqfs").options(**what.target.server(), checkpointLocation=checkpoint)
-    return writer.start() if what.forever else writer.trigger(availableNow=True).start()
+def start_query(rows: DataFrame, request: Copy, checkpoint: str) -> StreamingQuery:
+    writer = rows.writeStream.format("mqfs").options(**request.target.server(), checkpointLocation=checkpoint)
+    return writer.start() if request.forever else writer.trigger(availableNow=True).start()
 
 
-def selected(rows: DataFrame, where: str) -> DataFrame:
-    """Those that a condition is true of. It may use `text`, the message, and `header`, a map of texts."""
+def select_messages(rows: DataFrame, where: str) -> DataFrame:
+    """The messages of a condition, which may also use `text`, the message, and `header`, a map of texts."""
     if not where:
         return rows
-    more = rows.withColumn(TEXT, F.decode("value", "UTF-8")).withColumn(HEADER, as_map())
+    more = rows.withColumn(TEXT, F.decode("value", "UTF-8")).withColumn(HEADER, headers_map())
     return more.where(where).drop(TEXT, HEADER)
 
 
-def given() -> Column:
-    """The headers, none where they are null: Spark goes over a whole batch again for every null list that it puts into
-    one for a sink."""
+def headers_or_empty() -> Column:
+    """The headers, empty instead of null: Spark copies a batch again for every null list on the way to a sink."""
     return F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
 
 
-def as_map() -> Column:
+def headers_map() -> Column:
     """The headers as a map of texts."""
     pairs = F.transform(
-        given(),
+        headers_or_empty(),
         lambda header: F.struct(header["key"], F.decode(header["value"], "UTF-8")),
     )
     return F.map_from_entries(pairs)
 
 
-__all__ = ["Copy", "as_map", "at", "bounds", "carry_over", "given", "run", "selected", "start"]
+__all__ = [
+    "Copy",
+    "batch_limits",
+    "headers_map",
+    "headers_or_empty",
+    "run",
+    "run_query",
+    "select_messages",
+    "start_query",
+    "target_server",
+]

@@ -1,6 +1,6 @@
-"""A directory on whatever file system Spark reaches: what an archive keeps beside its Parquet files.
+"""A directory on any file system of Spark: the metadata of an archive beside its Parquet files.
 
-Owns small files and names in it, through Hadoop's file system classes, so that hdfs and object stores do, too.
+Owns small files and their names. Uses the file system classes of Hadoop, so that HDFS and object stores work too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Folder:
-    """A path and what is below it."""
+    """A directory."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: Any = spark._jvm
@@ -32,15 +32,15 @@ class Folder:
         return bool(self._fs.exists(self._at(name)))
 
     def names(self, name: str = "") -> list[str]:
-        """What is in a directory; nothing where there is none."""
+        """The names in a directory; empty where it does not exist."""
         if not self.exists(name):
             return []
         return sorted(str(status.getPath().getName()) for status in self._fs.listStatus(self._at(name)))
 
     def files(self, pattern: str) -> list[str]:
-        """The files below that a pattern of Hadoop's matches, from here."""
-        found = self._fs.globStatus(self._at(pattern)) or []
-        return sorted(str(status.getPath().toUri().getPath())[len(self._root) + 1 :] for status in found)
+        """The relative paths of the files that match a pattern of Hadoop."""
+        matches = self._fs.globStatus(self._at(pattern)) or []
+        return sorted(str(status.getPath().toUri().getPath())[len(self._root) + 1 :] for status in matches)
 
     @property
     def _root(self) -> str:
@@ -54,10 +54,10 @@ class Folder:
 
     def rename(self, old: str, new: str) -> None:
         if not self._fs.rename(self._at(old), self._at(new)):
-            raise OSError(f"{self.under(old)} could not be renamed to {self.under(new)}")
+            raise OSError(f"cannot rename {self.under(old)} to {self.under(new)}")
 
     def read_json(self, name: str) -> Any:
-        """What a file says; None where there is none."""
+        """The value of a file; None where it does not exist."""
         if not self.exists(name):
             return None
         stream = self._fs.open(self._at(name))
@@ -67,7 +67,7 @@ class Folder:
             stream.close()
 
     def write_json(self, name: str, value: Any) -> None:
-        """Written aside and renamed: there whole or not at all."""
+        """Write a file atomically, by a rename."""
         aside = f"{name}.new"
         stream = self._fs.create(self._at(aside), True)
         try:

@@ -1,9 +1,9 @@
-"""`mqfs spark replay`: the messages of an archive → streams again, in their order, each once.
+"""`mqfs spark replay`: the messages of an archive → streams, in order, each once.
 
-Owns the plan of a replay: stretches of each group that fit one unit, written into the archive before the first is
-published, so that a repeat cuts at the same places; each is then a batch of its own, committed once by its number.
-A message keeps its headers. What only the server sets becomes `was.NAME`, and `replay.sequence` and `replay.time` (µs
-since 1970) say what it was, unless it is replayed as if it were new (`plain`).
+Owns the plan of a replay: splits of each group that fit one atomic batch. It is written into the archive before the
+first split is published, so that a repeat has the same splits; each is committed once, by its number. A message keeps
+its headers. Reserved ones become `was.NAME`, and `replay.sequence` and `replay.time` (µs since 1970) have the original
+sequence and time; not so with `plain`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mqfs import limits
 from mqfs.errors import Exists
 from mqfs.log import headers
 from mqfs.ninep.blocking import Client
-from pyspark_mqfs.batch_encoder import KEPT_PREFIX
+from pyspark_mqfs.batch_encoder import RESERVED_PREFIX
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.folder import Folder
-from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import ROOT, Source, Tell, no_progress
+from pyspark_mqfs.commands.session import CommandError
+from pyspark_mqfs.commands.sources import ROOT, Progress, Source, no_progress
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 SEQUENCE, TIME = "replay.sequence", "replay.time"
 PLANS = "_mqfs/replays"
-MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a stretch: others wait for its commit
-STEP = 1_024  # sequences that are counted as one when stretches are cut
-LARGE_STEP, LARGE_BYTES = 64, 64 << 10  # where messages are so large
+MESSAGES, BYTES = limits.UNIT_MESSAGES // 2, limits.UNIT_BYTES // 2  # of a split: the next waits for its commit
+STEP = 1_024  # sequences, the unit of splitting
+LARGE_STEP, LARGE_BYTES = 64, 64 << 10  # the step for messages above this size
 
 
 @attrs.frozen
 class Replay:
-    """What is asked for. Times are UNIX times; `rate` is messages a second, `speed` how much faster than they came."""
+    """The request of `replay`. Times are UNIX times; `rate`: messages a second; `speed`: a factor of the original."""
 
     path: str
     target: Source
-    into: str = ""  # a group that all paths are put below
+    into: str = ""  # a group, the prefix of all paths
     streams: tuple[str, ...] = ()
     since: float | None = None
     until: float | None = None
@@ -55,38 +55,38 @@ class Replay:
     name: str = ""
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         if self.rate and self.speed:
-            raise Failed("--rate and --speed exclude one another")
+            raise CommandError("--rate and --speed: both given (expected one)")
         self.target.check_server()
 
-    def said(self) -> dict[str, Any]:
-        """What makes it this replay and no other."""
+    def identity(self) -> dict[str, Any]:
+        """The parameters that identify this replay."""
         keys = ("into", "streams", "since", "until", "where", "plain")
         return {key: getattr(self, key) for key in keys} | {"streams": list(self.streams)}
 
 
-def run(spark: SparkSession, what: Replay, tell: Tell = no_progress) -> dict[str, Any]:
-    """Publish what is not published yet."""
-    what.check()
-    folder, rows = Folder(spark, what.path), _selected(archive.opened(spark, what.path), what)
-    server = _server(what.target)
-    plan = _plan(spark, folder, rows, what, _store(server))
-    _make_groups(server, {target_of(stretch[0], what.into) for stretch in plan["stretches"]})
-    done = _Progress(plan["stretches"], what, tell)
+def run(spark: SparkSession, request: Replay, progress: Progress = no_progress) -> dict[str, Any]:
+    """Publish the messages that are not yet published."""
+    request.check()
+    folder, rows = Folder(spark, request.path), _selected(archive.open_archive(spark, request.path), request)
+    server = _server(request.target)
+    plan = _plan(spark, folder, rows, request, _store(server))
+    _make_groups(server, {target_of(split[0], request.into) for split in plan["stretches"]})
+    pace = _Pace(plan["stretches"], request, progress)
     for number, (group, first, last, _, _, _) in enumerate(plan["stretches"]):
-        done.wait(number)
+        pace.wait(number)
         part = rows.where((F.col("group") == group) & F.col("offset").between(first, last))
-        ordered = _in_order(part, first, last, spark.sparkContext.defaultParallelism)
-        ordered.select("value", _headers(what.plain), _topic(what.into).alias("topic")).write.format("mqfs").options(
-            **what.target.server(), txnAppId=plan["name"], txnVersion=str(number)
-        ).mode("append").save()
-        done.add(number)
-    return {"replay": plan["name"], "messages": done.messages, "batches": len(plan["stretches"])}
+        ordered = _partition(part, first, last, spark.sparkContext.defaultParallelism)
+        ordered.select("value", _headers(request.plain), _topic(request.into).alias("topic")).write.format(
+            "mqfs"
+        ).options(**request.target.server(), txnAppId=plan["name"], txnVersion=str(number)).mode("append").save()
+        pace.add(number)
+    return {"replay": plan["name"], "messages": pace.messages, "batches": len(plan["stretches"])}
 
 
-def _in_order(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
-    """Shared out by sequence, without looking at them twice to find out where to cut."""
+def _partition(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
+    """Partition by ranges of sequences, without the sampling pass of repartitionByRange."""
     share = F.floor((F.col("offset") - first) * tasks / (last - first + 1)).cast("int")
     return rows.repartitionById(tasks, share).sortWithinPartitions("offset")
 
@@ -94,14 +94,14 @@ def _in_order(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
 # ---------------------------------------------------------------- which
 
 
-def _selected(rows: DataFrame, what: Replay) -> DataFrame:
-    if what.streams:
-        rows = rows.where(F.col("topic").isin(*what.streams))
-    if what.since is not None:
-        rows = rows.where(F.col("timestamp") >= F.timestamp_micros(F.lit(int(what.since * 1e6))))
-    if what.until is not None:
-        rows = rows.where(F.col("timestamp") < F.timestamp_micros(F.lit(int(what.until * 1e6))))
-    return rows.where(what.where) if what.where else rows
+def _selected(rows: DataFrame, request: Replay) -> DataFrame:
+    if request.streams:
+        rows = rows.where(F.col("topic").isin(*request.streams))
+    if request.since is not None:
+        rows = rows.where(F.col("timestamp") >= F.timestamp_micros(F.lit(int(request.since * 1e6))))
+    if request.until is not None:
+        rows = rows.where(F.col("timestamp") < F.timestamp_micros(F.lit(int(request.until * 1e6))))
+    return rows.where(request.where) if request.where else rows
 
 
 def _topic(into: str) -> Column:
@@ -110,7 +110,7 @@ def _topic(into: str) -> Column:
 
 
 def target_of(group: str, into: str) -> str:
-    """Where a group's messages go; "" is the root."""
+    """The target of a group; "" is the root."""
     own = "" if group == ROOT else group
     return "/".join(name for name in (into.strip("/"), own) if name)
 
@@ -119,43 +119,49 @@ def target_of(group: str, into: str) -> str:
 
 
 def _headers(plain: bool) -> Column:
-    """Those of the message as they can be set again, and what it was; of one that was replayed before, what it says."""
-    given = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
+    """The settable headers, and those of the original sequence and time; a message replayed before keeps its own."""
+    present = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
     reserved = sorted(headers.RESERVED)
-    free = F.filter(given, lambda header: ~header["key"].isin(reserved))
+    settable = F.filter(present, lambda header: ~header["key"].isin(reserved))
     if plain:
-        return F.filter(free, lambda header: ~_is_ours(header)).alias("headers")
+        return F.filter(settable, lambda header: ~_is_replay_header(header)).alias("headers")
     renamed = F.transform(
-        given,
+        present,
         lambda header: F.struct(
-            F.when(header["key"].isin(reserved), F.concat(F.lit(KEPT_PREFIX), header["key"]))
+            F.when(header["key"].isin(reserved), F.concat(F.lit(RESERVED_PREFIX), header["key"]))
             .otherwise(header["key"])
             .alias("key"),
             header["value"].alias("value"),
         ),
     )
-    fresh = F.concat(renamed, F.array(_header(SEQUENCE, F.col("offset")), _header(TIME, F.unix_micros("timestamp"))))
-    return F.when(F.exists(given, lambda header: header["key"] == SEQUENCE), free).otherwise(fresh).alias("headers")
+    with_origin = F.concat(
+        renamed, F.array(_header(SEQUENCE, F.col("offset")), _header(TIME, F.unix_micros("timestamp")))
+    )
+    return (
+        F.when(F.exists(present, lambda header: header["key"] == SEQUENCE), settable)
+        .otherwise(with_origin)
+        .alias("headers")
+    )
 
 
 def _header(key: str, value: Column) -> Column:
     return F.struct(F.lit(key).alias("key"), value.cast("string").cast("binary").alias("value"))
 
 
-def _is_ours(header: Column) -> Column:
-    return header["key"].isin(SEQUENCE, TIME) | header["key"].startswith(KEPT_PREFIX)
+def _is_replay_header(header: Column) -> Column:
+    return header["key"].isin(SEQUENCE, TIME) | header["key"].startswith(RESERVED_PREFIX)
 
 
-def original(rows: DataFrame) -> DataFrame:
-    """Messages that were replayed as they were before: their sequence, time and headers."""
-    given = F.col("headers")
-    mine = F.filter(given, lambda header: ~header["key"].isin(SEQUENCE, TIME, headers.SENDER))
+def restore_originals(rows: DataFrame) -> DataFrame:
+    """Replayed messages with their original sequence, time and headers."""
+    present = F.col("headers")
+    settable = F.filter(present, lambda header: ~header["key"].isin(SEQUENCE, TIME, headers.SENDER))
     back = F.transform(
-        mine,
+        settable,
         lambda header: F.struct(
             F.when(
-                header["key"].startswith(KEPT_PREFIX),
-                header["key"].substr(F.lit(len(KEPT_PREFIX) + 1), F.length(header["key"])),
+                header["key"].startswith(RESERVED_PREFIX),
+                header["key"].substr(F.lit(len(RESERVED_PREFIX) + 1), F.length(header["key"])),
             )
             .otherwise(header["key"])
             .alias("key"),
@@ -173,55 +179,57 @@ def original(rows: DataFrame) -> DataFrame:
 
 
 def _value_of(key: str) -> Column:
-    """The value of a header, null where there is none."""
-    found = F.filter(F.col("headers"), lambda header: header["key"] == key)
-    return F.get(found, F.lit(0))["value"].cast("string")
+    """The value of a header, null without it."""
+    matches = F.filter(F.col("headers"), lambda header: header["key"] == key)
+    return F.get(matches, F.lit(0))["value"].cast("string")
 
 
 # ---------------------------------------------------------------- the plan
 
 
-def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, what: Replay, store: str) -> dict[str, Any]:
-    """The one there is under this name, or a new one."""
-    said = {**what.said(), "store": store}
-    digest = hashlib.sha256(repr(sorted(said.items())).encode()).hexdigest()[:16]
+def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay, store: str) -> dict[str, Any]:
+    """The plan of this name, or a new one. Raises CommandError where it is of another replay."""
+    identity = {**request.identity(), "store": store}
+    digest = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:16]
     about = folder.read_json(archive.ABOUT)
-    name = what.name or f"replay-{about['store'][:8]}-{digest}"
+    name = request.name or f"replay-{about['store'][:8]}-{digest}"
     file = f"{PLANS}/{name}.json"
-    found = folder.read_json(file)
-    if found is None:
-        found = {"name": name, "said": said, "stretches": list(_stretches(rows, what))}
-        folder.write_json(file, found)
-    elif found["said"] != said:
-        raise Failed(f"replay {name!r} was of {found['said']}, and this is of {said}; another --id is right")
-    return dict(found)
+    plan = folder.read_json(file)
+    if plan is None:
+        plan = {"name": name, "said": identity, "stretches": list(_splits(rows, request))}
+        folder.write_json(file, plan)
+    elif plan["said"] != identity:
+        raise CommandError(f"replay {name!r}: used for {plan['said']} (expected another --id for {identity})")
+    return dict(plan)
 
 
-Stretch = tuple[str, int, int, int, int, float]  # group, first, last, messages, bytes, time of the first
+Split = tuple[str, int, int, int, int, float]  # group, first, last, messages, bytes, time of the first
 
 
-def _stretches(rows: DataFrame, what: Replay) -> Iterator[Stretch]:
-    """Cut so that each fits one unit; of the order in which messages came where their time decides."""
-    counted = _counted(rows, what, STEP).persist()
+def _splits(rows: DataFrame, request: Replay) -> Iterator[Split]:
+    """The splits, which fit one atomic batch each; with `speed` in the order of time."""
+    steps = _count_steps(rows, request, STEP).persist()
     try:
-        largest = counted.agg(F.max("largest")).first()
+        largest = steps.agg(F.max("largest")).first()
         if largest is not None and (largest[0] or 0) > LARGE_BYTES:
-            counted.unpersist()
-            counted = _counted(rows, what, LARGE_STEP).persist()
-        most = min(MESSAGES, what.rate) if what.rate else MESSAGES
-        yield from _joined(_flat(counted.toLocalIterator()), most, bool(what.speed))
+            steps.unpersist()
+            steps = _count_steps(rows, request, LARGE_STEP).persist()
+        most = min(MESSAGES, request.rate) if request.rate else MESSAGES
+        yield from _merge(_as_splits(steps.toLocalIterator()), most, bool(request.speed))
     finally:
-        counted.unpersist()
+        steps.unpersist()
 
 
-def _counted(rows: DataFrame, what: Replay, step: int) -> DataFrame:
-    """So many sequences at a time: what they hold."""
-    step = max(1, min(step, what.rate)) if what.rate else step
+def _count_steps(rows: DataFrame, request: Replay, step: int) -> DataFrame:
+    """The contents of every `step` sequences."""
+    step = max(1, min(step, request.rate)) if request.rate else step
     keys = [F.floor(F.col("offset") / step).alias("step")]
-    if what.speed:
+    if request.speed:
         keys.insert(0, F.floor(F.unix_seconds("timestamp")).alias("second"))
     size = F.octet_length("value") + F.coalesce(
-        F.aggregate("headers", F.lit(0), lambda so, h: so + F.octet_length(h["key"]) + F.octet_length(h["value"]) + 3),
+        F.aggregate(
+            "headers", F.lit(0), lambda total, h: total + F.octet_length(h["key"]) + F.octet_length(h["value"]) + 3
+        ),
         F.lit(0),
     )
     return (
@@ -231,51 +239,56 @@ def _counted(rows: DataFrame, what: Replay, step: int) -> DataFrame:
             F.sum(size + 160).alias("bytes"), F.min(F.unix_micros("timestamp")).alias("time"),
             F.max(F.octet_length("value")).alias("largest"),
         )
-        .orderBy("time" if what.speed else "group", "group", "first")
+        .orderBy("time" if request.speed else "group", "group", "first")
     )  # fmt: skip
 
 
-def _flat(rows: Iterable[Any]) -> Iterator[Stretch]:
+def _as_splits(rows: Iterable[Any]) -> Iterator[Split]:
     for row in rows:
         yield row["group"], row["first"], row["last"], row["messages"], row["bytes"], row["time"] / 1e6
 
 
-def _joined(stretches: Iterable[Any], most: int, timed: bool) -> Iterator[Stretch]:
-    """Neighbours of one group together, as far as they fit; where time decides only those of the same second."""
-    held: Any = None
-    for one in stretches:
-        fits = held is not None and held[0] == one[0] and held[3] + one[3] <= most and held[4] + one[4] <= BYTES
-        if fits and not (timed and int(held[5]) != int(one[5])):
-            held = (held[0], held[1], one[2], held[3] + one[3], held[4] + one[4], held[5])
+def _merge(splits: Iterable[Any], most: int, timed: bool) -> Iterator[Split]:
+    """Merge neighbours of one group up to the limits; with `timed` only those of the same second."""
+    pending: Any = None
+    for split in splits:
+        fits = (
+            pending is not None
+            and pending[0] == split[0]
+            and pending[3] + split[3] <= most
+            and pending[4] + split[4] <= BYTES
+        )
+        if fits and not (timed and int(pending[5]) != int(split[5])):
+            pending = (pending[0], pending[1], split[2], pending[3] + split[3], pending[4] + split[4], pending[5])
             continue
-        if held is not None:
-            yield held
-        held = one
-    if held is not None:
-        yield held
+        if pending is not None:
+            yield pending
+        pending = split
+    if pending is not None:
+        yield pending
 
 
-class _Progress:
-    """How far it is, and when the next stretch may go."""
+class _Pace:
+    """The progress of a replay, and the pace of its splits."""
 
-    def __init__(self, stretches: list[Stretch], what: Replay, tell: Tell) -> None:
-        self._stretches, self._what, self._tell = stretches, what, tell
-        self._total = sum(stretch[3] for stretch in stretches)
-        self._began = time.monotonic()
+    def __init__(self, splits: list[Split], request: Replay, progress: Progress) -> None:
+        self._splits, self._request, self._progress = splits, request, progress
+        self._total = sum(split[3] for split in splits)
+        self._started = time.monotonic()
         self.messages = 0
 
     def wait(self, number: int) -> None:
-        due = self._began
-        if self._what.rate:
-            due += self.messages / self._what.rate
-        elif self._what.speed:
-            due += (self._stretches[number][5] - self._stretches[0][5]) / self._what.speed
+        due = self._started
+        if self._request.rate:
+            due += self.messages / self._request.rate
+        elif self._request.speed:
+            due += (self._splits[number][5] - self._splits[0][5]) / self._request.speed
         time.sleep(max(due - time.monotonic(), 0))
 
     def add(self, number: int) -> None:
-        self.messages += self._stretches[number][3]
-        speed = self.messages / max(time.monotonic() - self._began, 1e-9)
-        self._tell(f"replayed: {self.messages:,} of {self._total:,} messages, {speed:,.0f}/s")
+        self.messages += self._splits[number][3]
+        speed = self.messages / max(time.monotonic() - self._started, 1e-9)
+        self._progress(f"replayed: {self.messages:,} of {self._total:,} messages, {speed:,.0f}/s")
 
 
 # ---------------------------------------------------------------- the target
@@ -286,21 +299,21 @@ def _server(target: Source) -> Server:
 
 
 def _store(server: Server) -> str:
-    from pyspark_mqfs.catalog import places
+    from pyspark_mqfs.catalog import stream_positions
 
     with server.link() as link:
-        return str(link.retried(lambda client: places(client, ""))["store"])
+        return str(link.with_retry(lambda client: stream_positions(client, ""))["store"])
 
 
 def _make_groups(server: Server, groups: Iterable[str]) -> None:
-    """Those that are missing, so that they keep what is written."""
+    """Create missing groups, which retain all messages."""
     with server.link() as link:
         for group in sorted(groups):
-            link.retried(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
+            link.with_retry(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
 
 
 def make_group(client: Client, path: str) -> None:
-    """A group and those above it, with `replay all` where it is made here."""
+    """Create a group and its parents where missing, with `replay all`."""
     names = [name for name in path.split("/") if name]
     for end in range(1, len(names) + 1):
         above = "/".join(names[:end])
@@ -312,4 +325,4 @@ def make_group(client: Client, path: str) -> None:
             file.write(b"replay all\n")
 
 
-__all__ = ["Replay", "make_group", "original", "run", "target_of"]
+__all__ = ["Replay", "make_group", "restore_originals", "run", "target_of"]

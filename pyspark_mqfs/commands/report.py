@@ -1,6 +1,6 @@
-"""The pictures and the page of `mqfs spark stats`.
+"""The table, plots and page of `mqfs spark stats`.
 
-Owns how it looks; counts nothing. A page is one file, its pictures inside.
+Counts nothing. A page is one file with embedded plots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from mqfs.errors import BadConfig
 
-LINES = 8  # streams that have a line of their own; the others are one
+LINES = 8  # streams with a line of their own; the others share one
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:64em;margin:2em auto;padding:0 1em;color:#222}"
     "table{border-collapse:collapse;width:100%}th,td{padding:.3em .6em;text-align:right;border-bottom:1px solid #ddd}"
@@ -22,31 +22,31 @@ _STYLE = (
 )
 
 
-def pictures(found: dict[str, Any]) -> dict[str, bytes]:
-    """PNG by name: rate and sizes, and latency where it is known."""
+def plots(result: dict[str, Any]) -> dict[str, bytes]:
+    """Plots as PNG by name: rate and size, and latency where it is known."""
     try:
         import matplotlib
     except ImportError:
-        raise BadConfig("a picture needs matplotlib (in a clone: script/setup spark)") from None
+        raise BadConfig("plots need matplotlib (in a clone: script/setup spark)") from None
     matplotlib.use("Agg")
-    made = {"rate": _drawn(_rate, found), "size": _drawn(_size, found)}
-    if any(row["latency_s"] for row in found["streams"]):
-        made["latency"] = _drawn(_latency, found)
-    return made
+    images = {"rate": _draw(_rate, result), "size": _draw(_size, result)}
+    if any(row["latency_s"] for row in result["streams"]):
+        images["latency"] = _draw(_latency, result)
+    return images
 
 
-def _drawn(draw: Any, found: dict[str, Any]) -> bytes:
+def _draw(draw: Any, result: dict[str, Any]) -> bytes:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
-    draw(figure.subplots(), found)
+    draw(figure.subplots(), result)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=110)
     return out.getvalue()
 
 
-def _rate(axes: Any, found: dict[str, Any]) -> None:
-    rates = found["rates"]
+def _rate(axes: Any, result: dict[str, Any]) -> None:
+    rates = result["rates"]
     lines = sorted(rates["streams"].items(), key=lambda line: -sum(line[1]))
     times = (
         [datetime.fromtimestamp(rates["begin"] + n * rates["step"], UTC) for n in range(len(lines[0][1]))]
@@ -65,18 +65,18 @@ def _rate(axes: Any, found: dict[str, Any]) -> None:
     axes.grid(alpha=0.3)
 
 
-def _size(axes: Any, found: dict[str, Any]) -> None:
-    sizes = found["sizes"]
+def _size(axes: Any, result: dict[str, Any]) -> None:
+    sizes = result["sizes"]
     axes.bar([_bytes(size) for size, _ in sizes], [count for _, count in sizes], color="#47a")
-    axes.set(title="Messages by size: from so many bytes to less than twice as many")
+    axes.set(title="Messages by size (a bar is from its label to twice of it)")
     axes.grid(axis="y", alpha=0.3)
 
 
-def _latency(axes: Any, found: dict[str, Any]) -> None:
-    rows = [row for row in found["streams"] if row["latency_s"]][: 3 * LINES]
+def _latency(axes: Any, result: dict[str, Any]) -> None:
+    rows = [row for row in result["streams"] if row["latency_s"]][: 3 * LINES]
     for share in ("p50", "p99", "p999"):
         axes.plot([row["stream"] for row in rows], [row["latency_s"][share] * 1e3 for row in rows], "o", label=share)
-    axes.set(title="Latency, ms: from when it was sent to when it was kept", ylim=(0, None))
+    axes.set(title="Latency, ms, from sending to publishing", ylim=(0, None))
     axes.tick_params(axis="x", labelrotation=20)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
@@ -90,15 +90,15 @@ def _bytes(size: float) -> str:
     raise AssertionError
 
 
-def page(found: dict[str, Any], title: str) -> str:
-    """All of it as HTML."""
+def page(result: dict[str, Any], title: str) -> str:
+    """The report as HTML."""
     images = "".join(
         f'<p><img alt="{name}" src="data:image/png;base64,{base64.b64encode(data).decode()}"></p>'
-        for name, data in pictures(found).items()
+        for name, data in plots(result).items()
     )
     head = "".join(f"<th>{name}</th>" for name in HEADS)
     rows = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells(row))}</tr>" for row in found["streams"]
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells(row))}</tr>" for row in result["streams"]
     )
     return (
         f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{_STYLE}</style>"
@@ -107,7 +107,7 @@ def page(found: dict[str, Any], title: str) -> str:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A stream as texts, for a table."""
+    """The cells of a stream."""
     speed = row["messages_a_second"]
     return [
         row["stream"], f"{row['messages']:,}", _bytes(row["bytes"]), f"{speed:,.1f}" if speed else "",
@@ -123,34 +123,34 @@ def _time(seconds: float) -> str:
 HEADS = ("stream", "messages", "bytes", "a second", "size p50", "p99", "largest", "first", "last")
 
 
-def table(found: dict[str, Any]) -> str:
-    """For a terminal."""
-    rows = [list(HEADS), *(cells(row) for row in found["streams"])]
+def table(result: dict[str, Any]) -> str:
+    """The table for a terminal."""
+    rows = [list(HEADS), *(cells(row) for row in result["streams"])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEADS))]
     lines = [
         "  ".join(cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(pairs)).rstrip()
         for pairs in (list(zip(row, widths, strict=True)) for row in rows)
     ]
-    return "\n".join([*lines, *found.get("files", [])])
+    return "\n".join([*lines, *result.get("files", [])])
 
 
 def check_path(path: str) -> None:
-    """Raises BadConfig where no report could be written there."""
+    """Raises BadConfig where the folder of a report does not exist."""
     if not Path(path).parent.is_dir():
         raise BadConfig(f"--report {path!r}: no folder {str(Path(path).parent)!r}")
 
 
-def write(found: dict[str, Any], path: str, title: str) -> list[str]:
-    """A page where the name ends in .html, else pictures PATH-rate.png and so on; the files."""
+def write(result: dict[str, Any], path: str, title: str) -> list[str]:
+    """Write a page to PATH.html, else plots to PATH-rate.png and so on; the files."""
     if path.endswith((".html", ".htm")):
-        Path(path).write_text(page(found, title))
+        Path(path).write_text(page(result, title))
         return [path]
     files = []
-    for name, data in pictures(found).items():
+    for name, data in plots(result).items():
         file = f"{path.removesuffix('.png')}-{name}.png"
         Path(file).write_bytes(data)
         files.append(file)
     return files
 
 
-__all__ = ["cells", "check_path", "page", "pictures", "table", "write"]
+__all__ = ["cells", "check_path", "page", "plots", "table", "write"]

@@ -1,7 +1,7 @@
-"""Sequences of each group in their order: holes, doubles, clocks that went back, in any amount of messages.
+"""Audit of the sequences of each group: gaps, duplicates, and time running backwards, in any number of messages.
 
-Owns that walk. Messages are dealt out by stretches of sequences, each is put in order by itself, and only what each
-begins and ends with comes together. No message is sorted among all others, and none is kept.
+Messages are partitioned by splits of sequences. Each split is sorted by itself, and the driver gets only its counts and
+its borders. There is no global sort.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pyspark.sql import functions as F
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BITS = 17  # sequences of a stretch, as a power of two
+BITS = 17  # log2 of the sequences of a split
 EXAMPLES = 5
-STRETCH = (
+SPLIT = (
     "group string, first bigint, last bigint, begin bigint, end bigint, messages bigint, holes bigint, missing bigint,"
     " doubled bigint, clock bigint, doubled_at array<bigint>, clock_at array<bigint>"
 )
 _LISTS = ("doubled_at", "clock_at")
 _ARROW = pa.schema(
-    [(name, pa.list_(pa.int64()) if name in _LISTS else pa.int64()) for name in STRETCH.replace(",", "").split()[2::2]]
+    [(name, pa.list_(pa.int64()) if name in _LISTS else pa.int64()) for name in SPLIT.replace(",", "").split()[2::2]]
 ).insert(0, pa.field("group", pa.string()))
 
 
 @attrs.define
-class Walked:
-    """What was found, and where the first of it is: (group, sequence)."""
+class AuditResult:
+    """The counts, and examples as (group, sequence)."""
 
     messages: int = 0
     holes: int = 0
@@ -41,43 +41,43 @@ class Walked:
     places: dict[str, list[tuple[str, int]]] = attrs.Factory(lambda: {"doubled": [], "clock": []})
 
 
-def walk(rows: DataFrame) -> Walked:
-    """Over rows with `group`, `offset` and `timestamp`."""
+def audit(rows: DataFrame) -> AuditResult:
+    """Audit rows with `group`, `offset` and `timestamp`."""
     narrow = rows.select("group", "offset", F.unix_micros("timestamp").alias("time"))
-    dealt = narrow.repartition("group", F.shiftright("offset", BITS))
-    return together(row.asDict() for row in dealt.mapInArrow(stretches, STRETCH).collect())
+    partitioned = narrow.repartition("group", F.shiftright("offset", BITS))
+    return merge(row.asDict() for row in partitioned.mapInArrow(audit_splits, SPLIT).collect())
 
 
-def together(rows: Iterable[dict[str, Any]]) -> Walked:
-    """What all stretches have, and what lies between them."""
-    found, before = Walked(), None
-    for one in sorted(rows, key=lambda row: (row["group"], row["first"])):
+def merge(rows: Iterable[dict[str, Any]]) -> AuditResult:
+    """Merge the rows of all splits, and audit the borders between them."""
+    result, before = AuditResult(), None
+    for current in sorted(rows, key=lambda row: (row["group"], row["first"])):
         for name in ("messages", "holes", "missing", "doubled", "clock"):
-            setattr(found, name, getattr(found, name) + one[name])
-        for name, places in found.places.items():
-            places += [(one["group"], sequence) for sequence in one[f"{name}_at"]]
-        if before is not None and before["group"] == one["group"]:
-            _border(found, before, one)
-        before = one
-    return found
+            setattr(result, name, getattr(result, name) + current[name])
+        for name, places in result.places.items():
+            places += [(current["group"], sequence) for sequence in current[f"{name}_at"]]
+        if before is not None and before["group"] == current["group"]:
+            _audit_border(result, before, current)
+        before = current
+    return result
 
 
-def _border(found: Walked, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Between two stretches."""
+def _audit_border(result: AuditResult, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Audit the border of two splits."""
     gap = after["first"] - before["last"] - 1
-    found.holes += gap > 0
-    found.missing += gap
+    result.holes += gap > 0
+    result.missing += gap
     if after["begin"] < before["end"]:
-        found.clock += 1
-        found.places["clock"].append((after["group"], after["first"]))
+        result.clock += 1
+        result.places["clock"].append((after["group"], after["first"]))
 
 
-def stretches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One row for each stretch of those rows."""
-    some = [batch for batch in batches if batch.num_rows]
-    if not some:
+def audit_splits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One row for each split in the batches."""
+    present = [batch for batch in batches if batch.num_rows]
+    if not present:
         return
-    table = pa.Table.from_batches(some)
+    table = pa.Table.from_batches(present)
     groups = table["group"].combine_chunks().dictionary_encode()
     if isinstance(groups, pa.ChunkedArray):
         groups = groups.combine_chunks()
@@ -85,8 +85,8 @@ def stretches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     group, offset, time = (np.asarray(column).astype(np.int64) for column in columns)
     order = np.lexsort((offset, group))
     group, offset, time = group[order], offset[order], time[order]
-    stretch = offset >> BITS
-    step, inside = np.diff(offset), (np.diff(group) == 0) & (np.diff(stretch) == 0)
+    split = offset >> BITS
+    step, inside = np.diff(offset), (np.diff(group) == 0) & (np.diff(split) == 0)
     marks = {
         "holes": inside & (step > 1),
         "missing": np.where(inside, np.maximum(step - 1, 0), 0),
@@ -95,22 +95,22 @@ def stretches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     }
     starts = np.flatnonzero(np.concatenate(([True], ~inside)))
     stops = np.append(starts[1:], len(offset))
-    made: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: np.add.reduceat(np.concatenate(([0], mark.astype(np.int64))), starts) for name, mark in marks.items()
     }
     for name in ("doubled", "clock"):
-        made[f"{name}_at"] = [
-            _some(offset, marks[name], a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
+        values[f"{name}_at"] = [
+            _examples(offset, marks[name], a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
-    made |= {"group": groups.dictionary.take(pa.array(group[starts])), "messages": stops - starts}
-    made |= {"first": offset[starts], "last": offset[stops - 1], "begin": time[starts], "end": time[stops - 1]}
-    yield pa.RecordBatch.from_arrays([pa.array(made[field.name], field.type) for field in _ARROW], schema=_ARROW)
+    values |= {"group": groups.dictionary.take(pa.array(group[starts])), "messages": stops - starts}
+    values |= {"first": offset[starts], "last": offset[stops - 1], "begin": time[starts], "end": time[stops - 1]}
+    yield pa.RecordBatch.from_arrays([pa.array(values[field.name], field.type) for field in _ARROW], schema=_ARROW)
 
 
-def _some(offset: Any, mark: Any, start: int, stop: int) -> list[int]:
-    """Sequences of a stretch that are marked, the first of them. Marks are of the steps to the next row."""
-    found = start + 1 + np.flatnonzero(mark[start : stop - 1])[:EXAMPLES]
-    return [int(sequence) for sequence in offset[found]]
+def _examples(offset: Any, mark: Any, start: int, stop: int) -> list[int]:
+    """The first marked sequences of a split. A mark is of the step to the next row."""
+    result = start + 1 + np.flatnonzero(mark[start : stop - 1])[:EXAMPLES]
+    return [int(sequence) for sequence in offset[result]]
 
 
-__all__ = ["BITS", "EXAMPLES", "Walked", "stretches", "together", "walk"]
+__all__ = ["BITS", "EXAMPLES", "AuditResult", "audit", "audit_splits", "merge"]

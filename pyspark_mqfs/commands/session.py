@@ -1,6 +1,6 @@
-"""The Spark session of a command, and how it is told from what went wrong in it.
+"""The Spark session of a command, and its errors in one line.
 
-Owns the settings that every command needs; a master or a setting that the user names wins.
+Owns the settings of all commands; those of the user win.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ if TYPE_CHECKING:
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",  # dates in an archive are the same wherever it is made
+    "spark.sql.session.timeZone": "UTC",  # dates in an archive do not depend on the machine
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",  # a stream called 007 stays that
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",  # a stream 007 stays a string
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.streaming.stopTimeout": "30s",
 }
-_OURS = re.compile(r"(?:OptionError|SinkError|MqfsError|pyspark_mqfs\.\S*?Error): (.*?)(?:\n|$)")
+_OWN_ERROR = re.compile(r"(?:OptionError|SinkError|MqfsError|pyspark_mqfs\.\S*?Error): (.*?)(?:\n|$)")
 
 
 _STREAM = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: ")
-_CALL = re.compile(r"^An error occurred while calling \S+\s+: (?:\S+: )?")  # of the bridge to Java
+_CALL = re.compile(r"^An error occurred while calling \S+\s+: (?:\S+: )?")  # of py4j
 
 
-class Failed(Exception):
-    """What a command cannot do, in one line."""
+class CommandError(Exception):
+    """A command failed; one line."""
 
 
 @contextmanager
 def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSession]:
-    """A session that ends with the block. BadConfig where a setting is no KEY=VALUE."""
+    """A session that ends with the block. Raises BadConfig."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
         raise BadConfig("mqfs spark needs pyspark (in a clone: script/setup spark)") from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # Of pyspark, about versions of pandas: nobody here can do anything about it.
+    # Warnings of pyspark about versions of pandas, which a user cannot avoid.
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     log = Path(__file__).with_name("log4j2.properties")
     builder = SparkSession.builder.appName(name).master(master)
-    wanted = {**SETTINGS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log}"}
+    configuration = {**SETTINGS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log}"}
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    for said in settings:
-        key, equals, value = said.partition("=")
+    for setting in settings:
+        key, equals, value = setting.partition("=")
         if not equals or not key.startswith("spark."):
-            raise BadConfig(f"--conf {said!r}; spark.KEY=VALUE is right")
-        wanted[key] = value
-    for key, value in wanted.items():
+            raise BadConfig(f"--conf: bad setting {setting!r} (expected spark.KEY=VALUE)")
+        configuration[key] = value
+    for key, value in configuration.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     try:
@@ -71,11 +71,11 @@ def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSe
 
 
 def explain(error: BaseException) -> str:
-    """One line of what Spark wraps in many: ours, where it is in there."""
+    """The line of our own error in one wrapped by Spark, else its first line."""
     text = str(error)
-    found = _OURS.findall(text)
-    if found:
-        return str(found[-1]).strip()
+    matches = _OWN_ERROR.findall(text)
+    if matches:
+        return str(matches[-1]).strip()
     return _CALL.sub("", _STREAM.sub("", text)).strip().split("\n", 1)[0][:500]
 
 
@@ -84,4 +84,4 @@ def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
     return spark.read.format("mqfs").options(**options).load()
 
 
-__all__ = ["SETTINGS", "Failed", "explain", "read", "session"]
+__all__ = ["SETTINGS", "CommandError", "explain", "read", "session"]

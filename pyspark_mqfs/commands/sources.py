@@ -1,6 +1,6 @@
-"""What the commands have in common: where messages come from, how far they are, columns that are worked out.
+"""Shared parts of the commands: the source of messages, progress, and columns computed from paths.
 
-Owns names and expressions; starts no query.
+Starts no query.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import attrs
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.catalog import Selection, ServerCatalog
-from pyspark_mqfs.commands.session import Failed
+from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-ROOT = "."  # the root group in a path of partitions: no group is called so
-Tell = Callable[[str], None]
+ROOT = "."  # the root group in a partition path; not a legal name of a group
+Progress = Callable[[str], None]
 
 
 @attrs.frozen
 class Source:
-    """Streams of a server."""
+    """Selected streams of a server."""
 
     address: str
     streams: tuple[str, ...] = ()
@@ -37,49 +37,49 @@ class Source:
     token: str = attrs.field(default="", repr=False)
 
     def server(self) -> dict[str, str]:
-        """The options that say where."""
-        said = {"address": self.address, "user": self.user, "token": self.token}
-        return {name: value for name, value in said.items() if value}
+        """The options of the connection."""
+        values = {"address": self.address, "user": self.user, "token": self.token}
+        return {name: value for name, value in values.items() if value}
 
-    def which(self) -> dict[str, str]:
+    def selection_options(self) -> dict[str, str]:
         if bool(self.streams) == bool(self.pattern):
-            raise Failed("name the streams as GROUP/STREAM, or say --pattern; one of both is right")
+            raise CommandError("streams and --pattern: none or both given (expected GROUP/STREAM... or --pattern)")
         return {"subscribePattern": self.pattern} if self.pattern else {"subscribe": ",".join(self.streams)}
 
     def options(self) -> dict[str, str]:
-        return {**self.server(), **self.which(), "includeHeaders": "true"}
+        return {**self.server(), **self.selection_options(), "includeHeaders": "true"}
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing, before anybody is asked."""
-        self._understood()
+        """Raises CommandError or OptionError for invalid options. Asks no server."""
+        self._parse()
 
     def check_server(self) -> None:
-        """The same of what says where; of a server that is written to, streams are not asked for."""
+        """The same of the connection only, for a target."""
         Server.of(Options(self.server(), COMMON, "a command"))
 
-    def _understood(self) -> tuple[Selection, Server]:
+    def _parse(self) -> tuple[Selection, Server]:
         options = Options(self.options(), (*COMMON, "subscribe", "subscribePattern", "includeHeaders"), "a command")
         return Selection.of(options), Server.of(options)
 
-    def survey(self) -> ServerCatalog:
-        selection, server = self._understood()
+    def catalog(self) -> ServerCatalog:
+        selection, server = self._parse()
         with server.link() as link:
-            return link.retried(selection.survey)
+            return link.with_retry(selection.catalog)
 
 
 def read(spark: SparkSession, source: Source, **more: str) -> DataFrame:
-    """What is there now."""
+    """The present messages."""
     return spark.read.format("mqfs").options(**source.options(), **more).load()
 
 
 def follow(spark: SparkSession, source: Source, **more: str) -> DataFrame:
-    """What is there and comes."""
+    """The present and future messages."""
     return spark.readStream.format("mqfs").options(**source.options(), startingOffsets="earliest", **more).load()
 
 
 def group_of(path: Column) -> Column:
-    found = F.substring(path, F.lit(1), F.length(path) - F.length(stream_of(path)) - 1)
-    return F.when(found == "", F.lit(ROOT)).otherwise(found)
+    group = F.substring(path, F.lit(1), F.length(path) - F.length(stream_of(path)) - 1)
+    return F.when(group == "", F.lit(ROOT)).otherwise(group)
 
 
 def stream_of(path: Column) -> Column:
@@ -91,42 +91,42 @@ def path_of(group: Column, stream: Column) -> Column:
 
 
 def no_progress(text: str) -> None:
-    """Tells nobody."""
+    """No-op progress callback."""
 
 
 def terminal_progress(text: str) -> None:
-    """Tells a person at a terminal, in one line that is written over."""
+    """Show progress on a terminal, in a line that is overwritten."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def finished(tell: Tell) -> None:
-    """The line is taken away."""
-    tell("")
+def clear_progress(progress: Progress) -> None:
+    """Remove the line of progress."""
+    progress("")
 
 
-def watch(query: StreamingQuery, tell: Tell, what: str, total: int) -> int:
-    """Until it ends; how many rows it has read. `total`: as many as are expected, 0 if that is not known."""
-    began = time.monotonic()
+def watch(query: StreamingQuery, progress: Progress, verb: str, total: int) -> int:
+    """Wait for the end of the query; the number of its rows. `total`: the expected number, 0: unknown."""
+    started = time.monotonic()
     rows, last = 0, -1
     while True:
         ended = query.awaitTermination(0.5)  # type: ignore[arg-type]
-        for progress in query.recentProgress:
-            if progress["batchId"] > last and progress["numInputRows"]:
-                last = progress["batchId"]
-                rows += progress["numInputRows"]
-        speed = rows / max(time.monotonic() - began, 1e-9)
+        for batch in query.recentProgress:
+            if batch["batchId"] > last and batch["numInputRows"]:
+                last = batch["batchId"]
+                rows += batch["numInputRows"]
+        speed = rows / max(time.monotonic() - started, 1e-9)
         share = f" of {total:,} ({min(rows / total, 1):.0%})" if total else ""
-        tell(f"{what}: {rows:,}{share} messages, {speed:,.0f}/s")
+        progress(f"{verb}: {rows:,}{share} messages, {speed:,.0f}/s")
         if ended:
             return rows
 
 
 __all__ = [
     "ROOT",
+    "Progress",
     "Source",
-    "Tell",
-    "finished",
+    "clear_progress",
     "follow",
     "group_of",
     "no_progress",

@@ -1,6 +1,6 @@
-"""`mqfs spark stats`: of each stream how many messages, how large, how fast and how late; pictures and a report.
+"""`mqfs spark stats`: counts, sizes, rates and latencies of each stream.
 
-Owns what is counted. The counting is Spark's: only sums come to the driver, never messages.
+Owns the aggregations. Only their results come to the driver, never messages.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import attrs
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands import archive
-from pyspark_mqfs.commands.copy import as_map, selected
-from pyspark_mqfs.commands.session import Failed
-from pyspark_mqfs.commands.sources import Source, Tell, no_progress, read
+from pyspark_mqfs.commands.copy import headers_map, select_messages
+from pyspark_mqfs.commands.session import CommandError
+from pyspark_mqfs.commands.sources import Progress, Source, no_progress, read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-POINTS = 200  # of the picture of rates
+POINTS = 200  # of the plot of rates
 SHARES = (0.5, 0.9, 0.99, 0.999)
 NAMES = ("p50", "p90", "p99", "p999")
 
 
 @attrs.frozen
 class Stats:
-    """What is asked for. `sent`: a header with the UNIX time in seconds at which a message was sent."""
+    """The request of `stats`. `sent`: the header with the UNIX time of sending, in seconds."""
 
     path: str = ""
     source: Source | None = None
@@ -33,70 +33,70 @@ class Stats:
     sent: str = ""
 
     def check(self) -> None:
-        """Raises Failed or OptionError for what means nothing."""
+        """Raises CommandError or OptionError for an invalid request."""
         if bool(self.path) == (self.source is not None):
-            raise Failed("name an archive, or a server with --at; one of both is right")
+            raise CommandError("stats: no source or two (expected --archive or --at)")
         if self.source is not None:
             self.source.check()
 
 
-def run(spark: SparkSession, what: Stats, tell: Tell = no_progress) -> dict[str, Any]:
-    """Per stream, over time, by size, and latencies where messages tell when they were sent."""
-    what.check()
-    rows = archive.opened(spark, what.path) if what.source is None else read(spark, what.source)
-    rows = selected(rows, what.where).withColumn("size", F.octet_length("value").cast("bigint"))
-    late = as_map()[what.sent].cast("double") if what.sent else F.lit(None).cast("double")
+def run(spark: SparkSession, request: Stats, progress: Progress = no_progress) -> dict[str, Any]:
+    """Counts by stream, over time and by size; latencies where messages have the header."""
+    request.check()
+    rows = archive.open_archive(spark, request.path) if request.source is None else read(spark, request.source)
+    rows = select_messages(rows, request.where).withColumn("size", F.octet_length("value").cast("bigint"))
+    late = headers_map()[request.sent].cast("double") if request.sent else F.lit(None).cast("double")
     rows = rows.withColumn("late", F.unix_micros("timestamp") / 1e6 - late)
     rows = rows.select("topic", "timestamp", "size", "late").cache()
     try:
-        tell("counting")
-        found: dict[str, Any] = {"streams": _streams(rows), "sizes": _sizes(rows)}
-        found["rates"] = _rates(rows, found["streams"])
-        return found
+        progress("counting")
+        result: dict[str, Any] = {"streams": _streams(rows), "sizes": _sizes(rows)}
+        result["rates"] = _rates(rows, result["streams"])
+        return result
     finally:
         rows.unpersist()
 
 
 def _streams(rows: DataFrame) -> list[dict[str, Any]]:
-    counted = rows.groupBy("topic").agg(
+    counts = rows.groupBy("topic").agg(
         F.count("*").alias("messages"), F.sum("size").alias("bytes"), F.min("size").alias("smallest"),
         F.max("size").alias("largest"), F.percentile_approx("size", list(SHARES)).alias("size"),
         F.min(F.unix_micros("timestamp") / 1e6).alias("first"), F.max(F.unix_micros("timestamp") / 1e6).alias("last"),
         F.percentile_approx("late", list(SHARES)).alias("late"),
     )  # fmt: skip
-    return [_row(row.asDict()) for row in counted.orderBy("topic").collect()]
+    return [_row(row.asDict()) for row in counts.orderBy("topic").collect()]
 
 
-def _row(counted: dict[str, Any]) -> dict[str, Any]:
-    seconds = counted["last"] - counted["first"]
-    size, late = counted.pop("size"), counted.pop("late")
+def _row(counts: dict[str, Any]) -> dict[str, Any]:
+    seconds = counts["last"] - counts["first"]
+    size, late = counts.pop("size"), counts.pop("late")
     return {
-        "stream": counted.pop("topic"),
-        **counted,
-        "messages_a_second": counted["messages"] / seconds if seconds else None,
-        "bytes_a_second": counted["bytes"] / seconds if seconds else None,
+        "stream": counts.pop("topic"),
+        **counts,
+        "messages_a_second": counts["messages"] / seconds if seconds else None,
+        "bytes_a_second": counts["bytes"] / seconds if seconds else None,
         "size": dict(zip(NAMES, size, strict=True)),
         "latency_s": dict(zip(NAMES, late, strict=True)) if late else None,
     }
 
 
 def _sizes(rows: DataFrame) -> list[tuple[int, int]]:
-    """(bytes, messages of less than twice as many) by powers of two."""
+    """(size, messages from this size to twice of it) by powers of two."""
     power = F.floor(F.log2("size"))
-    counted = rows.groupBy(power.alias("power")).count().orderBy("power").collect()
-    return [(1 << int(row["power"]), int(row["count"])) for row in counted]
+    counts = rows.groupBy(power.alias("power")).count().orderBy("power").collect()
+    return [(1 << int(row["power"]), int(row["count"])) for row in counts]
 
 
 def _rates(rows: DataFrame, streams: list[dict[str, Any]]) -> dict[str, Any]:
-    """Messages a second of each stream, in so many stretches of all the time there is."""
+    """Messages a second of each stream, in POINTS equal intervals of the whole time."""
     if not streams:
         return {"begin": 0.0, "step": 1.0, "streams": {}}
     begin, end = min(row["first"] for row in streams), max(row["last"] for row in streams)
     step = max((end - begin) / POINTS, 0.001)
     place = F.least(F.floor((F.unix_micros("timestamp") / 1e6 - begin) / step), F.lit(POINTS - 1))
-    counted = rows.groupBy("topic", place.alias("place")).count().collect()
+    counts = rows.groupBy("topic", place.alias("place")).count().collect()
     lines: dict[str, list[float]] = {row["stream"]: [0.0] * POINTS for row in streams}
-    for row in counted:
+    for row in counts:
         lines[row["topic"]][max(int(row["place"]), 0)] = row["count"] / step
     return {"begin": begin, "step": step, "streams": lines}
 

@@ -36,32 +36,36 @@ def message(number: int, producer: int = 0, kind: int = payload.DATA) -> bytes:
     return payload.make(producer, number, 5, payload.tail(SIZE), kind)
 
 
-def looked(numbers: list[int], sent: int) -> tuple[payload.ReceiveCheck, int]:
+def lost(order: payload.Order, sent: list[int]) -> int:
+    return payload.count_lost(order.next, [len(missing) for missing in order.missing], sent)
+
+
+def checked(numbers: list[int], sent: int) -> tuple[payload.ReceiveCheck, int]:
     order = payload.Order(1, SIZE)
     for number in numbers:
-        order.look(message(number))
-    return order.sight, order.lost([sent])
+        order.count(message(number))
+    return order.result, lost(order, [sent])
 
 
 def test_a_consumer_sees_each_fault() -> None:
-    assert looked([0, 1, 2], 3) == (payload.ReceiveCheck(received=3), 0)
-    assert looked([0, 2], 3) == (payload.ReceiveCheck(received=2), 1)
-    assert looked([0, 1], 3) == (payload.ReceiveCheck(received=2), 1)
-    assert looked([0, 1, 1, 2], 3) == (payload.ReceiveCheck(received=4, twice=1), 0)
-    assert looked([0, 2, 1], 3) == (payload.ReceiveCheck(received=3, disordered=1), 0)
-    assert looked([2, 1, 1, 0], 3) == (payload.ReceiveCheck(received=4, twice=1, disordered=2), 0)
+    assert checked([0, 1, 2], 3) == (payload.ReceiveCheck(received=3), 0)
+    assert checked([0, 2], 3) == (payload.ReceiveCheck(received=2), 1)
+    assert checked([0, 1], 3) == (payload.ReceiveCheck(received=2), 1)
+    assert checked([0, 1, 1, 2], 3) == (payload.ReceiveCheck(received=4, twice=1), 0)
+    assert checked([0, 2, 1], 3) == (payload.ReceiveCheck(received=3, disordered=1), 0)
+    assert checked([2, 1, 1, 0], 3) == (payload.ReceiveCheck(received=4, twice=1, disordered=2), 0)
 
 
 def test_damage_is_seen_anywhere() -> None:
     for at in (0, payload.LEAST_BYTES, SIZE - 1):
         data = bytearray(message(0))
         data[at] ^= 0x80
-        for look in (payload.Order(1, SIZE), payload.QueueCheck(1, SIZE)):
-            assert look.look(bytes(data)) == 0
-            assert look.sight == payload.ReceiveCheck(damaged=1), at
+        for check in (payload.Order(1, SIZE), payload.QueueCheck(1, SIZE)):
+            assert check.count(bytes(data)) == 0
+            assert check.result == payload.ReceiveCheck(damaged=1), at
     order = payload.Order(1, SIZE)
-    order.look(message(0)[:-1])
-    assert order.sight == payload.ReceiveCheck(damaged=1)
+    order.count(message(0)[:-1])
+    assert order.result == payload.ReceiveCheck(damaged=1)
 
 
 def shares(*numbers: list[int], sent: int) -> tuple[int, int, int]:
@@ -69,9 +73,10 @@ def shares(*numbers: list[int], sent: int) -> tuple[int, int, int]:
     workers = [payload.QueueCheck(1, SIZE) for _ in numbers]
     for worker, mine in zip(workers, numbers, strict=True):
         for number in mine:
-            worker.look(message(number))
-    lost, twice = payload.shared_out([[bytes(seen) for seen in worker.seen] for worker in workers], [sent])
-    return lost, twice, sum(worker.sight.disordered for worker in workers)
+            worker.count(message(number))
+    receipts = [[bytes(counts) for counts in worker.receipts] for worker in workers]
+    missing, twice = payload.audit_shares(receipts, [sent])
+    return missing, twice, sum(worker.result.disordered for worker in workers)
 
 
 def test_workers_see_each_fault() -> None:
@@ -84,8 +89,8 @@ def test_workers_see_each_fault() -> None:
 
 def test_end_marks() -> None:
     order = payload.Order(2, SIZE)
-    order.look(message(0, kind=payload.END))
-    assert not order.over
-    order.look(message(3, producer=1, kind=payload.END))
-    assert order.over
-    assert order.lost([0, 3]) == 3
+    order.count(message(0, kind=payload.END))
+    assert not order.at_end
+    order.count(message(3, producer=1, kind=payload.END))
+    assert order.at_end
+    assert lost(order, [0, 3]) == 3

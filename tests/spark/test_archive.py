@@ -11,7 +11,7 @@ import pytest
 from pyspark_mqfs.commands import archive, replay, verify
 from pyspark_mqfs.commands.archive import Archive
 from pyspark_mqfs.commands.replay import Replay
-from pyspark_mqfs.commands.session import Failed
+from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.verify import Verify
 from tests.spark.scene import Scene
@@ -50,7 +50,7 @@ def test_there_and_back(spark: Any, scene: Scene, tmp_path: Path) -> None:
     source, path = everything(scene), str(tmp_path / "archive")
     assert archive.run(spark, Archive(source, path))["messages"] == 204
     before = rows(spark.read.format("mqfs").options(**source.options()).load())
-    assert rows(archive.opened(spark, path)) == before
+    assert rows(archive.open_archive(spark, path)) == before
     names = kept(tmp_path / "archive" / "messages")
     assert {name.rsplit("/date=", 1)[0] for name in names} == {
         "group=g/stream=a", "group=g/stream=007", "group=g%2Fdeep/stream=a%25b%3Dc"
@@ -76,8 +76,10 @@ def test_there_and_back(spark: Any, scene: Scene, tmp_path: Path) -> None:
     found = verify.run(spark, Verify(moved, back, replayed=True, into="back"))
     assert found["sound"], found
     assert found["same"] == 205
-    there = replay.original(spark.read.format("mqfs").options(**back.options()).load())
-    assert [(topic.removeprefix("back/"), *rest) for topic, *rest in rows(there)] == rows(archive.opened(spark, moved))
+    there = replay.restore_originals(spark.read.format("mqfs").options(**back.options()).load())
+    assert [(topic.removeprefix("back/"), *rest) for topic, *rest in rows(there)] == rows(
+        archive.open_archive(spark, moved)
+    )
 
 
 def test_what_verify_finds(spark: Any, scene: Scene, tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_what_verify_finds(spark: Any, scene: Scene, tmp_path: Path) -> None:
     source, path = everything(scene), str(tmp_path / "archive")
     archive.run(spark, Archive(source, path))
     scene.write("g/a", b"not archived")
-    frame = archive.opened(spark, path).drop("topic").orderBy("offset").cache()
+    frame = archive.open_archive(spark, path).drop("topic").orderBy("offset").cache()
     bad = frame.where("offset not in (3, 4)").selectExpr(
         "offset", "if(offset = 7, timestamp - interval 1 day, timestamp) timestamp",
         "if(offset = 9, cast('x' as binary), value) value", "headers", "crc", "group", "stream", "date",
@@ -112,20 +114,20 @@ def test_what_is_refused(spark: Any, scene: Scene, tmp_path: Path) -> None:
     fill(scene)
     source, path = everything(scene), str(tmp_path / "archive")
     archive.run(spark, Archive(source, path))
-    with pytest.raises(Failed, match=r"is an archive of streams g/\.\*, not of g/a"):
+    with pytest.raises(CommandError, match=r"is an archive of streams g/\.\*, not of g/a"):
         archive.run(spark, Archive(Source(scene.address, ("g/a",)), path))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    with pytest.raises(Failed, match="is no archive and not empty"):
+    with pytest.raises(CommandError, match="not empty and not an archive"):
         archive.run(spark, Archive(source, str(tmp_path / "other")))
-    with pytest.raises(Failed, match="is no archive"):
+    with pytest.raises(CommandError, match="not an archive"):
         replay.run(spark, Replay(str(tmp_path / "other"), Source(scene.address)))
     replay.run(spark, Replay(path, Source(scene.address), into="x", streams=("g/007",), name="mine"))
-    with pytest.raises(Failed, match="another --id is right"):
+    with pytest.raises(CommandError, match="expected another --id"):
         replay.run(spark, Replay(path, Source(scene.address), into="y", streams=("g/007",), name="mine"))
     scene.stop()
     shutil.rmtree(scene.store)
     scene.start()
     scene.group("g")
-    with pytest.raises(Failed, match="is an archive of store"):
+    with pytest.raises(CommandError, match="is an archive of store"):
         archive.run(spark, Archive(source, path))

@@ -14,7 +14,7 @@ from mqfs.log import columns, headers, record
 from pyspark_mqfs import schema
 from pyspark_mqfs.arrow import ArrowDecoder
 
-WHOLE = schema.whole(headers=True)
+WHOLE = schema.all_columns(headers=True)
 NAMES = {16: "a", 17: "b b", 99: "ä", 1 << 20: "far"}
 HEADERS = st.dictionaries(st.text(max_size=5), st.text(max_size=300), max_size=4)
 MESSAGES = st.lists(
@@ -84,5 +84,5 @@ def test_what_is_not_whole_is_not_passed_over() -> None:
     data = bytearray(encoded([(16, 1, {}, b"x"), (16, 1, {}, b"y")]))
     data[-9] ^= 1
     assert gathering.feed(bytes(data)).num_rows == 1
-    with pytest.raises(DiskFailed, match="behind sequence 1 are no whole record"):
+    with pytest.raises(DiskFailed, match=r"incomplete record: .* after sequence 1"):
         gathering.finish()

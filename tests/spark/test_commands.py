@@ -13,7 +13,7 @@ import pytest
 from pyspark_mqfs.commands import copy, dead_letters, report, stats
 from pyspark_mqfs.commands.copy import Copy
 from pyspark_mqfs.commands.dead_letters import Divert, Redrive
-from pyspark_mqfs.commands.session import Failed, explain
+from pyspark_mqfs.commands.session import CommandError, explain
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.stats import Stats
 from tests.spark.scene import Scene
@@ -65,7 +65,7 @@ def test_copy_what_a_condition_selects(spark: Any, scene: Scene, tmp_path: Path)
     copy.run(spark, Copy(source, source, into="x/y"))
     assert bodies(scene, "x/y/g/a") == bodies(scene, "g/a")
     assert len(remembered(scene, "g", "h")) == 2  # of the one with a checkpoint alone
-    with pytest.raises(Failed, match="say where"):
+    with pytest.raises(CommandError, match="copy: no target"):
         copy.run(spark, Copy(source, source))
 
 
@@ -127,7 +127,7 @@ def test_stats_and_their_pictures(spark: Any, scene: Scene, tmp_path: Path) -> N
     assert found["sizes"] == [(1, 1), (64, 1), (256, 1)]
     step = found["rates"]["step"]
     assert sum(found["rates"]["streams"]["g/a"]) * step == pytest.approx(2)
-    assert all(png.startswith(b"\x89PNG") for png in report.pictures(found).values())
+    assert all(png.startswith(b"\x89PNG") for png in report.plots(found).values())
     assert report.write(found, str(tmp_path / "r.html"), "<title>") == [str(tmp_path / "r.html")]
     text = (tmp_path / "r.html").read_text()
     assert "g/&lt;b&gt;" in text
@@ -141,7 +141,7 @@ def test_a_task_that_fails_is_one_line_too(scene: Scene, tmp_path: Path) -> None
     scene.stream("g/a", b"1")
     done = mqfs("spark", "copy", "--at", scene.address, "--to", "g", "g/a", cwd=tmp_path)
     lines = [line for line in done.stderr.splitlines() if "incubator modules" not in line]  # Java's own
-    assert lines == ["mqfs: topic 'g' is a group; a stream in it, as g/all, is right"]
+    assert lines == ["mqfs: topic 'g': a group (expected a stream in it, as g/all)"]
     assert done.returncode == 1
 
 
@@ -152,27 +152,30 @@ def test_one_line_for_what_is_wrong_before_spark_is_started(tmp_path: Path) -> N
     (no_java / "bin" / "java").write_text(f"#!/bin/sh\n: >'{asked}'\nexit 1\n")
     (no_java / "bin" / "java").chmod(0o755)
     for words, line in (
-        (("archive", "x", "g/a"), "--at DIAL is missing"),
+        (("archive", "x", "g/a"), "--at: missing (expected"),
         (("replay", "x", "--at", "unix!/x", "--since", "noon"), "bad time 'noon' (expected 2030"),
-        (("archive", "x", "g/a", "--at", "unix!/x", "--file-size", "much"), "--file-size: option size is 'much'"),
-        (("copy", "--at", "unix!/x", "--conf", "x", "--to", "g/a", "g/a"), "--conf 'x'; spark.KEY=VALUE is right"),
-        (("archive", "x", *at), "name the streams as GROUP/STREAM, or say --pattern"),
-        (("archive", "x", "g/a", "--pattern", "g/.*", *at), "name the streams as GROUP/STREAM, or say --pattern"),
-        (("archive", "x", "--pattern", "(", *at), "a regular expression as Python has them"),
-        (("archive", "x", "g/a", "--at", "nowhere"), "unix!PATH or tcp!HOST!PORT is right"),
-        (("replay", "x", "--rate", "1", "--speed", "1", *at), "--rate and --speed exclude one another"),
+        (("archive", "x", "g/a", "--at", "unix!/x", "--file-size", "much"), "option --file-size: invalid value 'much'"),
+        (
+            ("copy", "--at", "unix!/x", "--conf", "x", "--to", "g/a", "g/a"),
+            "--conf: bad setting 'x' (expected spark.KEY=VALUE)",
+        ),
+        (("archive", "x", *at), "streams and --pattern: none or both given"),
+        (("archive", "x", "g/a", "--pattern", "g/.*", *at), "streams and --pattern: none or both given"),
+        (("archive", "x", "--pattern", "(", *at), "expected a regular expression of Python"),
+        (("archive", "x", "g/a", "--at", "nowhere"), "(expected unix!PATH or tcp!HOST!PORT)"),
+        (("replay", "x", "--rate", "1", "--speed", "1", *at), "--rate and --speed: both given"),
         (("replay", "x", "--speed", "-1", *at), "--speed"),
-        (("verify",), "name an archive, or a server with --at, or both"),
-        (("verify", "--archive", "x", "g/a"), "--at DIAL is missing"),
-        (("verify", "--archive", "x", *at), "name the streams as GROUP/STREAM"),
-        (("stats",), "name an archive, or a server with --at; one of both is right"),
-        (("stats", "g/a"), "--at DIAL is missing"),
-        (("stats", "g/a", "--archive", "x", *at), "name an archive, or a server with --at; one of both is right"),
+        (("verify",), "verify: no source (expected --archive, --at, or both)"),
+        (("verify", "--archive", "x", "g/a"), "--at: missing (expected"),
+        (("verify", "--archive", "x", *at), "streams and --pattern: none or both given"),
+        (("stats",), "stats: no source or two (expected --archive or --at)"),
+        (("stats", "g/a"), "--at: missing (expected"),
+        (("stats", "g/a", "--archive", "x", *at), "stats: no source or two (expected --archive or --at)"),
         (("stats", "g/a", "--report", "absent/r.html", *at), "--report 'absent/r.html': no folder 'absent'"),
-        (("copy", "g/a", *at), "say where: --to GROUP/STREAM for all, or --into GROUP"),
-        (("copy", "g/a", "--to", "g/b", "--target", "nowhere", *at), "unix!PATH or tcp!HOST!PORT is right"),
-        (("dead-letters", "divert", "g/a", "--to", "g/dead", *at), "say --where, what is bad"),
-        (("dead-letters", "redrive", "", *at), "paths of streams, as jobs/mail,jobs/print,"),
+        (("copy", "g/a", *at), "copy: no target (expected --to GROUP/STREAM, or --into GROUP)"),
+        (("copy", "g/a", "--to", "g/b", "--target", "nowhere", *at), "(expected unix!PATH or tcp!HOST!PORT)"),
+        (("dead-letters", "divert", "g/a", "--to", "g/dead", *at), "no --where (expected an SQL condition)"),
+        (("dead-letters", "redrive", "", *at), "paths of streams, as jobs/mail,jobs/print)"),
     ):
         done = mqfs("spark", *words, cwd=tmp_path, JAVA_HOME=str(no_java))
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -54,6 +54,6 @@ def test_read_write_and_stream(scene: Scene, tmp_path: Path, how: str) -> None:
     found = json.loads(line.removeprefix("found "))
     assert ".connect." in found["client"]
     assert found["read"] == ["1", "2", "3"]
-    assert "options subscribe and subscribePattern exclude one another" in found["refused"]
+    assert "options subscribe and subscribePattern: more than one given" in found["refused"]
     for name in ("batch", "live") if how == "installed" else ("batch",):
         assert scene.stats("g")["streams"][name]["written"] == 3

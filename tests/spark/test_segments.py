@@ -15,7 +15,7 @@ from mqfs.errors import Disconnected
 from pyspark_mqfs import schema
 from pyspark_mqfs.catalog import Selection
 from pyspark_mqfs.connection import Server
-from pyspark_mqfs.plan import Shares, ranges
+from pyspark_mqfs.plan import PartitionLimits, ranges
 from pyspark_mqfs.task import Task
 from tests.spark.scene import Scene
 from tests.spark.test_batch import read
@@ -60,12 +60,12 @@ def batches(
 ) -> list[Any]:
     """What a task gives, without Spark."""
     server = Server(scene.address, retry_s=5.0)
-    survey = Selection("subscribe", names).survey(scene.client)
-    start = {path: low for path, _, _ in survey.streams()}
-    wanted = ranges(survey, start, {path: min(high, group.next) for path, group, _ in survey.streams()})
-    task = Task(server, schema.whole(headers=False), strict, path)
+    catalog = Selection("subscribe", names).catalog(scene.client)
+    start = {path: low for path, _, _ in catalog.streams()}
+    wanted = ranges(catalog, start, {path: min(high, group.next) for path, group, _ in catalog.streams()})
+    task = Task(server, schema.all_columns(headers=False), strict, path)
     rows = []
-    for piece in Shares(0, 0, 0).slices(scene.client, wanted, survey.store):
+    for piece in PartitionLimits(0, 0, 0).slices(scene.client, wanted, catalog.store):
         for batch in task.batches(piece):
             columns = batch.to_pydict()
             rows += [
@@ -104,9 +104,7 @@ def test_another_store(spark: Any, full: Scene, tmp_path: Path) -> None:
     shutil.copytree(full.store, tmp_path / "other", ignore=shutil.ignore_patterns("buckets", "lock"))
     label = tmp_path / "other" / "mqfs"
     label.write_text(label.read_text().replace("uuid ", "uuid f"))
-    with pytest.raises(
-        Exception, match=r"option path '.*other' is the store f.*, and option address leads to the store"
-    ):
+    with pytest.raises(Exception, match=r"option path '.*other': store f.* \(expected store .*, of option address\)"):
         read(spark, full, subscribe="g/a", path=str(tmp_path / "other")).collect()
 
 

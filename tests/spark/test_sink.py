@@ -87,7 +87,7 @@ def test_batches_without_a_name_are_never_taken_for_one_another(
 ) -> None:
     """Not even where a driver was killed before the server was told to forget the first."""
     scene.group("g")
-    monkeypatch.setattr(sink, "_tidy", lambda *_: None)
+    monkeypatch.setattr(sink, "_clean_up", lambda *_: None)
     for value in ("1", "2"):
         made = writer.batch_writer({"address": scene.address, "topic": "g/a"}, VALUE, False)
         made.commit([made.write(rows(value))])
@@ -106,7 +106,7 @@ def test_reserved_headers(spark: Any, scene: Scene, way: str, kept: list[tuple[s
     found = [(h["key"], bytes(h["value"])) for h in row["headers"]]
     assert sorted(found[1:]) == [*kept, ("x", b"1")]
     assert found[0] == ("sender", b"%d" % os.getuid())
-    with pytest.raises(Exception, match=r"header 'sender' is set by the server"):
+    with pytest.raises(Exception, match=r"header 'sender': set by the server"):
         write(given, scene, topic="g/a", reservedHeaders="refuse")
 
 
@@ -141,17 +141,17 @@ def test_an_attempt_that_nobody_wants(spark: Any, scene: Scene) -> None:
     mine = into(scene)
     lost, wanted = (mine.stage("q", "spark-q-0-", rows("1", "2")) for _ in range(2))
     assert len(parts(scene, "g")) == 2
-    decision = sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=False)
-    sink.commit(mine.server, decision, wanted.parts)
+    transaction = sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False)
+    sink.commit(mine.server, transaction, wanted.batches)
     assert parts(scene, "g") == []
-    sink.commit(mine.server, decision, lost.parts)  # a driver that does not know of it
-    sink.drop(mine.server, lost.parts)
+    sink.commit(mine.server, transaction, lost.batches)  # a driver that does not know of it
+    sink.drop(mine.server, lost.batches)
     assert read(spark, scene, "g/a") == ["1", "2"]
 
 
 def test_an_attempt_that_fails_leaves_nothing(scene: Scene) -> None:
     scene.group("g")
-    with pytest.raises(OptionError, match="column value of a row for g/a has 0 bytes"):
+    with pytest.raises(OptionError, match="column value: 0 bytes in a row for g/a"):
         into(scene).stage("q", "spark-q-0-", iter([*rows("1"), *rows("2", "")]))
     assert parts(scene, "g") == []
 
@@ -162,14 +162,16 @@ def test_a_server_that_starts_anew_before_the_commit(spark: Any, scene: Scene) -
     staged = mine.stage("q", "spark-q-0-", rows("1"))
     scene.stop()
     scene.start()
-    decision = sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=False)
-    with pytest.raises(SinkError, match=r"spark-q.1: what was staged in group 'g' is gone .* repeat the batch"):
-        sink.commit(mine.server, decision, staged.parts)
+    transaction = sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False)
+    with pytest.raises(
+        SinkError, match=r"commit of spark-q.1 failed: staged batch in group 'g' is lost: .* repeat the batch"
+    ):
+        sink.commit(mine.server, transaction, staged.batches)
     again = mine.stage("q", "spark-q-0-", rows("1"))
-    sink.commit(mine.server, decision, again.parts)
+    sink.commit(mine.server, transaction, again.batches)
     scene.stop()
     scene.start()
-    sink.commit(mine.server, decision, staged.parts)  # now it is known
+    sink.commit(mine.server, transaction, staged.batches)  # now it is known
     assert read(spark, scene, "g/a") == ["1"]
 
 
@@ -178,11 +180,11 @@ def test_more_than_a_unit(spark: Any, scene: Scene, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "UNIT_MESSAGES", 10)
     mine = into(scene)
     staged = mine.stage("q", "spark-q-0-", rows(*map(str, range(25))))
-    assert [part.messages for part in staged.parts] == [10, 10, 5]
-    with pytest.raises(SinkError, match=r"a batch has 25 messages .* option largeBatches split"):
-        sink.commit(mine.server, sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=False), staged.parts)
+    assert [part.messages for part in staged.batches] == [10, 10, 5]
+    with pytest.raises(SinkError, match=r"batch too large for group 'g': 25 messages, .* option largeBatches to split"):
+        sink.commit(mine.server, sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False), staged.batches)
     for _ in range(2):
-        sink.commit(mine.server, sink.Decision("spark-q", 1, "spark-q-0-", once=True, split=True), staged.parts)
+        sink.commit(mine.server, sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=True), staged.batches)
     assert read(spark, scene, "g/a") == [str(n) for n in range(25)]
 
 
@@ -270,18 +272,18 @@ def test_live_publishers_do_not_get_between(spark: Any, scene: Scene) -> None:
 
 
 BAD = [
-    ({}, {"adress": "x"}, "option adress is not known to the writer; did you mean address"),
-    ({}, {"txnAppId": "x"}, "txnAppId and txnVersion go together"),
-    ({}, {"txnAppId": "a b", "txnVersion": "1"}, "option txnAppId is 'a b'"),
-    ({}, {"txnAppId": "x", "txnVersion": "-1"}, "option txnVersion is '-1'"),
-    ({}, {"create": "yes"}, "true or false is right"),
-    ({}, {"reservedHeaders": "x"}, "drop or keep or refuse is right"),
-    ({}, {"largeBatches": "x"}, "refuse or split is right"),
-    ({}, {"topic": ""}, "neither a column topic nor option topic"),
-    ({}, {"topic": "g/.put"}, "topic 'g/.put' is no stream"),
-    ({"value": BinaryType(), "extra": StringType()}, {}, "column extra is not known to the writer"),
-    ({"key": BinaryType()}, {}, "there is no column value"),
-    ({"value": VALUE}, {}, "binary or string is right"),
+    ({}, {"adress": "x"}, r"option adress: unknown to the writer \(did you mean address"),
+    ({}, {"txnAppId": "x"}, "txnAppId and txnVersion: one without the other"),
+    ({}, {"txnAppId": "a b", "txnVersion": "1"}, "option txnAppId: invalid value 'a b'"),
+    ({}, {"txnAppId": "x", "txnVersion": "-1"}, "option txnVersion: invalid value '-1'"),
+    ({}, {"create": "yes"}, "expected true or false"),
+    ({}, {"reservedHeaders": "x"}, "expected drop or keep or refuse"),
+    ({}, {"largeBatches": "x"}, "expected refuse or split"),
+    ({}, {"topic": ""}, "no column topic and no option topic"),
+    ({}, {"topic": "g/.put"}, "invalid topic 'g/.put'"),
+    ({"value": BinaryType(), "extra": StringType()}, {}, "column extra: unknown to the writer"),
+    ({"key": BinaryType()}, {}, "column value: missing"),
+    ({"value": VALUE}, {}, "expected binary or string"),
 ]
 
 
@@ -295,17 +297,17 @@ def test_bad_options(columns: dict[str, Any], options: dict[str, str], text: str
 
 def test_what_a_stream_and_a_mode_do_not_take() -> None:
     said = {"address": "unix!/nowhere", "topic": "g/a"}
-    with pytest.raises(OptionError, match="mode append is right"):
+    with pytest.raises(OptionError, match="expected append"):
         writer.batch_writer(said, VALUE, True)
-    with pytest.raises(OptionError, match="option txnAppId is for a batch"):
+    with pytest.raises(OptionError, match="option txnAppId: only for batch writes"):
         writer.stream_writer({**said, "txnAppId": "x"}, VALUE, False)
 
 
 def test_what_the_server_refuses(spark: Any, scene: Scene) -> None:
-    with pytest.raises(OptionError, match="there is no group 'none'; make it"):
+    with pytest.raises(OptionError, match=r"no group 'none' \(create it"):
         into(scene, topic="none/a").stage("q", "spark-q-0-", rows("1"))
     scene.group("g")
-    with pytest.raises(OptionError, match="topic 'g' is a group; a stream in it, as g/all, is right"):
+    with pytest.raises(OptionError, match=r"topic 'g': a group \(expected a stream in it, as g/all\)"):
         into(scene, topic="g").stage("q", "spark-q-0-", rows("1"))
     with pytest.raises(SinkError, match="no stream 'a' in this group"):
         into(scene, create="false").stage("q", "spark-q-0-", rows("1"))
@@ -313,7 +315,7 @@ def test_what_the_server_refuses(spark: Any, scene: Scene) -> None:
     scene.stream("g/a", b"there")
     with pytest.raises(Exception, match="stream is full"):
         write(numbers(spark, 3), scene, topic="g/a")
-    with pytest.raises(Exception, match="option adress is not known to the writer"):
+    with pytest.raises(Exception, match="option adress: unknown to the writer"):
         write(numbers(spark, 3), scene, topic="g/a", adress="x")
     assert read(spark, scene, "g/a") == ["there"]
     assert parts(scene, "g") == []

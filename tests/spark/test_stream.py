@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ def reader() -> Iterator[Readers]:
 
     def make(scene: Scene, **options: str) -> StreamReader:
         said = {"address": scene.address, "startingOffsets": "earliest", "retrySeconds": "0.2", **options}
-        made.append(StreamReader(said, schema.whole(headers=False)))
+        made.append(StreamReader(said, schema.all_columns(headers=False)))
         return made[-1]
 
     yield make
@@ -288,7 +289,7 @@ def test_two_queries_with_one_checkpoint(query: Callable[..., Query], scene: Sce
         eventually(lambda: len(mine.batches) == 1, "the first batch")
         start = mine.position()
         second = reader(scene, subscribe="g/a,h/b")
-        text = "consumer spark-.* of group g is another query's.* same option checkpointLocation; one of its own is"
+        text = r"consumer spark-.* of group g: open by another query \(expected another checkpointLocation\)"
         with pytest.raises(OptionError, match=text):
             second.latestOffset(start, ReadAllAvailable())
         scene.write("g/a", b"2")
@@ -332,7 +333,7 @@ def test_a_token_that_is_wrong(tmp_path: Path, reader: Readers) -> None:
         scene.group("g")
         scene.stream("g/a", b"1")
         right = {"subscribe": "g/a", "address": address}
-        with pytest.raises(OptionError, match=f"option token was refused by the server at '{address}'"):
+        with pytest.raises(OptionError, match=f"option token: refused by the server at '{address}'"):
             reader(scene, **right, token="a-secret-of-nobody").initialOffset()
         nobody = reader(scene, **right, consumer="mine")
         with pytest.raises(OptionError, match=r"option consumer: consumer mine of group g: .*denied"):
@@ -377,7 +378,7 @@ def test_a_server_that_stays_away(query: Callable[..., Query], scene: Scene) -> 
     mine = query(subscribe="g/s", retrySeconds="0.3")
     assert mine.now() == [b"1"]
     scene.server.stop()
-    with pytest.raises(Exception, match=r"no server answered at option address 'unix!.*' for 0.3 s"):
+    with pytest.raises(Exception, match=r"option address: no answer from 'unix!.*' for 0.3 s"):
         mine.now()
     scene.start()
     assert mine.now() == []
@@ -403,9 +404,7 @@ def test_what_was_cut_meanwhile(query: Callable[..., Query], scene: Scene, tmp_p
     strict, lenient = query(subscribe="g/s"), query(subscribe="g/s", failOnDataLoss="false")
     assert strict.now() == [b"0"]
     scene.write("g/s", *(b"%d" % n for n in range(1, 20)))
-    with pytest.raises(
-        Exception, match="g/s does not keep its messages from sequence 2 to 15 any more; option failOnData"
-    ):
+    with pytest.raises(Exception, match=r"g/s: sequences 2 to 15 are no longer retained .*option failOnData"):
         strict.now()
     assert lenient.now() == [b"%d" % n for n in range(15, 20)]
     assert lenient.now() == []
@@ -436,9 +435,7 @@ def test_a_start_that_is_not_kept_any_more(scene: Scene, why: str, reader: Reade
         scene.ctl("g", "ttl 0")
         scene.write("g/s", b"new")
         left = [b"new"]
-    with pytest.raises(
-        DataLoss, match=r"g/s does not keep its messages from sequence 4 to \d+ any more; option failOnD"
-    ):
+    with pytest.raises(DataLoss, match=r"g/s: sequences 4 to \d+ are no longer retained .*option failOnD"):
         taken(strict, start)
     strict.stop()
     assert taken(lenient, start) == left
@@ -452,7 +449,7 @@ def test_a_stream_that_is_named_before_it_is_there(
     mine = reader(scene, subscribe="g/a,g/later,none/b")
     start = mine.initialOffset()
     assert start["streams"] == {"g/a": 1}
-    assert "option subscribe names 'g/later', and no stream is called so yet; it is waited for" in caplog.text
+    assert "option subscribe: no stream 'g/later' yet; waiting for it" in caplog.text
     scene.stream("g/later", b"1", b"2")
     scene.group("none")
     scene.stream("none/b", b"3")
@@ -476,7 +473,7 @@ def test_a_group_that_goes(scene: Scene, reader: Readers) -> None:
     scene.client.remove("h")
     with pytest.raises(
         DataLoss,
-        match="h/s, read up to sequence 1, is not there any more, or not asked for; option failOn",
+        match=r"h/s, read up to sequence 1, was removed or is not selected .*option failOn",
     ):
         taken(mine, start)
     mine.stop()
@@ -493,7 +490,7 @@ def test_a_stream_vanishes(query: Callable[..., Query], scene: Scene) -> None:
     scene.write("g/a", b"a2")
     with pytest.raises(
         Exception,
-        match="g/b, read up to sequence 3, is not there any more, or not asked for; option failOn",
+        match=r"g/b, read up to sequence 3, was removed or is not selected .*option failOn",
     ):
         strict.now()
     assert lenient.now() == [b"a2"]
@@ -511,9 +508,7 @@ def test_another_store(query: Callable[..., Query], scene: Scene, tmp_path: Path
         second.group("g")
         second.stream("g/s", b"1", b"2")
         mine.options["address"] = second.address
-        with pytest.raises(
-            Exception, match=r"this is a checkpoint of the store .*, but option address .* leads to the store"
-        ):
+        with pytest.raises(Exception, match=r"option address .*: store .* \(expected store .*, of the checkpoint"):
             mine.now()
     finally:
         second.stop()
@@ -523,15 +518,18 @@ def test_nonsense(query: Callable[..., Query], scene: Scene) -> None:
     scene.group("g")
     scene.stream("g/s", b"1")
     for options, text in (
-        ({"endingOffsets": "latest"}, "option endingOffsets is of batches"),
-        ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0'; a whole number, at least 1"),
-        ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "more than maxOffsetsPerTrigger; at most 10 is"),
-        ({"maxTriggerDelay": "5m"}, "option maxTriggerDelay is of minOffsetsPerTrigger; both or neither"),
+        ({"endingOffsets": "latest"}, "option endingOffsets: only for batch reads"),
+        (
+            {"maxOffsetsPerTrigger": "0"},
+            "option maxOffsetsPerTrigger: invalid value '0' (expected a whole number, at least 1)",
+        ),
+        ({"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"}, "(expected at most maxOffsetsPerTrigger, 10)"),
+        ({"maxTriggerDelay": "5m"}, "option maxTriggerDelay: not without minOffsetsPerTrigger"),
         ({"minOffsetsPerTrigger": "2", "maxTriggerDelay": "soon"}, "option maxTriggerDelay: bad duration 'soon'"),
-        ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger is 'much'; a number of bytes"),
+        ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger: invalid value 'much' (expected bytes"),
         ({"consumer": "a/b"}, "option consumer"),
     ):
-        with pytest.raises(Exception, match=text):
+        with pytest.raises(Exception, match=re.escape(text)):
             query(subscribe="g/s", **options).now()
 
 
@@ -571,7 +569,7 @@ def test_one_that_was_made_anew(scene: Scene, reader: Readers, what: str) -> Non
     scene.stream("g/s", b"new 1", b"new 2")
     for again in (lambda: taken(mine, end), lambda: taken(mine, start)):
         with pytest.raises(
-            DataLoss, match=r"g/s, read up to sequence \d, was removed and made anew; option failOnData"
+            DataLoss, match=r"g/s, read up to sequence \d, was removed and created again .*option failOnData"
         ):
             again()
     mine.stop()

@@ -26,14 +26,14 @@ def dealt(rows: list[tuple[str, int]], times: list[int], tasks: int) -> Iterator
             )
             for g, n in mine
         ]
-        yield from sequence_audit.stretches(iter(batches))
+        yield from sequence_audit.audit_splits(iter(batches))
 
 
 @given(ROWS, TIMES, st.integers(1, 4))
 def test_as_in_a_row(rows: list[tuple[str, int]], times: list[int], tasks: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequence_audit, "BITS", 2)
-        found = sequence_audit.together(row for batch in dealt(rows, times, tasks) for row in batch.to_pylist())
+        found = sequence_audit.merge(row for batch in dealt(rows, times, tasks) for row in batch.to_pylist())
     holes = missing = 0
     places: dict[str, list[tuple[str, int]]] = {"doubled": [], "clock": []}
     for group in "ab":

@@ -484,7 +484,7 @@ def test_what_makes_no_sense(mount: Path) -> None:
     assert "both given" in refused(2, "-aw", "x")
     assert "-a and COMMAND" in refused(2, "-a", "x", "ls")
     assert "-z" in refused(2, "-z", "x")
-    bad = {"": "empty", "a/b": "'/'", ".x": "reserved", "ctl": "reserved", "x" * 256: "255"}
+    bad = {"": ": empty", "a/b": "'/'", ".x": ": reserved", "ctl": ": reserved", "x" * 256: "255"}
     bad["a\x1b"] = "control"
     for id, why in bad.items():
         assert why in refused(2, "-c", "-m", mount, id)

@@ -76,7 +76,7 @@ class AttachClient:
         return answer, fds
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether either end was closed."""
         fd = self._socket.fileno()
         if fd < 0:

@@ -48,20 +48,20 @@ class EmbeddedTransport:
     can_be_lost = False
 
     def __init__(self, path: str | None, defaults: Sequence[str] = ()) -> None:
-        self.where = path or "memory"
+        self.label = path or "memory"
         self._pid = os.getpid()
         self.lock = threading.Lock()  # its holder is the engine's thread
         self._changed = threading.Condition(self.lock)
         self.dropped: list[Any] = []  # handles of files that were collected
         self._busy = 0  # threads that wait for a result
-        self._closed = self._ended = False
+        self._closed = self._is_stopped = False
         self._store: Store = open_store(path, self._post) if path else MemoryStore()
         try:
             pid = os.getpid()
             self.user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), pid, "library")
             self.tree = Tree(self._store, SystemClock(), owner=self.user, umask=file_mask(), defaults=defaults)
         except BaseException:
-            self._ended = True
+            self._is_stopped = True
             self._store.close()
             raise
         self.tree.timers.on_sooner = self._changed.notify_all
@@ -73,7 +73,7 @@ class EmbeddedTransport:
     def _post(self, call: Callable[[], None]) -> None:
         """Deliver a result of the commit thread, on that."""
         with self.lock:
-            if self._ended:
+            if self._is_stopped:
                 raise RuntimeError("post failed: the store is closed")
             call()
 
@@ -81,7 +81,7 @@ class EmbeddedTransport:
         """Tick once a second; serve the tree's alarms."""
         tick_at = time.monotonic()
         with self._changed:
-            while not self._ended:
+            while not self._is_stopped:
                 try:
                     if time.monotonic() >= tick_at:
                         tick_at = time.monotonic() + TICK_S
@@ -109,17 +109,17 @@ class EmbeddedTransport:
         gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with self.lock:
             self.require()
-            step = self.begun(call(), gate)
-        return self.ended(step, gate) if isinstance(step, Wait) else step
+            step = self.start(call(), gate)
+        return self.finish(step, gate) if isinstance(step, Wait) else step
 
-    def begun(self, step: Step[T], gate: queue.SimpleQueue[bool]) -> Step[T]:
+    def start(self, step: Step[T], gate: queue.SimpleQueue[bool]) -> Step[T]:
         """The step; the gate opens when it is settled. The lock is held."""
         if isinstance(step, Wait):
             step.subscribe(lambda _: gate.put(_SETTLED))
             self._busy += 1
         return step
 
-    def ended(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None = None) -> T:
+    def finish(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None = None) -> T:
         """Wait for a step. Raises its error; after TimeoutError or Interrupted it has no effect."""
         try:
             if self._is_interrupted(step, gate, timeout):
@@ -190,24 +190,24 @@ class EmbeddedTransport:
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
         """All writes begin before the first is waited for, so that one commit serves them."""
-        begun: list[tuple[Step[int] | MqfsError, queue.SimpleQueue[bool]]] = []
+        started: list[tuple[Step[int] | MqfsError, queue.SimpleQueue[bool]]] = []
         with self.lock:
             self.require()
             for file, data in writes:
                 gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
                 assert isinstance(file, EmbeddedFile)
                 try:
-                    begun.append((self.begun(file.handle.write(data), gate), gate))
+                    started.append((self.start(file.handle.write(data), gate), gate))
                 except MqfsError as error:
-                    begun.append((error, gate))
-        return [self._error_of(step, gate) for step, gate in begun]
+                    started.append((error, gate))
+        return [self._error_of(step, gate) for step, gate in started]
 
     def _error_of(self, step: Step[int] | MqfsError, gate: queue.SimpleQueue[bool]) -> MqfsError | None:
         if isinstance(step, MqfsError):
             return step
         try:
             if isinstance(step, Wait):
-                self.ended(step, gate)
+                self.finish(step, gate)
         except MqfsError as error:
             return error
         return None
@@ -221,7 +221,7 @@ class EmbeddedTransport:
             self._closed = True
             self.tree.close()
             self._changed.wait_for(lambda: not self._busy, limits.SHUTDOWN_S)
-            self._ended = True
+            self._is_stopped = True
             self._changed.notify_all()
         self._maintenance.join()
         self._store.close()
@@ -240,7 +240,7 @@ class EmbeddedFile:
         gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with self._link.lock:
             self._link.require()
-            step = self._link.begun(self.handle.read(count, self._offset), gate)
+            step = self._link.start(self.handle.read(count, self._offset), gate)
             if isinstance(step, Wait):
                 self._waiting = step, gate
                 self._end_if_interrupted()
@@ -250,7 +250,7 @@ class EmbeddedFile:
 
     def _wait(self, step: Wait[bytes], gate: queue.SimpleQueue[bool], timeout: float | None) -> bytes:
         try:
-            return self._link.ended(step, gate, timeout)
+            return self._link.finish(step, gate, timeout)
         except (MqfsError, TimeoutError):
             raise
         except BaseException:

@@ -114,7 +114,7 @@ class NinepTransport:
         reconnect: bool = True,
         token: str = "",
     ) -> None:
-        self.where = address
+        self.label = address
         self._options: Any = (user, aname, timeout, token)
         self._reconnect, self._closed = reconnect, False
         self._dialling = threading.Lock()
@@ -128,11 +128,11 @@ class NinepTransport:
             if self._now.lost and self._reconnect:
                 self._now.close()
                 try:
-                    self._now = SharedConnection(self.where, *self._options)
+                    self._now = SharedConnection(self.label, *self._options)
                 except BadAddress as error:
                     raise Disconnected(error.detail) from None
                 except (OSError, MqfsError) as error:
-                    raise Disconnected(f"{self.where}: {error}") from None
+                    raise Disconnected(f"{self.label}: {error}") from None
             return self._now
 
     def open(self, path: str, mode: str) -> File:

@@ -42,7 +42,7 @@ class RingLink(NinepTransport):
         reconnect: bool | float = True,
         required: bool = False,
     ) -> None:
-        self._required, self._again, self._timeout = required, reconnect, timeout
+        self._required, self._limit, self._timeout = required, reconnect, timeout
         self._above = aname.strip("/")
         self._rings: dict[str, RingGroup] = {}
         self._making = threading.Lock()
@@ -68,7 +68,7 @@ class RingLink(NinepTransport):
     def _group(self, path: str) -> RingGroup:
         name = "/".join(filter(None, (self._above, path)))
         attachment = RingAttachment(
-            self, self._socket_path, name, required=self._required, reconnect=self._again, timeout=self._timeout
+            self, self._socket_path, name, required=self._required, reconnect=self._limit, timeout=self._timeout
         )
         return RingGroup(self, path, attachment)
 

@@ -41,7 +41,7 @@ class Attached:
         self.generation: int = answer["generation"]
         self.deliver: str = answer["deliver"]
         self.ttl_ns: int = answer["ttl_ns"]
-        self.over = False  # replaced by another
+        self.is_replaced = False  # replaced by another
         self.publishing = threading.Lock()
         self.numbers: dict[str, int] = {}  # of streams; constant in one generation
 
@@ -104,16 +104,16 @@ class RingAttachment:
         with self._lock:
             self.require()
             at = self.now
-            if at is not None and at.socket.lost and at.socket is not self._lost_socket:
+            if at is not None and at.socket.is_lost and at.socket is not self._lost_socket:
                 self._lost_socket = at.socket
                 self.times_away += 1
             if at is not None and at.ring.retired:
-                at.over = True
-            if at is not None and not at.over and not at.socket.lost:
+                at.is_replaced = True
+            if at is not None and not at.is_replaced and not at.socket.is_lost:
                 return at
-            if at is not None and at.socket.lost and self.reconnect is False:
-                at.over = True
-                raise Disconnected(f"{self._link.where}: the server closed the connection")
+            if at is not None and at.socket.is_lost and self.reconnect is False:
+                at.is_replaced = True
+                raise Disconnected(f"{self._link.label}: the server closed the connection")
             if self._refused is not None and time.monotonic() < self._refused[0]:
                 raise Refused(self._refused[1])
             try:
@@ -140,7 +140,7 @@ class RingAttachment:
                 now = self.now
                 if now is None or now.generation != answer["generation"]:
                     now = Attached(ring.attach(fd, answer["generation"]), attach_socket, answer)
-                elif now.over:
+                elif now.is_replaced:
                     raise Stale("ring of the server is retired")
                 else:
                     now.socket.close()
@@ -178,7 +178,7 @@ class RingAttachment:
         if self.closed.is_set():
             raise Disconnected("the client was closed", final=True)
 
-    def again(self) -> Attached:
+    def attach_again(self) -> Attached:
         """The current generation, once the server is back. Raises Refused, Disconnected."""
         limit_s = GRACE_S if self.reconnect is True else self.reconnect
         return Backoff(limit_s, self.closed, longest_s=LONGEST_PAUSE_S).retry(self.attached, Disconnected)
@@ -186,17 +186,17 @@ class RingAttachment:
     def usable(self) -> Attached | None:
         """The generation to use now; None: use the files."""
         at = self.now
-        if at is not None and not at.over:
+        if at is not None and not at.is_replaced:
             return at
         try:
-            return self.again()
+            return self.attach_again()
         except Refused:
             return None
 
     def still_valid(self, at: Attached) -> bool:
         """Attach again, once the server is back; whether the generation is still current. Raises Disconnected."""
         try:
-            return self.again() is at
+            return self.attach_again() is at
         except Refused:
             return False
 

@@ -36,7 +36,7 @@ class RingGroup:
             raise TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
         while True:
             at = self._attachment.now
-            if at is None or at.over:
+            if at is None or at.is_replaced:
                 at = self._attachment.usable()
                 if at is None:
                     return None
@@ -101,9 +101,9 @@ class RingGroup:
         """Return where a failed publish is to be repeated, with this generation or the next."""
         self._attachment.require()
         if isinstance(error, Stale | BadRing):
-            at.over = True
+            at.is_replaced = True
             self._attachment.still_valid(at)
-        elif at.socket.lost:
+        elif at.socket.is_lost:
             self._attachment.still_valid(at)
 
     def _wait_committed(self, at: Attached, sequence: int) -> None:
@@ -115,7 +115,7 @@ class RingGroup:
             if time.monotonic() < look_at:
                 continue
             look_at = time.monotonic() + LOOK_S
-            if not at.socket.lost:
+            if not at.socket.is_lost:
                 self._require_log(at)
             elif not self._attachment.still_valid(at) and not at.ring.wait_committed(sequence, ANSWER_S):
                 raise Disconnected(f"ring of {self._path or '/'} ended: outcome of message {sequence} unknown")
@@ -144,10 +144,10 @@ class RingGroup:
             except NotInRing:
                 break
             except Stale:
-                if not at.over:
+                if not at.is_replaced:
                     break
             except Disconnected:
-                if not at.socket.lost:
+                if not at.socket.is_lost:
                     raise
                 attachment.still_valid(at)
         return None

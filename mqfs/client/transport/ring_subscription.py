@@ -53,7 +53,7 @@ class RingSubscription(CursorSubscription):
         self._read_to = 0  # in the ring
         self._check_at = self._away_since = 0.0
         self._filter = RingFilter(self._names)
-        self._known = self._plain_names_known()
+        self._has_plain_names = self._check_names()
         self._position = at.next
         self._consumer: ring.Consumer | None = None
         try:
@@ -65,7 +65,7 @@ class RingSubscription(CursorSubscription):
             if self._past is not None:
                 self._position = int(self._past._start)  # from there on again, should the server go away
 
-    def _plain_names_known(self) -> bool:
+    def _check_names(self) -> bool:
         """Whether all names are existing streams: it ends with them. Raises NotInRing for a view."""
         count = 0
         for name in self._names:
@@ -90,7 +90,7 @@ class RingSubscription(CursorSubscription):
         self._read_to = self._consumer.position
         if at.ring.retired:
             self._close_slot()
-            at.over = True
+            at.is_replaced = True
             raise Stale("ring is retired")
 
     def _leave_slot(self) -> None:
@@ -123,7 +123,7 @@ class RingSubscription(CursorSubscription):
                 raise Stale("ring is retired")
             if self._closed.is_set():
                 return
-            if at.socket.lost and not self._attachment.still_valid(at):
+            if at.socket.is_lost and not self._attachment.still_valid(at):
                 raise Stale("ring is retired")
         past = CursorSubscription(
             self._link, self._path, self._names,
@@ -137,8 +137,8 @@ class RingSubscription(CursorSubscription):
 
     def _read_first(self, past: CursorSubscription) -> None:
         """Read the log by that cursor, before the ring."""
-        past.reported_at, past._counted = self.reported_at, self._counted
-        past._lost, self._lost = self._lost, 0
+        past.reported_at, past._counted_below = self.reported_at, self._counted_below
+        past._losses, self._losses = self._losses, 0
         self._past = past
         self._close_old_slots()
 
@@ -146,12 +146,12 @@ class RingSubscription(CursorSubscription):
         """Continue in the next generation, or the log, behind the last message, once the server is back."""
         self._leave_slot()
         away, ending = Backoff(self._reconnect, self._closed), Backoff(True, self._closed, longest_s=LONGEST_PAUSE_S)
-        while not self._over:
+        while not self._at_end:
             try:
                 self._change_once()
                 return
             except NotFound:
-                self._over = True
+                self._at_end = True
             except Stale as error:
                 with suppress(Stale):  # closed
                     ending.wait(error)
@@ -171,9 +171,9 @@ class RingSubscription(CursorSubscription):
             self._read_generation(at)
 
     def _read_generation(self, at: Attached) -> None:
-        if self._known and self._all_gone(at):
+        if self._has_plain_names and self._all_removed(at):
             self._close_old_slots()
-            self._over = True
+            self._at_end = True
             return
         try:
             self._attach_slot(at)
@@ -187,7 +187,7 @@ class RingSubscription(CursorSubscription):
             self._close_slot()  # the old ones retain what is to be read
             raise
 
-    def _all_gone(self, at: Attached) -> bool:
+    def _all_removed(self, at: Attached) -> bool:
         for name in self._names:
             try:
                 at.number(name)
@@ -213,7 +213,7 @@ class RingSubscription(CursorSubscription):
         with self._turn:
             while True:
                 try:
-                    whole = self._assembly.take(self._ready.popleft())
+                    whole = self._assembly.add_part(self._ready.popleft())
                 except IndexError:
                     self._fill(deadline)
                 else:
@@ -233,7 +233,7 @@ class RingSubscription(CursorSubscription):
 
     def _fill(self, deadline: float | None) -> None:
         """Have a message ready, or wait a little. Raises what `get` does."""
-        if self._over or self._closed.is_set():
+        if self._at_end or self._closed.is_set():
             raise EOFError
         if self._past is not None:
             self._from_past(self._past, deadline)
@@ -258,7 +258,7 @@ class RingSubscription(CursorSubscription):
             message = past.get(left)
         except EOFError:
             past.close()
-            self._past, self._over = None, self._forever
+            self._past, self._at_end = None, self._forever
             self._position = max(self._position, self._floor)  # losses below it are reported
             self._times_away = self._past_away
         except FellBehind:
@@ -270,9 +270,10 @@ class RingSubscription(CursorSubscription):
             self._require_reconnect(error)
             if self._forever:
                 raise
-            self._lost, self._counted, self._past = past._lost, past._counted, None  # not all reported yet
+            self._past = None
+            self._losses, self._counted_below = past._losses, past._counted_below  # not all reported yet
             self._change_over()
-            if self._past is None and self._lost:
+            if self._past is None and self._losses:
                 self._report()
         else:
             self._position = message.sequence + 1
@@ -281,7 +282,7 @@ class RingSubscription(CursorSubscription):
     def _from_ring(self, consumer: ring.Consumer, deadline: float | None) -> None:
         consumer.release()  # the records before are read
         slice_s = SLICE_S if deadline is None else min(max(deadline - time.monotonic(), 0.0), SLICE_S)
-        wanted = self._wanted
+        wanted = self._interrupt_requested
         if wanted:
             slice_s = 0.0
         try:
@@ -298,17 +299,17 @@ class RingSubscription(CursorSubscription):
         if records:
             if max(map(_flags_of, records)) >= ring.OWN:
                 self._require_logged(records[-1][0], deadline)
-            self._take(records)
+            self._decode(records)
             self._read_to = consumer.position
         elif wanted:
-            self._wanted = False
+            self._interrupt_requested = False
             raise Interrupted
         elif deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError
         elif time.monotonic() >= self._check_at:
             self._check_server()
 
-    def _take(self, records: list[RingRecord]) -> None:
+    def _decode(self, records: list[RingRecord]) -> None:
         end = records[-1][0] + 1
         if records[0][0] < self._floor:
             records = [record for record in records if record[0] >= self._floor]
@@ -325,19 +326,19 @@ class RingSubscription(CursorSubscription):
         there, and the next one leaves those out. Raises Stale where only the log tells which; EOFError, TimeoutError.
         """
         at = self._at
-        while not at.ring.wait_committed(sequence, SLICE_S) and not (at.ring.retired or at.socket.lost):
+        while not at.ring.wait_committed(sequence, SLICE_S) and not (at.ring.retired or at.socket.is_lost):
             if self._closed.is_set():
                 raise EOFError
             if deadline is not None and time.monotonic() >= deadline:
                 self._leave_slot()  # they are read again, from the log
                 raise TimeoutError
-        if at.ring.retired or at.socket is not self._socket or at.socket.lost:
+        if at.ring.retired or at.socket is not self._socket or at.socket.is_lost:
             raise Stale("ring may have what the log has not")
 
     def _check_server(self) -> None:
         """Check the server; the ring can be read without it for some time. Raises Stale, Disconnected."""
         self._check_at = time.monotonic() + LOOK_S
-        if not self._at.socket.lost:
+        if not self._at.socket.is_lost:
             self._away_since = 0.0
             return
         self._away_since = self._away_since or time.monotonic()
@@ -356,7 +357,7 @@ class RingSubscription(CursorSubscription):
     # ------------------------------------------------------------ ends
 
     def interrupt(self) -> None:
-        self._wanted = True
+        self._interrupt_requested = True
         past = self._past
         if past is not None:
             past.interrupt()

@@ -187,7 +187,7 @@ def test_headers_that_make_no_sense_stop_nobody(texts: dict[str, str]) -> None:
     tree.tick()
     tree.close()
     message = Message(1, "s", 0, b"odd", texts)
-    assert MultipartAssembler().take(message) == message
+    assert MultipartAssembler().add_part(message) == message
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: str(part)[:24])

@@ -51,7 +51,7 @@ def bodies(messages: Any) -> list[bytes]:
 def attached(group: Group) -> bool:
     """Whether it has a ring now."""
     direct: Any = group._link.direct(group.path)
-    return direct._attachment.now is not None and not direct._attachment.now.over
+    return direct._attachment.now is not None and not direct._attachment.now.is_replaced
 
 
 # ---------------------------------------------------------------- beside others
