@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.eventually import HANG_S
 from tests.support.queues import Queues
-from tests.support.server import end_keepers
+from tests.support.server import NO_FUSE, can_mount, end_keepers
 
 HERE = Path(__file__).parent
 # What every test of a folder needs. Elsewhere the tests are marked one by one; none that is not may start a process.
@@ -101,6 +101,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.geteuid() != 0 and item.get_closest_marker("root"):
         pytest.skip("needs root")
+    if item.get_closest_marker("fuse") and not can_mount():
+        pytest.skip(NO_FUSE)
 
 
 @pytest.fixture(autouse=True, scope="session")

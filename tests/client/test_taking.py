@@ -335,10 +335,9 @@ def test_it_goes_on_when_the_server_comes_back(server: Server, number: int, deli
             assert drained(claims) == [b"3"]
 
 
+@pytest.mark.fuse
 @pytest.mark.process
 def test_beside_readers_of_the_file_on_the_mount(tmp_path: Path) -> None:
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("/dev/fuse is missing or may not be opened")
     with short_folder() as folder, Server.at(folder, mount=True) as server:
         beside_readers(server.address, server.path / "g")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,14 +13,8 @@ from tests.fuse.served_by import Served
 numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def fuse() -> None:
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("/dev/fuse is missing or may not be opened: load the fuse module, or chmod 666 /dev/fuse")
-
-
 @pytest.fixture(scope="module")
-def served(fuse: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A mount over a store in memory. It must log nothing."""
     server = Served(tmp_path_factory.mktemp("fuse") / "mq")
     yield server

@@ -153,7 +153,7 @@ def read(tree: Client, group: str, form: str) -> list[bytes]:
         return rows
 
 
-@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="/dev/fuse is missing or may not be opened")
+@pytest.mark.fuse
 @pytest.mark.timeout(3_600)
 def test_every_way(tmp_path: Path) -> None:
     dice, began = random.Random(seed()), time.monotonic()

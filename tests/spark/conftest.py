@@ -12,7 +12,7 @@ import pytest
 
 from tests.spark.scene import Scene
 from tests.support import ROOT
-from tests.support.eventually import HANG_S, patient
+from tests.support.eventually import HANG_S
 from tests.support.java import java
 
 
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/spark/" in str(item.path):
             item.add_marker(pytest.mark.filterwarnings("default"))  # Spark's own
-            item.add_marker(pytest.mark.timeout(patient(4 * HANG_S)))
+            item.add_marker(pytest.mark.timeout(4 * HANG_S))
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         if gateway is not None and hasattr(gateway, "proc"):
             gateway.shutdown()
             gateway.proc.stdin.close()
-            gateway.proc.wait(patient(HANG_S))
+            gateway.proc.wait(HANG_S)
 
 
 @pytest.fixture

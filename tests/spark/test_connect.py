@@ -14,7 +14,7 @@ from tests.spark import packages
 from tests.spark.kills import kill, session
 from tests.spark.scene import Scene
 from tests.support import ROOT
-from tests.support.eventually import HANG_S, patient
+from tests.support.eventually import HANG_S
 from tests.support.java import java
 from tests.support.server import environment
 
@@ -46,7 +46,7 @@ def test_read_write_and_stream(scene: Scene, tmp_path: Path, how: str) -> None:
         start_new_session=True,
     )  # fmt: skip
     try:
-        out, errors = program.communicate(timeout=patient(HANG_S))
+        out, errors = program.communicate(timeout=HANG_S)
     finally:
         kill(list(session(program.pid)))
     assert program.returncode == 0, errors[-3_000:]

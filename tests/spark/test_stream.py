@@ -19,7 +19,7 @@ from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.stream_reader import StreamReader
 from pyspark_mqfs.task import DataLoss
 from tests.spark.scene import Scene
-from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.eventually import HANG_S, eventually
 
 
 class Query:
@@ -355,13 +355,13 @@ def test_the_server_restarts_in_the_middle(query: Callable[..., Query], scene: S
         take(frame, number)
         if number == 2:
             took.set()
-            assert again.wait(patient(HANG_S))
+            assert again.wait(HANG_S)
 
     again = threading.Event()
     mine._take = slowly  # type: ignore[method-assign]
     mine.start(availableNow=True)
     try:
-        assert took.wait(patient(HANG_S))
+        assert took.wait(HANG_S)
         scene.server.kill()
         again.set()
         scene.start()

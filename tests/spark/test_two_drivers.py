@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark.kills import kill, session
 from tests.spark.scene import Scene
-from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.eventually import HANG_S, eventually
 from tests.support.server import environment
 
 
@@ -25,7 +25,7 @@ def second(scene: Scene, folder: Path) -> tuple[int, str]:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        out, _ = program.communicate(timeout=patient(HANG_S))
+        out, _ = program.communicate(timeout=HANG_S)
     finally:
         kill(list(session(program.pid)))
     return program.returncode, out
@@ -73,7 +73,7 @@ def test_two_drivers_with_one_checkpoint(spark: Any, scene: Scene, tmp_path: Pat
         assert bodies(scene) == [b"1", b"2", b"wait", b"3"]
         (tmp_path / "go").touch()
         with pytest.raises(Exception, match="CONCURRENT_STREAM_LOG_UPDATE"):
-            query.awaitTermination(int(patient(HANG_S)))
+            query.awaitTermination(int(HANG_S))
         assert bodies(scene) == [b"1", b"2", b"wait", b"3"]
         assert [name for name in scene.client.list("g/.txn") if name != "ctl"] == []
     finally:

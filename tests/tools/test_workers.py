@@ -19,6 +19,8 @@ from tests.support.campaign import seed, size
 from tests.support.eventually import eventually
 from tests.support.server import Server, unmount
 
+pytestmark = pytest.mark.fuse
+
 # A job is done when its line is written; only then it is acknowledged.
 WORKER = """
 while :; do
@@ -86,8 +88,6 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("no /dev/fuse here that we may open: nothing can be mounted")
     with ExitStack() as stack:
         made = Scene(tmp_path)
         stack.callback(made.close)

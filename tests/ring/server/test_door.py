@@ -229,13 +229,12 @@ def by_nobody(away: Server, group: str) -> list[Any]:
     return found
 
 
+@pytest.mark.fuse
 @pytest.mark.process
 @pytest.mark.root
 def test_it_needs_r_and_w_on_every_stream() -> None:
     """Modes are set through a mount: 9P's own clients can as well, but this is what people do."""
     with short_folder() as folder:
-        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-            pytest.skip("/dev/fuse is missing or may not be opened")
         away = Server.at(folder, "--allow-other", mount=True)
         try:
             with away.connect() as client:
@@ -253,13 +252,12 @@ def test_it_needs_r_and_w_on_every_stream() -> None:
             away.close()
 
 
+@pytest.mark.fuse
 @pytest.mark.process
 @pytest.mark.root
 def test_ring_says_who_attaches() -> None:
     """`ring owner` is the default: the group's owner, root and the server's user. Others' calls go by the files."""
     with short_folder() as folder:
-        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-            pytest.skip("/dev/fuse is missing or may not be opened")
         away = Server.at(folder, "--allow-other", mount=True)
         try:
             with away.connect() as client:

@@ -62,11 +62,10 @@ def cat(path: Path, out: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(["cat", str(path)], stdout=file)
 
 
+@pytest.mark.fuse
 def test_a_mount_and_a_9p_client_beside_it() -> None:
     """What one process publishes through the ring, cat on the mount and py9p see, and back: in one order."""
     py9p = pytest.importorskip("py9p.py9p", reason="py9p (of p9fs) is not installed")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("/dev/fuse is missing or may not be opened")
     with short_folder() as folder, contextlib.ExitStack() as stack:
         away = stack.enter_context(Server.at(folder, mount=True, transport="ring"))
         mount = away.path
@@ -303,6 +302,7 @@ def test_a_ring_that_ends_under_publishers(away: Server) -> None:
         assert bodies(group.history(pattern="s")) == wanted
 
 
+@pytest.mark.fuse
 @pytest.mark.root
 def test_chmod_cuts() -> None:
     """Who may not any more: what was shared memory before is of no use."""
@@ -322,8 +322,6 @@ def test_chmod_cuts() -> None:
         "    except (TimeoutError, errors.MqfsError, EOFError) as error: print(type(error).__name__, flush=True)\n"
     )
     with short_folder() as folder:
-        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-            pytest.skip("/dev/fuse is missing or may not be opened")
         away = Server.at(folder, "--allow-other", mount=True, transport="ring")
         try:
             with away.connect() as client:
