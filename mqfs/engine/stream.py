@@ -95,14 +95,14 @@ class Stream(Numbered):
     # ------------------------------------------------------------ its consumers
 
     def own_consumer(self) -> Consumer:
-        """The nameless consumer it has under `deliver one`."""
+        """The consumer it has under `deliver one`."""
         if self.default_consumer is None:
-            self.default_consumer = self.group.consumers.nameless(self)
+            self.default_consumer = self.group.consumers.make_default(self)
         return self.default_consumer
 
     def shown_consumer(self) -> Consumer:
         """The same, to be shown: where nothing was ever claimed, one that is not kept."""
-        return self.own_consumer() if self._has_consumer else self.group.consumers.untouched(self)
+        return self.own_consumer() if self._has_consumer else self.group.consumers.unused_default(self)
 
     @property
     def _has_consumer(self) -> bool:
@@ -154,8 +154,8 @@ class Stream(Numbered):
         return any(scope.waiting for scope in routes.scopes)
 
     def is_acked_by_all(self, sequence: int) -> bool:
-        hindmost = self.group.consumers.slowest  # of thousands it answers for all, mostly
-        if hindmost is not None and not hindmost.is_acked(sequence) and hindmost.coverage.covers(self):
+        slowest = self.group.consumers.slowest  # of thousands it answers for all, mostly
+        if slowest is not None and not slowest.is_acked(sequence) and slowest.coverage.covers(self):
             return False
         return all(sharer.is_acked(sequence) for sharer in self.interested_consumers())
 

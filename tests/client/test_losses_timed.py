@@ -15,12 +15,12 @@ import mqfs
 from mqfs import ring
 from mqfs.client import Client
 from tests.client.rush import WHOLE_BYTES, Actor
-from tests.support.campaign import seed, size
+from tests.support.campaign import seed, whole
 from tests.support.server import Server, can_mount, short_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-SECONDS = 1_800 if size(10) == 10 else 20
+SECONDS = 1_800 if whole() else 20
 ROUND_S = 4.0
 SETTINGS = [
     [], ["replay last"], ["replay all"], ["replay all", "ttl 1h"], ["depth 40"], ["replay all", "depth 40"],

@@ -10,7 +10,7 @@ import pytest
 
 from mqfs import Client, Message, Outgoing, errors
 from mqfs.client import Group
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually, patient
 
 LARGEST = 1_044_480
 
@@ -104,16 +104,14 @@ def test_delays_are_kept_to_the_millisecond_not_to_the_second(tree: Client, name
         for _ in range(12):
             group.publish("s", b"late", delay=0.02)
             messages.get(HANG_S)
-    assert 12 * 0.02 <= time.monotonic() - began < 8
+    assert 12 * 0.02 <= time.monotonic() - began < patient(8)  # a delay is no tick of a second
 
 
 def test_ttl(tree: Client, name: str) -> None:
     group = kept(tree, name)
     group.publish("s", b"short", ttl=0.05)
     group.publish("s", b"long", ttl=3_600)
-    deadline = time.monotonic() + HANG_S
-    while bodies(group) != [b"long"]:
-        assert time.monotonic() < deadline
+    eventually(lambda: bodies(group) == [b"long"])
 
 
 @pytest.mark.slow

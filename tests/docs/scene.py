@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.docs.pages import ROOT, Block, examples
+from tests.docs.pages import Block, examples
+from tests.support import ROOT
 from tests.support.eventually import eventually
 from tests.support.server import Server, mounted, unmount
 from tests.support.shell import Shell, shell

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 from html import unescape
 from pathlib import Path
 
-from tests.docs.pages import ROOT
 from tests.docs.record import drawn, session
+from tests.support import ROOT
 
 PICTURE = ROOT / "docs" / "terminal.svg"
 

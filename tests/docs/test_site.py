@@ -14,7 +14,8 @@ import pytest
 from mqfs.ack_state import LIFE
 from mqfs.server.options import KEYS
 from pyspark_mqfs.options import READ
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES
+from tests.support import ROOT
 
 WRITE = ("topic", "txnAppId", "txnVersion", "create", "reservedHeaders", "largeBatches")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES
+from tests.support import ROOT
 
 MARKDOWN = [ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/README.md", "benchmarks/README.md")]
 SITE = sorted((ROOT / "docs").rglob("*.md"))

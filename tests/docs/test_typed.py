@@ -8,8 +8,9 @@ import pytest
 
 from tests.docs.typed import Program, steps, type_page
 from tests.support import ROOT
+from tests.support.eventually import HANG_S
 from tests.support.java import java
-from tests.support.shell import HANG_S, shell
+from tests.support.shell import shell
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
 SPARK_S = 300  # to start, on a busy machine

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES
+from tests.support import ROOT
 from tests.support.clone import clone
 
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mqfs.net import identity
-from tests.support.ninep import HANG_S, META, Running, make_tree, running
+from tests.support.eventually import HANG_S
+from tests.support.ninep import META, Running, make_tree, running
 
 if shutil.which("diodls") is None:
     pytest.skip("diod's tools are not installed", allow_module_level=True)

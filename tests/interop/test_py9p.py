@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mqfs.net import identity
-from tests.support.eventually import eventually
-from tests.support.ninep import HANG_S, META, Running, make_tree, open_handles, running
+from tests.support.eventually import HANG_S, eventually
+from tests.support.ninep import META, Running, make_tree, open_handles, running
 
 py9p = pytest.importorskip("py9p.py9p", reason="py9p (of p9fs) is not installed")
 

@@ -8,40 +8,60 @@ with the best message that it may have. Plain readers of pub-sub streams are the
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 WAIT = "wait"
 LETTER = ("stream", "sequence", "deliveries", "reason", "consumer")  # headers of a dead letter
 FOREVER = 1 << 60
+Answer = bytes | int | str | None
+Consumer = dict[str, Any]  # see `consumer`
+Handle = dict[str, Any]  # see `Model.open`
+Unacked = dict[str, Any]  # see `consumer`: its `open`
+
+
+class Kept(TypedDict):
+    """A message of the log."""
+
+    seq: int
+    stream: int
+    body: bytes
+    at: int
+    headers: dict[str, str]
+    ttl: int
+    why: str | None  # it is gone; None while it is kept
 
 
 class Model:
-    def __init__(self, deliver):
-        self.set = {
+    def __init__(self, deliver: str) -> None:
+        self.set: dict[str, Any] = {
             "deliver": deliver, "ack": "read", "replay": "off", "depth": 0, "size": 0, "ttl": 0, "full": "drop-old",
             "lease": 0, "retries": 5, "backoff": (1, 300), "dead": "dead", "order": "sequence", "dedup": 120,
         }  # fmt: skip
         self.now = 0  # engine seconds
         self.next = 1
-        self.log = []  # dicts: seq, stream (id), body, at, headers, ttl; `why` it is gone: None while it is kept
-        self.names = {}  # name -> stream id
+        self.log: list[Kept] = []
+        self.names: dict[str, int] = {}  # name -> stream id
         self.made = 0
-        self.consumers = []  # dicts, see `consumer`; the nameless ones of streams among them
-        self.handles = {}  # key -> dict
-        self.parked = []  # (key of the wait, handle key, count), in the order in which they began to wait
-        self.blocked = []  # (key of the wait, stream id, body, headers, ttl, id, result)
-        self.held = []  # puts that are not due: dicts
+        self.consumers: list[Consumer] = []  # the nameless ones of streams among them
+        self.handles: dict[str, Handle] = {}
+        # (key of the wait, handle key, count), in the order in which they began to wait
+        self.parked: list[tuple[int, str, int]] = []
+        # (key of the wait, stream id, body, headers, ttl, id, result)
+        self.blocked: list[tuple[int, int, bytes, dict[str, str], int, str | None, int]] = []
+        self.held: list[dict[str, Any]] = []  # puts that are not due: dicts
         self.claimed = 0
-        self.sleepers = []  # consumers with leases or delays
-        self.ids = {}  # id of a put -> (until, seq)
-        self.put_seq = None  # what the last put is told
-        self.answers = []  # (key of the wait, result)
+        self.sleepers: list[Consumer] = []  # consumers with leases or delays
+        self.ids: dict[str, tuple[int, int]] = {}  # id of a put -> (until, seq)
+        self.put_seq: int | None = None  # what the last put is told
+        self.answers: list[tuple[int, Answer]] = []  # (key of the wait, result)
 
     # -------------------------------------------------------- what is kept
 
-    def kept(self, stream=None):
+    def kept(self, stream: int | None = None) -> list[Kept]:
         return [m for m in self.log if m["why"] is None and stream in (None, m["stream"])]
 
-    def settle_kept(self):
+    def settle_kept(self) -> None:
         newest = {m["stream"]: m for m in self.kept() if not self.expired(m)}
         dead = self.names.get(self.set["dead"])
         for m in self.kept():
@@ -58,20 +78,20 @@ class Model:
             elif self.set["replay"] == "off" or m["seq"] < newest[m["stream"]]["seq"]:
                 m["why"] = "had"
 
-    def wanted(self, m):
+    def wanted(self, m: Kept) -> bool:
         """Whether a consumer has not had it."""
         return any(self.covers(c, m["stream"]) and not had(c, m) for c in self.consumers)
 
-    def expiry(self, m):
+    def expiry(self, m: Kept) -> int:
         ends = [m["at"] + ttl for ttl in (self.set["ttl"], m["ttl"]) if ttl]
         return min(ends, default=FOREVER)
 
-    def expired(self, m):
+    def expired(self, m: Kept) -> bool:
         return self.expiry(m) <= self.now
 
     # -------------------------------------------------------- names and settings
 
-    def create(self, name):
+    def create(self, name: str) -> Answer:
         if name in self.names:
             return "Exists"
         self.made += 1
@@ -80,7 +100,7 @@ class Model:
             self.consumers.append(consumer(None, None, self.made, self.next))
         return None
 
-    def remove(self, name):
+    def remove(self, name: str) -> Answer:
         if name not in self.names:
             return "NotFound"
         stream = self.names.pop(name)
@@ -91,7 +111,7 @@ class Model:
                 self.answer(wait, "NotFound")
         return self.go(None)
 
-    def rename(self, old, new):
+    def rename(self, old: str, new: str) -> Answer:
         if old not in self.names:
             return "NotFound"
         if old != new and new in self.names:
@@ -102,7 +122,7 @@ class Model:
                 c["over"] = new
         return self.go(None)
 
-    def ctl(self, **settings):
+    def ctl(self, **settings: Any) -> Answer:
         self.set.update(settings)
         if settings.keys() & {"depth", "size", "full"} and self.set["full"] == "drop-old":
             for name, stream in self.names.items():
@@ -110,21 +130,21 @@ class Model:
                     self.kept(stream)[0]["why"] = "cut"
         return self.go(None)
 
-    def clear(self, name):
+    def clear(self, name: str) -> Answer:
         if name not in self.names:
             return "NotFound"
         for m in self.kept(self.names[name]):
             m["why"] = "cut"
         return self.go(None)
 
-    def drop(self, name, seq):
+    def drop(self, name: str, seq: int) -> Answer:
         found = [m for m in self.kept(self.names.get(name)) if m["seq"] == seq]
         if name not in self.names or not found:
             return "NotFound"
         found[0]["why"] = "dropped"
         return self.go(None)
 
-    def redrive(self, name=None, count=FOREVER):
+    def redrive(self, name: str | None = None, count: int = FOREVER) -> Answer:
         dead = self.names.get(self.set["dead"], 0)
         taken = {seq for c in self.consumers if c["stream"] == dead for seq, e in c["open"].items() if e["claim"]}
         for m in self.kept(dead):
@@ -136,7 +156,7 @@ class Model:
                 self.enter(self.names[origin], m["body"], headers, m["ttl"])
         return self.go(None)
 
-    def tick(self, seconds):
+    def tick(self, seconds: int) -> None:
         """Time passes by seconds: puts come due, then leases end and delays are over, then there may be room."""
         for _ in range(seconds):
             self.now += 1
@@ -153,7 +173,7 @@ class Model:
                 self.wake(c)
             self.go(None)
 
-    def wake(self, c):
+    def wake(self, c: Consumer) -> None:
         """Leases and delays of one consumer that end now, in their order; then its readers are served."""
         while c["timers"] and c["timers"][0][0] <= self.now:
             _, seq = c["timers"].pop(0)
@@ -166,7 +186,7 @@ class Model:
             self.sleepers.append(c)
         self.serve()
 
-    def set_timer(self, c, when, seq):
+    def set_timer(self, c: Consumer, when: int, seq: int) -> None:
         """Who has something to do later; they are woken in the order in which they came to have it."""
         c["timers"] = sorted([*c["timers"], (when, seq)])
         if c not in self.sleepers:
@@ -174,7 +194,7 @@ class Model:
 
     # -------------------------------------------------------- writing
 
-    def write(self, wait, key, body):
+    def write(self, wait: int, key: str, body: bytes) -> Answer:
         stream = self.handles[key]["of"]
         if stream not in self.names.values():
             return "NotFound"
@@ -182,7 +202,19 @@ class Model:
             return 0  # an end mark: nobody here could be given it
         return self.go(self.append(wait, stream, body, {}, 0, None, len(body)))
 
-    def put(self, wait, name, body, count, *, delay=0, ttl=0, priority=5, id=None, headers=None):
+    def put(
+        self,
+        wait: int,
+        name: str,
+        body: bytes,
+        count: int,
+        *,
+        delay: int = 0,
+        ttl: int = 0,
+        priority: int = 5,
+        id: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
         """`count`: what the write returns."""
         if name not in self.names:
             return "NotFound"
@@ -204,15 +236,25 @@ class Model:
             return count
         return self.go(self.append(wait, self.names[name], body, headers, ttl, id, count))
 
-    def known(self, id):
+    def known(self, id: str | None) -> bool:
         return id is not None and id in self.ids and self.ids[id][0] > self.now
 
-    def remember(self, id):
+    def remember(self, id: str | None) -> None:
         self.put_seq = self.next
         if id is not None and self.set["dedup"]:
             self.ids[id] = (self.now + self.set["dedup"], self.next)
 
-    def append(self, wait, stream, body, headers, ttl, id, result, again=False):
+    def append(
+        self,
+        wait: int,
+        stream: int,
+        body: bytes,
+        headers: dict[str, str],
+        ttl: int,
+        id: str | None,
+        result: int,
+        again: bool = False,
+    ) -> Answer:
         full = self.set["full"]
         queued = full == "block" and not again and any(b[1] == stream for b in self.blocked)
         if self.set["size"] and len(body) > self.set["size"] and not queued:
@@ -249,9 +291,9 @@ class Model:
                 self.done(c, o["seq"])
         return result
 
-    def enter(self, stream, body, headers, ttl):
+    def enter(self, stream: int, body: bytes, headers: dict[str, str], ttl: int) -> Kept:
         """A new message, whatever is there already."""
-        m = {
+        m: Kept = {
             "seq": self.next,
             "stream": stream,
             "body": body,
@@ -264,7 +306,7 @@ class Model:
         self.log.append(m)
         return m
 
-    def fits(self, stream, new, size):
+    def fits(self, stream: int, new: int, size: int) -> bool:
         kept = self.kept(stream)
         if self.set["depth"] and len(kept) + new > self.set["depth"]:
             return False
@@ -272,21 +314,29 @@ class Model:
 
     # -------------------------------------------------------- consumers
 
-    def covers(self, c, stream):
+    def covers(self, c: Consumer, stream: int) -> bool:
         if c["stream"] is not None:
-            return c["stream"] == stream
+            return bool(c["stream"] == stream)
         if stream == self.names.get(self.set["dead"]) and c["over"] != self.set["dead"]:
             return False  # dead letters are not for who made them
         return c["over"] is None or self.names.get(c["over"]) == stream
 
-    def mine(self, c):
+    def mine(self, c: Consumer) -> list[Kept]:
         """What is kept and it has not had, claimed or not."""
         return [m for m in self.kept() if self.covers(c, m["stream"]) and not had(c, m)]
 
-    def named(self, name):
+    def named(self, name: str) -> Consumer | None:
         return next((c for c in self.consumers if c["name"] == name), None)
 
-    def make_consumer(self, name, over=None, transient=False, private=False, backlog=0, touch=False):
+    def make_consumer(
+        self,
+        name: str,
+        over: str | None = None,
+        transient: bool = False,
+        private: bool = False,
+        backlog: int = 0,
+        touch: bool = False,
+    ) -> Answer:
         c = self.named(name)
         if c is not None and (touch or c["over"] != over):
             return "Exists"
@@ -299,7 +349,7 @@ class Model:
         c.update(transient=transient, private=private, backlog=backlog)
         return self.go(None)
 
-    def remove_consumer(self, name):
+    def remove_consumer(self, name: str) -> Answer:
         c = self.named(name)
         if c is None:
             return "NotFound"
@@ -308,40 +358,40 @@ class Model:
         self.forget(c)
         return self.go(None)
 
-    def forget(self, c):
+    def forget(self, c: Consumer) -> None:
         self.consumers.remove(c)
         c["gone"] = True
         c["open"].clear()
         if c in self.sleepers:
             self.sleepers.remove(c)
 
-    def claims(self, key):
+    def claims(self, key: str) -> list[int]:
         """The sequences that a handle holds, in the order in which it came to them."""
         c = self.handles[key]["c"]
         mine = [(e["place"], seq) for seq, e in c["open"].items() if e["claim"] == key] if c else []
         return [seq for _, seq in sorted(mine)]
 
-    def done(self, c, seq):
+    def done(self, c: Consumer, seq: int) -> None:
         c["open"].pop(seq, None)
         c["had"].add(seq)
 
-    def message(self, seq):
+    def message(self, seq: int) -> Kept:
         return next(m for m in self.log if m["seq"] == seq)
 
-    def is_letter(self, m):
+    def is_letter(self, m: Kept) -> bool:
         return m["stream"] == self.names.get(self.set["dead"])
 
-    def renew(self, c, seq):
+    def renew(self, c: Consumer, seq: int) -> None:
         lease = self.set["lease"]
         c["open"][seq]["until"] = self.now + lease if lease else None
         if lease:
             self.set_timer(c, self.now + lease, seq)
 
-    def backoff(self, failed):
+    def backoff(self, failed: int) -> int:
         least, most = self.set["backoff"]
-        return min(most, least * 2 ** (failed - 1))
+        return int(min(most, least * 2 ** (failed - 1)))
 
-    def fail(self, c, seq, reason, delay=None, dead=False):
+    def fail(self, c: Consumer, seq: int, reason: str | None, delay: int | None = None, dead: bool = False) -> None:
         """A delivery failed. `delay`: seconds until the next, None: as `backoff` says. `dead`: there is to be none."""
         e, m = c["open"][seq], self.message(seq)
         e["claim"] = None
@@ -352,7 +402,12 @@ class Model:
         over = dead or (self.set["retries"] and e["failed"] >= self.set["retries"])
         if over and not self.is_letter(m):
             name = next(n for n, s in self.names.items() if s == m["stream"])
-            letter = {"stream": name, "sequence": str(seq), "deliveries": str(e["failed"]), "reason": reason}
+            letter: dict[str, Any] = {
+                "stream": name,
+                "sequence": str(seq),
+                "deliveries": str(e["failed"]),
+                "reason": reason,
+            }
             if c["name"]:
                 letter["consumer"] = c["name"]
             self.create(self.set["dead"])
@@ -367,10 +422,10 @@ class Model:
 
     # -------------------------------------------------------- handles
 
-    def open(self, key, name, kind):
+    def open(self, key: str, name: str, kind: str) -> Answer:
         """`kind`: writer, or taker (of a stream under deliver one); both of a stream. worker: of a consumer, also of
         the nameless one of a stream ("." before its name)."""
-        h = {"kind": kind, "of": None, "c": None, "rest": b"", "due": False, "last": [], "lost": None}
+        h: Handle = {"kind": kind, "of": None, "c": None, "rest": b"", "due": False, "last": [], "lost": None}
         h.update(select=None, until=None, format="raw")
         if kind == "worker":
             nameless = (c for c in self.consumers if name[:1] == "." and c["stream"] == self.names.get(name[1:], -1))
@@ -388,7 +443,7 @@ class Model:
         self.handles[key] = h
         return None
 
-    def close(self, key):
+    def close(self, key: str) -> Answer:
         for wait in [p[0] for p in self.parked if p[1] == key]:
             self.cancel(wait)
         h, claims, retries = self.handles[key], self.claims(key), self.set["retries"]
@@ -406,7 +461,7 @@ class Model:
             self.forget(c)
         return self.go(None)
 
-    def stop(self, clean, next_after):
+    def stop(self, clean: bool, next_after: int) -> None:
         """The server stops, or is killed, and starts again."""
         assert not self.parked
         assert not self.blocked
@@ -427,10 +482,11 @@ class Model:
 
     # -------------------------------------------------------- reading
 
-    def read(self, wait, key, count):
+    def read(self, wait: int, key: str, count: int) -> Answer:
         h = self.handles[key]
         if h["rest"]:
-            data, h["rest"] = h["rest"][:count], h["rest"][count:]
+            data: bytes = h["rest"][:count]
+            h["rest"] = h["rest"][count:]
             return data
         if h["due"]:
             h["due"] = False
@@ -438,7 +494,7 @@ class Model:
         if h["kind"] == "taker" and self.set["ack"] == "next":
             for seq in self.claims(key):
                 self.done(h["c"], seq)
-        result = None
+        result: bytes | None = None
         if not any(p[1] == key for p in self.parked):
             result = self.take(key, count)
             if result is None:  # what was acknowledged just now may have made room for a writer
@@ -448,7 +504,7 @@ class Model:
             self.parked.append((wait, key, count))
         return self.go(WAIT if result is None else result)
 
-    def take(self, key, count):
+    def take(self, key: str, count: int) -> bytes | None:
         """The data of a read, or None: wait."""
         h = self.handles[key]
         c = h["c"]
@@ -470,17 +526,17 @@ class Model:
         h["rest"], h["due"] = data[count:], h["format"] == "each"
         return data[:count]
 
-    def available(self, h, m):
+    def available(self, h: Handle, m: Kept) -> bool:
         e = h["c"]["open"].get(m["seq"])
         if e and (e["claim"] or e["due"]):
             return False
         return (h["select"] is None or m["stream"] in h["select"]) and (h["until"] is None or m["seq"] < h["until"])
 
-    def rank(self, m):
+    def rank(self, m: Kept) -> tuple[int, int, int]:
         expiry = self.expiry(m) if self.set["order"] == "expiry" else 0
         return (-int(m["headers"].get("priority", "5")), expiry, m["seq"])
 
-    def shape(self, h, m, e):
+    def shape(self, h: Handle, m: Kept, e: Unacked) -> bytes:
         if h["format"] == "line":
             return m["body"].removesuffix(b"\n") + b"\n"
         if h["format"] == "nul":
@@ -491,7 +547,7 @@ class Model:
             return json.dumps({**row, "headers": m["headers"]}).encode()
         return m["body"]
 
-    def push_back(self, key, data, then_close):
+    def push_back(self, key: str, data: bytes, then_close: bool) -> None:
         """The answer of the last read, a whole message, could not be delivered."""
         h = self.handles[key]
         if then_close and h["lost"] is not None:  # ack read: it was not handed to anyone
@@ -502,14 +558,14 @@ class Model:
                 m["why"] = None
         h["rest"] = data
 
-    def go(self, result):
+    def go(self, result: Answer) -> Answer:
         """Serve whatever can be served, then let writers go on for whom there is room, and so on."""
         self.serve()
         while self.unblock():
             self.serve()
         return result
 
-    def serve(self):
+    def serve(self) -> None:
         self.settle_kept()
         for wait, key, count in list(self.parked):
             data = self.take(key, count)
@@ -517,26 +573,28 @@ class Model:
                 self.answer(wait, data)
                 self.settle_kept()
 
-    def unblock(self):
+    def unblock(self) -> bool:
         for stream in sorted({b[1] for b in self.blocked}):
-            wait, _, *rest = next(b for b in self.blocked if b[1] == stream)
-            got = self.append(wait, stream, *rest, again=True)
+            blocked = next(b for b in self.blocked if b[1] == stream)
+            wait, got = blocked[0], self.append(*blocked, again=True)
             if got != WAIT:
                 self.answer(wait, got)
                 return True
         return False
 
-    def answer(self, wait, result):
+    def answer(self, wait: int, result: Answer) -> None:
         self.cancel(wait)
         self.answers.append((wait, result))
 
-    def cancel(self, wait):
+    def cancel(self, wait: int) -> None:
         self.parked = [p for p in self.parked if p[0] != wait]
         self.blocked = [b for b in self.blocked if b[0] != wait]
 
     # -------------------------------------------------------- commands
 
-    def command(self, key, verb, seqs=(), *, delay=None, reason=None):
+    def command(
+        self, key: str, verb: str, seqs: Sequence[int] = (), *, delay: int | None = None, reason: str | None = None
+    ) -> Answer:
         """ack, nack, release, dead, touch; without sequences: of the last read."""
         h = self.handles[key]
         c, claimed = h["c"], self.claims(key)
@@ -562,14 +620,14 @@ class Model:
             self.serve()
         return self.go(None)
 
-    def format(self, key, word):
+    def format(self, key: str, word: str) -> Answer:
         h = self.handles[key]
         if h["c"]["gone"]:
             return "Stale"
         h["format"], h["rest"], h["due"] = word, b"", False
         return None
 
-    def select(self, key, names):
+    def select(self, key: str, names: Sequence[str]) -> Answer:
         if self.handles[key]["c"]["gone"]:
             return "Stale"
         if any(name not in self.names for name in names):
@@ -577,13 +635,13 @@ class Model:
         self.handles[key]["select"] = [self.names[name] for name in names] or None
         return None
 
-    def until(self, key, bound):
+    def until(self, key: str, bound: Any) -> Answer:
         if self.handles[key]["c"]["gone"]:
             return "Stale"
         self.handles[key]["until"] = self.next if bound == "end" else bound + 1
         return None
 
-    def seek(self, key, where):
+    def seek(self, key: str, where: Any) -> Answer:
         """first, last, end, a sequence, or -N. Everything the consumer knew is forgotten, all claims are void."""
         h = self.handles[key]
         c = h["c"]
@@ -605,14 +663,14 @@ class Model:
 
     # -------------------------------------------------------- what is shown
 
-    def peek(self, c):
+    def peek(self, c: Consumer) -> list[bytes]:
         """What a read-only open of a consumer, or of a stream under deliver one, shows: what waits, due or not."""
         return [m["body"] for m in self.mine(c) if not c["open"].get(m["seq"], {}).get("claim")]
 
-    def peek_stream(self, name):
+    def peek_stream(self, name: str) -> list[bytes]:
         return self.peek(next(c for c in self.consumers if c["stream"] == self.names[name]))
 
-    def stats(self, c):
+    def stats(self, c: Consumer) -> dict[str, int]:
         claimed = sum(1 for e in c["open"].values() if e["claim"])
         mine = [c["open"].get(m["seq"], {"claim": None, "due": 0}) for m in self.mine(c)]
         delayed = sum(1 for e in mine if not e["claim"] and e["due"])
@@ -621,12 +679,12 @@ class Model:
         parked = sum(1 for p in self.parked if p[1] in handles)
         return {"claimed": claimed, "waiting": waiting, "delayed": delayed, "handles": len(handles), "parked": parked}
 
-    def dump(self, name):
+    def dump(self, name: str) -> list[tuple[int, bytes, dict[str, str]]]:
         """All that a stream keeps: (sequence, body, headers)."""
         return [(m["seq"], m["body"], m["headers"]) for m in self.kept(self.names[name])]
 
 
-def consumer(name, over, stream, low):
+def consumer(name: str | None, over: str | None, stream: int | None, low: int) -> Consumer:
     """Over a stream by number (the nameless one of deliver one), by name, or over the whole group."""
     return {
         "name": name, "over": over, "stream": stream, "low": low, "had": set(),
@@ -636,5 +694,5 @@ def consumer(name, over, stream, low):
     }  # fmt: skip
 
 
-def had(c, m):
+def had(c: Consumer, m: Kept) -> bool:
     return m["seq"] < c["low"] or m["seq"] in c["had"]

@@ -19,8 +19,8 @@ from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
 from mqfs.ninep.codec.wire import encode
-from tests.support.eventually import eventually
-from tests.support.ninep import HANG_S, META, Running, make_tree, open_handles, running
+from tests.support.eventually import HANG_S, eventually
+from tests.support.ninep import META, Running, make_tree, open_handles, running
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from mqfs.errors import MqfsError
 from mqfs.ninep.blocking import connect
 from mqfs.store.check import check
 from tests.support import ROOT
-from tests.support.campaign import seed, size
+from tests.support.campaign import seed, size, whole
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, environment, unmount
 
@@ -262,7 +262,7 @@ class Campaign:
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_power_is_cut(kind: str, tmp_path: Path) -> None:
-    cuts, began = size(300) if size(10) == 10 else 3, time.monotonic()
+    cuts, began = size(300) if whole() else 3, time.monotonic()
     campaign = Campaign(kind, tmp_path, random.Random(seed()))
     try:
         while campaign.done < cuts:

@@ -23,7 +23,7 @@ from tests.ring.memory.build import compiler
 from tests.server.test_block_device import read_all
 from tests.support import ROOT
 from tests.support.batches import frame
-from tests.support.campaign import seed, size
+from tests.support.campaign import seed, size, whole
 from tests.support.eventually import HANG_S
 from tests.support.server import Server
 
@@ -242,7 +242,7 @@ class Campaign:
 
 @pytest.mark.timeout(7_200)
 def test_the_nth_call_fails(tmp_path: Path, control: Control) -> None:
-    calls, began = size(1_000) if size(10) == 10 else CASES + STARTS, time.monotonic()
+    calls, began = size(1_000) if whole() else CASES + STARTS, time.monotonic()
     campaign, number = Campaign(tmp_path, control, random.Random(seed())), 0
     try:
         while campaign.done < calls:

@@ -22,7 +22,7 @@ from tests.support.eventually import patient
 from tests.support.server import Server, environment, short_folder
 
 MIB = 1 << 20
-PART = 1.0 if campaign.size(10) == 10 else 0.04
+PART = 1.0 if campaign.whole() else 0.04
 RUN_S = 1.0
 BOUND_BYTES = 1_280 * MIB  # that one user makes the server hold, besides its rings: docs/explanation/reliability.md
 SHARED = {
@@ -86,4 +86,4 @@ def test_others_go_on_beside_one_who_has_its_share_of_everything(capsys: pytest.
         assert has["bytes"] > 0.8 * PART * limits.HELD_BYTES // 2
         assert held < BOUND_BYTES * PART + 64 * MIB
         assert ratio < 3
-        assert server.poll() is None
+        assert server.process.poll() is None

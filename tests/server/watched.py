@@ -83,7 +83,7 @@ class Measured(NamedTuple):
         """What each request, or each few of them, waited since the last time, and the longest piece of work: in seconds
         of the server's thread."""
         before = self.waits.read_text().count("\n") if self.waits.exists() else 0
-        self.server.send_signal(signal.SIGUSR1)
+        self.server.process.send_signal(signal.SIGUSR1)
         eventually(lambda: self.waits.exists() and self.waits.read_text().count("\n") > before, "the waits are written")
         *found, longest = json.loads(self.waits.read_text().splitlines()[-1])
         return found, longest

@@ -16,9 +16,9 @@ from tests.support.server import short_folder
 def test_kills() -> None:
     if why := java():
         pytest.skip(why)
-    moments = 30 if campaign.size(30) == 30 else 2
+    moments = 30 if campaign.whole() else 2
     victims = ["all", "server", "worker", "jvm"]
     with short_folder() as folder:
-        messages = 1_000_000 if moments == 30 else 6_000
+        messages = 1_000_000 if campaign.whole() else 6_000
         killed = kills.run(Path(folder), messages, [victims[n % 4] for n in range(moments)], campaign.seed())
     assert sum(killed.values()) == moments

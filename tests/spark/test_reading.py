@@ -19,6 +19,7 @@ from pyspark_mqfs.plan import PartitionLimits, Slice, _shares, ranges
 from pyspark_mqfs.task import DataLoss, Task
 from tests.spark.scene import Scene
 from tests.spark.test_batch import read, values
+from tests.support.eventually import patient
 
 SECRET = "a-secret-of-one-person"
 
@@ -60,7 +61,7 @@ def test_a_task_gives_up(full: Scene) -> None:
     began = time.monotonic()
     with pytest.raises(OptionError, match=r"option address: no answer from .* for 0.5 s"):
         list(batches)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < patient(60)
     full.start()
 
 

@@ -281,4 +281,4 @@ class Driver:
         return self.answer()
 
 
-__all__ = ["HANG_S", "PASSING", "PORT", "TOKEN", "Cluster", "Driver", "Machine", "end", "missing"]
+__all__ = ["PASSING", "PORT", "TOKEN", "Cluster", "Driver", "Machine", "end", "missing"]

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.spark import packages
-from tests.spark_cluster.cluster import HANG_S, PASSING, TOKEN, Cluster
+from tests.spark_cluster.cluster import PASSING, TOKEN, Cluster
 from tests.support import ROOT
+from tests.support.eventually import HANG_S
 
 UNUSED = re.compile(r"__pycache__|/tests?/|/include/")  # of Arrow and numpy
 

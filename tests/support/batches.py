@@ -37,7 +37,8 @@ class Units(Queues):
             handle.close()
 
     def part(self, name: str, user: User = ROOT, mode: int = 0o755) -> Any:
-        return self.tree.mkdir(user, self.tree.find(user, "g/.txn"), name, mode)
+        folder: Any = self.tree.find(user, "g/.txn")
+        return self.tree.mkdir(user, folder, name, mode)
 
     def stage(self, part: str, stream: str, *bodies: bytes, user: User = ROOT) -> None:
         """Write to a stream of a part, which is made if it is missing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 from mqfs import limits
 from mqfs.store.store import DiskStore
@@ -35,7 +36,8 @@ def lowered(**values: int) -> Iterator[None]:
 
 def abandon(store: DiskStore) -> None:
     """What a kill does: descriptors and the lock go, nothing is written."""
-    for segment in store.descriptors._open:
+    segments: Any = store.descriptors._open
+    for segment in segments:
         if segment.fd >= 0:
             os.close(segment.fd)
             segment.fd = -1

@@ -17,12 +17,13 @@ from tests.support.anyone import python_for_anyone
 from tests.support.eventually import HANG_S
 from tests.support.server import NO_FUSE, Server, can_mount
 
+NOT_OURS = {"MQFS", "PIN", "PIN_DETACH", "COLUMNS", "LINES"}  # a terminal of a test has its own size
 MODULES = {"mq": "mq_tools.mq", "mq-cat": "mq_cat", "mq-work": "mq_tools.work", "pin": "mq_tools.pin"}
 
 
 def environment(**more: str) -> dict[str, str]:
     """As a user's shell with the tools in its PATH has it; mq-cat and pin are scripts in tests/tools/bin."""
-    env = {key: value for key, value in os.environ.items() if key not in ("MQFS", "PIN", "PIN_DETACH")}
+    env = {key: value for key, value in os.environ.items() if key not in NOT_OURS}
     env |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "TERM": "dumb", "SHELL": "/bin/sh", "PS1": "$ "}
     env["PATH"] = f"{ROOT / 'tests/tools/bin'}:{env['PATH']}"
     return env | more

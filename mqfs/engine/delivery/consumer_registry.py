@@ -127,13 +127,13 @@ class Consumers(dict[str, Consumer]):
         """As ctl lines."""
         return [" ".join(_words(consumer.state)) for consumer in self.values()]
 
-    def nameless(self, stream: RoutedStream) -> Consumer:
+    def make_default(self, stream: RoutedStream) -> Consumer:
         """The default consumer of a stream, for the stream to keep."""
         own = self._log.state.nameless(stream.number)
         assert own is not None
         return Consumer(self._group, self, own, stream)
 
-    def untouched(self, stream: RoutedStream) -> Consumer:
+    def unused_default(self, stream: RoutedStream) -> Consumer:
         """One like it that the group does not know: nothing was ever claimed from the stream."""
         return Consumer(self._group, self, ConsumerState(0, 0, 0, stream.number, "", "", 0), stream)
 

@@ -94,16 +94,16 @@ class SharedConnection:
 
     # ------------------------------------------------------------ requests out, replies in
 
-    def send(self, requests: Sequence[Fcall], give_up: Slot | None = None) -> list[Slot]:
+    def send(self, requests: Sequence[Fcall], aborted: Slot | None = None) -> list[Slot]:
         """Send requests, or the Tflush of one, unless that is answered or being flushed: the slot of the latter is
         settled by it."""
         with self._sending:
             with self._lock:
                 self._require()
                 slots = [Slot(self.caller.call(request)) for request in requests]
-                if give_up is not None and not (give_up.done or give_up.flushing):
-                    give_up.flushing = True
-                    slots.append(Slot(self.caller.flush(give_up.tag), give_up))
+                if aborted is not None and not (aborted.done or aborted.flushing):
+                    aborted.flushing = True
+                    slots.append(Slot(self.caller.flush(aborted.tag), aborted))
                 self._slots.update((slot.tag, slot) for slot in slots)
                 data = self.caller.take()
             try:

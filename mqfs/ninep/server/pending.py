@@ -75,7 +75,7 @@ class PendingRequests:
         self.by_tag: dict[int, Pending] = {}  # the flushes too
         self.wake = wake
         self._waits, self._peer, self._replies = waits, peer, replies
-        self._ready: deque[Pending] = deque()  # settled, and the reply needs the tree
+        self.ready: deque[Pending] = deque()  # settled, and the reply needs the tree
 
     def park(self, tag: int, later: Later) -> None:
         """Keep a request until its wait is settled. Raises OverLimit where one over the limit can be cancelled."""
@@ -98,15 +98,15 @@ class PendingRequests:
         if self.by_tag.get(pending.tag) is not pending:
             return  # aborted by a Tversion, or by the end of the connection
         if pending.calls:
-            self._ready.append(pending)
+            self.ready.append(pending)
         else:
             self._complete(pending)
         self.wake()
 
     def complete_ready(self) -> None:
         """Make the replies that need the tree. Not to be called from inside the engine."""
-        while self._ready:
-            self._complete(self._ready.popleft())
+        while self.ready:
+            self._complete(self.ready.popleft())
 
     def _complete(self, pending: Pending) -> None:
         if self.by_tag.get(pending.tag) is not pending:
@@ -157,7 +157,7 @@ class PendingRequests:
     def clear(self) -> Iterator[None]:
         """Forget all requests, in steps. A write that was appended stays, unanswered."""
         parked, self.by_tag = self.by_tag, {}
-        self._ready.clear()
+        self.ready.clear()
         for pending in reversed(dict.fromkeys(parked.values())):
             pending.wait.cancel()
             if pending.counted:

@@ -155,7 +155,8 @@ class Session:
 
     def take(self) -> list[bytes]:
         """The replies so far, to be sent in this order. Not to be called from inside the engine."""
-        self._parked.complete_ready()
+        if self._parked.ready:
+            self._parked.complete_ready()
         return self._replies.take()
 
     def abort(self) -> Iterator[None]:

@@ -203,10 +203,10 @@ def test_hostile_patterns_are_not_exponential(pattern: str) -> None:
     patterns.add(pattern, 1)
     test = compile_pattern(pattern)
     name = ".".join("a" * 128)
-    start = time.perf_counter()
+    start = time.process_time()
     assert patterns.match(name) == ({1} if not pattern.endswith("b") else set())
     assert test(name) is not pattern.endswith("b")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_every_node_is_visited_once_for_each_word() -> None:

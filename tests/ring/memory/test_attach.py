@@ -175,7 +175,7 @@ def test_it_is_passed_over_a_socket_and_outlives_its_maker() -> None:
 
 
 @pytest.mark.process
-def test_a_forked_child_must_attach_for_itself_and_keeps_no_seat_alive() -> None:
+def test_a_forked_child_must_attach_for_itself_and_keeps_no_slot_alive() -> None:
     ring = create(LEAST)
     watch = ring.consumer()
     consumers = []
@@ -185,7 +185,7 @@ def test_a_forked_child_must_attach_for_itself_and_keeps_no_seat_alive() -> None
         grandchild = os.fork()
         if not grandchild:
             for call in (lambda: again.publish(1, b""), lambda: consumers[0].body(0), lambda: again.tail):
-                with pytest.raises(errors.Stale, match="attach to it again"):
+                with pytest.raises(errors.Stale, match="of the parent process"):
                     call()
             watch_fd = os.dup(fd)
             attach(watch_fd).publish(9, b"fine")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.ring.memory import build
 from tests.support import ROOT
-from tests.support.campaign import size
+from tests.support.campaign import whole
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -42,11 +42,12 @@ def test_under_sanitizers(tmp_path: Path) -> None:
         "PYTHONPATH": str(tmp_path),
         "PYTHONDONTWRITEBYTECODE": "1",
         "MQFS_TEST_PATIENCE": "10",
+        "PYTEST_TIMEOUT": "1800",
         "MQFS_SOAK": "0",  # a tenth: all is some times slower
     }
-    chosen = LONG if size(10) == 10 else SHORT
+    chosen = LONG if whole() else SHORT
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "timeout=1800",
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
          *(f"--ignore={name}" for name in OF_BUILDS), *chosen],
         cwd=tmp_path, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip

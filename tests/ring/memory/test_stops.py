@@ -42,7 +42,8 @@ MUTANTS = {
         "killed",
     ),
     "the kernel is not told of the lock": (
-        "ring_me.robust->list_op_pending = (struct robust_list *)((char *)&s->lock - ring_me.robust->futex_offset);",
+        "ring_self.robust->list_op_pending = "
+        "(struct robust_list *)((char *)&s->lock - ring_self.robust->futex_offset);",
         ";",
         "killed",
     ),

