@@ -104,6 +104,12 @@ class PartFolder(StagingFolder):
     def __init__(self, group: Group, part: StagedBatch) -> None:
         self.group, self.part, self.name, self.number = group, part, part.name, part.number
 
+    def __eq__(self, other: object) -> bool:  # by the part: its number may be that of a file of the group
+        return isinstance(other, PartFolder) and other.part is self.part
+
+    def __hash__(self) -> int:
+        return hash(self.part)
+
     @property
     def attributes(self) -> Attributes:
         return self.part.attributes

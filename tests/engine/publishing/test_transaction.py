@@ -617,3 +617,14 @@ def test_what_is_staged_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 assert staged.read(at, count) == whole[at : at + count]
         staged.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_part_is_taken_for_another_file(made: Any) -> None:
+    """The mount knows a node by what it equals; a part's number may be that of a file of the group."""
+    u = made()
+    for number in range(20):
+        u.part(f"p{number}")
+    group = u.tree.find(ROOT, "g")
+    nodes = [node for folder in (group, u.tree.find(ROOT, "g/.txn")) for node in u.tree.entries(ROOT, folder)]
+    assert len(set(nodes)) == len(nodes)
+    assert u.tree.find(ROOT, "g/.txn/p3") == u.tree.find(ROOT, "g/.txn/p3")
