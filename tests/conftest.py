@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,19 +49,29 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)
 
 
-def group_of(path: Path) -> str:
-    file = path.relative_to(HERE)
-    return file.parts[0] if file.parts[0] in ONE_GROUP else str(file.with_suffix(""))
+def group_of(nodeid: str) -> str:
+    """What one worker runs: the tests of a file, or of a folder."""
+    file = nodeid.partition("::")[0]
+    folder = file.split("/")[1] if file.startswith("tests/") else ""
+    return folder if folder in ONE_GROUP else file
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Not by `--dist loadgroup`: since pytest 9.2 that is no group at all, as xdist cannot rename a test any more."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = group_of  # type: ignore[method-assign]
+    return scheduler
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
         for mark in MARKS.get(folder, "").split():
             item.add_marker(mark)
-        item.add_marker(pytest.mark.xdist_group(group_of(item.path)))
-    items.sort(key=lambda item: (FIRST + [group_of(item.path)]).index(group_of(item.path)))
+    items.sort(key=lambda item: (FIRST + [group_of(item.nodeid)]).index(group_of(item.nodeid)))
 
 
 class Guard:
