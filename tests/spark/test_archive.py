@@ -129,5 +129,5 @@ def test_what_is_refused(spark: Any, scene: Scene, tmp_path: Path) -> None:
     shutil.rmtree(scene.store)
     scene.start()
     scene.group("g")
-    with pytest.raises(CommandError, match="is an archive of store"):
+    with pytest.raises(CommandError, match="archive of store"):
         archive.run(spark, Archive(source, path))
