@@ -83,9 +83,8 @@ def resolve_group(path: str) -> str:
     """The group's path. Raises ToolError."""
     target = resolve(path)
     if target.kind != "group":
-        raise ToolError(
-            f"{path}: no such group" if not os.path.lexists(target.path) else wrong_kind(path, target, "group")
-        )
+        exists = os.path.lexists(target.path)
+        raise ToolError(wrong_kind(path, target, "group") if exists else f"{path}: no such group")
     return target.group
 
 

@@ -475,6 +475,10 @@ class Model:
                     e.update(claim=None, due=0)
                 elif e["claim"]:
                     self.fail(c, seq, None, delay=0)
+                    e["killed"] = True  # the log has no more of it than its claim, which each start counts
+                elif e.get("killed"):
+                    e["failed"] -= 1
+                    self.fail(c, seq, None, delay=0)
         for i, m in enumerate(reversed(self.log[first:]), 1):
             m["seq"] = next_after - i
         self.next = next_after
@@ -516,7 +520,7 @@ class Model:
         m = found[0]
         e = c["open"].setdefault(m["seq"], {"failed": 0, "due": 0})
         self.claimed += 1
-        e.update(claim=key, place=self.claimed)
+        e.update(claim=key, place=self.claimed, killed=False)
         self.renew(c, m["seq"])
         h["last"], h["lost"] = [m["seq"]], None
         data = self.shape(h, m, e)

@@ -320,4 +320,4 @@ def test_what_the_server_refuses(spark: Any, scene: Scene) -> None:
     assert read(spark, scene, "g/a") == ["there"]
     assert parts(scene, "g") == []
     with pytest.raises((SinkError, OptionError, MqfsError)):
-        sink.Staging(Server(f"{scene.address}-none", retry_s=0.1), "x", True)._begin("g")
+        sink.Staging(Server(f"{scene.address}-none", retry_s=0.1), "x", True)._open_batch("g")

@@ -316,7 +316,7 @@ def test_two_queries_with_one_consumer(scene: Scene, reader: Readers) -> None:
     scene.stream("g/a", b"1")
     first, second = (reader(scene, subscribe="g/a", consumer="report") for _ in range(2))
     first.initialOffset()
-    with pytest.raises(OptionError, match=r"consumer report of group g is .* two have the same option consumer or"):
+    with pytest.raises(OptionError, match=r"consumer report of group g: open by another query .*another consumer or"):
         second.initialOffset()
     second.stop()
 

@@ -37,7 +37,7 @@ class Own(Numbered):
     number: int
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Own) and (other.group, other.number) == (self.group, self.number)
+        return type(other) is type(self) and (other.group, other.number) == (self.group, self.number)
 
     def __hash__(self) -> int:
         return hash((self.group, self.number))

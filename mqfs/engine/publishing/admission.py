@@ -10,12 +10,12 @@ import attrs
 
 from mqfs import errors
 from mqfs.engine.delivery.backlog import Backlog
-from mqfs.engine.delivery.wait_list import PollList
+from mqfs.engine.delivery.fanout import ReadStream
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.engine.log.counts import Counts
 from mqfs.engine.publishing.deduplication import PutId
 from mqfs.engine.retention import cuts
-from mqfs.engine.retention.kept_range import KeptRange, Owner
+from mqfs.engine.retention.kept_range import KeptRange
 from mqfs.group_state import ConsumerState, StreamState
 from mqfs.wait import Step, Wait
 
@@ -40,13 +40,12 @@ class Consumer(Protocol):
     def backlog(self) -> Backlog: ...
 
 
-class Stream(Owner, Protocol):
+class Stream(ReadStream, Protocol):
     """A stream, as those who write to it need it. `bounded_consumers` have a `backlog`."""
 
     removed: bool
     state: StreamState
     blocked: dict[Wait[int], WriteRequest]  # in the order in which they came
-    pollers: PollList
     written: int
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from mqfs import errors
 from mqfs.engine.delivery.consumer_registry import Consumers
@@ -50,8 +50,7 @@ class Publisher:
 
     def __init__(self, host: Host) -> None:
         self._host, self.log, self.retention, self.consumers = host, host.log, host.retention, host.consumers
-        self.counts, self.mark_dirty = host.counts, host.mark_dirty
-        self.fanout: Any = host.fanout
+        self.counts, self.fanout, self.mark_dirty = host.counts, host.fanout, host.mark_dirty
         self._waiting, self._ids = host.waiting, host.ids
         self.blocked = BlockedWriters(self.admit, self.append_admitted)
 

@@ -17,7 +17,7 @@ from mqfs.engine.log.group_log import GroupLog
 from mqfs.engine.log.timers import EXPIRY, TRIMMING, Alarm, Timers
 from mqfs.engine.retention import cuts
 from mqfs.engine.retention.expiry import Expiry
-from mqfs.engine.retention.kept_range import Owner
+from mqfs.engine.retention.kept_range import KeptRange, Owner
 from mqfs.model import NEVER
 from mqfs.seams import Clock
 
@@ -43,6 +43,16 @@ class Attributes(Protocol):
     def remove(self, sequence: int) -> None: ...
 
     def forget(self) -> Iterator[None]: ...
+
+
+class Bounded(Protocol):
+    """A stream that has a `depth`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kept(self) -> KeptRange: ...
 
 
 class Host(Protocol):
@@ -275,7 +285,7 @@ class Retention:
                 stream.kept.update_low_watermark()
         self._cuts_settled = True
 
-    def bound_depth(self, stream: Owner) -> None:
+    def bound_depth(self, stream: Bounded) -> None:
         """Cut a stream to its `depth`, with `full drop-old`: messages accepted earlier were appended beyond it."""
         settings = self._log.settings
         if settings.full == "drop-old" and settings.depth is not NO_DEPTH and stream.name != settings.dead:

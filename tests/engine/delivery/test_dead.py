@@ -327,6 +327,19 @@ def test_a_server_that_is_killed_by_every_delivery(tmp_path: Path) -> None:
     assert letter(q)["deliveries"] == "3"
 
 
+def test_retries_of_less_hold_at_the_next_start_for_what_a_kill_left_in_flight(tmp_path: Path) -> None:
+    q = Queues("deliver one", "ack next", path=tmp_path / "store")
+    q.write("s", b"poison", b"good")
+    assert read(q.taker()) == b"poison"
+    q.restart(clean=False)
+    assert q.queue()["waiting"] == 2
+    q.ctl("retries 1")
+    q.restart()
+    assert q.queue()["waiting"] == 1
+    assert letter(q)["deliveries"] == "1"
+    assert read(q.taker()) == b"good"
+
+
 @pytest.mark.parametrize("full", ["drop-old", "drop-new"])
 def test_no_backlog_takes_a_dead_letter_away(full: str) -> None:
     q = Queues("deliver one", f"full {full}", "retries 1")
