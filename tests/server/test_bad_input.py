@@ -162,7 +162,7 @@ def test_check_finds_and_repairs(tmp_path: Path) -> None:
     log.write_bytes(rotten)
     check = mqfs("check", "store", cwd=tmp_path)
     assert check.returncode == FAILED
-    assert "1 problem; --fix repairs" in check.stdout
+    assert "1 problem (repair: --fix)" in check.stdout
     assert log.read_bytes() == rotten
     fixed = mqfs("check", "--fix", "store", cwd=tmp_path)
     assert (fixed.returncode, fixed.stderr) == (0, ""), fixed.stdout
