@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tests.support.java import ARCHIVE, QUICK, java
