@@ -21,7 +21,7 @@ def main() -> None:
         raise SystemExit(why)
     made = ARCHIVE.with_suffix(".new")
     os.environ.update(
-        SPARK_SUBMIT_OPTS=f"{QUICK} -XX:ArchiveClassesAtExit={made} -Xlog:disable",
+        SPARK_SUBMIT_OPTS=f"{QUICK} -XX:ArchiveClassesAtExit={made}",
         SPARK_LOCAL_IP="127.0.0.1",
         PYSPARK_PYTHON=sys.executable,
     )
