@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support import ROOT
+from tests.support.clone import AT_THE_TOP
 
 NAMED = re.compile(r"(?<![\w/.*$}~-])[a-z_][a-z0-9_/]*\.py\b")
 WRITTEN = re.compile(r'title="([\w.]+)"')  # by the reader of a tutorial
@@ -15,10 +15,12 @@ OTHERS = {"setup.py", "matchers.py"}  # of other packages
 
 
 def texts() -> Iterator[Path]:
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    for name in listed.stdout.splitlines():
-        if name.endswith((".py", ".md", ".c", ".h")) and name != "CHANGELOG.md" and (ROOT / name).is_file():
-            yield ROOT / name
+    """Of the project; what was built or made here is left out."""
+    for top in ROOT.iterdir():
+        if top.name[0] != "." and top.name not in AT_THE_TOP:
+            for path in (top, *top.rglob("*")):
+                if path.suffix in {".py", ".md", ".c", ".h"} and path.name != "CHANGELOG.md":
+                    yield path
 
 
 def test_every_module_that_is_named_is_there() -> None:
