@@ -199,7 +199,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         driver = Path(folder) / "driver"
         ring = ROOT / "mqfs" / "ring"
-        sources = ROOT / "tests" / "ring" / "driver.c", ring / "core.c", ROOT / "mqfs" / "log" / "crc32c.c"
+        sources = ROOT / "tests" / "ring" / "memory" / "driver.c", ring / "core.c", ROOT / "mqfs" / "log" / "crc32c.c"
         subprocess.run(["cc", "-O2", "-std=c11", f"-I{ring}", *sources, "-o", driver, "-pthread"], check=True)
         for size in (64, 1024):
             ended = subprocess.run([driver, "copy", "20000000", str(size)], capture_output=True, text=True, check=True)

@@ -21,7 +21,7 @@ sys.argv[1:] = sys.argv[1:] or ["1000000"]
 
 from benchmarks.spark_read import MESSAGES, SIZE, STREAMS, fill, noop, session  # noqa: E402
 from mqfs.ninep import blocking  # noqa: E402
-from tests.support.server import serving  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 SMALL = 20_000  # messages of the run that warms everything up
 
@@ -92,7 +92,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         folder = Path(name)
         address = f"unix!{folder}/9p"
-        with serving("--store", str(folder / "store"), "--listen", address, cwd=folder):
+        with Server("--store", str(folder / "store"), "--listen", address, cwd=folder):
             fill(address, "small", SMALL)
             fill(address)
             spark = session(folder)

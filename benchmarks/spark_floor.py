@@ -25,7 +25,7 @@ sys.argv[1:] = []
 
 from benchmarks.spark_read import FRAME, SIZE, noop, session, timed  # noqa: E402
 from mqfs.ninep import blocking  # noqa: E402
-from tests.support.server import serving  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 BATCHES = 15  # of each floor; the first ones warm up and do not count
 WARM = 5
@@ -187,7 +187,7 @@ def main() -> None:
         folder = Path(name)
         address = f"unix!{folder}/9p"
         with (
-            serving("--store", str(folder / "store"), "--listen", address, cwd=folder),
+            Server("--store", str(folder / "store"), "--listen", address, cwd=folder),
             blocking.connect(address, msize=1 << 20) as client,
         ):
             make(client, "floor")

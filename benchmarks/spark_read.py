@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from mqfs.ninep import blocking  # noqa: E402
-from tests.support.server import serving  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 MESSAGES = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
 STREAMS = int(sys.argv[2]) if len(sys.argv) > 2 else 8
@@ -151,7 +151,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         folder = Path(name)
         address = f"unix!{folder}/9p"
-        with serving("--store", str(folder / "store"), "--listen", address, cwd=folder):
+        with Server("--store", str(folder / "store"), "--listen", address, cwd=folder):
             fill(address)
             measure(folder, address)
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.spark_read import MESSAGES, SIZE, STREAMS, session  # noqa: E402
 from mqfs.ninep import blocking  # noqa: E402
-from tests.support.server import serving  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 SMALL = 100_000
 ROUNDS = 3
@@ -161,7 +161,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         folder = Path(name)
         address = f"unix!{folder}/9p"
-        with serving("--store", str(folder / "store"), "--listen", address, cwd=folder):
+        with Server("--store", str(folder / "store"), "--listen", address, cwd=folder):
             with blocking.connect(address) as client:
                 client.mkdir("sink")
                 with client.open("sink/ctl", "w") as file:

@@ -1,7 +1,10 @@
-"""Modules that a text names are there."""
+"""Modules that a text names are there, and what the benchmarks import of ours: no other test runs these."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,3 +36,17 @@ def test_every_module_that_is_named_is_there() -> None:
         if name not in OTHERS and not any(module.endswith(f"/{name}") for module in modules)
     ]
     assert stale == []
+
+
+def test_what_the_benchmarks_import_is_there() -> None:
+    missing = []
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("mqfs", "pyspark_mqfs", "tests"):
+                names = vars(importlib.import_module(str(node.module)))
+                missing += [
+                    f"{path.name}: {node.module}.{each.name}"
+                    for each in node.names
+                    if each.name not in names and importlib.util.find_spec(f"{node.module}.{each.name}") is None
+                ]
+    assert missing == []
