@@ -39,7 +39,8 @@ FIRST = ["spark", "spark_cluster"]
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
-# What a test starts lives for seconds, and there are hundreds: each server would compile our modules anew.
+# Tests start hundreds of servers and a few dozen JVMs, each for seconds. Without byte code every server compiles all
+# modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
 

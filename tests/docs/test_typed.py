@@ -27,8 +27,8 @@ def test_page(page: Path, served: Path) -> None:
         try:
             assert type_page(page.read_text(), typing, served) > 5
         except AssertionError as error:
-            log = served / "spark.log"
-            raise AssertionError(log.read_text() if log.exists() else "") from error
+            log = served / "spark.log"  # some failures of Spark are retried by their text
+            raise AssertionError(f"{error}\n{log.read_text() if log.exists() else ''}") from error
 
 
 def test_every_console_block_is_typed() -> None:

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ARCHIVE = Path(sys.prefix) / "spark.jsa"  # of Spark's classes, ready to be mapped: script/setup makes it
-# For a Java that lives for seconds: what it would gain by compiling well or collecting in threads it never sees.
-# What Java logs itself goes to standard output, as that an archive is of other classes.
+ARCHIVE = Path(sys.prefix) / "spark.jsa"  # Spark's classes, made by script/setup
+# For a JVM that lives for seconds: neither the optimizing compiler nor parallel garbage collection pays. Its own log,
+# which says when the archive does not fit a class path, would go to standard output.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 SHORT_LIVED = f"{QUICK} -XX:SharedArchiveFile={ARCHIVE}"
 
