@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from mqfs import errors, group_state, limits
+from mqfs.audit import Audit
 from mqfs.engine.delivery.consumer_registry import Consumers
 from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priority_index import PriorityIndex
@@ -57,12 +58,17 @@ class Tree(Protocol):
     memory: Shares
     processes: ProcessWatcher | None  # set by a front end that knows the reading process
     closing: bool
+    audit: Audit
 
     @property
     def open_files(self) -> OpenFiles: ...
 
     def find(self, user: User, path: str) -> Any:
         """The file at a path from the root."""
+        ...
+
+    def access(self, user: User, node: Any, mask: int) -> None:
+        """Raises Denied where the user may not do all of `mask`."""
         ...
 
 

@@ -28,6 +28,7 @@ class Options:
     default: tuple[str, ...] = ()
     tcp_user: str = "nobody"
     token_file: str | None = None
+    audit: str = "off"
     insecure: bool = False
     allow_other: bool | None = None  # None: as root yes, else no
     trace: bool = False
@@ -35,7 +36,7 @@ class Options:
 
 _LISTS = ("listen", "default")
 _FLAGS = ("insecure", "allow-other", "trace")
-_TEXTS = ("store", "mount", "service", "tcp-user", "token-file")
+_TEXTS = ("store", "mount", "service", "tcp-user", "token-file", "audit")
 KEYS = (*_TEXTS, *_LISTS, *_FLAGS)
 
 

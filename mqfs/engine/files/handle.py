@@ -14,6 +14,7 @@ from typing import Any
 from mqfs import errors
 from mqfs.engine.group import Group
 from mqfs.engine.log.multipart import LongBody
+from mqfs.engine.nodes.places import path_text
 from mqfs.model import User
 from mqfs.wait import Step
 
@@ -74,6 +75,11 @@ class OpenFile:
         """An unfinished line waits here. Raises OverLimit."""
         self.hold(len(rest), refuse=refuse)
         self.partial = rest
+
+    def audit(self, method: str, detail: str = "", *, status: str = "ok") -> None:
+        """Leave an audit line: its user did this."""
+        if self.group.tree.audit.changes:
+            self.group.tree.audit.note(self.user, method, path_text(self.node), detail, status=status)
 
     def require(self, reading: bool) -> None:
         if not (self.reads if reading else self.writes):

@@ -47,6 +47,7 @@ class TxnCtlHandle(PrintedCommands):
             return len(data)
         if verb == "forget" and names:
             transactions.forget(self.user, names)
+            self.audit("forget", " ".join(names))
             return self.group.log.after_metadata_sync(len(data))
         raise errors.BadCommand(f"{verb!r}: write {USAGE}")
 

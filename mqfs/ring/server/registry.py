@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group, Tree
-from mqfs.engine.language.permissions import R, W, X, require
+from mqfs.engine.language.permissions import R, W, X, require, require_scope
 from mqfs.engine.language.settings import parse_settings
 from mqfs.model import User
 from mqfs.ring.server.attachment import Attachment
@@ -164,6 +164,7 @@ class RingRegistry:
         group = self._tree.find(user, path)
         if not isinstance(group, Group):
             raise errors.NotDirectory(path)
+        self._tree.access(user, group, R | X)
         self._admit(user, group)
         own = self._current(group) or self._make(group)
         self._require_place(group, own, user)
@@ -172,7 +173,7 @@ class RingRegistry:
         return attachment
 
     def _admit(self, user: User, group: Group) -> None:
-        require(user, group.state, R | X, group.name)
+        require_scope(user, W, group.name)
         if is_excluded(group, group.settings, user):
             raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
         for stream in group.numbers.values():
