@@ -116,9 +116,12 @@ def _lines(file: str) -> list[bytes]:
 
 def _moment(word: str) -> float:
     """Raises BadCommand."""
-    if word[:1].isdigit() and word[-1] in "smhd":
+    if not word[:1].isdigit() or word[-1] not in "smhd":
+        return token_line.parse_moment(word)
+    try:
         return time.time() + parse_duration(word) / 1e9
-    return token_line.parse_moment(word)
+    except BadCommand as error:
+        raise BadCommand(f"expires {error.detail}") from None
 
 
 def _parse(file: str, number: int, line: bytes) -> TokenLine:

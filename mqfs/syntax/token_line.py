@@ -66,7 +66,7 @@ def parse_line(text: str) -> TokenLine:
     for option in options:
         key, equals, value = option.partition("=")
         if key not in ("expires", "scope", "path", "note") or not equals or key in values:
-            raise BadCommand(f"{key!r}: unknown, without a value or repeated (expected {FORM})")
+            raise BadCommand(f"malformed option (expected {FORM})")  # not shown: it may be the secret
         values[key] = value
     return TokenLine(
         user,

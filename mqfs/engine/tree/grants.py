@@ -14,6 +14,7 @@ from mqfs.engine.nodes.txn_nodes import StagingFolder, TxnCtl
 from mqfs.engine.tree.node_stat import attributes
 from mqfs.errors import Denied
 from mqfs.model import Grant, User
+from mqfs.syntax.token_line import print_path
 
 CHANGE = W | X | ADMIN  # of a directory
 
@@ -63,6 +64,4 @@ def _require_path(grant: Grant, path: tuple[str, ...], *, through: bool = False)
     """Raises Denied outside of a token's path. `through`: the groups above it will do."""
     wanted = grant.path
     if path[: len(wanted)] != wanted and not (through and wanted[: len(path)] == path):
-        raise Denied(
-            f"token {grant.id} has path /{'/'.join(wanted)} (expected that or a path below, not /{'/'.join(path)})"
-        )
+        raise Denied(f"token {grant.id} has path {print_path(wanted)}, not {print_path(path)}")
