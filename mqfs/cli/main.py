@@ -31,6 +31,9 @@ def command() -> None:
 @click.option("--listen", multiple=True, metavar="ADDRESS", help="Serve 9P at unix!PATH or tcp!HOST!PORT. Repeatable.")
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
+@click.option(
+    "--limit", multiple=True, metavar="'USER KEY=N...'", help="Quota of a user (*: of the others). Repeatable."
+)
 @click.option("--tcp-user", metavar="NAME", help="User that TCP clients act as; without it user nobody.")
 @click.option("--token-file", metavar="FILE", help="File of tokens; see mqfs token.")
 @click.option("--audit", metavar="LEVEL", help="Log who did what: off, changes, or all (publishes too).")

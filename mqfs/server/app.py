@@ -30,6 +30,7 @@ from mqfs.net.address import UnixAddress, parse_address
 from mqfs.net.sockets import SocketFile
 from mqfs.ninep.server.listener import Listener, listen
 from mqfs.ninep.server.server import Server as NinepServer
+from mqfs.quotas import parse_quotas
 from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
@@ -65,6 +66,7 @@ def check_words(options: Options) -> None:
     try:
         for text in options.listen:
             parse_address(text)
+        parse_quotas(options.limit)
         for line in options.default:
             check_name(parse_settings([line]).dead)
     except BadAddress as error:
@@ -212,6 +214,7 @@ class Server:
             defaults=self.options.default,
             prepare=rings.resume,
             audit=self.audit,
+            quotas=parse_quotas(self.options.limit),
         )
         malloc_tuning.spare_collector()
         async with trio.open_nursery() as nursery:

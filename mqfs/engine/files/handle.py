@@ -27,6 +27,7 @@ class OpenFile:
     readable = True
     writable = True
     takes = False  # what it reads is claimed for it
+    publishes = False  # what is written to it are messages
     reader_pid = 0
     held = 0  # bytes of memory that count as its user's
     partial = b""  # an unfinished line
@@ -43,6 +44,10 @@ class OpenFile:
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         raise errors.Denied(f"{self.node.name} is not open for writing")
+
+    def count_messages(self, data: bytes) -> int:
+        """About how many messages a write is, where it publishes."""
+        return 1
 
     def push_back(self, data: bytes) -> None:
         pass

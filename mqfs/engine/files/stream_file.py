@@ -46,6 +46,7 @@ class Writer(OpenFile):
     """A stream, open to be written: what writing is, whatever else the handle does."""
 
     node: Stream
+    publishes = True
     newest: LinePost | None = None
 
     def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
@@ -70,6 +71,9 @@ class Writer(OpenFile):
         if self.group.settings.data == "line":
             return self._write_lines(data)
         return self.group.publisher.write_plain(self.node, data)
+
+    def count_messages(self, data: bytes) -> int:
+        return data.count(b"\n") if self.group.settings.data == "line" else 1
 
     def _write_lines(self, data: bytes) -> Step[int]:
         """Whole lines are messages, one unit; what follows the last newline waits here."""

@@ -73,6 +73,19 @@ def find_in_folder(folder: Folder, name: str) -> Node | None:
     return SnapshotNode(stream) if stream is not None else None
 
 
+def files_in(directory: Group | Folder) -> list[Node]:
+    """Everything in a directory."""
+    group = directory.group
+    if isinstance(directory, StagingFolder):
+        return list(directory.files())
+    if isinstance(directory, Group):
+        own = [node for name in (*META_FILES, *FOLDERS) if (node := find_in_group(group, name))]
+        return [*own, *group.streams.values(), *group.groups.values(), *group.views.values()]
+    if directory.name == ".consumers":
+        return list(group.consumers.values())
+    return list(map(SnapshotNode, group.streams.values()))
+
+
 def depth(group: Group) -> int:
     """How many groups stand above it, the root not counted as one."""
     levels = 0

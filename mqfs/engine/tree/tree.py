@@ -15,16 +15,18 @@ from mqfs import audit, errors, limits
 from mqfs.audit import Audit
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.metering import Meters
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, X, require, require_unsticky
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.log.faults import Faults
 from mqfs.engine.log.timers import Timers
 from mqfs.engine.nodes import places
-from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.own_files import FOLDERS, Folder, Meta, SnapshotNode, TakeFile
 from mqfs.engine.nodes.places import Node, group_of
 from mqfs.engine.nodes.txn_nodes import StagingFolder
 from mqfs.engine.publishing.blocked_writers import refuse_all
+from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.stream import Stream
 from mqfs.engine.tree.audited import audited
@@ -33,6 +35,7 @@ from mqfs.engine.tree.maintenance import Maintenance
 from mqfs.engine.tree.node_stat import (
     attributes,
     depth,
+    files_in,
     find_in_folder,
     find_in_group,
     require_unprotected,
@@ -44,6 +47,7 @@ from mqfs.engine.tree.set_attributes import set_attributes
 from mqfs.file_locks import Locks
 from mqfs.group_state import State
 from mqfs.model import Stat, User
+from mqfs.quotas import Quotas
 from mqfs.seams import Bucket, Clock, ProcessWatcher, Store
 from mqfs.shares import Shares, require_share
 from mqfs.syntax.names import check_name
@@ -66,8 +70,9 @@ class Tree:
         defaults: Sequence[str] = (),
         prepare: Callable[[Group], None] | None = None,
         audit: Audit = audit.OFF,
+        quotas: Quotas | None = None,
     ) -> None:
-        self.store, self.clock, self.audit = store, clock, audit
+        self.store, self.clock, self.audit, self.quotas = store, clock, audit, quotas
         self.faults = Faults(clock)
         self.timers = Timers(self.faults)
         self.defaults = parse_settings(defaults).lines(given=True)
@@ -79,7 +84,9 @@ class Tree:
         self._prepare = prepare
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
-        self.open_files = OpenFiles()
+        self.kept_quotas = KeptQuotas(quotas) if quotas is not None and quotas.bound_kept else None
+        meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
+        self.open_files = OpenFiles(meters)
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
         self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
         self._load(owner, umask)
@@ -95,6 +102,8 @@ class Tree:
         if ROOT not in self.groups:
             self._make_root(owner, umask)
         self.root = self.groups[ROOT]
+        if self.open_files.meters is not None:
+            self.open_files.meters.root = self.root
         self._maintenance.restart_clocks()
         for number in sorted(self.groups):
             adopt(self.groups[number], self.groups)
@@ -102,6 +111,8 @@ class Tree:
             if self._prepare is not None:
                 self.faults.contain(group, "going on with its ring", partial(self._prepare, group))
             group.start()
+        if self.kept_quotas is not None:
+            self.kept_quotas.begin(stream for group in self.groups.values() for stream in group.streams.values())
         self.dirty_groups.update(self.groups.values())
 
     def _build(self, bucket: Bucket, state: State, unserved: Unserved) -> None:
@@ -170,18 +181,9 @@ class Tree:
         permit(user, directory, R)
         if directory.removed:
             return []
-        nodes: list[Node] = []
         if isinstance(directory, StagingFolder):
             require(user, group.state, X, directory.name)
-            nodes += directory.files()
-        elif isinstance(directory, Group):
-            nodes += [node for name in (*META_FILES, *FOLDERS) if (node := find_in_group(group, name))]
-            nodes += [*group.streams.values(), *group.groups.values(), *group.views.values()]
-        elif directory.name == ".consumers":
-            nodes += group.consumers.values()
-        else:
-            nodes += map(SnapshotNode, group.streams.values())
-        return sorted(nodes, key=lambda node: node.name)
+        return sorted(files_in(directory), key=lambda node: node.name)
 
     def stat(self, node: Node) -> Stat:
         return stat_of(node)
@@ -373,6 +375,8 @@ class Tree:
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
         self._maintenance.tick(self.root)
+        if self.kept_quotas is not None:
+            self.kept_quotas.tick()
 
     def run_timers(self) -> None:
         """Ring the timers that are due: delayed messages, leases, retries."""

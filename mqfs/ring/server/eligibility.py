@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from mqfs.engine.group import Group
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.model import User
+from mqfs.quotas import Quotas
 
 
 def is_excluded(group: Group, settings: Settings, user: User) -> bool:
@@ -34,3 +36,14 @@ def why_not(settings: Settings, bounded: bool) -> str:
     if settings.full in ("reject", "block", "drop-new") and bounded:
         return f"a group with 'full {settings.full}' and a consumer with a backlog has no ring"
     return ""
+
+
+def why_metered(quotas: Quotas | None, user: User, owners: Iterable[int]) -> str:
+    """Why a user may not publish in shared memory, which no quota of a rate or of kept bytes sees; "" if it may.
+    `owners`: of the streams."""
+    if quotas is None:
+        return ""
+    if (quota := quotas.of(user.uid)) is not None and (quota.messages or quota.bytes):
+        return "rings: the user has a quota of messages or bytes a second"
+    bounded = quotas.bound_kept and any((own := quotas.of(uid)) is not None and own.kept for uid in set(owners))
+    return "rings: the owner of a stream has a quota of kept bytes" if bounded else ""

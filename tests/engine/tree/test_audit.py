@@ -153,3 +153,21 @@ def test_off_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
     queues.ctl("consumer w")
     drain(queues.worker())
     assert caplog.messages == []
+
+
+def test_all_has_the_publishes_too_without_their_bodies(caplog: pytest.LogCaptureFixture) -> None:
+    queues = audited("all")
+    queues.write("s", b"secret body")
+    queues.put(b"secret body")
+    queues.at(".batch", os.O_WRONLY).write(b"\x14\0\0\0\x01\0\0\0s" + b"secret body")
+    queues.tree.mkdir(ROOT, queues.tree.find(ROOT, "g/.txn"), "p", 0o777)
+    queues.at(".txn/p/s", os.O_WRONLY).write(b"secret body")
+    queues.cursor("select s")
+    assert "secret" not in "".join(caplog.messages)
+    assert [(row["method"], row["path"], row["detail"]) for row in lines(caplog)] == [
+        ("publish", "/g/s", "11 bytes"),
+        ("publish", "/g/.put", "27 bytes"),
+        ("publish", "/g/.batch", "20 bytes"),
+        ("mkdir", "/g/.txn/p", "mode 777"),
+        ("publish", "/g/.txn/p/s", "11 bytes"),
+    ]
