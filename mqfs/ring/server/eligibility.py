@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from mqfs.engine.group import Group
+from mqfs.engine.group import Group, Tree
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.model import User
-from mqfs.quotas import Quotas
 
 
 def is_excluded(group: Group, settings: Settings, user: User) -> bool:
@@ -38,9 +37,12 @@ def why_not(settings: Settings, bounded: bool) -> str:
     return ""
 
 
-def why_metered(quotas: Quotas | None, user: User, owners: Iterable[int]) -> str:
-    """Why a user may not publish in shared memory, which no quota of a rate or of kept bytes sees; "" if it may.
+def why_unseen(tree: Tree, user: User, owners: Iterable[int]) -> str:
+    """Why a user may not publish in shared memory, where neither its quota nor the audit sees it; "" if it may.
     `owners`: of the streams."""
+    if tree.audit.publishes:
+        return "rings: not with '--audit all'"
+    quotas = tree.quotas
     if quotas is None:
         return ""
     if (quota := quotas.of(user.uid)) is not None and (quota.messages or quota.bytes):

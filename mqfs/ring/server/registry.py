@@ -21,7 +21,7 @@ from mqfs.engine.language.permissions import R, W, X, require, require_scope
 from mqfs.engine.language.settings import parse_settings
 from mqfs.model import User
 from mqfs.ring.server.attachment import Attachment
-from mqfs.ring.server.eligibility import is_excluded, why_ended, why_metered, why_not
+from mqfs.ring.server.eligibility import is_excluded, why_ended, why_not, why_unseen
 from mqfs.ring.server.follower import Follower, Post
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
@@ -178,7 +178,7 @@ class RingRegistry:
             raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
         for stream in group.numbers.values():
             require(user, stream.state, R | W, stream.name)
-        if why := why_metered(group.tree.quotas, user, (stream.state.uid for stream in group.numbers.values())):
+        if why := why_unseen(group.tree, user, (stream.state.uid for stream in group.numbers.values())):
             raise errors.Unsupported(why)
         if group.log.end.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {group.log.end.failed}")
@@ -283,7 +283,7 @@ class RingRegistry:
             try:
                 for attachment in self._rings[group].attached:
                     require(attachment.user, stream, R | W, stream.name)
-                    if why_metered(group.tree.quotas, attachment.user, [stream.uid]):
+                    if why_unseen(group.tree, attachment.user, [stream.uid]):
                         return f"{stream.name} was made, whose owner has a quota of kept bytes"
             except errors.Denied:
                 return f"{stream.name} was made, and a client may not read and write it"

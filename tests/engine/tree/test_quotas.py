@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqfs.audit import Audit
 from mqfs.engine.files.metering import SECOND_NS, Pace
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, Interrupted, OverQuota, Unsupported
@@ -364,6 +365,15 @@ def test_a_ring_is_for_those_without_a_rate() -> None:
         q.ctl("ring all")
         with pytest.raises(Unsupported, match=r"rings: the (user|owner of a stream) has a quota"):
             rings.attach(user, "g")
+
+
+def test_a_ring_is_for_servers_that_audit_no_publishes() -> None:
+    q = Queues()
+    q.tree.audit = Audit("all")
+    rings = RingRegistry(q.store, lambda then: then())
+    rings.resume(q.group)
+    with pytest.raises(Unsupported, match=r"rings: not with '--audit all'"):
+        rings.attach(ROOT, "g")
 
 
 def test_without_a_quota_of_its_own_a_user_pays_no_call() -> None:
