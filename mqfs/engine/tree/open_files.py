@@ -75,6 +75,8 @@ class OpenFiles:
         self._shares.give(handle.user.uid)
         if self.meters is not None and (meter := self.meters.of(handle.user.uid)) is not None:
             meter.detach(handle)
+        for name in ("read", "write"):  # of a handle that is metered or audited: they refer to it
+            vars(handle).pop(name, None)
 
     def quota_use(self, uid: int | None) -> dict[str, Any]:
         """The use of quotas, by the number of the user; of one user or of all."""

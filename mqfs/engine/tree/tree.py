@@ -170,6 +170,7 @@ class Tree:
                 node = self.walk(user, node, name)
         return node
 
+    @audited(changes=False)
     def access(self, user: User, node: Node, mask: int) -> None:
         """Raises Denied where the user may not do all of `mask` (os.R_OK, W_OK, X_OK)."""
         permit(user, node, mask)

@@ -102,6 +102,7 @@ PUT = b'{"stream":"s"} x'
 REFUSALS: list[tuple[Callable[[Queues, User], object], str, str, str]] = [
     (lambda q, u: q.tree.walk(u, q.tree.find(ROOT, "x"), "s"), "walk", "/x/s", "uid 1001 may not enter x"),
     (lambda q, u: q.tree.entries(u, q.tree.find(ROOT, "x")), "entries", "/x", "uid 1001 may not read x"),
+    (lambda q, u: q.tree.access(u, q.tree.find(ROOT, "x"), os.R_OK), "access", "/x", "uid 1001 may not read x"),
     (lambda q, u: q.at("s", os.O_WRONLY, u), "open", "/g/s", "uid 1001 may not write s"),
     (lambda q, u: q.at("order", os.O_WRONLY, ROOT), "open", "/g/order", "order is read-only"),
     (lambda q, u: q.tree.setattr(u, q.group, mode=0), "setattr", "/g", "only the owner of g may do this"),

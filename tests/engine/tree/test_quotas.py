@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +357,20 @@ def test_stats_show_a_user_its_own_and_the_owner_all() -> None:
     assert set(json.loads(q.text(".stats", ANNA))["quotas"]) == {"1001"}
     assert set(json.loads(q.text(".stats", ROOT))["quotas"]) == {"1001", "1002"}
     assert "quotas" not in json.loads(Queues().text(".stats"))
+
+
+def test_a_metered_and_audited_file_is_freed_with_its_close() -> None:
+    q = Limited("1001 messages=5 parked=5")
+    q.tree.audit = Audit("all")
+    gc.disable()
+    try:
+        handle = q.at("s", RW, ANNA)
+        freed = weakref.ref(handle)
+        handle.close()
+        del handle
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_a_ring_is_for_those_without_a_rate() -> None:
