@@ -14,6 +14,7 @@ import attrs
 
 from mqfs.engine.files.claiming_handle import ClaimingHandle
 from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.stream_file import Writer
 from mqfs.engine.log.faults import Group
 from mqfs.engine.log.timers import PACING, Alarm, Timers
 from mqfs.engine.publishing.kept_quotas import KeptQuotas
@@ -79,6 +80,7 @@ class Meter:
         self._paces = Pace(quota.messages), Pace(quota.bytes)
         self._queue: dict[Wait[int], QueuedWrite] = {}
         self._alarm = Alarm(timers, root, PACING, f"serving writers of uid {uid}", lambda now_ns: self._serve())
+        self._writers: set[Writer] = set()
         self._claiming: set[ClaimingHandle] = set()
         self.parked = 0  # reads
         self._claims_to_come = 0  # parked reads that will claim
@@ -106,6 +108,9 @@ class Meter:
         if handle.publishes and handle.writes and (quota.messages or quota.bytes):
             write = handle.write
             handle.write = lambda data, offset=0: self._write(handle, data, lambda: write(data, offset))  # type: ignore[method-assign]
+            if isinstance(handle, Writer):
+                handle.gate = self._is_open
+                self._writers.add(handle)
         if handle.reads and handle.parkable and (quota.parked or quota.claims):
             read = handle.read
             handle.read = lambda count, offset=0: self._read(handle, lambda: read(count, offset))  # type: ignore[method-assign]
@@ -116,6 +121,8 @@ class Meter:
         """It is closed: its writes that wait are not performed."""
         if isinstance(handle, ClaimingHandle):
             self._claiming.discard(handle)
+        if isinstance(handle, Writer):
+            self._writers.discard(handle)
         for wait, queued in list(self._queue.items()):
             if queued.handle is handle:
                 del self._queue[wait]
@@ -133,17 +140,26 @@ class Meter:
 
     def _write(self, handle: OpenFile, data: bytes, perform: Callable[[], Step[int]]) -> Step[int]:
         queued = QueuedWrite(handle, perform, handle.count_messages(data), len(data))
-        if not self._queue and not self._delay_ns(queued):
+        if not self._queue and not self._delay_ns(queued.messages, queued.size):
             return self._perform(queued)
         wait: Wait[int] = Wait(lambda wait: self._cancel(wait, queued))
         self._queue[wait] = queued
         self.counts.delayed += 1
-        self._alarm.at(self._clock.engine_ns() + self._delay_ns(next(iter(self._queue.values()))))
+        first = next(iter(self._queue.values()))
+        self._alarm.at(self._clock.engine_ns() + self._delay_ns(first.messages, first.size))
         return wait
 
-    def _delay_ns(self, queued: QueuedWrite) -> int:
-        now, (messages, size) = self._clock.engine_ns(), self._paces
-        return max(messages.delay_ns(queued.messages, now), size.delay_ns(queued.size, now))
+    def _delay_ns(self, messages: int, size: int) -> int:
+        now, (first, second) = self._clock.engine_ns(), self._paces
+        return max(first.delay_ns(messages, now), second.delay_ns(size, now))
+
+    def _is_open(self) -> bool:
+        """Whether a write would be performed at once. If not, programs that poll are woken when one would."""
+        if not self._queue and not (delay := self._delay_ns(1, 1)):
+            return True
+        if not self._queue:
+            self._alarm.at(self._clock.engine_ns() + delay)
+        return False
 
     def _perform(self, queued: QueuedWrite) -> Step[int]:
         step, now = queued.perform(), self._clock.engine_ns()
@@ -152,10 +168,10 @@ class Meter:
         return step
 
     def _serve(self) -> None:
-        """Perform the writes whose turn has come."""
+        """Perform the writes whose turn has come; then programs that poll may write."""
         while self._queue:
             wait, queued = next(iter(self._queue.items()))
-            if delay := self._delay_ns(queued):
+            if delay := self._delay_ns(queued.messages, queued.size):
                 self._alarm.at(self._clock.engine_ns() + delay)
                 return
             del self._queue[wait]
@@ -165,6 +181,8 @@ class Meter:
                 wait.fail(error)
             else:
                 wait.follow(queued.step)
+        for stream in {handle.node for handle in self._writers}:
+            stream.pollers.wake()
 
     def _cancel(self, wait: Wait[int], queued: QueuedWrite) -> bool:
         """Also where it waits for room in its stream by now."""

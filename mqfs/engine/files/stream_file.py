@@ -47,6 +47,7 @@ class Writer(OpenFile):
 
     node: Stream
     publishes = True
+    gate: Callable[[], bool] | None = None  # of a user with a rate: whether a write would not wait for its turn
     newest: LinePost | None = None
 
     def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
@@ -55,7 +56,7 @@ class Writer(OpenFile):
 
     @property
     def writable(self) -> bool:  # type: ignore[override]
-        return not self.node.blocked
+        return not self.node.blocked and (self.gate is None or self.gate())
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.node.pollers.watch(self, then)

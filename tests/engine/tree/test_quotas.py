@@ -210,6 +210,24 @@ def test_a_write_that_then_waits_for_room_can_be_cancelled_too() -> None:
     assert not q.tree.find(ROOT, "g/s").blocked
 
 
+def test_a_program_that_polls_is_woken_when_a_write_would_not_wait() -> None:
+    q = Limited("1001 messages=2")
+    writer, woken = q.at("s", WO, ANNA), [0]
+    assert writer.writable
+    for _ in range(2):
+        writer.write(b"x")
+    assert not writer.writable
+    writer.watch(lambda: woken.append(1))
+    q.clock.forward(0.4)
+    q.tree.run_timers()
+    assert woken == [0]
+    q.clock.forward(0.2)
+    q.tree.run_timers()
+    assert woken == [0, 1]
+    assert writer.writable
+    assert done(writer.write(b"x"))
+
+
 def test_what_a_waiting_write_comes_to_is_its_writer_s() -> None:
     q = Limited("1001 messages=1", ctl=("depth 1", "full reject", "replay all"))
     writer = q.at("s", WO, ANNA)
