@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
@@ -42,9 +43,8 @@ def stats(group: Group, user: User) -> str:
 
 
 def _quotas(group: Group, user: User) -> dict[str, Any]:
-    """The user's own; of all users for root and the group's owner. Nothing where there are none."""
-    everything = user.uid in (0, group.state.uid)
-    used = group.tree.open_files.quota_use(None if everything else user.uid)
+    """The user's own; of all users for root and the server's user. Nothing where there are none."""
+    used = group.tree.open_files.quota_use(None if user.uid in (0, os.geteuid()) else user.uid)
     return {"quotas": used} if used else {}
 
 

@@ -368,10 +368,11 @@ def test_a_queue_with_ack_read_holds_no_claims() -> None:
 # ------------------------------------------------------------ around
 
 
-def test_stats_show_a_user_its_own_and_the_owner_all() -> None:
+def test_stats_show_a_user_its_own_and_root_all() -> None:
     q = Limited("1001 handles=9", "1002 handles=9")
     q.at("s", user=ANNA)
     q.at("s", user=BERT)
+    q.tree.setattr(ROOT, q.group, uid=ANNA.uid)
     assert set(json.loads(q.text(".stats", ANNA))["quotas"]) == {"1001"}
     assert set(json.loads(q.text(".stats", ROOT))["quotas"]) == {"1001", "1002"}
     assert "quotas" not in json.loads(Queues().text(".stats"))
