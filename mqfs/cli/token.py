@@ -67,7 +67,7 @@ def new(file: str, user: str, scope: str, path: str, expires: str | None, note: 
         )
     except BadCommand as error:
         raise BadConfig(f"--{error.detail}") from None
-    with locked(file) as lines:
+    with locked(file, make=True) as lines:
         lines.append(print_line(line).encode())
     click.echo(secret)
 
@@ -110,8 +110,12 @@ def _lines(file: str) -> list[bytes]:
     try:
         owner = os.stat(file).st_uid if os.geteuid() == 0 else os.geteuid()
     except OSError as error:
-        raise BadConfig(f"--token-file {file}: {error.strerror} (expected a readable file)") from None
+        raise _unreadable(file, error) from None
     return read_bytes(file, owner).splitlines()
+
+
+def _unreadable(file: str, error: OSError) -> BadConfig:
+    return BadConfig(f"--token-file {file}: {error.strerror} (expected a readable file)")
 
 
 def _moment(word: str) -> float:
@@ -132,9 +136,9 @@ def _parse(file: str, number: int, line: bytes) -> TokenLine:
 
 
 @contextlib.contextmanager
-def locked(file: str) -> Iterator[list[bytes]]:
+def locked(file: str, *, make: bool = False) -> Iterator[list[bytes]]:
     """The lines of a file, to be edited by one at a time: it is replaced by a rename, with its owner and mode 600."""
-    descriptor = _lock(file)
+    descriptor = _lock(file, os.O_CREAT if make else 0)
     try:
         status = os.fstat(descriptor)
         lines = _lines(file)
@@ -151,10 +155,13 @@ def locked(file: str) -> Iterator[list[bytes]]:
         os.close(descriptor)
 
 
-def _lock(file: str) -> int:
-    """The file open and locked, made if it is not there. What another editor replaced meanwhile is opened again."""
+def _lock(file: str, flags: int) -> int:
+    """The file open and locked. One that another editor replaced meanwhile is opened again. Raises BadConfig."""
     while True:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | flags, 0o600)
+        except OSError as error:
+            raise _unreadable(file, error) from None
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(file)):

@@ -23,6 +23,7 @@ MARK = "sha256:"  # begins the second word; a line without it is USER SECRET, th
 FORM = "USER sha256:ID:HEX [expires=YYYY-MM-DD] [scope=read|write|admin] [path=/GROUP] [note=TEXT]"
 _HASHED = re.compile(rf"{MARK}([0-9A-Za-z]{{1,32}}):([0-9a-f]{{64}})\Z")
 _SECRET = re.compile(rb"mq_([0-9A-Za-z]{1,32})_[0-9A-Za-z_-]{43}\Z")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?\Z", re.ASCII)
 
 
@@ -101,7 +102,8 @@ def parse_scope(word: str) -> str:
 def parse_path(word: str) -> tuple[str, ...]:
     """The names of a path from the root. Raises BadCommand."""
     names = tuple(name for name in word.split("/") if name)
-    if not word.startswith("/") or len(names) > limits.PATH_GROUPS + 2 or {".", ".."} & set(names):
+    deep = len(names) > limits.PATH_GROUPS + 2  # a file in a folder of the deepest group
+    if not word.startswith("/") or deep or {".", ".."} & set(names) or _CONTROL.search(word):
         raise BadCommand(f"path {word!r} (expected /GROUP or /GROUP/NAME, without . and ..)")
     return names
 

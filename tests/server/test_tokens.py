@@ -105,7 +105,9 @@ def test_comments_and_older_lines_are_kept_and_listed_without_their_secret(tmp_p
         (("new", ME, "--expires", "tomorrow"), "--expires 'tomorrow' (expected YYYY-MM-DD or"),
         (("new", ME, "--expires", "9" * 19 + "d"), "--expires '9999999999999999999d' is no duration"),
         (("new", ME, "--note", "two\nlines"), "--note: control characters (expected one line)"),
+        (("new", ME, "--path", "/two\nlines"), "(expected /GROUP or /GROUP/NAME"),
         (("ls",), "No such file or directory (expected a readable file)"),
+        (("revoke", "a"), "No such file or directory (expected a readable file)"),
     ],
 )
 def test_a_refused_command_makes_no_file(tmp_path: Path, words: tuple[str, ...], why: str) -> None:

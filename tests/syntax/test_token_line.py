@@ -67,6 +67,7 @@ REFUSED = [
     (f"{HASH} path=x", "path 'x' (expected /GROUP or /GROUP/NAME, without . and ..)"),
     (f"{HASH} path=/a/../b", "path '/a/../b' (expected"),
     (f"{HASH} path=" + "/a" * 67, "(expected /GROUP or /GROUP/NAME"),
+    (f"{HASH} 'path=/a\rb'", "(expected /GROUP or /GROUP/NAME"),
     (f"{HASH} mq_the_secret", "malformed option (expected USER"),
     (f"{HASH} expires=2027-02-30", "expires '2027-02-30' (expected YYYY-MM-DD or YYYY-MM-DDTHH:MM:SSZ)"),
     (f"{HASH} expires=2027-1-1", "expires '2027-1-1' (expected"),
