@@ -155,6 +155,12 @@ class OverLimit(MqfsError):
     errno, text, http = _errno.ENFILE, "limit reached", 429
 
 
+class OverQuota(MqfsError):
+    """A bound that the operator set for one user (`--limit`); the detail names it."""
+
+    errno, text, http = _errno.EDQUOT, "quota exceeded", 429
+
+
 class Unsupported(MqfsError):
     errno, text, http = _errno.EOPNOTSUPP, "operation not supported", 405
 

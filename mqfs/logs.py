@@ -52,6 +52,10 @@ def set_up() -> None:
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(logging.INFO)
     logging.captureWarnings(True)
+    whole = logging.StreamHandler(sys.stderr)  # of audit lines none is left out
+    whole.setFormatter(handler.formatter)
+    audit = logging.getLogger("mqfs.audit")
+    audit.handlers[:], audit.propagate = [whole], False
 
 
 __all__ = ["OneLine", "Sparing", "set_up"]

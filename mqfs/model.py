@@ -99,6 +99,19 @@ class Message(NamedTuple):
         return io.BytesIO(self.body)
 
 
+SCOPES = {"read": 0o5, "write": 0o7, "admin": 0o17}  # permission bits that a token leaves: see permissions.py
+
+
+@attrs.frozen
+class Grant:
+    """What a token stands for: a user, and the part of its permissions that the token leaves."""
+
+    uid: int
+    id: str  # not secret: names the token in its file and in audit lines
+    scope: str = "admin"  # of SCOPES
+    path: tuple[str, ...] = ()  # names from the root: this file, or what is below this group
+
+
 @attrs.frozen
 class User:
     """The user on whose behalf a call is made."""
@@ -108,6 +121,7 @@ class User:
     groups: frozenset[int] = frozenset()  # supplementary
     pid: int = 0  # 0 where the front end cannot know
     where: str = ""  # front end and connection, for `.who`: "fuse", "9p unix 3"
+    grant: Grant | None = None  # of the token that it came with
 
 
 class Qid(NamedTuple):

@@ -56,6 +56,19 @@ class Wait(Generic[T]):
         if self._then is not None:
             self._then(self)
 
+    def follow(self, step: T | Wait[T]) -> None:
+        """Settle or fail as a step does."""
+        if not isinstance(step, Wait):
+            self.settle(step)
+        else:
+            step.subscribe(self._follow)
+
+    def _follow(self, done: Wait[T]) -> None:
+        if done._error is None:
+            self.settle(done.result())
+        else:
+            self.fail(done._error)
+
     def cancel(self) -> bool:
         """Stop waiting. True: nothing was consumed or done, and `then` will never be called. False: too late, the
         thing is done (a message handed over, a write appended) and the result comes as if nothing had been asked."""

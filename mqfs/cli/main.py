@@ -12,6 +12,7 @@ import click
 
 import mqfs
 from mqfs.cli.spark import spark
+from mqfs.cli.token import token
 from mqfs.errors import BadConfig, MqfsError
 from mqfs.server.options import join, read_file
 
@@ -30,8 +31,12 @@ def command() -> None:
 @click.option("--listen", multiple=True, metavar="ADDRESS", help="Serve 9P at unix!PATH or tcp!HOST!PORT. Repeatable.")
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
+@click.option(
+    "--limit", multiple=True, metavar="'USER KEY=N...'", help="Quota of a user (*: of the others). Repeatable."
+)
 @click.option("--tcp-user", metavar="NAME", help="User that TCP clients act as; without it user nobody.")
-@click.option("--token-file", metavar="FILE", help='File of bearer tokens, one "USER SECRET" a line.')
+@click.option("--token-file", metavar="FILE", help="File of tokens; see mqfs token.")
+@click.option("--audit", metavar="LEVEL", help="Log who did what: off, changes, or all (publishes too).")
 @click.option("--insecure/--no-insecure", default=None, help="Allow addresses beyond loopback, unencrypted.")
 @click.option("--allow-other/--no-allow-other", default=None, help="Let other users access the mount. As root: yes.")
 @click.option("-D", "--trace/--no-trace", default=None, help="Print each 9P message on standard error.")
@@ -101,6 +106,7 @@ def bench(**options: Any) -> int:
 
 
 command.add_command(spark)
+command.add_command(token)
 
 
 def main() -> NoReturn:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from mqfs import errors, group_state, limits
+from mqfs.audit import Audit
 from mqfs.engine.delivery.consumer_registry import Consumers
 from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priority_index import PriorityIndex
@@ -22,6 +23,7 @@ from mqfs.engine.log.refusals import Refusals, Refused
 from mqfs.engine.log.timers import Timers
 from mqfs.engine.publishing.deduplication import DeduplicationWindow
 from mqfs.engine.publishing.delayed import DelayedMessages
+from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.publishing.transactions import Transactions
@@ -31,6 +33,7 @@ from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.engine.stream import Stream
 from mqfs.group_state import Change, State
 from mqfs.model import NEVER, QTDIR, Qid, User
+from mqfs.quotas import Quotas
 from mqfs.seams import Bucket, Clock, ProcessWatcher, RingPort, Store
 from mqfs.shares import Shares
 
@@ -45,6 +48,10 @@ class OpenFiles(Protocol):
 
     def closed(self, handle: Any) -> None: ...
 
+    def quota_use(self, uid: int | None) -> dict[str, Any]:
+        """The use of quotas, by the number of the user; of one user or of all."""
+        ...
+
 
 class Tree(Protocol):
     """What all groups of a tree share."""
@@ -57,12 +64,19 @@ class Tree(Protocol):
     memory: Shares
     processes: ProcessWatcher | None  # set by a front end that knows the reading process
     closing: bool
+    audit: Audit
+    quotas: Quotas | None
+    kept_quotas: KeptQuotas | None  # where users have some
 
     @property
     def open_files(self) -> OpenFiles: ...
 
     def find(self, user: User, path: str) -> Any:
         """The file at a path from the root."""
+        ...
+
+    def access(self, user: User, node: Any, mask: int) -> None:
+        """Raises Denied where the user may not do all of `mask`."""
         ...
 
 
@@ -74,7 +88,7 @@ class Group:
     def __init__(self, tree: Tree, bucket: Bucket, own: State) -> None:
         self.tree, self.state = tree, own
         self.clock, self.timers, self.faults, self.staging = tree.clock, tree.timers, tree.timers.faults, tree.staging
-        self.in_memory = not tree.store.path
+        self.in_memory, self.kept_quotas = not tree.store.path, tree.kept_quotas
         self.mark_dirty = partial(tree.dirty_groups.add, self)
         self._stored = bucket  # its log as the store has it
         self.number = own.group

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mqfs import errors
+from mqfs.engine.nodes.places import Node
 from mqfs.engine.tree.listing import Listing
-from mqfs.engine.tree.node_stat import Node
 from mqfs.engine.tree.tree import Tree
 from mqfs.file_locks import Held, Key
 from mqfs.fuse import identity, protocol

@@ -18,8 +18,8 @@ import itertools
 from typing import Any, TypeAlias
 
 from mqfs import errors, limits
+from mqfs.engine.nodes.places import Node
 from mqfs.engine.tree.listing import Listing
-from mqfs.engine.tree.node_stat import Node
 from mqfs.engine.tree.tree import Tree
 from mqfs.seams import Handle
 

@@ -24,7 +24,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 
 from mqfs import errors, limits
 from mqfs.engine.nodes.own_files import Meta, SnapshotNode
-from mqfs.engine.tree.node_stat import Node
+from mqfs.engine.nodes.places import Node
 from mqfs.engine.tree.tree import Tree
 from mqfs.fuse import identity
 from mqfs.fuse.nodes import Files, Nodes

@@ -16,7 +16,7 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.errors import BadRequest
-from mqfs.model import User
+from mqfs.model import Grant, User
 
 NOBODY = 65_534
 NONUNAME = 0xFFFF_FFFF  # no number: the user is named only
@@ -97,7 +97,7 @@ def _membership(of: tuple[int, int | None]) -> tuple[int, frozenset[int]]:
     return known.pw_gid, frozenset(os.getgrouplist(known.pw_name, known.pw_gid))
 
 
-def user(uid: int, where: str, *, gid: int | None = None, pid: int = 0) -> User:
-    """A user with its groups in the system's database."""
+def user(uid: int, where: str, *, gid: int | None = None, pid: int = 0, grant: Grant | None = None) -> User:
+    """A user with its groups in the system's database. `grant`: of its token."""
     primary, groups = _recent(_membership, (uid, gid), period())
-    return User(uid, primary, groups, pid, where)
+    return User(uid, primary, groups, pid, where, grant)

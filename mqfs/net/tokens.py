@@ -1,84 +1,211 @@
 """Tokens: secrets that identify TCP clients, each written to the fid of a Tauth.
 
-Owns the token file and the state of one such fid. The server chooses the connections that may use them.
+Owns the tokens of a file, read again where it changed, and the state of one such fid. The server chooses the
+connections that may use them. The language of the file is in syntax/token_line.py.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
+import math
 import os
+import secrets
 import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Set
 
-from mqfs import limits
-from mqfs.errors import BadConfig, BadRequest, Denied, TooLong
+import attrs
+
+from mqfs import audit, limits
+from mqfs.audit import Audit
+from mqfs.errors import BadCommand, BadConfig, BadRequest, Denied, TooLong
+from mqfs.model import Grant, User
 from mqfs.net import identity
 from mqfs.net.identity import NONUNAME
+from mqfs.syntax import token_line
+from mqfs.syntax.token_line import MARK, digest, id_of, parse_line
 
-FORM = "USER SECRET, the secret at least {least} bytes without blanks"
+log = logging.getLogger("mqfs.tokens")
+_KEY = secrets.token_bytes(16)  # so that the IDs of secrets without one tell nothing of them
+_NO_DIGEST = bytes(32)
+
+
+@attrs.frozen
+class Entry:
+    """A token of the file."""
+
+    grant: Grant
+    digest: bytes
+    expires: float = math.inf
+    older: bool = False  # USER SECRET
 
 
 class Tokens:
-    """Secrets and their users. A user may have several."""
+    """The tokens of one file. A user may have several.
 
-    def __init__(self, secrets: list[tuple[int, bytes]]) -> None:
-        self._secrets = secrets
+    `on_ended` are called with the grants of tokens that are revoked, changed or expired: a front end ends what it has
+    of them.
+    """
 
-    def user(self, secret: bytes) -> int | None:
-        """The user of a secret. Takes equally long for every secret, also an unknown one."""
-        found = None
-        for uid, one in self._secrets:
-            if hmac.compare_digest(one, secret):
-                found = uid
-        return found
+    def __init__(self, path: str, audit: Audit = audit.OFF) -> None:
+        """Raises BadConfig."""
+        self.path, self._audit = path, audit
+        self.on_ended: list[Callable[[Set[Grant]], None]] = []
+        self._entries: list[Entry] = []  # that are not expired
+        self._seen: set[str] = set()  # IDs
+        self._signature = self._sign()
+        self._put_in_force(read_entries(path))
+        if self._older:
+            log.warning("%s: %d lines USER SECRET (expected hashes: mqfs token new)", path, len(self._older))
+
+    def user(self, secret: bytes, where: str = "") -> Grant | None:
+        """The grant of a secret; None: of none. Takes equally long for all secrets of a form, also unknown ones.
+        `where`: who shows it, for the audit."""
+        shown, token = digest(secret), id_of(secret)
+        entry = self._by_id.get(token)
+        if not hmac.compare_digest(entry.digest if entry is not None else _NO_DIGEST, shown):
+            entry = None
+        for one in self._older:
+            if hmac.compare_digest(one.digest, shown):
+                entry = one
+        if entry is None or entry.expires <= time.time():
+            stranger = User(identity.NOBODY, identity.NOBODY, where=where)
+            self._audit.note(stranger, "token", "", "unknown or expired", status="refused")
+            return None
+        if entry.grant.id not in self._seen:
+            self._seen.add(entry.grant.id)
+            self._audit.note(User(entry.grant.uid, 0, where=where, grant=entry.grant), "token", "", "first use")
+        return entry.grant
+
+    def tick(self) -> None:
+        """Once a second: read the file again if it changed, and end what has expired."""
+        if self._sign() != self._signature:
+            self.reread()
+        elif self._expires <= time.time():
+            self._put_in_force(self._entries)
+
+    def reread(self) -> None:
+        """Read the file again. An invalid one is logged, and the tokens stay as they were."""
+        self._signature = self._sign()
+        try:
+            self._put_in_force(read_entries(self.path))
+        except BadConfig as error:
+            log.warning("%s; the tokens stay as they were", error)
+        else:
+            log.info("%s: %d tokens read", self.path, len(self._entries))
+
+    def _sign(self) -> tuple[int, ...]:
+        """A value that differs once the file is changed or replaced."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return ()
+        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+    def _put_in_force(self, entries: list[Entry]) -> None:
+        before, now = {(entry.grant, entry.digest) for entry in self._entries}, time.time()
+        self._entries = [entry for entry in entries if entry.expires > now]
+        self._expires = min((entry.expires for entry in self._entries), default=math.inf)
+        self._older = [entry for entry in self._entries if entry.older]
+        self._by_id = {entry.grant.id: entry for entry in self._entries if not entry.older}
+        if ended := {grant for grant, _ in before - {(entry.grant, entry.digest) for entry in self._entries}}:
+            self._seen -= {grant.id for grant in ended}
+            for end in self.on_ended:
+                end(ended)
 
 
-def read_file(path: str) -> Tokens:
+def read_file(path: str, audit: Audit = audit.OFF) -> Tokens:
     """The tokens of a file with no access for group and others. Raises BadConfig."""
+    return Tokens(path, audit)
+
+
+def read_entries(path: str) -> list[Entry]:
+    """Raises BadConfig."""
+    entries = [
+        entry
+        for number, line in enumerate(read_bytes(path).splitlines(), 1)
+        if (entry := _entry(path, number, line)) is not None
+    ]
+    ids = Counter(entry.grant.id for entry in entries if not entry.older)
+    if twice := [one for one, count in ids.items() if count > 1]:
+        raise BadConfig(f"--token-file {path}: ID {twice[0]} twice (expected one line an ID)")
+    return entries
+
+
+def read_bytes(path: str, owner: int | None = None) -> bytes:
+    """The file, if its owner (root or this user, or `owner`) alone may read and write it. Raises BadConfig."""
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             data = file.read(limits.TOKEN_FILE_BYTES + 1)
     except OSError as error:
         raise BadConfig(f"--token-file {path}: {error.strerror} (expected a readable file)") from None
-    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid not in (0, os.geteuid()):
+    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid not in (0, os.geteuid(), owner):
         raise BadConfig(f"--token-file {path}: open to others (expected mode 600, owned by the server's user or root)")
     if len(data) > limits.TOKEN_FILE_BYTES:
         raise BadConfig(f"--token-file {path}: too long (expected at most {limits.TOKEN_FILE_BYTES} bytes)")
-    return Tokens([entry for number, line in enumerate(data.splitlines(), 1) if (entry := _entry(path, number, line))])
+    return data
 
 
-def _entry(path: str, number: int, line: bytes) -> tuple[int, bytes] | None:
-    """User and secret of a line; None for an empty line or a comment. The secret is in no error."""
+def is_hashed(line: bytes) -> bool:
+    """Whether a line of the file has a hash; else it is empty, a comment, or USER SECRET."""
+    words = line.split(maxsplit=2)
+    return len(words) > 1 and not words[0].startswith(b"#") and words[1].startswith(MARK.encode())
+
+
+def _entry(path: str, number: int, line: bytes) -> Entry | None:
+    """The token of a line; None for an empty line or a comment. The secret is in no error."""
     words = line.split()
     if not words or words[0].startswith(b"#"):
         return None
+    where = f"--token-file {path}, line {number}"
+    if not is_hashed(line):
+        return _older_entry(where, words)
+    try:
+        parsed = parse_line(line.decode())
+    except UnicodeDecodeError:
+        raise BadConfig(f"{where}: malformed (expected UTF-8)") from None
+    except BadCommand as error:
+        raise BadConfig(f"{where}: {error.detail}") from None
+    grant = Grant(_user(where, parsed.user), parsed.id, parsed.scope, parsed.path)
+    return Entry(grant, parsed.digest, parsed.expires)
+
+
+def _older_entry(where: str, words: list[bytes]) -> Entry:
     if len(words) != 2 or not limits.TOKEN_LEAST_BYTES <= len(words[1]) <= limits.TOKEN_BYTES:
-        form = FORM.format(least=limits.TOKEN_LEAST_BYTES)
-        raise BadConfig(f"--token-file {path}, line {number}: malformed (expected {form})")
+        form = f"USER SECRET, the secret at least {limits.TOKEN_LEAST_BYTES} bytes without blanks"
+        raise BadConfig(f"{where}: malformed (expected {form}; or {token_line.FORM})")
     name = words[0].decode("utf-8", "replace")
+    made_up = hmac.digest(_KEY, words[1], "sha256").hex()[:8]
+    return Entry(Grant(_user(where, name), f"older-{made_up}"), digest(words[1]), older=True)
+
+
+def _user(where: str, name: str) -> int:
     uid = identity.user_number(name)
     if uid is None:
-        raise BadConfig(f"--token-file {path}, line {number}: unknown user {name!r} (expected one of getent passwd)")
-    return uid, words[1]
+        raise BadConfig(f"{where}: unknown user {name!r} (expected one of getent passwd)")
+    return uid
 
 
 class Proof:
     """The fid of a Tauth: the user it names, and whether the secret was written."""
 
-    def __init__(self, tokens: Tokens, uname: str, n_uname: int) -> None:
-        self._tokens, self._uname, self._n_uname = tokens, uname, n_uname
-        self.uid: int | None = None  # once proven
+    def __init__(self, tokens: Tokens, uname: str, n_uname: int, where: str = "") -> None:
+        self._tokens, self._uname, self._n_uname, self._where = tokens, uname, n_uname, where
+        self.grant: Grant | None = None  # once proven
 
     def write(self, data: bytes) -> int:
         """Check the secret, whole; a newline may follow. Raises Denied, TooLong, BadRequest."""
-        if self.uid is not None:
+        if self.grant is not None:
             raise BadRequest("token already written")
         if len(data) > limits.TOKEN_BYTES + 1:
             raise TooLong(f"token of {len(data)} bytes (expected at most {limits.TOKEN_BYTES})")
-        uid = self._tokens.user(data.rstrip(b"\r\n"))
-        if uid is None or not self._asked_for(uid):
+        grant = self._tokens.user(data.rstrip(b"\r\n"), self._where)
+        if grant is None or not self._asked_for(grant.uid):
             raise Denied("unknown token" + (f" for user {self._uname!r}" if self._uname else ""))
-        self.uid = uid
+        self.grant = grant
         return len(data)
 
     def _asked_for(self, uid: int) -> bool:
@@ -87,13 +214,13 @@ class Proof:
             return self._n_uname == uid
         return self._uname in ("", identity.user_name(uid), str(uid))
 
-    def user(self, uname: str, n_uname: int) -> int:
-        """The user of an attach with this fid. Raises Denied."""
-        if self.uid is None:
+    def user(self, uname: str, n_uname: int) -> Grant:
+        """The grant of an attach with this fid. Raises Denied."""
+        if self.grant is None:
             raise Denied("no token written to the fid of Tauth")
         if (uname, n_uname) != (self._uname, self._n_uname):
             raise Denied("Tattach names another user than its Tauth")
-        return self.uid
+        return self.grant
 
 
 __all__ = ["Proof", "Tokens", "read_file"]

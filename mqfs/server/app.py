@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import trio
 
 from mqfs import limits, logs, malloc_tuning
+from mqfs.audit import LEVELS, Audit
 from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
@@ -29,6 +30,7 @@ from mqfs.net.address import UnixAddress, parse_address
 from mqfs.net.sockets import SocketFile
 from mqfs.ninep.server.listener import Listener, listen
 from mqfs.ninep.server.server import Server as NinepServer
+from mqfs.quotas import parse_quotas
 from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
@@ -64,12 +66,15 @@ def check_words(options: Options) -> None:
     try:
         for text in options.listen:
             parse_address(text)
+        parse_quotas(options.limit)
         for line in options.default:
             check_name(parse_settings([line]).dead)
     except BadAddress as error:
         raise BadConfig(f"--listen {error.detail}") from None
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
+    if options.audit not in LEVELS:
+        raise BadConfig(f"--audit {options.audit!r}: unknown level (expected {', '.join(LEVELS)})")
     if identity.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: unknown user (expected one of getent passwd)")
 
@@ -125,7 +130,8 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.tokens = None if options.token_file is None else tokens.read_file(options.token_file)
+        self.audit = Audit(options.audit)
+        self.tokens = None if options.token_file is None else tokens.read_file(options.token_file, self.audit)
         self.stopping = trio.Event()
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[SocketFile] = []
@@ -207,6 +213,8 @@ class Server:
             umask=file_mask(),
             defaults=self.options.default,
             prepare=rings.resume,
+            audit=self.audit,
+            quotas=parse_quotas(self.options.limit),
         )
         malloc_tuning.spare_collector()
         async with trio.open_nursery() as nursery:
@@ -283,11 +291,18 @@ class Server:
             self.stopping.set()
 
     async def stop_on(self, signals: AsyncIterator[int]) -> None:
-        """Stop the server at SIGTERM or SIGINT, once; ignore SIGHUP."""
+        """Stop the server at SIGTERM or SIGINT, once; read the tokens again at SIGHUP."""
         async for number in signals:
-            if number != signal.SIGHUP and not self.stopping.is_set():
+            if number == signal.SIGHUP:
+                self.contain(self.reload)
+            elif not self.stopping.is_set():
                 log.info("%s: stopping", signal.Signals(number).name)
                 self.stopping.set()
+
+    def reload(self) -> None:
+        """Read again what may change while serving."""
+        if self.tokens is not None:
+            self.tokens.reread()
 
     def contain(self, step: Callable[[], None]) -> None:
         """Perform one step of periodic maintenance. Its errors end neither the server nor the next step."""
@@ -311,6 +326,8 @@ class Server:
                 tick_at = trio.current_time() + TICK_S
                 for step in (tree.tick, rings.tick, functools.partial(malloc_tuning.give_back, tree.memory)):
                     self.contain(step)
+                if self.tokens is not None:
+                    self.contain(self.tokens.tick)
             else:
                 self.contain(tree.run_timers)
             sooner = trio.Event()

@@ -26,16 +26,18 @@ class Options:
     listen: tuple[str, ...] = ()
     service: str | None = None  # -s: 9P on a unix socket of that name in the name space directory
     default: tuple[str, ...] = ()
+    limit: tuple[str, ...] = ()
     tcp_user: str = "nobody"
     token_file: str | None = None
+    audit: str = "off"
     insecure: bool = False
     allow_other: bool | None = None  # None: as root yes, else no
     trace: bool = False
 
 
-_LISTS = ("listen", "default")
+_LISTS = ("listen", "default", "limit")
 _FLAGS = ("insecure", "allow-other", "trace")
-_TEXTS = ("store", "mount", "service", "tcp-user", "token-file")
+_TEXTS = ("store", "mount", "service", "tcp-user", "token-file", "audit")
 KEYS = (*_TEXTS, *_LISTS, *_FLAGS)
 
 

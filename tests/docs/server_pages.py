@@ -103,6 +103,14 @@ def on_another_linux_machine(at: Scene, block: Block) -> None:
     assert at.typing.code == 0
 
 
+@treated("mqfs.1", "mqfs token new")
+def a_token_for_a_program(at: Scene, block: Block) -> None:
+    (secret,) = at.type(block.text)
+    assert re.fullmatch(r"mq_[0-9a-f]{8}_[A-Za-z0-9_-]{43}", secret)
+    (row,) = at.type("mqfs token ls --token-file tokens")
+    assert re.fullmatch(rf"{secret.split('_')[1]}\s+daemon\s+write\s+/shop\s+20\S+Z", row)
+
+
 @treated("mqfs.1", "mqfs check --fix")
 def a_store_after_a_disk_failed(at: Scene, block: Block) -> None:
     store = at.folder / "var" / "lib" / "mqfs"

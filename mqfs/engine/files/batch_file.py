@@ -34,7 +34,11 @@ def sender(user: User) -> bytes:
 class BatchHandle(CommandFile):
     """An open `.batch`."""
 
+    publishes = True
     text: bytes | None = None  # the sequence of the last unit's first message
+
+    def count_messages(self, data: bytes) -> int:
+        return batch_frames.count(data)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)

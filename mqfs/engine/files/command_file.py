@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from mqfs import errors, limits
+from mqfs.audit import REFUSALS
 from mqfs.engine.files.handle import OpenFile
 from mqfs.errors import shortened
 from mqfs.wait import Step
@@ -36,6 +37,8 @@ class CommandFile(OpenFile):
             self.keep(b"")
         self.refusal = f"{shortened(str(error))}\n".encode()
         self.group.refuse(self.user, self.node.name, str(error))
+        if isinstance(error, REFUSALS):
+            self.audit("write", error.detail, status="refused")
 
     def flush(self) -> Step[int]:
         return self.write(b"\n") if self.partial else 0

@@ -13,7 +13,7 @@ from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.files.seek import position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
-from mqfs.engine.language.permissions import R, W, allowed, require
+from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
 from mqfs.engine.log import multipart
 from mqfs.engine.nodes.own_files import TakeFile
 from mqfs.engine.routing.message_filter import MessageFilter, select
@@ -265,6 +265,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         parse_seek(word)
         if isinstance(self.node, TakeFile):
             raise errors.BadCommand("seek: what is taken from a stream has no place that could be moved")
+        require_scope(self.user, ADMIN, f"seek of {self.node.name}")
         require(self.user, self.node.state, R | W, self.node.name)
         consumer = self.consumer
         for number in {claim.stream for claim in consumer.claims.by_sequence.values()}:  # which it makes void
@@ -276,6 +277,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             streams = [s for s in numbers.values() if covers(s) and allowed(self.user, s.state, R)]
             consumer.seek(position(self.group, consumer.coverage.filter, word, streams, self._shows))
             self.end_sequence, self.end_due, self.last, self.current = NEVER, False, PartialRead(), []
+            self.audit("seek", word)
             self._rescan()
 
         return do

@@ -56,6 +56,9 @@ class CtlHandle(PrintedCommands):
             elif action is not None:
                 add(changes, self.group, action)
         changes.commit()
+        for line in map(str.strip, text.split("\n")):
+            if line and not line.startswith("#"):
+                self.audit("ctl", line)
         self.group.unblock()
         return self.group.log.after_metadata_sync(value)
 

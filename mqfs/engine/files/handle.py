@@ -14,6 +14,7 @@ from typing import Any
 from mqfs import errors
 from mqfs.engine.group import Group
 from mqfs.engine.log.multipart import LongBody
+from mqfs.engine.nodes.places import path_text
 from mqfs.model import User
 from mqfs.wait import Step
 
@@ -26,6 +27,7 @@ class OpenFile:
     readable = True
     writable = True
     takes = False  # what it reads is claimed for it
+    publishes = False  # what is written to it are messages
     reader_pid = 0
     held = 0  # bytes of memory that count as its user's
     partial = b""  # an unfinished line
@@ -42,6 +44,10 @@ class OpenFile:
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         raise errors.Denied(f"{self.node.name} is not open for writing")
+
+    def count_messages(self, data: bytes) -> int:
+        """About how many messages a write is, where it publishes."""
+        return 1
 
     def push_back(self, data: bytes) -> None:
         pass
@@ -74,6 +80,11 @@ class OpenFile:
         """An unfinished line waits here. Raises OverLimit."""
         self.hold(len(rest), refuse=refuse)
         self.partial = rest
+
+    def audit(self, method: str, detail: str = "", *, status: str = "ok") -> None:
+        """Leave an audit line: its user did this."""
+        if self.group.tree.audit.changes:
+            self.group.tree.audit.note(self.user, method, path_text(self.node), detail, status=status)
 
     def require(self, reading: bool) -> None:
         if not (self.reads if reading else self.writes):

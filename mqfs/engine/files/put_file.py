@@ -21,6 +21,7 @@ from mqfs.wait import Step
 class PutHandle(CommandFile):
     """An open `.put`."""
 
+    publishes = True
     text: bytes | None = None  # the last message's sequence
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
@@ -33,11 +34,18 @@ def stats(group: Group, user: User) -> str:
         "order_readers": len(group.fanout.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.fanout.cursors),
         "held": len(group.held),
+        **_quotas(group, user),
         "streams": streams,
         "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
         "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(_consumers(group, user))},
     }
     return _indented(body) + "\n"
+
+
+def _quotas(group: Group, user: User) -> dict[str, Any]:
+    """The user's own; of all users for root and the server's user. Nothing where there are none."""
+    used = group.tree.open_files.quota_use(None if user.uid in (0, os.geteuid()) else user.uid)
+    return {"quotas": used} if used else {}
 
 
 def _indented(value: Any, depth: int = 1) -> str:

@@ -46,6 +46,8 @@ class Writer(OpenFile):
     """A stream, open to be written: what writing is, whatever else the handle does."""
 
     node: Stream
+    publishes = True
+    gate: Callable[[], bool] | None = None  # of a user with a rate: whether a write would not wait for its turn
     newest: LinePost | None = None
 
     def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
@@ -54,7 +56,7 @@ class Writer(OpenFile):
 
     @property
     def writable(self) -> bool:  # type: ignore[override]
-        return not self.node.blocked
+        return not self.node.blocked and (self.gate is None or self.gate())
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.node.pollers.watch(self, then)
@@ -70,6 +72,9 @@ class Writer(OpenFile):
         if self.group.settings.data == "line":
             return self._write_lines(data)
         return self.group.publisher.write_plain(self.node, data)
+
+    def count_messages(self, data: bytes) -> int:
+        return data.count(b"\n") if self.group.settings.data == "line" else 1
 
     def _write_lines(self, data: bytes) -> Step[int]:
         """Whole lines are messages, one unit; what follows the last newline waits here."""

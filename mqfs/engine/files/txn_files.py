@@ -47,6 +47,7 @@ class TxnCtlHandle(PrintedCommands):
             return len(data)
         if verb == "forget" and names:
             transactions.forget(self.user, names)
+            self.audit("forget", " ".join(names))
             return self.group.log.after_metadata_sync(len(data))
         raise errors.BadCommand(f"{verb!r}: write {USAGE}")
 
@@ -66,6 +67,7 @@ class PartWriter(OpenFile):
     """A stream in a part."""
 
     node: StagedStream
+    publishes = True
 
     def __init__(self, node: StagedStream, user: User, reads: bool, writes: bool) -> None:
         node.part.stream(user, node.name)
@@ -105,6 +107,10 @@ class PartBatchHandle(CommandFile):
     """`.batch` in a part."""
 
     node: StagedStream
+    publishes = True
+
+    def count_messages(self, data: bytes) -> int:
+        return batch_frames.count(data)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)

@@ -34,6 +34,14 @@ def packed(data: bytes, known: Mapping[bytes, int], sender: bytes) -> batch.Enco
     return batch.concatenate(((f.name, sender + f.head if f.head else b"", f.body) for f in frames), known)
 
 
+def count(data: bytes) -> int:
+    """The frames of one write, unchecked."""
+    at = frames = 0
+    while at + HEAD.size <= len(data) and (size := HEAD.unpack_from(data, at)[0]) >= HEAD.size:
+        at, frames = at + size, frames + 1
+    return frames
+
+
 def parse(data: bytes) -> Iterator[Frame]:
     """The frames of one write, each checked. Raises BadCommand, TooLong."""
     at, number, end = 0, 0, len(data)

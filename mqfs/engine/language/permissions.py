@@ -6,9 +6,10 @@ import stat
 
 from mqfs.errors import Denied, NotPermitted
 from mqfs.group_state import Attributes
-from mqfs.model import User
+from mqfs.model import SCOPES, User
 
 R, W, X = 4, 2, 1
+ADMIN = 8  # make, remove, rename, set: asked of the scope of a token, never of a file's mode
 
 
 def allowed(user: User, file: Attributes, mask: int) -> bool:
@@ -28,6 +29,14 @@ def require(user: User, file: Attributes, mask: int, what: str) -> None:
     if not allowed(user, file, mask):
         verbs = [verb for bit, verb in ((R, "read"), (W, "write"), (X, "enter")) if mask & bit]
         raise Denied(f"uid {user.uid} may not {' and '.join(verbs)} {what}")
+
+
+def require_scope(user: User, mask: int, what: str) -> None:
+    """Check the scope of the token that a user came with, if any. Raises Denied."""
+    grant = user.grant
+    if grant is not None and mask & ~SCOPES[grant.scope]:
+        needed = next(scope for scope, bits in SCOPES.items() if not mask & ~bits)
+        raise Denied(f"token {grant.id} has scope {grant.scope} for {what} (expected {needed})")
 
 
 def sees(user: User, group: Attributes, stream: Attributes) -> bool:

@@ -14,7 +14,7 @@ from itertools import count
 from mqfs.engine.log.faults import Faults, Group
 
 _AGAIN_NS = 10**9  # after a failure
-EXPIRY, DELAYED, CONSUMERS, PARTS, TRIMMING = range(5)  # turns
+EXPIRY, DELAYED, CONSUMERS, PARTS, TRIMMING, PACING = range(6)  # turns
 
 
 class Timers:

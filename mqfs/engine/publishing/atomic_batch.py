@@ -97,6 +97,8 @@ class AtomicBatch:
                 raise errors.NotFound(f"{stream.name} was removed")
         if self.size > publisher.retention.bound_bytes():
             raise errors.TooLong(f"{self.size} bytes; the group's log has at most {publisher.retention.bound_bytes()}")
+        if publisher.kept_quotas is not None and not self._waited:
+            publisher.kept_quotas.check({stream: tally.size for stream, tally in self.tallies.items()})
         lacking = self._without_room()
         if lacking and publisher.log.settings.full == "block":
             return lacking[0]

@@ -70,7 +70,7 @@ class BlockedWriters:
                 self.streams.add(place)
                 continue
             stream.blocked = blocked = rest
-            _chain(step, wait)
+            wait.follow(step)
         stream.pollers.wake()
 
     def _try(self, stream: Stream, request: WriteRequest) -> Step[int] | None:
@@ -96,18 +96,3 @@ def _refuse(wait: Wait[int], request: WriteRequest, error: Exception) -> None:
     if request.undo is not None:
         request.undo()
     wait.fail(error)
-
-
-def _chain(step: Step[int], wait: Wait[int]) -> None:
-    """Settle `wait` with what `step` comes to."""
-    if not isinstance(step, Wait):
-        wait.settle(step)
-        return
-
-    def settled(done: Wait[int]) -> None:
-        try:
-            wait.settle(done.result())
-        except (errors.MqfsError, OSError) as error:
-            wait.fail(error)
-
-    step.subscribe(settled)

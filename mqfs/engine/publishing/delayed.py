@@ -82,6 +82,8 @@ class DelayedMessages:
         OverLimit."""
         if len(self._streams) >= limits.HELD:
             raise errors.OverLimit(f"at most {limits.HELD} messages wait for their time")
+        if (quotas := self._host.publisher.kept_quotas) is not None:
+            quotas.check({stream: len(body)})
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
         self._host.publisher.retention.reserve_room(len(body) + len(head) + 40)
         sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes)

@@ -16,6 +16,7 @@ from mqfs.engine.publishing import admission
 from mqfs.engine.publishing.admission import Admission, Stream, WriteRequest
 from mqfs.engine.publishing.blocked_writers import BlockedWriters
 from mqfs.engine.publishing.deduplication import DeduplicationWindow
+from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.retention.retention import Retention
 from mqfs.group_state import Change
 from mqfs.model import Draft, Kind, Record
@@ -38,6 +39,7 @@ class Host(Protocol):
     ids: DeduplicationWindow
     ring: RingPort | None
     past_rings: set[RingPort]
+    kept_quotas: KeptQuotas | None
 
     @property
     def mark_dirty(self) -> Callable[[], None]:
@@ -51,14 +53,14 @@ class Publisher:
     def __init__(self, host: Host) -> None:
         self._host, self.log, self.retention, self.consumers = host, host.log, host.retention, host.consumers
         self.counts, self.fanout, self.mark_dirty = host.counts, host.fanout, host.mark_dirty
-        self._waiting, self._ids = host.waiting, host.ids
+        self._waiting, self._ids, self.kept_quotas = host.waiting, host.ids, host.kept_quotas
         self.blocked = BlockedWriters(self.admit, self.append_admitted)
 
     def write_plain(self, stream: Stream, body: bytes) -> Step[int]:
         """As `write`, of one message without headers. A straight line where nothing bounds the stream and no
         reader waits: every message pays for every call here."""
         size, log, consumers = len(body), self.log, self.consumers
-        bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded
+        bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded or self.kept_quotas
         if bounded or stream.removed or log.end.failed is not None:
             return self.write(stream, WriteRequest(MESSAGE, (body,), size))
         retention = self.retention
@@ -85,7 +87,7 @@ class Publisher:
         """Append messages as one batch, or do with them what `full` says. The step comes to `request.total`.
 
         A Wait that is cancelled before there was room has appended nothing, and `request.undo` is called; afterwards
-        it cannot be cancelled. Raises NotFound, ReadOnly, DiskFailed, StreamFull, TooLong.
+        it cannot be cancelled. Raises NotFound, ReadOnly, DiskFailed, StreamFull, TooLong, OverQuota.
         """
         if stream.removed:
             raise errors.NotFound(f"{stream.name} was removed")
@@ -93,6 +95,8 @@ class Publisher:
         if request.kind != MESSAGE and self.log.settings.deliver == "one":
             return request.total  # an EOF marker is for all readers: here is none who could get it
         if not self._is_duplicate(request):  # which needs no room
+            if self.kept_quotas is not None:
+                self.kept_quotas.check({stream: request.size})
             self.retention.reserve_room(request.total + RECORD_BYTES * len(request.bodies))
         verdict = self.admit(stream, request)
         if verdict is Admission.WAIT:

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from mqfs import limits
-from mqfs.engine.tree.node_stat import Node
+from mqfs.engine.nodes.places import Node
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
 

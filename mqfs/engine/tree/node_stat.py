@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import stat as modes
-from typing import Any, cast
 
 from mqfs import errors
-from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
 from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta, SnapshotNode, TakeFile
-from mqfs.engine.nodes.txn_nodes import PartFolder, StagedStream, StagingFolder, TxnCtl, TxnFolder
-from mqfs.engine.routing.view import View
+from mqfs.engine.nodes.places import Node, group_of
+from mqfs.engine.nodes.txn_nodes import StagedStream, StagingFolder, TxnFolder
 from mqfs.engine.stream import Stream
 from mqfs.group_state import Attributes
 from mqfs.model import Stat
-
-Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFile | StagedStream
-
-
-def group_of(node: Node) -> Group:
-    """The group that a file is in. Streams and consumers know it by no more than they need of it."""
-    group: Any = node.group
-    return cast(Group, group)
 
 
 def attributes(node: Node) -> Attributes:
@@ -59,19 +49,6 @@ def _times(node: Node) -> tuple[int, int, int, int]:
     return newest, made, 0, 0 if node.removed else 2 if node.directory else 1
 
 
-def parent(node: Node) -> Group | Folder:
-    """The directory it is in; the root is in itself."""
-    if isinstance(node, Group):
-        return node.parent
-    if isinstance(node, StagedStream):
-        return PartFolder(group_of(node), node.part)
-    if isinstance(node, PartFolder | TxnCtl):
-        return TxnFolder(group_of(node))
-    if isinstance(node, Consumer | TakeFile):
-        return Folder(group_of(node), ".consumers")
-    return Folder(group_of(node), ".kept") if isinstance(node, SnapshotNode) else group_of(node)
-
-
 def find_in_group(group: Group, name: str) -> Node | None:
     """The file or directory of that name in a group."""
     if name in META_FILES:
@@ -94,6 +71,19 @@ def find_in_folder(folder: Folder, name: str) -> Node | None:
         return folder.group.consumers.get(name) or (TakeFile(taken) if taken is not None else None)
     stream = folder.group.streams.get(name)
     return SnapshotNode(stream) if stream is not None else None
+
+
+def files_in(directory: Group | Folder) -> list[Node]:
+    """Everything in a directory."""
+    group = directory.group
+    if isinstance(directory, StagingFolder):
+        return list(directory.files())
+    if isinstance(directory, Group):
+        own = [node for name in (*META_FILES, *FOLDERS) if (node := find_in_group(group, name))]
+        return [*own, *group.streams.values(), *group.groups.values(), *group.views.values()]
+    if directory.name == ".consumers":
+        return list(group.consumers.values())
+    return list(map(SnapshotNode, group.streams.values()))
 
 
 def depth(group: Group) -> int:

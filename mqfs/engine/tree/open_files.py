@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from mqfs import errors
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files import txn_files
+from mqfs.engine.files.audited_writes import audit_writes
 from mqfs.engine.files.batch_file import BatchHandle
 from mqfs.engine.files.consumer_file import ConsumerHandle
 from mqfs.engine.files.ctl_file import CtlHandle
 from mqfs.engine.files.cursor_file import Cursor
 from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.metering import Meters
 from mqfs.engine.files.order_file import OrderHandle
 from mqfs.engine.files.peek_file import PeekHandle
 from mqfs.engine.files.put_file import PutHandle
@@ -22,6 +25,7 @@ from mqfs.engine.files.view_file import ViewHandle
 from mqfs.engine.files.work_stream_file import WorkStreamHandle
 from mqfs.engine.group import Group
 from mqfs.engine.nodes.own_files import Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.places import group_of
 from mqfs.engine.nodes.txn_nodes import StagedStream, TxnCtl
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
@@ -39,13 +43,17 @@ _WRITTEN = frozenset({"ctl", ".cursor", ".put", ".batch"})  # of the group's own
 class OpenFiles:
     """Of one tree."""
 
-    def __init__(self) -> None:
+    def __init__(self, meters: Meters | None = None) -> None:
+        self.meters = meters
         self._handles: dict[Group, set[OpenFile]] = {}
         self._shares = Shares("open files", "HANDLES")
 
     def open(self, user: User, node: File, reads: bool, writes: bool) -> OpenFile:
-        """A new handle, counted. Raises Denied, OverLimit, and what the file refuses."""
+        """A new handle, counted. Raises Denied, OverLimit, OverQuota, and what the file refuses."""
         kind = _kind(node, reads, writes)
+        meter = self.meters.of(user.uid) if self.meters is not None else None
+        if meter is not None:
+            meter.admit(user, group_of(node), node.name, self._shares.of(user.uid))
         self._shares.take(user.uid)
         try:
             handle = kind(node, user, reads, writes)
@@ -53,6 +61,10 @@ class OpenFiles:
             self._shares.give(user.uid)
             raise
         self._handles.setdefault(handle.group, set()).add(handle)
+        if meter is not None:
+            meter.attach(handle)
+        if handle.publishes and writes and handle.group.tree.audit.publishes:
+            audit_writes(handle)
         return handle
 
     def closed(self, handle: OpenFile) -> None:
@@ -61,6 +73,15 @@ class OpenFiles:
         if not mine:
             self._handles.pop(handle.group, None)
         self._shares.give(handle.user.uid)
+        if self.meters is not None and (meter := self.meters.of(handle.user.uid)) is not None:
+            meter.detach(handle)
+        for name in ("read", "write"):  # of a handle that is metered or audited: they refer to it
+            vars(handle).pop(name, None)
+
+    def quota_use(self, uid: int | None) -> dict[str, Any]:
+        """The use of quotas, by the number of the user; of one user or of all."""
+        meters = self.meters.all() if self.meters is not None else []
+        return {str(m.uid): m.use(self._shares.of(m.uid)) for m in meters if uid in (None, m.uid)}
 
     def of(self, group: Group) -> Iterator[OpenFile]:
         return iter(self._handles.get(group, ()))

@@ -11,37 +11,43 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from mqfs import errors, limits
+from mqfs import audit, errors, limits
+from mqfs.audit import Audit
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.metering import Meters
 from mqfs.engine.group import Group
-from mqfs.engine.language.permissions import R, W, X, require, require_owner, require_unsticky
+from mqfs.engine.language.permissions import R, X, require, require_unsticky
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.log.faults import Faults
 from mqfs.engine.log.timers import Timers
-from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta, SnapshotNode, TakeFile
-from mqfs.engine.nodes.txn_nodes import StagedStream, StagingFolder
+from mqfs.engine.nodes import places
+from mqfs.engine.nodes.own_files import FOLDERS, Folder, Meta, SnapshotNode, TakeFile
+from mqfs.engine.nodes.places import Node, group_of
+from mqfs.engine.nodes.txn_nodes import StagingFolder
 from mqfs.engine.publishing.blocked_writers import refuse_all
+from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.staged_batch import Staging
-from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree import node_stat
+from mqfs.engine.tree.audited import audited
+from mqfs.engine.tree.grants import CHANGE, permit, permit_open, permit_staging, permit_walk
 from mqfs.engine.tree.maintenance import Maintenance
 from mqfs.engine.tree.node_stat import (
-    Node,
     attributes,
     depth,
+    files_in,
     find_in_folder,
     find_in_group,
-    group_of,
     require_unprotected,
     stat_of,
 )
 from mqfs.engine.tree.open_files import OpenFiles
 from mqfs.engine.tree.recovery import ROOT, Unserved, adopt, read_states
+from mqfs.engine.tree.set_attributes import set_attributes
 from mqfs.file_locks import Locks
 from mqfs.group_state import State
 from mqfs.model import Stat, User
+from mqfs.quotas import Quotas
 from mqfs.seams import Bucket, Clock, ProcessWatcher, Store
 from mqfs.shares import Shares, require_share
 from mqfs.syntax.names import check_name
@@ -63,8 +69,10 @@ class Tree:
         umask: int = 0o022,
         defaults: Sequence[str] = (),
         prepare: Callable[[Group], None] | None = None,
+        audit: Audit = audit.OFF,
+        quotas: Quotas | None = None,
     ) -> None:
-        self.store, self.clock = store, clock
+        self.store, self.clock, self.audit, self.quotas = store, clock, audit, quotas
         self.faults = Faults(clock)
         self.timers = Timers(self.faults)
         self.defaults = parse_settings(defaults).lines(given=True)
@@ -76,7 +84,9 @@ class Tree:
         self._prepare = prepare
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
-        self.open_files = OpenFiles()
+        self.kept_quotas = KeptQuotas(quotas) if quotas is not None and quotas.bound_kept else None
+        meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
+        self.open_files = OpenFiles(meters)
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
         self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
         self._load(owner, umask)
@@ -92,6 +102,8 @@ class Tree:
         if ROOT not in self.groups:
             self._make_root(owner, umask)
         self.root = self.groups[ROOT]
+        if self.open_files.meters is not None:
+            self.open_files.meters.root = self.root
         self._maintenance.restart_clocks()
         for number in sorted(self.groups):
             adopt(self.groups[number], self.groups)
@@ -99,6 +111,8 @@ class Tree:
             if self._prepare is not None:
                 self.faults.contain(group, "going on with its ring", partial(self._prepare, group))
             group.start()
+        if self.kept_quotas is not None:
+            self.kept_quotas.begin(stream for group in self.groups.values() for stream in group.streams.values())
         self.dirty_groups.update(self.groups.values())
 
     def _build(self, bucket: Bucket, state: State, unserved: Unserved) -> None:
@@ -130,6 +144,7 @@ class Tree:
 
     # ------------------------------------------------------------ looking
 
+    @audited(changes=False)
     def walk(self, user: User, node: Node, name: str) -> Node:
         """The file of that name in a group; ".." is its parent. Raises NotFound, NotDirectory, Denied."""
         if not isinstance(node, Group | Folder):
@@ -137,9 +152,9 @@ class Tree:
         if node.removed:
             raise errors.NotFound(f"{node.name} was removed")
         group = node.group
-        require(user, group.state, X, node.name)
         if isinstance(node, StagingFolder):
-            require(user, node.attributes, X, node.name)
+            require(user, group.state, X, node.name)
+        permit_walk(user, node, name)
         if name == "..":
             return self.parent(node)
         found = find_in_folder(node, name) if isinstance(node, Folder) else find_in_group(group, name)
@@ -155,38 +170,32 @@ class Tree:
                 node = self.walk(user, node, name)
         return node
 
+    @audited(changes=False)
     def access(self, user: User, node: Node, mask: int) -> None:
         """Raises Denied where the user may not do all of `mask` (os.R_OK, W_OK, X_OK)."""
-        require(user, attributes(node), mask, node.name)
+        permit(user, node, mask)
 
+    @audited(changes=False)
     def entries(self, user: User, directory: Group | Folder) -> list[Node]:
         """Everything in a directory, by name. Raises Denied."""
         group = directory.group
-        require(user, attributes(directory), R, directory.name)
+        permit(user, directory, R)
         if directory.removed:
             return []
-        nodes: list[Node] = []
         if isinstance(directory, StagingFolder):
             require(user, group.state, X, directory.name)
-            nodes += directory.files()
-        elif isinstance(directory, Group):
-            nodes += [node for name in (*META_FILES, *FOLDERS) if (node := find_in_group(group, name))]
-            nodes += [*group.streams.values(), *group.groups.values(), *group.views.values()]
-        elif directory.name == ".consumers":
-            nodes += group.consumers.values()
-        else:
-            nodes += map(SnapshotNode, group.streams.values())
-        return sorted(nodes, key=lambda node: node.name)
+        return sorted(files_in(directory), key=lambda node: node.name)
 
     def stat(self, node: Node) -> Stat:
         return stat_of(node)
 
     def parent(self, node: Node) -> Group | Folder:
         """The directory that a file is in."""
-        return node_stat.parent(node)
+        return places.parent(node)
 
     # ------------------------------------------------------------ opening
 
+    @audited(changes=False)
     def open(self, user: User, node: Node, flags: int, *, made: bool = False) -> OpenFile:
         """A handle. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit.
 
@@ -198,14 +207,14 @@ class Tree:
             raise errors.NotFound(f"{node.name} was removed")
         access = flags & os.O_ACCMODE
         reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
-        if not made:
-            require(user, attributes(node), (R if reads else 0) | (W if writes else 0), node.name)
+        permit_open(user, node, reads, writes, made=made)
         if (ring := group_of(node).ring) is not None:
             ring.settle()
         return self.open_files.open(user, node, reads, writes)
 
     # ------------------------------------------------------------ making and removing
 
+    @audited(changes=True)
     def create(self, user: User, directory: Group | Folder, name: str, mode: int) -> Step[Node]:
         """A new stream; in `.consumers` a consumer of the whole group. Raises Exists, BadName, Denied, OverLimit."""
         group = directory.group
@@ -214,19 +223,21 @@ class Tree:
             made: Node = group.make_stream(name, mode, user)
             return group.log.after_metadata_sync(made)
         if isinstance(directory, StagingFolder):
-            directory.create(user, name)
+            directory.create(user, name)  # refuses
         if directory.name != ".consumers":
             raise errors.NotPermitted(f"in {directory.name} nothing is made")
-        require(user, group.state, W | X, directory.name)
+        permit(user, directory, CHANGE)
         if name in group.consumers:
             raise errors.Exists(name)
         check_name(name)
         made = group.consumers.make(name, user, mode)
         return group.log.after_metadata_sync(made)
 
+    @audited(changes=True)
     def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
         """A new group, on disk when this returns; in `.txn` a part. Raises Exists, BadName, Denied, OverLimit."""
         if isinstance(group, StagingFolder):
+            permit_staging(user, group)
             return group.mkdir(user, name, mode)
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"in {group.name} there are no groups")
@@ -249,11 +260,12 @@ class Tree:
     def _require_new(self, user: User, group: Group, name: str) -> None:
         if group.removed:
             raise errors.NotFound(f"{group.name} was removed")
-        require(user, group.state, W | X, group.name)
+        permit(user, group, CHANGE)
         if find_in_group(group, name) is not None:
             raise errors.Exists(name)
         check_name(name)
 
+    @audited(changes=True)
     def unlink(self, user: User, directory: Group | Folder, name: str) -> Step[None]:
         """Remove a stream, a consumer, or all bindings of a view; of a group's own file it does nothing, so that
         `rm -r` works. Raises Busy for a consumer that holds claims."""
@@ -261,7 +273,7 @@ class Tree:
             directory.unlink(user, name)
             return None
         group = directory.group
-        require(user, group.state, W | X, directory.name)
+        permit(user, directory, CHANGE)
         if directory.removed:
             raise errors.NotFound(name)
         node = find_in_group(group, name) if isinstance(directory, Group) else find_in_folder(directory, name)
@@ -286,13 +298,15 @@ class Tree:
             group.views.unbind(name)
         return group.log.after_metadata_sync(None)
 
+    @audited(changes=True)
     def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:
         """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
         does nothing; of a part in `.txn` it is an abort."""
         if isinstance(group, StagingFolder):
+            permit_staging(user, group)
             group.rmdir(user, name)
             return None
-        require(user, group.group.state, W | X, group.name)
+        permit(user, group, CHANGE)
         if isinstance(group, Folder):
             raise errors.NotDirectory(name)
         if name in FOLDERS and not group.removed:
@@ -319,9 +333,10 @@ class Tree:
         victim.end()
         return None
 
+    @audited(changes=True)
     def rename(self, user: User, group: Group | Folder, name: str, to: Group | Folder, new: str) -> Step[None]:
         """A new name inside the same group. Raises NotPermitted into another, Exists onto one that is there."""
-        require(user, group.group.state, W | X, group.name)
+        permit(user, group, CHANGE)
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"{name} cannot be renamed")
         node = group.streams.get(name) or group.groups.get(name)
@@ -344,28 +359,13 @@ class Tree:
         group.groups[new] = node
         return node.log.after_metadata_sync(None)
 
+    @audited(changes=True)
     def setattr(
         self, user: User, node: Node, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
     ) -> Step[None]:
-        """chmod and chown: for the owner; a new owner only by root, a new group only one of the user's."""
-        own = attributes(node)
-        if node.removed:
-            raise errors.NotFound(f"{node.name} was removed")
-        if isinstance(node, Folder | SnapshotNode | TakeFile | View | StagedStream):
-            raise errors.NotPermitted(f"{node.name} has the permissions of what it shows")
-        require_owner(user, own, node.name)
-        if uid is not None and uid != own.uid and user.uid != 0:
-            raise errors.NotPermitted("only root gives a file to another owner")
-        if gid is not None and gid != own.gid and user.uid != 0 and gid not in (user.gid, *user.groups):
-            raise errors.NotPermitted("a file can only be given to a group that you are in")
-        new = [own.mode if mode is None else mode & 0o7777, own.uid if uid is None else uid, own.gid]
-        if gid is not None:
-            new[2] = gid
-        if new == [own.mode, own.uid, own.gid]:
-            return None
-        number = 0 if isinstance(node, Group) else node.number
-        node.group.log.change({"do": "attributes", "file": number, "mode": new[0], "uid": new[1], "gid": new[2]})
-        return node.group.log.after_metadata_sync(None)
+        """chmod and chown: for the owner; a new owner only by root, a new group only one of the user's. Raises
+        NotFound, NotPermitted, Denied."""
+        return set_attributes(user, node, mode, uid, gid)
 
     def sync(self, node: Node) -> Step[None]:
         """Everything written to the node's group so far is on disk."""
@@ -376,6 +376,8 @@ class Tree:
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
         self._maintenance.tick(self.root)
+        if self.kept_quotas is not None:
+            self.kept_quotas.tick()
 
     def run_timers(self) -> None:
         """Ring the timers that are due: delayed messages, leases, retries."""

@@ -15,7 +15,7 @@ from mqfs.engine.tree.listing import Listing
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError, NotFound, NotPermitted, OverLimit
 from mqfs.file_locks import Key
-from mqfs.model import QTDIR, User
+from mqfs.model import QTDIR, Grant, User
 from mqfs.net import identity
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.linux_messages import Entry
@@ -160,6 +160,10 @@ class FidTable:
         self.by_number: dict[int, Fid] = {}
         self.proofs: dict[int, Proof] = {}  # of Tauth
         self._memory, self._account = memory, account
+
+    def grants(self) -> set[Grant | None]:
+        """Of the tokens that its fids came with."""
+        return {fid.user.grant for fid in self.by_number.values()} | {proof.grant for proof in self.proofs.values()}
 
     def find(self, number: int) -> Fid:
         """Raises BadFid."""

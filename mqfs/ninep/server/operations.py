@@ -42,7 +42,8 @@ def auth(session: SessionState, request: m.Tauth) -> Fcall:
     if tokens is None:
         raise NoAuthentication
     session.fids.check_new(request.afid)
-    session.fids.proofs[request.afid] = Proof(tokens, request.uname, request.n_uname)
+    where = f"{session.peer.where} {session.peer.account}"
+    session.fids.proofs[request.afid] = Proof(tokens, request.uname, request.n_uname, where)
     return m.Rauth(request.tag, Qid(QTAUTH, 0, 0))
 
 
@@ -54,7 +55,8 @@ def _attached(session: SessionState, request: m.Tattach) -> User:
     if proof is None:
         expected = "NOFID, the server has no tokens" if session.peer.tokens is None else "that of a Tauth"
         raise BadFid(f"afid {request.afid} is not known (expected {expected})")
-    return identity.user(proof.user(request.uname, request.n_uname), session.peer.where)
+    grant = proof.user(request.uname, request.n_uname)
+    return identity.user(grant.uid, session.peer.where, grant=grant)
 
 
 def attach(session: SessionState, request: m.Tattach) -> Fcall:

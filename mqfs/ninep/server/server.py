@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Set
 from typing import TextIO
 from weakref import WeakValueDictionary
 
@@ -21,6 +21,7 @@ import trio
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, OverLimit
+from mqfs.model import Grant
 from mqfs.net import identity
 from mqfs.net.address import Address, TcpAddress
 from mqfs.net.peer import Peer
@@ -64,6 +65,8 @@ class Server:
         self._full = False
         self._stopping = False
         self._scope = trio.CancelScope()
+        if tokens is not None:
+            tokens.on_ended.append(self._end_tokens)
 
     def add(self, listener: Listener) -> None:
         """Serve an address, from the beginning or while running."""
@@ -160,6 +163,14 @@ class Server:
                 log.info("%s: connection ended: no Tattach in %g s", where, limits.HANDSHAKE_S)
                 connection.lost()
             del connection
+
+    def _end_tokens(self, ended: Set[Grant]) -> None:
+        """End the connections of tokens that were revoked or expired: claims go back."""
+        for connection in list(self.connections):
+            if mine := connection.session.fids.grants() & ended:
+                where, names = connection.session.peer.where, ", ".join(sorted(grant.id for grant in mine if grant))
+                log.info("%s: connection ended: token %s revoked, changed or expired", where, names)
+                connection.lost()
 
     async def _accept(self, listener: Listener) -> None:
         while not self._stopping:

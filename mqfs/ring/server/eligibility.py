@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
-from mqfs.engine.group import Group
+from mqfs.engine.group import Group, Tree
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.model import User
 
@@ -34,3 +35,17 @@ def why_not(settings: Settings, bounded: bool) -> str:
     if settings.full in ("reject", "block", "drop-new") and bounded:
         return f"a group with 'full {settings.full}' and a consumer with a backlog has no ring"
     return ""
+
+
+def why_unseen(tree: Tree, user: User, owners: Iterable[int]) -> str:
+    """Why a user may not publish in shared memory, where neither its quota nor the audit sees it; "" if it may.
+    `owners`: of the streams."""
+    if tree.audit.publishes:
+        return "rings: not with '--audit all'"
+    quotas = tree.quotas
+    if quotas is None:
+        return ""
+    if (quota := quotas.of(user.uid)) is not None and (quota.messages or quota.bytes):
+        return "rings: the user has a quota of messages or bytes a second"
+    bounded = quotas.bound_kept and any((own := quotas.of(uid)) is not None and own.kept for uid in set(owners))
+    return "rings: the owner of a stream has a quota of kept bytes" if bounded else ""

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group, Tree
-from mqfs.engine.language.permissions import R, W, X, require
+from mqfs.engine.language.permissions import R, W, X, require, require_scope
 from mqfs.engine.language.settings import parse_settings
 from mqfs.model import User
 from mqfs.ring.server.attachment import Attachment
-from mqfs.ring.server.eligibility import is_excluded, why_ended, why_not
+from mqfs.ring.server.eligibility import is_excluded, why_ended, why_not, why_unseen
 from mqfs.ring.server.follower import Follower, Post
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
@@ -164,6 +164,7 @@ class RingRegistry:
         group = self._tree.find(user, path)
         if not isinstance(group, Group):
             raise errors.NotDirectory(path)
+        self._tree.access(user, group, R | X)
         self._admit(user, group)
         own = self._current(group) or self._make(group)
         self._require_place(group, own, user)
@@ -172,11 +173,13 @@ class RingRegistry:
         return attachment
 
     def _admit(self, user: User, group: Group) -> None:
-        require(user, group.state, R | X, group.name)
+        require_scope(user, W, group.name)
         if is_excluded(group, group.settings, user):
             raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
         for stream in group.numbers.values():
             require(user, stream.state, R | W, stream.name)
+        if why := why_unseen(group.tree, user, (stream.state.uid for stream in group.numbers.values())):
+            raise errors.Unsupported(why)
         if group.log.end.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {group.log.end.failed}")
         if why := why_not(group.settings, bool(group.consumers.bounded)):
@@ -280,6 +283,8 @@ class RingRegistry:
             try:
                 for attachment in self._rings[group].attached:
                     require(attachment.user, stream, R | W, stream.name)
+                    if why_unseen(group.tree, attachment.user, [stream.uid]):
+                        return f"{stream.name} was made, whose owner has a quota of kept bytes"
             except errors.Denied:
                 return f"{stream.name} was made, and a client may not read and write it"
         return ""

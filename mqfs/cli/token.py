@@ -1,0 +1,169 @@
+"""`mqfs token`: make, list and revoke the tokens of a file. A running server reads it again within a second."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from mqfs.errors import BadCommand, BadConfig, NotFound
+from mqfs.model import SCOPES
+from mqfs.net import identity
+from mqfs.net.tokens import is_hashed, read_bytes
+from mqfs.server.options import read_file
+from mqfs.syntax import token_line
+from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.token_line import TokenLine, parse_line, print_line, print_moment, print_path
+
+
+def _of_file(do: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first argument is the path of the file that two options name."""
+
+    @click.option("--token-file", metavar="FILE", help="File of tokens, as of serve.")
+    @click.option("--config", metavar="FILE", help="TOML file of serve that names the file of tokens.")
+    @functools.wraps(do)
+    def command(token_file: str | None, config: str | None, **arguments: Any) -> None:
+        if token_file is None and config is not None:
+            token_file = read_file(config).get("token_file")
+        if token_file is None:
+            raise click.UsageError("missing --token-file FILE (or --config FILE with token-file)")
+        do(os.path.realpath(token_file), **arguments)
+
+    return command
+
+
+@click.group()
+def token() -> None:
+    """Make, list and revoke tokens: secrets by which clients over TCP are known."""
+
+
+@token.command()
+@click.argument("user")
+@click.option("--scope", default="admin", metavar="SCOPE", show_default=True, help=f"One of {', '.join(SCOPES)}.")
+@click.option("--path", default="/", metavar="PATH", show_default=True, help="Group or file that it is limited to.")
+@click.option("--expires", metavar="WHEN", help="YYYY-MM-DD, YYYY-MM-DDTHH:MM:SSZ (UTC), or a duration from now.")
+@click.option("--note", default="", metavar="TEXT", help="For readers of the file.")
+@_of_file
+def new(file: str, user: str, scope: str, path: str, expires: str | None, note: str) -> None:
+    """Add a token of USER. Prints the secret, which is stored nowhere."""
+    if identity.user_number(user) is None:
+        raise BadConfig(f"unknown user {user!r} (expected one of getent passwd)")
+    if not note.isprintable():
+        raise BadConfig("--note: control characters (expected one line)")
+    made, secret = token_line.new_secret()
+    try:
+        parsed = token_line.parse_path(path)
+        until = math.inf if expires is None else _moment(expires)
+        line = TokenLine(
+            user, made, token_line.digest(secret.encode()), token_line.parse_scope(scope), parsed, until, note
+        )
+    except BadCommand as error:
+        raise BadConfig(f"--{error.detail}") from None
+    with locked(file, make=True) as lines:
+        lines.append(print_line(line).encode())
+    click.echo(secret)
+
+
+@token.command()
+@_of_file
+def ls(file: str) -> None:
+    """List the tokens: ID, user, scope, path, expiry, note."""
+    for number, line in enumerate(_lines(file), 1):
+        if is_hashed(line):
+            parsed = _parse(file, number, line)
+            until = "" if parsed.expires == math.inf else print_moment(parsed.expires)
+            until += " (expired)" if parsed.expires <= time.time() else ""
+            row = (parsed.id, parsed.user, parsed.scope, print_path(parsed.path), until or "never", parsed.note)
+        elif line.strip() and not line.lstrip().startswith(b"#"):
+            row = ("-", line.split()[0].decode(errors="replace"), "admin", "/", "never", "USER SECRET, not hashed")
+        else:
+            continue
+        click.echo("\t".join(row).rstrip())
+
+
+@token.command()
+@click.argument("token_id", metavar="ID")
+@_of_file
+def revoke(file: str, token_id: str) -> None:
+    """Remove the token of this ID. A running server ends its connections within a second."""
+    with locked(file) as lines:
+        left = [
+            line
+            for number, line in enumerate(lines, 1)
+            if not is_hashed(line) or line.split()[1].split(b":")[1] != token_id.encode()
+        ]
+        if len(left) == len(lines):
+            raise NotFound(f"token {token_id!r} in {file} (expected an ID of mqfs token ls)")
+        lines[:] = left
+
+
+def _lines(file: str) -> list[bytes]:
+    """As the server reads them; root may edit the file of any server's user."""
+    try:
+        owner = os.stat(file).st_uid if os.geteuid() == 0 else os.geteuid()
+    except OSError as error:
+        raise _unreadable(file, error) from None
+    return read_bytes(file, owner).splitlines()
+
+
+def _unreadable(file: str, error: OSError) -> BadConfig:
+    return BadConfig(f"--token-file {file}: {error.strerror} (expected a readable file)")
+
+
+def _moment(word: str) -> float:
+    """Raises BadCommand."""
+    if not word[:1].isdigit() or word[-1] not in "smhd":
+        return token_line.parse_moment(word)
+    try:
+        return time.time() + parse_duration(word) / 1e9
+    except BadCommand as error:
+        raise BadCommand(f"expires {error.detail}") from None
+
+
+def _parse(file: str, number: int, line: bytes) -> TokenLine:
+    try:
+        return parse_line(line.decode(errors="replace"))
+    except BadCommand as error:
+        raise BadConfig(f"--token-file {file}, line {number}: {error.detail}") from None
+
+
+@contextlib.contextmanager
+def locked(file: str, *, make: bool = False) -> Iterator[list[bytes]]:
+    """The lines of a file, to be edited by one at a time: it is replaced by a rename, with its owner and mode 600."""
+    descriptor = _lock(file, os.O_CREAT if make else 0)
+    try:
+        status = os.fstat(descriptor)
+        lines = _lines(file)
+        yield lines
+        made, beside = tempfile.mkstemp(prefix=f"{os.path.basename(file)}.", dir=os.path.dirname(file))  # of mode 600
+        with open(made, "wb") as out:
+            if status.st_uid != os.geteuid():
+                os.fchown(out.fileno(), status.st_uid, status.st_gid)
+            out.write(b"".join(line + b"\n" for line in lines))
+            out.flush()
+            os.fsync(out.fileno())
+        os.rename(beside, file)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(file: str, flags: int) -> int:
+    """The file open and locked. One that another editor replaced meanwhile is opened again. Raises BadConfig."""
+    while True:
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | flags, 0o600)
+        except OSError as error:
+            raise _unreadable(file, error) from None
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(file)):
+                return descriptor
+        os.close(descriptor)

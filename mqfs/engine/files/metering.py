@@ -1,0 +1,248 @@
+"""Metering: the open files of a user with a quota.
+
+Owns the user's rate of messages and bytes, its reads that wait and its claims. A handle is metered by replacing its
+`read` and `write` when it is opened: without a quota nothing is asked, then or later. A write beyond the rate waits
+for its turn, in the order of all of the user's; a read beyond a bound is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+
+from mqfs.engine.files.claiming_handle import ClaimingHandle
+from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.stream_file import Writer
+from mqfs.engine.log.faults import Group
+from mqfs.engine.log.timers import PACING, Alarm, Timers
+from mqfs.engine.publishing.kept_quotas import KeptQuotas
+from mqfs.errors import Interrupted, OverQuota
+from mqfs.model import User
+from mqfs.quotas import Quota, Quotas
+from mqfs.seams import Clock
+from mqfs.wait import Step, Wait
+
+SECOND_NS = 10**9
+
+
+class Pace:
+    """One rate: what a second allows may come at once, then evenly. 0: no bound."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._free_ns = 0  # engine time at which all that was taken is allowed
+
+    def delay_ns(self, amount: int, now_ns: int) -> int:
+        """How long to wait before this may be taken; what is more than a second's is allowed when nothing else is."""
+        if not self._rate:
+            return 0
+        cost = min(amount * SECOND_NS // self._rate, SECOND_NS)
+        return max(max(self._free_ns - now_ns, 0) + cost - SECOND_NS, 0)
+
+    def take(self, amount: int, now_ns: int) -> None:
+        if self._rate:
+            self._free_ns = max(self._free_ns, now_ns) + amount * SECOND_NS // self._rate
+
+
+@attrs.define(eq=False)
+class QueuedWrite:
+    """A write that waits for its turn; `step`: what it came to then."""
+
+    handle: OpenFile
+    perform: Callable[[], Step[int]]
+    messages: int
+    size: int
+    step: Step[int] | None = None
+
+
+@attrs.define
+class Counts:
+    """Of one user, since the server started; shown in `.stats`."""
+
+    delayed: int = 0  # writes
+    refused: int = 0  # reads, writes and opens
+
+
+class RefusingGroup(Protocol):
+    def refuse(self, user: User, file: str, text: str) -> None: ...
+
+
+class Meter:
+    """Of one user."""
+
+    def __init__(
+        self, uid: int, quota: Quota, clock: Clock, timers: Timers, root: Group, kept: KeptQuotas | None
+    ) -> None:
+        self.uid, self.quota, self._clock, self._kept = uid, quota, clock, kept
+        self.counts = Counts()
+        self._paces = Pace(quota.messages), Pace(quota.bytes)
+        self._queue: dict[Wait[int], QueuedWrite] = {}
+        self._alarm = Alarm(timers, root, PACING, f"serving writers of uid {uid}", lambda now_ns: self._serve())
+        self._writers: set[Writer] = set()
+        self._claiming: set[ClaimingHandle] = set()
+        self.parked = 0  # reads
+        self._claims_to_come = 0  # parked reads that will claim
+
+    @property
+    def claims(self) -> int:
+        """Held, and to be held by reads that wait."""
+        return sum(len(handle.claims) for handle in self._claiming) + self._claims_to_come
+
+    def refusal(self, group: RefusingGroup, user: User, file: str, what: str, most: int) -> OverQuota:
+        """The error of a bound, which also is a line of `.errors`."""
+        self.counts.refused += 1
+        error = OverQuota(f"uid {self.uid} has {what} (expected at most {most})")
+        group.refuse(user, file, str(error))
+        return error
+
+    def admit(self, user: User, group: RefusingGroup, file: str, handles: int) -> None:
+        """Check that the user may open one more file. Raises OverQuota."""
+        if self.quota.handles and handles >= self.quota.handles:
+            raise self.refusal(group, user, file, f"{handles} open files", self.quota.handles)
+
+    def attach(self, handle: OpenFile) -> None:
+        """Meter a handle that was just opened."""
+        quota = self.quota
+        if handle.publishes and handle.writes and (quota.messages or quota.bytes):
+            write = handle.write
+            handle.write = lambda data, offset=0: self._write(handle, data, lambda: write(data, offset))  # type: ignore[method-assign]
+            if isinstance(handle, Writer):
+                handle.gate = self._is_open
+                self._writers.add(handle)
+        if handle.reads and handle.parkable and (quota.parked or quota.claims):
+            read = handle.read
+            handle.read = lambda count, offset=0: self._read(handle, lambda: read(count, offset))  # type: ignore[method-assign]
+        if isinstance(handle, ClaimingHandle):
+            self._claiming.add(handle)
+
+    def detach(self, handle: OpenFile) -> None:
+        """It is closed: its writes that wait are not performed."""
+        if isinstance(handle, ClaimingHandle):
+            self._claiming.discard(handle)
+        if isinstance(handle, Writer):
+            self._writers.discard(handle)
+        for wait, queued in list(self._queue.items()):
+            if queued.handle is handle:
+                del self._queue[wait]
+                wait.fail(Interrupted(f"{handle.node.name} was closed"))
+
+    def use(self, handles: int) -> dict[str, Any]:
+        """For `.stats`: each bound that is set, what there is of it now, and counts."""
+        kept = self._kept.total_of(self.uid) if self._kept is not None else 0
+        now = {"kept": kept, "parked": self.parked, "handles": handles, "claims": self.claims}
+        bounds = {key: most for key, most in attrs.asdict(self.quota).items() if most}
+        used = {key: count for key, count in now.items() if key in bounds}
+        return {"bounds": bounds, "used": used, "queued": len(self._queue), **attrs.asdict(self.counts)}
+
+    # ------------------------------------------------------------ rates
+
+    def _write(self, handle: OpenFile, data: bytes, perform: Callable[[], Step[int]]) -> Step[int]:
+        queued = QueuedWrite(handle, perform, handle.count_messages(data), len(data))
+        if not self._queue and not self._delay_ns(queued.messages, queued.size):
+            return self._perform(queued)
+        wait: Wait[int] = Wait(lambda wait: self._cancel(wait, queued))
+        self._queue[wait] = queued
+        self.counts.delayed += 1
+        first = next(iter(self._queue.values()))
+        self._alarm.at(self._clock.engine_ns() + self._delay_ns(first.messages, first.size))
+        return wait
+
+    def _delay_ns(self, messages: int, size: int) -> int:
+        now, (first, second) = self._clock.engine_ns(), self._paces
+        return max(first.delay_ns(messages, now), second.delay_ns(size, now))
+
+    def _is_open(self) -> bool:
+        """Whether a write would be performed at once. If not, programs that poll are woken when one would."""
+        if not self._queue and not (delay := self._delay_ns(1, 1)):
+            return True
+        if not self._queue:
+            self._alarm.at(self._clock.engine_ns() + delay)
+        return False
+
+    def _perform(self, queued: QueuedWrite) -> Step[int]:
+        step, now = queued.perform(), self._clock.engine_ns()
+        self._paces[0].take(queued.messages, now)
+        self._paces[1].take(queued.size, now)
+        return step
+
+    def _serve(self) -> None:
+        """Perform the writes whose turn has come; then programs that poll may write."""
+        while self._queue:
+            wait, queued = next(iter(self._queue.items()))
+            if delay := self._delay_ns(queued.messages, queued.size):
+                self._alarm.at(self._clock.engine_ns() + delay)
+                return
+            del self._queue[wait]
+            try:
+                queued.step = self._perform(queued)
+            except Exception as error:
+                wait.fail(error)
+            else:
+                wait.follow(queued.step)
+        for stream in {handle.node for handle in self._writers}:
+            stream.pollers.wake()
+
+    def _cancel(self, wait: Wait[int], queued: QueuedWrite) -> bool:
+        """Also where it waits for room in its stream by now."""
+        return self._queue.pop(wait, None) is not None or (isinstance(queued.step, Wait) and queued.step.cancel())
+
+    # ------------------------------------------------------------ reads that wait, and claims
+
+    def _read(self, handle: OpenFile, perform: Callable[[], Step[bytes]]) -> Step[bytes]:
+        quota = self.quota
+        claims = quota.claims > 0 and isinstance(handle, ClaimingHandle) and not handle.auto_ack
+        if claims and (held := self.claims) >= quota.claims:
+            raise self._refused(handle, f"{held} claims", quota.claims)
+        step = perform()
+        if not isinstance(step, Wait) or step.settled:
+            return step
+        if quota.parked and self.parked >= quota.parked and step.cancel():
+            raise self._refused(handle, f"{self.parked} reads that wait", quota.parked)
+        return self._park(step, claims)
+
+    def _refused(self, handle: OpenFile, what: str, most: int) -> OverQuota:
+        return self.refusal(handle.group, handle.user, handle.node.name, what, most)
+
+    def _park(self, step: Wait[bytes], claims: bool) -> Wait[bytes]:
+        self._count(1, claims)
+        wait: Wait[bytes] = Wait(lambda _: self._unpark(step, claims))
+
+        def settled(done: Wait[bytes]) -> None:
+            self._count(-1, claims)
+            wait.follow(done)
+
+        step.subscribe(settled)
+        return wait
+
+    def _unpark(self, step: Wait[bytes], claims: bool) -> bool:
+        if not step.cancel():
+            return False
+        self._count(-1, claims)
+        return True
+
+    def _count(self, more: int, claims: bool) -> None:
+        self.parked += more
+        self._claims_to_come += more * claims
+
+
+class Meters:
+    """Of all users of a tree. `root`: of its groups the one that is always there."""
+
+    root: Group
+
+    def __init__(self, quotas: Quotas, clock: Clock, timers: Timers, kept: KeptQuotas | None) -> None:
+        self._quotas, self._clock, self._timers, self._kept = quotas, clock, timers, kept
+        self._users: dict[int, Meter] = {}
+
+    def of(self, uid: int) -> Meter | None:
+        """The user's, if it has a quota."""
+        meter = self._users.get(uid)
+        if meter is None and (quota := self._quotas.of(uid)) is not None:
+            meter = self._users[uid] = Meter(uid, quota, self._clock, self._timers, self.root, self._kept)
+        return meter
+
+    def all(self) -> list[Meter]:
+        """Those that were used."""
+        return list(self._users.values())

@@ -1,0 +1,128 @@
+"""A line of a token file: USER sha256:ID:HEX [expires=WHEN] [scope=SCOPE] [path=/GROUP] [note=TEXT].
+
+Owns that language; words are quoted as in rc(1). The secret itself, mq_ID_RANDOM, is in no line, only its SHA-256: a
+secret of 256 random bits needs no slow hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import secrets
+from datetime import UTC, datetime
+
+import attrs
+
+from mqfs import limits
+from mqfs.errors import BadCommand
+from mqfs.model import SCOPES
+from mqfs.syntax.quoting import quote, split
+
+MARK = "sha256:"  # begins the second word; a line without it is USER SECRET, the older form
+FORM = "USER sha256:ID:HEX [expires=YYYY-MM-DD] [scope=read|write|admin] [path=/GROUP] [note=TEXT]"
+_HASHED = re.compile(rf"{MARK}([0-9A-Za-z]{{1,32}}):([0-9a-f]{{64}})\Z")
+_SECRET = re.compile(rb"mq_([0-9A-Za-z]{1,32})_[0-9A-Za-z_-]{43}\Z")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?\Z", re.ASCII)
+
+
+@attrs.frozen
+class TokenLine:
+    """One token. `expires`: UNIX time from which on it is refused."""
+
+    user: str
+    id: str
+    digest: bytes
+    scope: str = "admin"
+    path: tuple[str, ...] = ()
+    expires: float = math.inf
+    note: str = ""
+
+
+def new_secret() -> tuple[str, str]:
+    """A new token's ID, and its secret."""
+    token = secrets.token_hex(4)
+    return token, f"mq_{token}_{secrets.token_urlsafe(32)}"
+
+
+def digest(secret: bytes) -> bytes:
+    """What a line has of a secret."""
+    return hashlib.sha256(secret).digest()
+
+
+def id_of(secret: bytes) -> str:
+    """The ID in a secret; "" in one of the older form."""
+    found = _SECRET.match(secret)
+    return found[1].decode() if found is not None else ""
+
+
+def parse_line(text: str) -> TokenLine:
+    """Raises BadCommand."""
+    user, hashed, *options = split(text)
+    match = _HASHED.match(hashed)
+    if match is None:
+        raise BadCommand(f"malformed hash (expected {MARK}ID:HEX, 64 digits)")
+    values: dict[str, str] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if key not in ("expires", "scope", "path", "note") or not equals or key in values:
+            raise BadCommand(f"malformed option (expected {FORM})")  # not shown: it may be the secret
+        values[key] = value
+    return TokenLine(
+        user,
+        match[1],
+        bytes.fromhex(match[2]),
+        parse_scope(values.get("scope", "admin")),
+        parse_path(values.get("path", "/")),
+        parse_moment(values["expires"]) if "expires" in values else math.inf,
+        values.get("note", ""),
+    )
+
+
+def print_line(line: TokenLine) -> str:
+    """The text that `parse_line` takes, without its newline."""
+    words = [line.user, f"{MARK}{line.id}:{line.digest.hex()}", f"scope={line.scope}"]
+    if line.path:
+        words.append(f"path={print_path(line.path)}")
+    if line.expires < math.inf:
+        words.append(f"expires={print_moment(line.expires)}")
+    if line.note:
+        words.append(f"note={line.note}")
+    return " ".join(map(quote, words))
+
+
+def parse_scope(word: str) -> str:
+    """Raises BadCommand."""
+    if word not in SCOPES:
+        raise BadCommand(f"scope {word!r} (expected {', '.join(SCOPES)})")
+    return word
+
+
+def parse_path(word: str) -> tuple[str, ...]:
+    """The names of a path from the root. Raises BadCommand."""
+    names = tuple(name for name in word.split("/") if name)
+    deep = len(names) > limits.PATH_GROUPS + 2  # a file in a folder of the deepest group
+    if not word.startswith("/") or deep or {".", ".."} & set(names) or _CONTROL.search(word):
+        raise BadCommand(f"path {word!r} (expected /GROUP or /GROUP/NAME, without . and ..)")
+    return names
+
+
+def print_path(names: tuple[str, ...]) -> str:
+    return "/" + "/".join(names)
+
+
+def parse_moment(word: str) -> float:
+    """UNIX time of a date (its beginning) or a second, both UTC. Raises BadCommand."""
+    try:
+        if _MOMENT.match(word) is None:
+            raise ValueError
+        return datetime.fromisoformat(word).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise BadCommand(f"expires {word!r} (expected YYYY-MM-DD or YYYY-MM-DDTHH:MM:SSZ)") from None
+
+
+def print_moment(moment: float) -> str:
+    """The second, rounded up; without a time of day at midnight."""
+    text = datetime.fromtimestamp(math.ceil(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return text.removesuffix("T00:00:00Z")

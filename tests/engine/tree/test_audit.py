@@ -1,0 +1,174 @@
+"""Audit lines: one for each change of the tree or its settings and each refusal, with who, what and how it ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+from mqfs.audit import Audit
+from mqfs.errors import MqfsError
+from mqfs.model import Grant, User
+from tests.support.hand import ANNA, ROOT
+from tests.support.queues import Queues, drain, say
+
+VALUE = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
+HOLDER = attrs.evolve(ANNA, where="9p tcp 3", grant=Grant(ANNA.uid, "7f3a", "admin", ("g",)))
+
+
+def audited(level: str = "changes") -> Queues:
+    queues = Queues("replay all")
+    queues.tree.audit = Audit(level)
+    return queues
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+    """The lines since the last call, each whole."""
+    rows = []
+    for record in caplog.records:
+        head, values = record.getMessage().split(" ", 1)
+        rows.append({key: json.loads(value) for key, value in VALUE.findall(values)})
+        assert head == "audit"
+        assert values == " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in rows[-1].items())
+    caplog.clear()
+    return rows
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mqfs.audit")
+
+
+def test_a_line_has_user_token_connection_method_path_status_and_detail(caplog: pytest.LogCaptureFixture) -> None:
+    queues = audited()
+    queues.tree.setattr(ROOT, queues.group, mode=0o777)
+    caplog.clear()
+    queues.tree.create(HOLDER, queues.group, 'a "b"', 0o640)
+    assert caplog.messages == [
+        'audit user="1001" token="7f3a" from="9p tcp 3" method="create" path="/g/a \\"b\\"" status="ok" '
+        'detail="mode 640"'
+    ]
+
+
+CHANGES: list[tuple[Callable[[Queues], object], str, str, str]] = [
+    (lambda q: q.tree.create(ROOT, q.group, "n", 0o600), "create", "/g/n", "mode 600"),
+    (lambda q: q.tree.mkdir(ROOT, q.group, "n", 0o700), "mkdir", "/g/n", "mode 700"),
+    (lambda q: q.tree.unlink(ROOT, q.group, "s"), "unlink", "/g/s", ""),
+    (lambda q: q.tree.rmdir(ROOT, q.tree.root, "e"), "rmdir", "/e", ""),
+    (lambda q: q.tree.rename(ROOT, q.group, "s", q.group, "t"), "rename", "/g/s", "new t"),
+    (lambda q: q.tree.setattr(ROOT, q.tree.find(ROOT, "g/s"), mode=0o604), "setattr", "/g/s", "mode 604"),
+    (lambda q: q.tree.setattr(ROOT, q.group, uid=7, gid=8), "setattr", "/g", "uid 7, gid 8"),
+    (lambda q: q.ctl("ttl 1h"), "ctl", "/g/ctl", "ttl 1h"),
+    (lambda q: q.ctl("consumer c s"), "ctl", "/g/ctl", "consumer c s"),
+    (lambda q: q.ctl("clear s"), "ctl", "/g/ctl", "clear s"),
+    (lambda q: q.ctl(f"drop s {q.put(b'x')}"), "ctl", "/g/ctl", "drop s 1"),
+    (lambda q: q.ctl("redrive"), "ctl", "/g/ctl", "redrive"),
+    (lambda q: q.ctl("eof s"), "ctl", "/g/ctl", "eof s"),
+    (lambda q: say(q.worker(), "seek last"), "seek", "/g/.consumers/w", "last"),
+    (lambda q: q.at(".txn/ctl", os.O_WRONLY).write(b"forget p"), "forget", "/g/.txn/ctl", "p"),
+]
+
+
+@pytest.mark.parametrize(("do", "method", "path", "detail"), CHANGES, ids=[f"{row[1]} {row[3]}" for row in CHANGES])
+def test_a_change_is_one_line(
+    caplog: pytest.LogCaptureFixture, do: Callable[[Queues], object], method: str, path: str, detail: str
+) -> None:
+    queues = Queues("replay all", "consumer w")
+    queues.mkdir("e")
+    queues.tree.mkdir(ROOT, queues.tree.find(ROOT, "g/.txn"), "a", 0o777)
+    queues.at(".txn/ctl", os.O_WRONLY).write(b"commit p.1 a")
+    queues.tree.audit = Audit("changes")
+    do(queues)
+    (row,) = lines(caplog)
+    assert (row["user"], row["token"], row["status"]) == ("0", "", "ok")
+    assert (row["method"], row["path"], row["detail"]) == (method, path, detail)
+
+
+def test_each_line_of_a_write_to_ctl_is_one_and_a_refused_write_has_none(caplog: pytest.LogCaptureFixture) -> None:
+    queues = audited()
+    queues.ctl("# why", "", "depth 5", "bind v #")
+    assert [row["detail"] for row in lines(caplog)] == ["depth 5", "bind v #"]
+    with pytest.raises(MqfsError):
+        queues.ctl("ttl 1h", "nonsense")
+    assert lines(caplog) == []
+
+
+PUT = b'{"stream":"s"} x'
+REFUSALS: list[tuple[Callable[[Queues, User], object], str, str, str]] = [
+    (lambda q, u: q.tree.walk(u, q.tree.find(ROOT, "x"), "s"), "walk", "/x/s", "uid 1001 may not enter x"),
+    (lambda q, u: q.tree.entries(u, q.tree.find(ROOT, "x")), "entries", "/x", "uid 1001 may not read x"),
+    (lambda q, u: q.tree.access(u, q.tree.find(ROOT, "x"), os.R_OK), "access", "/x", "uid 1001 may not read x"),
+    (lambda q, u: q.at("s", os.O_WRONLY, u), "open", "/g/s", "uid 1001 may not write s"),
+    (lambda q, u: q.at("order", os.O_WRONLY, ROOT), "open", "/g/order", "order is read-only"),
+    (lambda q, u: q.tree.setattr(u, q.group, mode=0), "setattr", "/g", "only the owner of g may do this"),
+    (lambda q, u: q.tree.unlink(u, q.tree.root, "g"), "unlink", "/g", "uid 1001 may not write and enter /"),
+    (lambda q, u: q.at(".put", os.O_WRONLY, u).write(PUT), "write", "/g/.put", "uid 1001 may not write s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("do", "method", "path", "detail"), REFUSALS, ids=[row[1] + " " + row[2] for row in REFUSALS])
+def test_a_refusal_is_one_line(
+    caplog: pytest.LogCaptureFixture, do: Callable[[Queues, User], object], method: str, path: str, detail: str
+) -> None:
+    queues = Queues()
+    queues.mkdir("x", mode=0o700)
+    queues.tree.setattr(ROOT, queues.tree.root, mode=0o755)
+    queues.tree.setattr(ROOT, queues.tree.find(ROOT, "g/s"), mode=0o600)
+    queues.tree.audit = Audit("changes")
+    with pytest.raises(MqfsError):
+        do(queues, ANNA)
+    (row,) = lines(caplog)
+    assert (row["method"], row["path"], row["status"], row["detail"]) == (method, path, "refused", detail)
+
+
+def test_what_changes_nothing_and_what_is_no_permission_leaves_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    queues = audited()
+    queues.write("s", b"secret body")
+    assert queues.shows(".kept/s") == [b"secret body"]
+    say(queues.cursor("select s"), "seek first")
+    with pytest.raises(MqfsError):
+        queues.tree.find(ROOT, "g/nowhere")
+    with pytest.raises(MqfsError):
+        queues.tree.create(ROOT, queues.group, "s", 0o600)
+    assert lines(caplog) == []
+
+
+def test_a_line_is_one_line_and_bounded_whatever_the_name(caplog: pytest.LogCaptureFixture) -> None:
+    queues = audited()
+    queues.ctl(f"bind v {'x' * 400}")
+    with pytest.raises(MqfsError):
+        queues.tree.create(ROOT, queues.group, 'evil\naudit user="0"', 0o600)
+    queues.tree.audit.note(ANNA, "create", '/evil\naudit user="0"')
+    assert [len(row["detail"]) <= 256 for row in lines(caplog)] == [True, True]
+
+
+def test_off_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
+    queues = audited("off")
+    queues.ctl("ttl 1h")
+    queues.tree.mkdir(ROOT, queues.group, "n", 0o700)
+    queues.ctl("consumer w")
+    drain(queues.worker())
+    assert caplog.messages == []
+
+
+def test_all_has_the_publishes_too_without_their_bodies(caplog: pytest.LogCaptureFixture) -> None:
+    queues = audited("all")
+    queues.write("s", b"secret body")
+    queues.put(b"secret body")
+    queues.at(".batch", os.O_WRONLY).write(b"\x14\0\0\0\x01\0\0\0s" + b"secret body")
+    queues.tree.mkdir(ROOT, queues.tree.find(ROOT, "g/.txn"), "p", 0o777)
+    queues.at(".txn/p/s", os.O_WRONLY).write(b"secret body")
+    queues.cursor("select s")
+    assert "secret" not in "".join(caplog.messages)
+    assert [(row["method"], row["path"], row["detail"]) for row in lines(caplog)] == [
+        ("publish", "/g/s", "11 bytes"),
+        ("publish", "/g/.put", "27 bytes"),
+        ("publish", "/g/.batch", "20 bytes"),
+        ("mkdir", "/g/.txn/p", "mode 777"),
+        ("publish", "/g/.txn/p/s", "11 bytes"),
+    ]

@@ -1,0 +1,420 @@
+"""Quotas of users: the language of `--limit`, rates that make writers wait, and bounds that refuse."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import struct
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqfs.audit import Audit
+from mqfs.engine.files.metering import SECOND_NS, Pace
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import BadConfig, Interrupted, OverQuota, Unsupported
+from mqfs.quotas import KEYS, Quota, parse_quotas
+from mqfs.ring.server.registry import RingRegistry
+from mqfs.store.memory import MemoryStore
+from mqfs.store.store import DiskStore
+from mqfs.wait import Wait
+from tests.support.calls import calls
+from tests.support.clock import ManualClock
+from tests.support.hand import ANNA, BERT, ROOT
+from tests.support.queues import Queues, read, say
+
+WO, RW = os.O_WRONLY, os.O_RDWR
+
+
+class Limited(Queues):
+    """Queues of a server with those `--limit`s."""
+
+    def __init__(self, *limits: str, ctl: tuple[str, ...] = (), path: Path | None = None) -> None:
+        self.clock: Any = ManualClock()
+        self.path = path
+        self.store: Any = DiskStore(str(path)) if path else MemoryStore()
+        self.limits = limits
+        self.tree = Tree(self.store, self.clock, owner=ROOT, quotas=parse_quotas(limits))
+        if path:
+            self.on_disk.append(self)
+        self.group = self.mkdir("g")
+        self.ctl("sync off", *ctl)
+        self.stream("s", ANNA)
+
+    def again(self) -> None:
+        self.close()
+        self.store = DiskStore(str(self.path))
+        self.tree = Tree(self.store, self.clock, owner=ROOT, quotas=parse_quotas(self.limits))
+        self.group = self.tree.root.groups["g"]
+
+    def use(self, user: Any = ANNA) -> dict[str, Any]:
+        return dict(json.loads(self.text(".stats", user))["quotas"][str(ANNA.uid)])
+
+
+def done(step: object) -> bool:
+    return not isinstance(step, Wait) or step.settled
+
+
+# ------------------------------------------------------------ the language
+
+
+def test_a_line_is_a_user_and_its_bounds() -> None:
+    quotas = parse_quotas(["1001 messages=10 bytes=1M kept=2G", "* handles=5 parked=6 claims=7", "1002 kept=0"])
+    assert quotas is not None
+    assert quotas.of(1001) == Quota(messages=10, bytes=1 << 20, kept=2 << 30)
+    assert quotas.of(1002) == Quota()
+    assert quotas.of(1003) == Quota(handles=5, parked=6, claims=7)
+    assert quotas.of(0) is None
+    assert quotas.of(os.geteuid()) is None
+    assert parse_quotas(()) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["1001"], "malformed (expected USER KEY=NUMBER..., keys messages, bytes, kept, parked, handles, claims,"),
+        ([""], "malformed"),
+        (["1001 size=3"], "malformed"),
+        (["1001 messages"], "malformed"),
+        (["1001 messages=-1"], "malformed"),
+        (["1001 messages=1 messages=2"], "malformed"),
+        ([f"1001 kept={'9' * 5000}"], "malformed"),
+        (["1001 kept=9999999999999999999G"], "malformed"),
+        (["1001 kept='1"], "malformed"),
+        (["no-such-user kept=1"], "unknown user 'no-such-user' (expected one line a user of getent passwd, or of *)"),
+        (["1001 kept=1", "1001 kept=2"], "a second line of '1001'"),
+        (["* kept=1", "* kept=2"], "a second line of '*'"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_wrong(lines: list[str], why: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        parse_quotas(lines)
+    assert str(caught.value).startswith("bad configuration: --limit ")
+    assert why in str(caught.value)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), st.integers(0, 1 << 62), min_size=1))
+def test_any_bounds_are_read_back(bounds: dict[str, int]) -> None:
+    quotas = parse_quotas(["7 " + " ".join(f"{key}={value}" for key, value in bounds.items())])
+    assert quotas is not None
+    assert quotas.of(7) == Quota(**bounds)
+
+
+# ------------------------------------------------------------ rates
+
+
+@given(st.integers(1, 10**6), st.lists(st.tuples(st.integers(1, 3_000), st.integers(0, 2 * SECOND_NS)), max_size=60))
+def test_a_pace_gives_no_more_than_its_rate_after_a_seconds_worth(rate: int, steps: list[tuple[int, int]]) -> None:
+    pace, now, given, most = Pace(rate), 0, 0, 0
+    for amount, pause in steps:
+        now += pause
+        if not pace.delay_ns(amount, now):
+            pace.take(amount, now)
+            given += amount
+            most = max(most, amount)
+        assert given <= rate + rate * now / SECOND_NS + most + 1
+        assert pace.delay_ns(amount, now + pace.delay_ns(amount, now)) == 0
+
+
+def test_a_second_s_worth_passes_and_then_a_writer_waits_for_its_turn() -> None:
+    q = Limited("1001 messages=10", ctl=("replay all",))
+    writer = q.at("s", WO, ANNA)
+    assert [done(writer.write(b"x")) for _ in range(10)] == [True] * 10
+    waits = [writer.write(f"{number}".encode()) for number in range(3)]
+    assert not any(map(done, waits))
+    assert q.use() == {
+        "bounds": {"messages": 10}, "used": {}, "queued": 3, "delayed": 3, "refused": 0,
+    }  # fmt: skip
+    for number in range(3):
+        q.clock.forward(0.1)
+        q.tree.run_timers()
+        assert [done(wait) for wait in waits] == [at <= number for at in range(3)]
+        assert waits[number].result() == 1
+    assert [row["body"] for row in q.kept()][-3:] == ["0", "1", "2"]
+
+
+def test_the_rate_is_the_user_s_over_all_files_and_nobody_else_s() -> None:
+    q = Limited("1001 messages=2")
+    q.tree.create(ROOT, q.group, "t", 0o666)
+    one, other, put = q.at("s", WO, ANNA), q.at("t", WO, ANNA), q.at(".put", WO, ANNA)
+    assert done(one.write(b"x"))
+    assert done(other.write(b"x"))
+    wait = put.write(b'{"stream":"s"} x')
+    assert not done(wait)
+    for user in (ROOT, BERT):
+        assert all(done(q.at("s", WO, user).write(b"x")) for _ in range(10))
+
+
+def test_bytes_count_and_a_write_beyond_a_second_s_worth_passes_when_none_is_owed() -> None:
+    q = Limited("1001 bytes=1K")
+    writer = q.at("s", WO, ANNA)
+    assert done(writer.write(b"x" * 4096))
+    wait = writer.write(b"y")
+    q.clock.forward(2.9)
+    q.tree.run_timers()
+    assert not done(wait)
+    q.clock.forward(0.2)
+    q.tree.run_timers()
+    assert done(wait)
+
+
+def test_a_batch_and_lines_count_their_messages() -> None:
+    def frame(body: bytes) -> bytes:
+        return struct.pack("<IHH", 8 + 1 + len(body), 1, 0) + b"s" + body
+
+    for name, data, ctl in ((".batch", frame(b"a") * 3, ()), ("s", b"a\nb\nc\n", ("data line",))):
+        q = Limited("1001 messages=4", ctl=ctl)
+        writer = q.at(name, WO, ANNA)
+        assert done(writer.write(data))
+        assert not done(writer.write(data))
+
+
+def test_a_refused_write_costs_nothing() -> None:
+    q = Limited("1001 messages=1")
+    put = q.at(".put", WO, ANNA)
+    for _ in range(3):
+        with pytest.raises(Exception, match="no stream 'nowhere'"):
+            put.write(b'{"stream":"nowhere"} x')
+    assert done(put.write(b'{"stream":"s"} x'))
+
+
+def test_a_write_that_waits_can_be_cancelled_and_was_never_made() -> None:
+    q = Limited("1001 messages=1", ctl=("replay all",))
+    writer = q.at("s", WO, ANNA)
+    writer.write(b"1")
+    first, second = writer.write(b"2"), writer.write(b"3")
+    assert first.cancel()
+    q.clock.forward(1)
+    q.tree.run_timers()
+    assert second.settled
+    assert [row["body"] for row in q.kept()] == ["1", "3"]
+    assert not second.cancel()
+
+
+def test_a_write_that_then_waits_for_room_can_be_cancelled_too() -> None:
+    q = Limited("1001 messages=1", ctl=("replay all", "depth 1", "full block"))
+    writer = q.at("s", WO, ANNA)
+    writer.write(b"1")
+    wait = writer.write(b"2")
+    q.clock.forward(5)
+    q.tree.run_timers()
+    assert not wait.settled
+    assert q.tree.find(ROOT, "g/s").blocked
+    assert wait.cancel()
+    assert not q.tree.find(ROOT, "g/s").blocked
+
+
+def test_a_program_that_polls_is_woken_when_a_write_would_not_wait() -> None:
+    q = Limited("1001 messages=2")
+    writer, woken = q.at("s", WO, ANNA), [0]
+    assert writer.writable
+    for _ in range(2):
+        writer.write(b"x")
+    assert not writer.writable
+    writer.watch(lambda: woken.append(1))
+    q.clock.forward(0.4)
+    q.tree.run_timers()
+    assert woken == [0]
+    q.clock.forward(0.2)
+    q.tree.run_timers()
+    assert woken == [0, 1]
+    assert writer.writable
+    assert done(writer.write(b"x"))
+
+
+def test_what_a_waiting_write_comes_to_is_its_writer_s() -> None:
+    q = Limited("1001 messages=1", ctl=("depth 1", "full reject", "replay all"))
+    writer = q.at("s", WO, ANNA)
+    writer.write(b"1")
+    wait = writer.write(b"2")
+    q.clock.forward(1)
+    q.tree.run_timers()
+    with pytest.raises(Exception, match="its depth is reached"):
+        wait.result()
+
+
+def test_closing_a_file_ends_its_waiting_writes_and_so_does_the_stop() -> None:
+    q = Limited("1001 messages=1")
+    closed, open_ = q.at("s", WO, ANNA), q.at("s", WO, ANNA)
+    closed.write(b"1")
+    first, second = closed.write(b"2"), open_.write(b"3")
+    closed.close()
+    with pytest.raises(Interrupted):
+        first.result()
+    assert not second.settled
+    q.tree.close()
+    with pytest.raises(Interrupted):
+        second.result()
+
+
+# ------------------------------------------------------------ bounds that refuse
+
+
+def test_kept_bytes_are_of_the_stream_s_owner_whoever_writes_and_however() -> None:
+    q = Limited("1001 kept=1000", ctl=("replay all",))
+    q.stream("other", BERT)
+    q.write("s", b"x" * 600, user=BERT)
+    head = struct.pack("<IHH", 8 + 1 + 600, 1, 0)
+    q.tree.mkdir(ROOT, q.tree.find(ROOT, "g/.txn"), "p", 0o777)
+    q.at(".txn/p/s", WO).write(b"x" * 600)
+    writes = [
+        lambda: q.write("s", b"x" * 600),
+        lambda: q.at(".put", WO).write(b'{"stream":"s"} ' + b"x" * 600),
+        lambda: q.at(".put", WO).write(b'{"stream":"s","delay":"1h"} ' + b"x" * 600),
+        lambda: q.at(".batch", WO).write(head + b"s" + b"x" * 600),
+        lambda: q.at(".txn/ctl", WO).write(b"commit a.1 p"),
+    ]
+    for write in writes:
+        with pytest.raises(OverQuota) as caught:
+            write()
+        assert str(caught.value) == ("quota exceeded: the streams of uid 1001 keep 600 bytes (expected at most 1000)")
+        assert (caught.value.errno, caught.value.http) == (errno.EDQUOT, 429)
+    q.write("other", b"x" * 5000, user=ANNA)
+    assert q.use(ROOT)["used"] == {"kept": 600}
+
+
+def test_room_comes_back_when_messages_go() -> None:
+    q = Limited("1001 kept=1000", ctl=("replay all",))
+    q.write("s", b"x" * 900)
+    with pytest.raises(OverQuota):
+        q.write("s", b"x" * 900)
+    q.ctl("clear s")
+    q.write("s", b"x" * 900)
+    q.tree.unlink(ROOT, q.group, "s")
+    q.stream("t", ANNA)
+    q.write("t", b"x" * 900)
+
+
+def test_what_live_readers_take_is_not_kept() -> None:
+    q = Limited("1001 kept=1000")
+    reader = q.at("s", os.O_RDONLY)
+    for _ in range(50):
+        wait = reader.read(1000)
+        q.write("s", b"x" * 500)
+        assert wait.result() == b"x" * 500
+
+
+def test_what_was_kept_before_a_restart_counts(tmp_path: Path) -> None:
+    q = Limited("1001 kept=1000", ctl=("replay all",), path=tmp_path / "store")
+    q.write("s", b"x" * 900)
+    q.again()
+    with pytest.raises(OverQuota, match="keep 900 bytes"):
+        q.write("s", b"x" * 900)
+
+
+def test_open_files() -> None:
+    q = Limited("1001 handles=3")
+    held = [q.at("s", user=ANNA) for _ in range(3)]
+    with pytest.raises(OverQuota, match=r"uid 1001 has 3 open files \(expected at most 3\)"):
+        q.at("s", user=ANNA)
+    assert "uid 1001 has 3 open files" in q.errors(ROOT)[-1]
+    held[0].close()
+    assert q.use(ROOT)["used"] == {"handles": 2}
+    q.at("s", user=ANNA)
+    for _ in range(10):
+        q.at("s", user=BERT)
+
+
+def test_reads_that_wait() -> None:
+    q = Limited("1001 parked=2")
+    readers = [q.at("s", user=ANNA) for _ in range(3)]
+    first, second = (reader.read(10) for reader in readers[:2])
+    with pytest.raises(OverQuota, match=r"uid 1001 has 2 reads that wait \(expected at most 2\)"):
+        readers[2].read(10)
+    assert first.cancel()
+    third = readers[2].read(10)
+    with pytest.raises(OverQuota):
+        readers[0].read(10)
+    q.write("s", b"x")
+    assert (second.result(), third.result()) == (b"x", b"x")
+    assert q.use(ROOT)["used"] == {"parked": 0}
+    fourth = readers[1].read(10)
+    readers[1].close()
+    assert fourth.result() == b""
+    assert q.use(ROOT)["used"] == {"parked": 0}
+
+
+def test_claims() -> None:
+    q = Limited("1001 claims=2", ctl=("consumer w",))
+    q.tree.setattr(ROOT, q.tree.find(ROOT, "g/.consumers/w"), mode=0o666)
+    workers = [q.worker(user=ANNA) for _ in range(4)]
+    q.write("s", b"1", b"2", b"3")
+    assert [read(worker) for worker in workers[:2]] == [b"1", b"2"]
+    with pytest.raises(OverQuota, match=r"uid 1001 has 2 claims \(expected at most 2\)"):
+        workers[2].read(10)
+    say(workers[0], "ack")
+    assert read(workers[2]) == b"3"
+    say(workers[1], "ack")
+    wait = workers[1].read(10)
+    with pytest.raises(OverQuota, match="2 claims"):
+        workers[3].read(10)
+    workers[2].close()
+    assert wait.settled or q.use(ROOT)["used"] == {"claims": 1}
+
+
+def test_a_queue_with_ack_read_holds_no_claims() -> None:
+    q = Limited("1001 claims=1", ctl=("deliver one",))
+    takers = [q.taker(user=ANNA) for _ in range(3)]
+    q.write("s", b"1", b"2", b"3", user=ROOT)
+    assert [taker.read(10) for taker in takers] == [b"1", b"2", b"3"]
+
+
+# ------------------------------------------------------------ around
+
+
+def test_stats_show_a_user_its_own_and_root_all() -> None:
+    q = Limited("1001 handles=9", "1002 handles=9")
+    q.at("s", user=ANNA)
+    q.at("s", user=BERT)
+    q.tree.setattr(ROOT, q.group, uid=ANNA.uid)
+    assert set(json.loads(q.text(".stats", ANNA))["quotas"]) == {"1001"}
+    assert set(json.loads(q.text(".stats", ROOT))["quotas"]) == {"1001", "1002"}
+    assert "quotas" not in json.loads(Queues().text(".stats"))
+
+
+def test_a_metered_and_audited_file_is_freed_with_its_close() -> None:
+    q = Limited("1001 messages=5 parked=5")
+    q.tree.audit = Audit("all")
+    gc.disable()
+    try:
+        handle = q.at("s", RW, ANNA)
+        freed = weakref.ref(handle)
+        handle.close()
+        del handle
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_a_ring_is_for_those_without_a_rate() -> None:
+    for limits, user in ((("1001 messages=5",), ANNA), (("1001 bytes=5",), ANNA), (("1001 kept=5",), BERT)):
+        q = Limited(*limits)
+        rings = RingRegistry(q.store, lambda then: then())
+        rings.resume(q.group)
+        q.ctl("ring all")
+        with pytest.raises(Unsupported, match=r"rings: the (user|owner of a stream) has a quota"):
+            rings.attach(user, "g")
+
+
+def test_a_ring_is_for_servers_that_audit_no_publishes() -> None:
+    q = Queues()
+    q.tree.audit = Audit("all")
+    rings = RingRegistry(q.store, lambda then: then())
+    rings.resume(q.group)
+    with pytest.raises(Unsupported, match=r"rings: not with '--audit all'"):
+        rings.attach(ROOT, "g")
+
+
+def test_without_a_quota_of_its_own_a_user_pays_no_call() -> None:
+    plain, limited = Queues("replay all"), Limited("1001 messages=5 handles=100", ctl=("replay all",))
+    costs = []
+    for queues in (plain, limited):
+        writer = queues.at("s", WO)
+        costs.append(calls(lambda writer=writer: writer.write(b"x")))
+    assert costs[0] == costs[1]
