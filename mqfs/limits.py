@@ -104,6 +104,8 @@ REPLY_BYTES = 1 << 20  # replies of one connection not yet taken by its client; 
 FID_BYTES = 1_024  # of memory, about, for a fid
 HANDSHAKE_S = 10.0  # from a connection to its Tattach: silent clients hold no place for longer
 
+TLS_BYTES = 80 << 10  # of memory, about, for the TLS of a connection: a quarter of it while there is no traffic
+
 NAMES_S = 60.0  # that names and numbers of the system's users and groups are cached
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred
 TOKEN_LEAST_BYTES = 16  # of a secret: shorter ones can be guessed

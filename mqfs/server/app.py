@@ -25,7 +25,8 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.model import User
 from mqfs.net import identity, tokens
-from mqfs.net.address import UnixAddress, parse_address
+from mqfs.net.address import TlsAddress, UnixAddress, parse_address
+from mqfs.net.certificates import ServerTls
 from mqfs.net.sockets import SocketFile
 from mqfs.ninep.server.listener import Listener, listen
 from mqfs.ninep.server.server import Server as NinepServer
@@ -63,7 +64,8 @@ def check_words(options: Options) -> None:
             raise BadConfig(f"--{name} {value!r}: invalid name (expected a path without NUL)")
     try:
         for text in options.listen:
-            parse_address(text)
+            if isinstance(parse_address(text), TlsAddress) and options.tls_cert is None:
+                raise BadConfig(f"--listen {text}: no certificate (expected --tls-cert FILE)")
         for line in options.default:
             check_name(parse_settings([line]).dead)
     except BadAddress as error:
@@ -126,6 +128,8 @@ class Server:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.tokens = None if options.token_file is None else tokens.read_file(options.token_file)
+        key, client_ca = options.tls_key, options.tls_client_ca
+        self.tls = None if options.tls_cert is None else ServerTls(options.tls_cert, key, client_ca)
         self.stopping = trio.Event()
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[SocketFile] = []
@@ -167,12 +171,16 @@ class Server:
         listeners: list[Listener] = []
         try:
             for text in dials:
-                listeners.append(listen(text, insecure=self.options.insecure))
+                listeners.append(listen(text, insecure=self.options.insecure, identified=self.identifies_clients()))
                 self.listen_for_rings(listeners[-1])
         except BaseException:
             self.close_all(listeners)
             raise
         return listeners
+
+    def identifies_clients(self) -> bool:
+        """Whether a client over TLS can show which user it is."""
+        return self.tokens is not None or self.options.tls_client_ca is not None
 
     def close_all(self, listeners: list[Listener]) -> None:
         for listener in listeners:
@@ -238,7 +246,7 @@ class Server:
         """Serve the sockets, the mount, or standard input and output; `ends` gets a function that ends each."""
         options = self.options
         trace = sys.stderr if options.trace else None
-        nine = NinepServer(tree, tcp_user=options.tcp_user, tokens=self.tokens, trace=trace)
+        nine = NinepServer(tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, trace=trace)
         for listener in listeners:
             nine.add(listener)
             log.info("9P at %s", listener.address)
@@ -283,11 +291,24 @@ class Server:
             self.stopping.set()
 
     async def stop_on(self, signals: AsyncIterator[int]) -> None:
-        """Stop the server at SIGTERM or SIGINT, once; ignore SIGHUP."""
+        """Stop the server at SIGTERM or SIGINT, once; reread the certificate at SIGHUP."""
         async for number in signals:
-            if number != signal.SIGHUP and not self.stopping.is_set():
+            if number == signal.SIGHUP:
+                await self.reload()
+            elif not self.stopping.is_set():
                 log.info("%s: stopping", signal.Signals(number).name)
                 self.stopping.set()
+
+    async def reload(self) -> None:
+        """Read the certificate, its key and the clients' authorities again; where one is bad, the old ones stay."""
+        if self.tls is None:
+            return
+        try:
+            await trio.to_thread.run_sync(self.tls.reload)
+        except MqfsError as error:
+            log.warning("certificate not replaced: %s", error.detail)
+        else:
+            log.info("certificate read again from %s", self.tls.cert)
 
     def contain(self, step: Callable[[], None]) -> None:
         """Perform one step of periodic maintenance. Its errors end neither the server nor the next step."""

@@ -28,6 +28,9 @@ class Options:
     default: tuple[str, ...] = ()
     tcp_user: str = "nobody"
     token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None  # None: in the file of the certificate
+    tls_client_ca: str | None = None
     insecure: bool = False
     allow_other: bool | None = None  # None: as root yes, else no
     trace: bool = False
@@ -35,7 +38,7 @@ class Options:
 
 _LISTS = ("listen", "default")
 _FLAGS = ("insecure", "allow-other", "trace")
-_TEXTS = ("store", "mount", "service", "tcp-user", "token-file")
+_TEXTS = ("store", "mount", "service", "tcp-user", "token-file", "tls-cert", "tls-key", "tls-client-ca")
 KEYS = (*_TEXTS, *_LISTS, *_FLAGS)
 
 

@@ -20,8 +20,8 @@ def test_parts() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "expected unix!PATH or tcp!HOST!PORT"),
-        ("/tmp/9p", "expected unix!PATH or tcp!HOST!PORT"),
+        ("", "expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        ("/tmp/9p", "expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
         ("unix!", "no path"),
         ("unix!" + "x" * 108, "at most 107 bytes"),
         ("tcp!", "no host"),

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,9 +21,10 @@ from typing import TypeVar
 from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
 from mqfs.model import Stat
-from mqfs.net.address import Address, UnixAddress, explain_failure, parse_address
+from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_address
 from mqfs.ninep.client.channel import Channel, Procedure
 from mqfs.ninep.client.machine import ClientMachine, expect
+from mqfs.ninep.client.tls_socket import TlsSocket
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
 
@@ -52,7 +54,7 @@ def connect(
     token: str = "",
 ) -> Client:
     """Connect and attach to the tree at an address. `timeout`: of connecting, in seconds. `token`: the secret that
-    identifies a TCP client. Raises BadAddress, and the server's errors."""
+    identifies a client over TCP or TLS. Raises BadAddress, BadConfig, and the server's errors."""
     where = parse_address(address) if isinstance(address, str) else address
     try:
         sock = _dial(where, timeout)
@@ -61,14 +63,16 @@ def connect(
     client = Client(sock, ClientMachine(dialect, msize))
     try:
         client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))
-    except BaseException:
+    except BaseException as error:
         client.close()
+        if isinstance(error, ssl.SSLError):  # since version 1.3 a certificate may be refused behind the handshake
+            raise explain_failure(where, error) from None
         raise
     sock.settimeout(None)
     return client
 
 
-def _dial(where: Address, timeout: float | None) -> socket.socket:
+def _dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
     if isinstance(where, UnixAddress):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
@@ -80,13 +84,19 @@ def _dial(where: Address, timeout: float | None) -> socket.socket:
         return sock
     sock = socket.create_connection((where.host, where.port), timeout)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    if not isinstance(where, TlsAddress):
+        return sock
+    try:
+        return TlsSocket(sock, where.host)
+    except BaseException:
+        sock.close()
+        raise
 
 
 class Client:
     """An attached connection, from `connect`."""
 
-    def __init__(self, sock: socket.socket, machine: ClientMachine) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, machine: ClientMachine) -> None:
         self.socket, self.caller = sock, machine
         self._tickets: dict[int, int] = {}  # the request of each tag in use; tags are reused at once
         self._replies: dict[int, Fcall] = {}  # by ticket, until they are asked for
@@ -164,6 +174,8 @@ class Client:
             finally:
                 if deadline is not None:
                     self.socket.settimeout(None)
+            if data is None:
+                continue
             if not data:
                 raise ConnectionError("the server closed the connection")
             for tag, reply in self.caller.receive(data):
