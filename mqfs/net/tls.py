@@ -53,13 +53,15 @@ class TlsMachine:
 
     def _decrypt(self, parts: list[bytes]) -> None:
         """Append the plaintext of all whole records."""
-        with contextlib.suppress(ssl.SSLWantReadError):
-            while self._incoming.pending or self._tls.pending():
+        try:
+            while not self.ended and (self._incoming.pending or self._tls.pending()):
                 part = self._tls.read(PIECE_BYTES)
-                if not part:
-                    self.ended = True
-                    return
                 parts.append(part)
+                self.ended = not part
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:  # instead of b"" where this end was closed before
+            self.ended = True
 
     def send(self, data: bytes | memoryview) -> None:
         """Encrypt, for `take`. The handshake is complete."""

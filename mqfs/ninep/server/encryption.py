@@ -37,6 +37,7 @@ class TlsCalls:
 
     def __init__(self, machine: TlsMachine, failed: Callable[[str], None]) -> None:
         self.machine, self._failed = machine, failed
+        self.ready = False  # the handshake is complete, and its last message has left
         self._early = b""  # plaintext that came with the end of the handshake
         self._encrypted = memoryview(b"")  # taken from the machine, not by the descriptor yet
         self._covered = 0  # bytes of plaintext that left the caller in it, and do not count as written yet
@@ -96,15 +97,15 @@ class TlsCalls:
         """Complete the handshake, a step in each turn of the user. Raises OSError where TLS fails or the peer goes."""
         try:
             while not self.ready:
-                if not self._flush(fd):
-                    await trio.lowlevel.wait_writable(fd)
-                    continue
                 try:
-                    data = os.read(fd, RECEIVE_BYTES)
+                    if not self._flush(fd):
+                        await trio.lowlevel.wait_writable(fd)
+                    elif self.machine.ready:
+                        self.ready = True
+                    else:
+                        await self._step(fd, os.read(fd, RECEIVE_BYTES), turn)
                 except BlockingIOError:
                     await trio.lowlevel.wait_readable(fd)
-                else:
-                    await self._step(fd, data, turn)
         finally:
             turn.leave()
 
@@ -116,11 +117,6 @@ class TlsCalls:
         began = turn.begin()
         self._early = self._decrypt(fd, data)
         await turn.end(began, True)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the handshake is complete, at both ends."""
-        return self.machine.ready and not self._encrypted
 
     def _decrypt(self, fd: int, data: bytes) -> bytes:
         """The plaintext of these bytes. Raises ConnectionResetError where TLS fails."""
