@@ -25,6 +25,7 @@ from mqfs.net.tokens import Tokens
 from mqfs.ninep import blocking
 from mqfs.ninep.codec.messages import Tversion
 from mqfs.ninep.codec.wire import encode
+from mqfs.ninep.server.encryption import TlsCalls
 from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ninep import ME, Raw, Running, SlowStore, make_tree, open_handles, running
@@ -308,7 +309,7 @@ def test_files_that_are_refused(
 
 def test_a_key_of_another_certificate(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = authority.of_server(file="one"), authority.of_server(file="other")
-    with pytest.raises(BadConfig, match=rf"--tls-key .*other.pem: not the key of .* \(expected that of .*one.pem\)"):
+    with pytest.raises(BadConfig, match=r"--tls-key .*other.pem: not the key of .* \(expected that of .*one.pem\)"):
         ServerTls(str(one), str(other))
     with pytest.raises(BadConfig, match="--tls-client-ca nowhere: No such file"):
         ServerTls(str(one), client_ca="nowhere")
@@ -324,7 +325,12 @@ def test_garbage_ends_one_connection_only(
     server: Running, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = foreign(server, authority)
-    for garbage in (b"\x00" * 50, b"GET / HTTP/1.1\r\n\r\n", os.urandom(70_000), b"\x16\x03\x01\xff\xff" + b"x" * 70_000):
+    for garbage in (
+        b"\x00" * 50,
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(70_000),
+        b"\x16\x03\x01\xff\xff" + b"x" * 70_000,
+    ):
         with plain(server) as bad:
             bad.sendall(garbage)
             with contextlib.suppress(ConnectionResetError):
@@ -453,7 +459,11 @@ def test_a_client_that_does_not_read_is_held_up_and_nobody_else(
         assert "s" in client.list()
         assert server.call(lambda: held.session.held) < limits.REPLY_BYTES + limits.MSIZE_DEFAULT
         expected = b"".join(
-            (len(body) + 11).to_bytes(4, "little") + b"\x75" + tag.to_bytes(2, "little") + len(body).to_bytes(4, "little") + body
+            (len(body) + 11).to_bytes(4, "little")
+            + b"\x75"
+            + tag.to_bytes(2, "little")
+            + len(body).to_bytes(4, "little")
+            + body
             for tag in range(asked)
         )
         got = bytearray()
@@ -492,6 +502,37 @@ def test_what_was_not_sent_is_given_back(tree: Tree, tmp_path: Path, server: Run
             back = len(list(iter(lambda: shown.receive(size), b"")))
         assert count - delivered < back <= count
         assert delivered
+
+
+def test_bytes_count_as_written_when_they_have_left(authority: Authority) -> None:
+    theirs, ours = socket.socketpair()
+    calls = TlsCalls(ServerTls(str(authority.of_server())).machine("9p"), pytest.fail)
+    client = TlsMachine(client_context("9p"), "127.0.0.1")
+    client.shake_hands()
+    while not client.ready:
+        assert calls.machine.receive(client.take()) == b""
+        client.receive(calls.machine.take())
+    calls.machine.receive(client.take())
+    body, got, sent = os.urandom(700_001), b"", 0
+    with theirs, ours:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        for parts in (1, 3):
+            size = len(body) // parts
+            rest = [memoryview(body)[at : at + size] for at in range(0, size * parts, size)]
+            while rest:
+                with contextlib.suppress(BlockingIOError):
+                    sent += (count := calls.writev(ours.fileno(), rest))
+                    while rest and count >= len(rest[0]):
+                        count -= len(rest.pop(0))
+                    if count:
+                        rest[0] = rest[0][count:]
+                with contextlib.suppress(BlockingIOError):
+                    while data := theirs.recv(5_000):
+                        got += client.receive(data)
+                assert len(got) >= sent
+        assert got == body + body[: len(body) // 3 * 3]
 
 
 def test_a_connection_that_ended_leaves_nothing_for_the_garbage_collector(server: Running) -> None:

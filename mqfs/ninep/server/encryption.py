@@ -124,9 +124,10 @@ class TlsCalls:
             return self.machine.receive(data)
         except ssl.SSLError as error:
             self._failed(reason := explain(error))
-            with contextlib.suppress(OSError):
-                self._flush(fd)  # the alert
             raise ConnectionResetError(errno.ECONNRESET, reason) from None
+        finally:
+            with contextlib.suppress(OSError):
+                self._flush(fd)  # what TLS itself answers: a new key, or an alert
 
     def _flush(self, fd: int) -> bool:
         """Write what is encrypted; False: the descriptor takes no more at present."""
