@@ -31,13 +31,15 @@ def command() -> None:
     "--listen",
     multiple=True,
     metavar="ADDRESS",
-    help="Serve 9P at unix!PATH, tcp!… or tls!HOST!PORT. Repeatable.",
+    help="Serve 9P at unix!PATH, tcp!HOST!PORT or tls!HOST!PORT. Repeatable.",
 )
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
 @click.option("--tcp-user", metavar="NAME", help="User that TCP clients act as; without it user nobody.")
 @click.option("--token-file", metavar="FILE", help='File of bearer tokens, one "USER SECRET" a line.')
-@click.option("--insecure/--no-insecure", default=None, help="Allow addresses beyond loopback, unencrypted.")
+@click.option(
+    "--insecure/--no-insecure", default=None, help="Allow TCP, and TLS without known clients, beyond loopback."
+)
 @click.option("--tls-cert", metavar="FILE", help="Certificate for tls!HOST!PORT, with its chain, in PEM.")
 @click.option("--tls-key", metavar="FILE", help="Key of the certificate; without it in the same file.")
 @click.option("--tls-client-ca", metavar="FILE", help="Authorities of clients; a client is its certificate's user.")

@@ -33,9 +33,9 @@ def connect(
     `transport`: "9p"; "ring": through shared memory of a server on this machine, or raise the reason why not; "auto":
     through shared memory where possible. `aname`: the group to be the root. `timeout`: of connecting, in seconds.
     `reconnect`: whether calls reconnect after a loss, and subscriptions and consumers wait for the server (a number: at
-    most that many seconds). `token`: the secret that identifies a client over TCP or TLS.
-    Over TLS, MQFS_CA in the environment is the file of the trusted authorities (else those of the system), MQFS_CERT
-    that of the client's certificate and key. Raises BadAddress, BadConfig.
+    most that many seconds). `token`: the secret that identifies a client over TCP or TLS. Over TLS,
+    MQFS_CA in the environment is the file of the trusted authorities (else those of the system), MQFS_CERT that of the
+    client's certificate and key. Raises BadAddress, BadConfig.
     """
     if transport not in TRANSPORTS:
         raise BadRequest(f"invalid transport {transport!r} (expected {', '.join(TRANSPORTS)})")

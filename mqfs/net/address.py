@@ -9,12 +9,10 @@ import errno
 import ipaddress
 import os
 import socket
-import ssl
 
 import attrs
 
 from mqfs.errors import BadAddress
-from mqfs.net import tls
 
 ADDRESS_FORMS = "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"
 DEFAULT_PORT = 564
@@ -107,8 +105,6 @@ def explain_failure(address: Address, error: OSError) -> BadAddress:
     }
     if isinstance(error, socket.gaierror):
         reason = "unknown host"
-    elif isinstance(error, ssl.SSLError):
-        reason = tls.explain(error)
     elif error.errno == errno.ENOENT:
         reason = "no such socket"
         if isinstance(address, UnixAddress) and not os.path.isdir(os.path.dirname(address.path) or "."):

@@ -80,20 +80,24 @@ def _load_pair(context: ssl.SSLContext, cert: tuple[str, str], key: tuple[str, s
 
     try:
         context.load_cert_chain(cert[1], key[1], refuse)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+    except OSError as error:
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
             raise BadConfig(f"{' '.join(key)}: not the key of the certificate (expected that of {cert[1]})") from None
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        raise BadConfig(f"{' '.join(cert)}: {reason} (expected a certificate and its key in PEM)") from None
+        raise BadConfig(f"{' '.join(cert)}: {_reason(error)} (expected a certificate and its key in PEM)") from None
 
 
 def _load_authorities(context: ssl.SSLContext, name: str, path: str) -> None:
     _check_pem(name, path, _CERTIFICATE)
     try:
         context.load_verify_locations(path)
-    except ssl.SSLError as error:
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        raise BadConfig(f"{name} {path}: {reason} (expected certificates in PEM)") from None
+    except OSError as error:
+        raise BadConfig(f"{name} {path}: {_reason(error)} (expected certificates in PEM)") from None
+
+
+def _reason(error: OSError) -> str:
+    """Why a file could not be loaded: it may also have gone meanwhile."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return (reason or str(error)).replace("_", " ").lower()
 
 
 def _check_pem(name: str, path: str, what: str) -> None:

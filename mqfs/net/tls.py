@@ -80,16 +80,6 @@ class TlsMachine:
                 self._tls.unwrap()
 
     @property
-    def protocol(self) -> str | None:
-        """The protocol that both ends agreed on (ALPN); None where the peer names none."""
-        return self._tls.selected_alpn_protocol()
-
-    @property
-    def version(self) -> str | None:
-        """Such as "TLSv1.3"."""
-        return self._tls.version()
-
-    @property
     def certificate(self) -> dict[str, Any]:
         """The verified certificate of the peer, as of ssl.SSLSocket.getpeercert; empty where it has none."""
         return dict(self._tls.getpeercert() or {})

@@ -25,7 +25,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.model import User
 from mqfs.net import identity, tokens
-from mqfs.net.address import TlsAddress, UnixAddress, parse_address
+from mqfs.net.address import UnixAddress, parse_address
 from mqfs.net.certificates import ServerTls
 from mqfs.net.sockets import SocketFile
 from mqfs.ninep.server.listener import Listener, listen
@@ -64,14 +64,16 @@ def check_words(options: Options) -> None:
             raise BadConfig(f"--{name} {value!r}: invalid name (expected a path without NUL)")
     try:
         for text in options.listen:
-            if isinstance(parse_address(text), TlsAddress) and options.tls_cert is None:
-                raise BadConfig(f"--listen {text}: no certificate (expected --tls-cert FILE)")
+            parse_address(text)
         for line in options.default:
             check_name(parse_settings([line]).dead)
     except BadAddress as error:
         raise BadConfig(f"--listen {error.detail}") from None
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
+    encrypted = [text for text in (*options.listen, options.service or "") if text.startswith("tls!")]
+    if encrypted and options.tls_cert is None:
+        raise BadConfig(f"{encrypted[0]}: no certificate (expected --tls-cert FILE)")
     if identity.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: unknown user (expected one of getent passwd)")
 
@@ -305,8 +307,8 @@ class Server:
             return
         try:
             await trio.to_thread.run_sync(self.tls.reload)
-        except MqfsError as error:
-            log.warning("certificate not replaced: %s", error.detail)
+        except Exception as error:  # no thread, too
+            log.warning("certificate not replaced: %s", error)
         else:
             log.info("certificate read again from %s", self.tls.cert)
 

@@ -223,6 +223,22 @@ def test_a_client_is_the_user_of_its_certificate(
         assert client.stat("g/t").uid == ME.uid
 
 
+def test_a_resumed_session_is_of_the_same_user(mutual: Running, authority: Authority) -> None:
+    with mutual.connect() as client:
+        client.chmod("", 0o777)
+    context, session = authority.trusting(), None
+    context.load_cert_chain(authority.of_user("daemon"))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # for ssl.SSLSocket.session
+    for name in ("full", "resumed"):
+        sock = context.wrap_socket(plain(mutual), server_hostname="127.0.0.1", session=session)
+        raw = Raw(sock, "9P2000")
+        raw.ask(f"Tcreate tag 1 fid 0 name {name} perm 0666 mode 1")
+        with mutual.connect() as client:
+            assert (sock.session_reused, client.stat(name).uid) == (name == "resumed", 1)
+        session = sock.session
+        sock.close()
+
+
 @pytest.mark.parametrize(
     ("name", "uris", "why"),
     [

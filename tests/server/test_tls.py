@@ -65,9 +65,10 @@ def port(address: str) -> int:
 
 
 def test_tls_without_a_certificate_is_refused(tmp_path: Path) -> None:
-    done = run("serve", "--listen", TLS, cwd=tmp_path)
-    why = f"mqfs: bad configuration: --listen {TLS}: no certificate (expected --tls-cert FILE)\n"
-    assert (done.returncode, done.stderr) == (2, why)
+    for option in ("--listen", "-s"):
+        done = run("serve", option, TLS, cwd=tmp_path)
+        why = f"mqfs: bad configuration: {TLS}: no certificate (expected --tls-cert FILE)\n"
+        assert (done.returncode, done.stderr) == (2, why)
 
 
 def test_the_library_and_its_tasks(tmp_path: Path, authority: Authority) -> None:
@@ -127,7 +128,7 @@ def test_a_renewed_certificate_loses_no_request(tmp_path: Path, authority: Autho
             assert len(seen) == 4
             (tmp_path / "server.pem").write_text("no certificate")
             server.process.send_signal(signal.SIGHUP)
-            eventually(lambda: "certificate not replaced: --tls-cert" in server.text())
+            eventually(lambda: "certificate not replaced: bad configuration: --tls-cert" in server.text())
             assert serial(at, authority) in seen
             before = sent[:]
             eventually(lambda: all(now > was for now, was in zip(sent, before, strict=True)))

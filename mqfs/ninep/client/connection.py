@@ -9,14 +9,13 @@ import contextlib
 import io
 import os
 import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
@@ -24,7 +23,6 @@ from mqfs.model import Stat
 from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_address
 from mqfs.ninep.client.channel import Channel, Procedure
 from mqfs.ninep.client.machine import ClientMachine, expect
-from mqfs.ninep.client.tls_socket import TlsSocket
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
 
@@ -41,6 +39,19 @@ def flags_of(mode: str) -> int:
     if plain not in MODES:
         raise BadRequest(f"invalid open mode {mode!r} (expected {', '.join(MODES)})")
     return MODES[plain]
+
+
+class Socket(Protocol):
+    """The calls of a connected socket that a client makes; over TLS a TlsSocket has them."""
+
+    def recv(self, size: int, /) -> bytes | None:
+        """Received bytes; None: none that are complete yet; b"": the end."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+    def settimeout(self, timeout: float | None, /) -> None: ...
+    def fileno(self) -> int: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
 
 
 def connect(
@@ -65,14 +76,14 @@ def connect(
         client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))
     except BaseException as error:
         client.close()
-        if isinstance(error, ssl.SSLError):  # since version 1.3 a certificate may be refused behind the handshake
+        if isinstance(where, TlsAddress) and isinstance(error, ConnectionError):  # it refused our certificate, perhaps
             raise explain_failure(where, error) from None
         raise
     sock.settimeout(None)
     return client
 
 
-def _dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
+def _dial(where: Address, timeout: float | None) -> Socket:
     if isinstance(where, UnixAddress):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
@@ -86,6 +97,8 @@ def _dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not isinstance(where, TlsAddress):
         return sock
+    from mqfs.ninep.client.tls_socket import TlsSocket  # here, so that other clients need no ssl
+
     try:
         return TlsSocket(sock, where.host)
     except BaseException:
@@ -96,7 +109,7 @@ def _dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
 class Client:
     """An attached connection, from `connect`."""
 
-    def __init__(self, sock: socket.socket | TlsSocket, machine: ClientMachine) -> None:
+    def __init__(self, sock: Socket, machine: ClientMachine) -> None:
         self.socket, self.caller = sock, machine
         self._tickets: dict[int, int] = {}  # the request of each tag in use; tags are reused at once
         self._replies: dict[int, Fcall] = {}  # by ticket, until they are asked for

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
+from collections.abc import Iterator
 
 from mqfs.net.certificates import client_context
-from mqfs.net.tls import TlsMachine
+from mqfs.net.tls import TlsMachine, explain
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raises ConnectionError with the reason in words where TLS fails."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise ConnectionError(explain(error)) from None
 
 
 class TlsSocket:
-    """The calls of a connected socket that a client makes, through TLS. A failure of TLS is an OSError, too."""
+    """The calls of a connected socket that a client makes, through TLS. A failure of TLS is a ConnectionError."""
 
     def __init__(self, sock: socket.socket, host: str) -> None:
         """Complete the handshake, and check that the server's certificate has that name. Raises OSError, BadConfig."""
@@ -29,8 +40,9 @@ class TlsSocket:
             if not data:
                 raise ConnectionError("closed by the server in the TLS handshake (expected a TLS server)")
             try:
-                self._early = machine.receive(data)
-            except OSError:
+                with _explained():
+                    self._early = machine.receive(data)
+            except ConnectionError:
                 with contextlib.suppress(OSError):
                     sock.sendall(machine.take())  # the alert: the server's log then has the reason
                 raise
@@ -44,13 +56,13 @@ class TlsSocket:
         data = self._socket.recv(size)
         if not data:
             return b""
-        with self._lock:
+        with self._lock, _explained():
             plain = self._machine.receive(data)
             return plain if plain or self._machine.ended else None
 
     def sendall(self, data: bytes) -> None:
         """Send, behind the answers of TLS to what was received. Never in two threads at once."""
-        with self._lock:
+        with self._lock, _explained():
             self._machine.send(data)
             encrypted = self._machine.take()
         self._socket.sendall(encrypted)

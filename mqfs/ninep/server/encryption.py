@@ -43,13 +43,13 @@ class TlsCalls:
         self._covered = 0  # bytes of plaintext that left the caller in it, and do not count as written yet
 
     def read(self, fd: int, length: int, /) -> bytes:
-        """Plaintext; b"" at the end. Raises BlockingIOError where the descriptor has none."""
+        """Plaintext; b"" at the end. Raises BlockingIOError where one read of the descriptor completes none, so that a
+        peer that never completes any delays no other."""
         plain, self._early = self._early, b""
-        while not plain and not self.machine.ended:
-            data = os.read(fd, min(length, RECEIVE_BYTES))
-            if not data:
-                break
+        if not plain and not self.machine.ended and (data := os.read(fd, min(length, RECEIVE_BYTES))):
             plain = self._decrypt(fd, data)
+            if not plain and not self.machine.ended:
+                raise BlockingIOError
         return plain
 
     def write(self, fd: int, data: bytes | memoryview, /) -> int:

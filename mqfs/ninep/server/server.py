@@ -209,16 +209,17 @@ class Server:
 
     def _take_place(self, peer: Peer, encrypted: bool) -> None:
         """Raises OverLimit."""
-        self._places.take(peer.account)
+        if encrypted:
+            self.tree.memory.take(peer.account, limits.TLS_BYTES)
         try:
-            self.tree.memory.take(peer.account, limits.TLS_BYTES * encrypted)
+            self._places.take(peer.account)
         except OverLimit:
-            self._places.give(peer.account)
+            self._give_memory(peer, encrypted)
             raise
 
-    def _give_place(self, peer: Peer, encrypted: bool) -> None:
-        self._places.give(peer.account)
-        self.tree.memory.give(peer.account, limits.TLS_BYTES * encrypted)
+    def _give_memory(self, peer: Peer, encrypted: bool) -> None:
+        if encrypted:
+            self.tree.memory.give(peer.account, limits.TLS_BYTES)
 
     def _peer(self, sock: socket.socket, address: Address) -> Peer:
         number = next(self._numbers)
@@ -247,7 +248,8 @@ class Server:
             if connection.session.wrong_tokens:
                 await trio.sleep(limits.TOKEN_DELAY_S)
         finally:
-            self._give_place(peer, encrypted)
+            self._places.give(peer.account)
+            self._give_memory(peer, encrypted)
 
     async def _shake_hands(self, descriptor: int, peer: Peer) -> TlsCalls | None:
         """Complete the handshake of TLS; the peer is the user of its certificate. None: the handshake failed."""
@@ -260,9 +262,9 @@ class Server:
             log.info("%s: connection ended: no TLS handshake in %g s", peer.where, limits.HANDSHAKE_S)
         if not tls.ready:
             return None
-        if certificate := tls.machine.certificate:
+        if self._tls.client_ca is not None:
             try:
-                peer.uid = await trio.to_thread.run_sync(user_of, certificate)
+                peer.uid = await trio.to_thread.run_sync(user_of, tls.machine.certificate)
             except Exception as error:  # no such user; or no thread, or no answer
                 peer.refuse(error.detail if isinstance(error, Denied) else f"user not looked up: {error}")
                 log.warning("%s: client refused: %s", peer.where, peer.refused)
