@@ -19,6 +19,7 @@ from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadConfig, Denied
+from mqfs.net import tls
 from mqfs.net.certificates import ServerTls, client_context
 from mqfs.net.tls import TlsMachine
 from mqfs.net.tokens import Tokens
@@ -520,15 +521,33 @@ def test_what_was_not_sent_is_given_back(tree: Tree, tmp_path: Path, server: Run
         assert delivered
 
 
-def test_bytes_count_as_written_when_they_have_left(authority: Authority) -> None:
-    theirs, ours = socket.socketpair()
-    calls = TlsCalls(ServerTls(str(authority.of_server())).machine("9p"), pytest.fail)
+def test_answers_of_tls_are_bounded(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, server = handshaken(authority)
+    server.send(bytes(1_000_000))  # what is sent on purpose does not count
+    client.send(b"x")
+    assert server.receive(client.take()) == b"x"
+    assert client.receive(server.take()) == bytes(1_000_000)
+    monkeypatch.setattr(tls, "UNASKED_BYTES", 100)
+    with pytest.raises(ssl.SSLError, match="more than 100 bytes of answers not taken"):
+        handshaken(authority)
+
+
+def handshaken(authority: Authority) -> tuple[TlsMachine, TlsMachine]:
+    """A client's end and a server's, after the handshake."""
+    server = ServerTls(str(authority.of_server())).machine("9p")
     client = TlsMachine(client_context("9p"), "127.0.0.1")
     client.shake_hands()
     while not client.ready:
-        assert calls.machine.receive(client.take()) == b""
-        client.receive(calls.machine.take())
-    calls.machine.receive(client.take())
+        assert server.receive(client.take()) == b""
+        client.receive(server.take())
+    server.receive(client.take())
+    return client, server
+
+
+def test_bytes_count_as_written_when_they_have_left(authority: Authority) -> None:
+    theirs, ours = socket.socketpair()
+    client, server = handshaken(authority)
+    calls = TlsCalls(server, pytest.fail)
     body, got, sent = os.urandom(700_001), b"", 0
     with theirs, ours:
         ours.setblocking(False)
