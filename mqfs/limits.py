@@ -102,7 +102,8 @@ SILENT_S = 30  # of a TCP connection, before keepalive probes: a dead peer may h
 ASKED, ASKED_S = 3, 10  # keepalive probes, and seconds between two; the system's defaults take two hours
 REPLY_BYTES = 1 << 20  # replies of one connection not yet taken by its client; above it the connection is not read
 FID_BYTES = 1_024  # of memory, about, for a fid
-HANDSHAKE_S = 10.0  # from a connection to its Tattach: silent clients hold no place for longer
+HANDSHAKE_S = 10.0  # of the handshake of TLS, and from there to a Tattach: silent clients hold no place for longer
+TLS_BYTES = 80 << 10  # of memory, about, for the TLS of a connection: a quarter of it while there is no traffic
 
 NAMES_S = 60.0  # that names and numbers of the system's users and groups are cached
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 
 from mqfs import limits
 from mqfs.errors import BadAddress, Denied, Disconnected
-from mqfs.net.address import ADDRESS_FORMS, TcpAddress, is_loopback, parse_address
+from mqfs.net.address import ADDRESS_FORMS, UnixAddress, is_loopback, parse_address
 from mqfs.ninep import blocking
 from mqfs.ninep.blocking import Client
 from pyspark_mqfs.options import OptionError, Options, invalid
@@ -117,9 +117,9 @@ class Link:
     def _remote_hint(self) -> str:
         """For a task, which may run on another machine than the server."""
         where = parse_address(self.server.address)
-        if TaskContext.get() is None or (isinstance(where, TcpAddress) and not is_loopback(where.host)):
+        if TaskContext.get() is None or not (isinstance(where, UnixAddress) or is_loopback(where.host)):
             return ""
-        return " (expected tcp!HOST!PORT, for workers on other machines)"
+        return " (expected tcp!HOST!PORT or tls!HOST!PORT, for workers on other machines)"
 
 
 __all__ = ["Link", "Server"]

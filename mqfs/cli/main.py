@@ -28,7 +28,12 @@ def command() -> None:
 @command.command()
 @click.option("--store", metavar="DIR", help="Directory of the store; without it messages are in memory only.")
 @click.option("-m", "--mount", metavar="DIR", help="Mount the tree at this empty directory.")
-@click.option("--listen", multiple=True, metavar="ADDRESS", help="Serve 9P at unix!PATH or tcp!HOST!PORT. Repeatable.")
+@click.option(
+    "--listen",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Serve 9P at unix!PATH, tcp!HOST!PORT or tls!HOST!PORT. Repeatable.",
+)
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
 @click.option(
@@ -36,8 +41,13 @@ def command() -> None:
 )
 @click.option("--tcp-user", metavar="NAME", help="User that TCP clients act as; without it user nobody.")
 @click.option("--token-file", metavar="FILE", help="File of tokens; see mqfs token.")
+@click.option("--tls-cert", metavar="FILE", help="Certificate for tls!HOST!PORT, with its chain, in PEM.")
+@click.option("--tls-key", metavar="FILE", help="Key of the certificate; without it in the same file.")
+@click.option("--tls-client-ca", metavar="FILE", help="Authorities of clients; a client is its certificate's user.")
 @click.option("--audit", metavar="LEVEL", help="Log who did what: off, changes, or all (publishes too).")
-@click.option("--insecure/--no-insecure", default=None, help="Allow addresses beyond loopback, unencrypted.")
+@click.option(
+    "--insecure/--no-insecure", default=None, help="Allow TCP, and TLS without known clients, beyond loopback."
+)
 @click.option("--allow-other/--no-allow-other", default=None, help="Let other users access the mount. As root: yes.")
 @click.option("-D", "--trace/--no-trace", default=None, help="Print each 9P message on standard error.")
 @click.option("--config", "file", metavar="FILE", help="TOML file of these options; the command line wins.")
@@ -73,7 +83,7 @@ def check(store: str, fix: bool) -> int:
 
 
 @command.command()
-@click.option("--at", metavar="ADDRESS", help="Running server: unix!PATH or tcp!HOST!PORT; else one is started.")
+@click.option("--at", metavar="ADDRESS", help="Address of a running server; else one is started.")
 @click.option("--mount", metavar="DIR", help="Mount of a running server, measured by files.")
 @click.option("--store", metavar="DIR", help="Directory for the temporary store; else /var/tmp.")
 @click.option("--transport", metavar="NAME", help="auto, ring, 9p, file, or embedded (the engine in the process).")

@@ -41,10 +41,10 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
-AT = click.option("--at", metavar="ADDRESS", help="Address of the server: unix!PATH or tcp!HOST!PORT.")
+AT = click.option("--at", metavar="ADDRESS", help="Address of the server: unix!PATH, tcp!HOST!PORT or tls!HOST!PORT.")
 PATTERN = click.option("--pattern", default="", metavar="REGEX", help="Select streams by regular expression.")
 USER = click.option("--user", default="", metavar="NAME", help="User to act as.")
-TOKEN = click.option("--token-file", metavar="FILE", help="File of the bearer token, for TCP.")
+TOKEN = click.option("--token-file", metavar="FILE", help="File of the bearer token, for TCP and TLS.")
 MASTER = click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Spark master.")
 CONF = click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Setting of Spark. Repeatable.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -60,7 +60,7 @@ def _source(options: dict[str, Any], streams: tuple[str, ...] = ()) -> Any:
 
     address, user, file = options.pop("at"), options.pop("user"), options.pop("token_file")
     if not address:
-        raise BadConfig("--at: missing (expected unix!PATH or tcp!HOST!PORT)")
+        raise BadConfig("--at: missing (expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)")
     token = ""
     if file:
         with open(file) as text:

@@ -28,12 +28,14 @@ def connect(
     reconnect: bool | float = True,
     token: str = "",
 ) -> Client:
-    """Connect to the server at an address, `unix!PATH` or `tcp!HOST!PORT`.
+    """Connect to the server at an address, `unix!PATH`, `tcp!HOST!PORT` or `tls!HOST!PORT`.
 
     `transport`: "9p"; "ring": through shared memory of a server on this machine, or raise the reason why not; "auto":
     through shared memory where possible. `aname`: the group to be the root. `timeout`: of connecting, in seconds.
     `reconnect`: whether calls reconnect after a loss, and subscriptions and consumers wait for the server (a number: at
-    most that many seconds). `token`: the secret that identifies a TCP client. Raises BadAddress.
+    most that many seconds). `token`: the secret that identifies a client over TCP or TLS. Over TLS,
+    MQFS_CA in the environment is the file of the trusted authorities (else those of the system), MQFS_CERT that of the
+    client's certificate and key. Raises BadAddress, BadConfig.
     """
     if transport not in TRANSPORTS:
         raise BadRequest(f"invalid transport {transport!r} (expected {', '.join(TRANSPORTS)})")

@@ -1,4 +1,4 @@
-"""Addresses: `unix!PATH` and `tcp!HOST!PORT`.
+"""Addresses: `unix!PATH`, `tcp!HOST!PORT` and `tls!HOST!PORT`.
 
 Owns their parsing, their printing and the texts of failures to connect or listen. Opens no socket.
 """
@@ -14,7 +14,7 @@ import attrs
 
 from mqfs.errors import BadAddress
 
-ADDRESS_FORMS = "unix!PATH or tcp!HOST!PORT"
+ADDRESS_FORMS = "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"
 DEFAULT_PORT = 564
 _UNIX_PATH_BYTES = 107  # sun_path, less its NUL
 
@@ -40,7 +40,18 @@ class TcpAddress:
         return f"tcp!{self.host}!{self.port}"
 
 
-Address = UnixAddress | TcpAddress
+@attrs.frozen
+class TlsAddress:
+    """A TCP port of a host, where TLS is spoken."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"tls!{self.host}!{self.port}"
+
+
+Address = UnixAddress | TcpAddress | TlsAddress
 
 
 def parse_address(text: str) -> Address:
@@ -49,7 +60,9 @@ def parse_address(text: str) -> Address:
     if network == "unix":
         return _unix(text, rest)
     if network == "tcp":
-        return _tcp(text, rest)
+        return TcpAddress(*_host_and_port(text, rest))
+    if network == "tls":
+        return TlsAddress(*_host_and_port(text, rest))
     raise BadAddress(f"invalid address {text!r}: unknown network (expected {ADDRESS_FORMS})")
 
 
@@ -61,15 +74,15 @@ def _unix(text: str, path: str) -> UnixAddress:
     return UnixAddress(path)
 
 
-def _tcp(text: str, rest: str) -> TcpAddress:
+def _host_and_port(text: str, rest: str) -> tuple[str, int]:
     host, sign, port = rest.partition("!")
     if not host:
         raise BadAddress(f"invalid address {text!r}: no host (expected {ADDRESS_FORMS})")
     if not sign:
-        return TcpAddress(host, DEFAULT_PORT)
+        return host, DEFAULT_PORT
     if not (port.isascii() and port.isdigit() and int(port) < 65_536):
         raise BadAddress(f"invalid address {text!r}: {port!r} is not a port (expected 0 to 65535)")
-    return TcpAddress(host, int(port))
+    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:

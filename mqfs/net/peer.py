@@ -1,7 +1,7 @@
 """The peer of a connection, and the users that it may attach as: mqfs(4), "Identity".
 
 Owns that decision: over a unix socket the kernel names the peer; over TCP every client without a token is one
-configured user. Names and numbers come from net.identity, secrets from net.tokens.
+configured user, or over TLS that of its certificate. Names and numbers come from net.identity, secrets from net.tokens.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ class Peer:
         the peer's process, with `gid`; None: those of the system's database."""
         self.where, self.uid, self.gid, self.pid, self.fixed, self.tokens = where, uid, gid, pid, fixed, tokens
         self.groups = groups
+        self.refused = ""  # why it may attach as no user
         self.account: Hashable = host or uid  # the account that its connection, fids and memory are charged to
 
     def attach(self, uname: str, n_uname: int) -> User:
         """The user of an attach. Raises Denied."""
+        if self.refused:
+            raise Denied(self.refused)
         if self.fixed or self._is_itself(uname, n_uname):
             return self.itself()
         if self.uid not in (0, os.geteuid()):
@@ -49,6 +52,10 @@ class Peer:
         if uid is None:
             raise Denied(f"unknown user {uname!r}")
         return self.itself() if uid == self.uid else identity.user(uid, self.where, pid=self.pid)
+
+    def refuse(self, why: str) -> None:
+        """Let it attach as no user, not even by a token."""
+        self.refused, self.tokens = why, None
 
     def _is_itself(self, uname: str, n_uname: int) -> bool:
         """Whether an attach names the peer, or no user. Never looks up a name that a client chose."""

@@ -27,6 +27,7 @@ from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.model import User
 from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address
+from mqfs.net.certificates import ServerTls
 from mqfs.net.sockets import SocketFile
 from mqfs.ninep.server.listener import Listener, listen
 from mqfs.ninep.server.server import Server as NinepServer
@@ -73,6 +74,9 @@ def check_words(options: Options) -> None:
         raise BadConfig(f"--listen {error.detail}") from None
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
+    encrypted = [text for text in (*options.listen, options.service or "") if text.startswith("tls!")]
+    if encrypted and options.tls_cert is None:
+        raise BadConfig(f"{encrypted[0]}: no certificate (expected --tls-cert FILE)")
     if options.audit not in LEVELS:
         raise BadConfig(f"--audit {options.audit!r}: unknown level (expected {', '.join(LEVELS)})")
     if identity.user_number(options.tcp_user) is None:
@@ -132,6 +136,8 @@ class Server:
         self.options = options
         self.audit = Audit(options.audit)
         self.tokens = None if options.token_file is None else tokens.read_file(options.token_file, self.audit)
+        key, client_ca = options.tls_key, options.tls_client_ca
+        self.tls = None if options.tls_cert is None else ServerTls(options.tls_cert, key, client_ca)
         self.stopping = trio.Event()
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[SocketFile] = []
@@ -173,12 +179,16 @@ class Server:
         listeners: list[Listener] = []
         try:
             for text in dials:
-                listeners.append(listen(text, insecure=self.options.insecure))
+                listeners.append(listen(text, insecure=self.options.insecure, identified=self.identifies_clients()))
                 self.listen_for_rings(listeners[-1])
         except BaseException:
             self.close_all(listeners)
             raise
         return listeners
+
+    def identifies_clients(self) -> bool:
+        """Whether a client over TLS can show which user it is."""
+        return self.tokens is not None or self.options.tls_client_ca is not None
 
     def close_all(self, listeners: list[Listener]) -> None:
         for listener in listeners:
@@ -246,7 +256,7 @@ class Server:
         """Serve the sockets, the mount, or standard input and output; `ends` gets a function that ends each."""
         options = self.options
         trace = sys.stderr if options.trace else None
-        nine = NinepServer(tree, tcp_user=options.tcp_user, tokens=self.tokens, trace=trace)
+        nine = NinepServer(tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, trace=trace)
         for listener in listeners:
             nine.add(listener)
             log.info("9P at %s", listener.address)
@@ -291,18 +301,26 @@ class Server:
             self.stopping.set()
 
     async def stop_on(self, signals: AsyncIterator[int]) -> None:
-        """Stop the server at SIGTERM or SIGINT, once; read the tokens again at SIGHUP."""
+        """Stop the server at SIGTERM or SIGINT, once; read tokens and certificate again at SIGHUP."""
         async for number in signals:
             if number == signal.SIGHUP:
-                self.contain(self.reload)
+                await self.reload()
             elif not self.stopping.is_set():
                 log.info("%s: stopping", signal.Signals(number).name)
                 self.stopping.set()
 
-    def reload(self) -> None:
-        """Read again what may change while serving."""
+    async def reload(self) -> None:
+        """Read tokens, the certificate, its key and the clients' authorities again; of bad ones the old ones stay."""
         if self.tokens is not None:
-            self.tokens.reread()
+            self.contain(self.tokens.reread)
+        if self.tls is None:
+            return
+        try:
+            await trio.to_thread.run_sync(self.tls.reload)
+        except Exception as error:  # no thread, too
+            log.warning("certificate not replaced: %s", error)
+        else:
+            log.info("certificate read again from %s", self.tls.cert)
 
     def contain(self, step: Callable[[], None]) -> None:
         """Perform one step of periodic maintenance. Its errors end neither the server nor the next step."""

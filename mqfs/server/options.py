@@ -29,6 +29,9 @@ class Options:
     limit: tuple[str, ...] = ()
     tcp_user: str = "nobody"
     token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None  # None: in the file of the certificate
+    tls_client_ca: str | None = None
     audit: str = "off"
     insecure: bool = False
     allow_other: bool | None = None  # None: as root yes, else no
@@ -37,7 +40,8 @@ class Options:
 
 _LISTS = ("listen", "default", "limit")
 _FLAGS = ("insecure", "allow-other", "trace")
-_TEXTS = ("store", "mount", "service", "tcp-user", "token-file", "audit")
+_TLS = ("tls-cert", "tls-key", "tls-client-ca")
+_TEXTS = ("store", "mount", "service", "tcp-user", "token-file", *_TLS, "audit")
 KEYS = (*_TEXTS, *_LISTS, *_FLAGS)
 
 

@@ -212,7 +212,10 @@ WRONG = [
         "consumers receive all (expected one of both)",
     ),
     (("--transport", "pigeon"), "--transport 'pigeon': unknown (expected auto, ring, 9p, file, embedded)"),
-    (("--at", "nowhere"), "--at: invalid address 'nowhere': unknown network (expected unix!PATH or tcp!HOST!PORT)"),
+    (
+        ("--at", "nowhere"),
+        "--at: invalid address 'nowhere': unknown network (expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)",
+    ),
     (("--at", "unix!x", "--transport", "file"), "--at: not with --transport file (expected auto, ring or 9p)"),
     (("--at", "unix!x", "--store", "."), "--at, --mount and --store: more than one given"),
     (("--mount", "."), "--mount '.': no tree mounted there (expected a file ctl in it)"),

@@ -3,10 +3,12 @@
 import pytest
 
 from mqfs.errors import BadAddress
-from mqfs.net.address import TcpAddress, UnixAddress, is_loopback, parse_address
+from mqfs.net.address import TcpAddress, TlsAddress, UnixAddress, is_loopback, parse_address
 
 
-@pytest.mark.parametrize("text", ["unix!/tmp/9p", "unix!relative", "unix!/with!mark", "tcp!127.0.0.1!564", "tcp!::1!0"])
+@pytest.mark.parametrize(
+    "text", ["unix!/tmp/9p", "unix!relative", "unix!/with!mark", "tcp!127.0.0.1!564", "tcp!::1!0", "tls!a!1"]
+)
 def test_inverse(text: str) -> None:
     assert str(parse_address(text)) == text
 
@@ -15,13 +17,14 @@ def test_parts() -> None:
     assert parse_address("unix!/a!b") == UnixAddress("/a!b")
     assert parse_address("tcp!localhost!65535") == TcpAddress("localhost", 65_535)
     assert parse_address("tcp!localhost") == TcpAddress("localhost", 564)
+    assert parse_address("tls!localhost") == TlsAddress("localhost", 564)
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "expected unix!PATH or tcp!HOST!PORT"),
-        ("/tmp/9p", "expected unix!PATH or tcp!HOST!PORT"),
+        ("", "expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        ("/tmp/9p", "expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
         ("unix!", "no path"),
         ("unix!" + "x" * 108, "at most 107 bytes"),
         ("tcp!", "no host"),
@@ -29,6 +32,7 @@ def test_parts() -> None:
         ("tcp!localhost!http", "'http' is not a port"),
         ("tcp!localhost!65536", "'65536' is not a port"),
         ("tcp!localhost!-1", "'-1' is not a port"),
+        ("tls!!5640", "no host"),
     ],
 )
 def test_refused(text: str, why: str) -> None:

@@ -93,7 +93,8 @@ def test_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     [
         ("unix!{}/none/s", "in a directory that does not exist"),
         ("tcp!0.0.0.0!0", "not a loopback address"),
-        ("tcp!::!0", "not a loopback address"),
+        ("tcp!::!0", r"not a loopback address, and nothing is encrypted \(expected tls!HOST!PORT, or --insecure\)"),
+        ("tls!0.0.0.0!0", r"no client is identified \(expected --token-file, --tls-client-ca or --insecure\)"),
         ("tcp!no-such-host.invalid!0", "not a loopback address"),
         ("unix!", "no path"),
         ("udp!x!1", "unknown network"),
@@ -106,6 +107,10 @@ def test_address_that_is_refused(tmp_path: Path, address: str, why: str) -> None
 
 def test_off_loopback_if_told(tmp_path: Path) -> None:
     listen("tcp!0.0.0.0!0", insecure=True).close()
+    listen("tls!0.0.0.0!0", insecure=True).close()
+    listen("tls!0.0.0.0!0", identified=True).close()
+    with pytest.raises(BadAddress, match="nothing is encrypted"):
+        listen("tcp!0.0.0.0!0", identified=True)
 
 
 def test_port_in_use() -> None:

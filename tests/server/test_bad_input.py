@@ -38,9 +38,9 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
         (["serve", "extra"], "extra"),
         (["sevre"], "'sevre'"),
         (["check"], "STORE"),
-        (["serve", "--listen", "127.0.0.1:564"], "unix!PATH or tcp!HOST!PORT"),
-        (["serve", "--listen", "udp!localhost!564"], "unix!PATH or tcp!HOST!PORT"),
-        (["serve", "--listen", "unix!"], "unix!PATH or tcp!HOST!PORT"),
+        (["serve", "--listen", "127.0.0.1:564"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        (["serve", "--listen", "udp!localhost!564"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        (["serve", "--listen", "unix!"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
         (["serve", "--listen", "tcp!localhost!http"], "expected 0 to 65535"),
         (["serve", "--listen", "tcp!localhost!65536"], "expected 0 to 65535"),
         (["serve", "--listen", "unix!" + "x" * 200], "at most 107 bytes"),
@@ -70,7 +70,7 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
         ("\x80", "KEY = VALUE"),
         ('store = "a\\u0000b"', "--store"),
         ("default = 'replay nothing'", "off or last or all"),
-        ("listen = 'udp!x'", "unix!PATH or tcp!HOST!PORT"),
+        ("listen = 'udp!x'", "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
     ],
 )
 def test_config(tmp_path: Path, text: str, says: str) -> None:

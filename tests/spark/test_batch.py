@@ -185,7 +185,10 @@ WRONG: list[tuple[dict[str, str], str]] = [
     (A_ | {"maxBytesPerPartition": "0"}, "option maxBytesPerPartition: invalid value '0' (expected bytes"),
     (A_ | {"failOnDataLoss": "maybe"}, "option failOnDataLoss: invalid value 'maybe' (expected true or false)"),
     (A_ | {"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger: only for streaming reads"),
-    (A_ | {"address": "nonsense"}, "option address: invalid value 'nonsense' (expected unix!PATH or tcp!HOST!PORT)"),
+    (
+        A_ | {"address": "nonsense"},
+        "option address: invalid value 'nonsense' (expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)",
+    ),
     (
         A_ | {"address": "unix!/nowhere/9p", "retrySeconds": "0"},
         "option address: no answer from 'unix!/nowhere/9p' for 0 s (option retrySeconds): ",

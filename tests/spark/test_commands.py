@@ -162,7 +162,7 @@ def test_one_line_for_what_is_wrong_before_spark_is_started(tmp_path: Path) -> N
         (("archive", "x", *at), "streams and --pattern: none or both given"),
         (("archive", "x", "g/a", "--pattern", "g/.*", *at), "streams and --pattern: none or both given"),
         (("archive", "x", "--pattern", "(", *at), "expected a regular expression of Python"),
-        (("archive", "x", "g/a", "--at", "nowhere"), "(expected unix!PATH or tcp!HOST!PORT)"),
+        (("archive", "x", "g/a", "--at", "nowhere"), "(expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)"),
         (("replay", "x", "--rate", "1", "--speed", "1", *at), "--rate and --speed: both given"),
         (("replay", "x", "--speed", "-1", *at), "--speed"),
         (("verify",), "verify: no source (expected --archive, --at, or both)"),
@@ -173,7 +173,10 @@ def test_one_line_for_what_is_wrong_before_spark_is_started(tmp_path: Path) -> N
         (("stats", "g/a", "--archive", "x", *at), "stats: no source or two (expected --archive or --at)"),
         (("stats", "g/a", "--report", "absent/r.html", *at), "--report 'absent/r.html': no folder 'absent'"),
         (("copy", "g/a", *at), "copy: no target (expected --to GROUP/STREAM, or --into GROUP)"),
-        (("copy", "g/a", "--to", "g/b", "--target", "nowhere", *at), "(expected unix!PATH or tcp!HOST!PORT)"),
+        (
+            ("copy", "g/a", "--to", "g/b", "--target", "nowhere", *at),
+            "(expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)",
+        ),
         (("dead-letters", "divert", "g/a", "--to", "g/dead", *at), "no --where (expected an SQL condition)"),
         (("dead-letters", "redrive", "", *at), "paths of streams, as jobs/mail,jobs/print)"),
     ):

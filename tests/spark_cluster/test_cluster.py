@@ -157,6 +157,7 @@ def test_the_token_is_in_no_log(cluster: Cluster, driver: Driver, numbers: str) 
 def test_an_address_that_executors_cannot_reach(cluster: Cluster, driver: Driver, numbers: str) -> None:
     options = {"address": cluster.local, "subscribe": numbers, "retrySeconds": "0.2"}
     with pytest.raises(
-        RuntimeError, match=r"option address: no answer from 'unix!.*tcp!HOST!PORT, for workers on other machines"
+        RuntimeError,
+        match=r"option address: no answer from 'unix!.*tcp!HOST!PORT or tls!HOST!PORT, for workers on other machines",
     ):
         driver.do("read", options=options, hidden="/")

@@ -93,7 +93,7 @@ class Line:
 
 
 class Running:
-    """A server in a thread of its own, on a unix socket (and TCP if asked)."""
+    """A server in a thread of its own, on a unix socket (and TCP if asked, and TLS if it has the option `tls`)."""
 
     def __init__(self, tree: Tree, folder: Path, tcp: bool = False, **options: Any) -> None:
         self.tree = tree
@@ -122,6 +122,10 @@ class Running:
             listener = listen("tcp!127.0.0.1!0")
             self.server.add(listener)
             self.port = listener.socket.getsockname()[1]
+        if "tls" in self.options:
+            listener = listen("tls!127.0.0.1!0")
+            self.server.add(listener)
+            self.encrypted = str(listener.address)
         self.token = trio.lowlevel.current_trio_token()
         self._stop = trio.Event()
         async with trio.open_nursery() as nursery:

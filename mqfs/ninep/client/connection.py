@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
 from mqfs.model import Stat
-from mqfs.net.address import Address, UnixAddress, explain_failure, parse_address
+from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_address
 from mqfs.ninep.client.channel import Channel, Procedure
 from mqfs.ninep.client.machine import ClientMachine, expect
 from mqfs.ninep.codec.dialect import Dialect
@@ -41,6 +41,19 @@ def flags_of(mode: str) -> int:
     return MODES[plain]
 
 
+class Socket(Protocol):
+    """The calls of a connected socket that a client makes; over TLS a TlsSocket has them."""
+
+    def recv(self, size: int, /) -> bytes | None:
+        """Received bytes; None: none that are complete yet; b"": the end."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+    def settimeout(self, timeout: float | None, /) -> None: ...
+    def fileno(self) -> int: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
 def connect(
     address: Address | str,
     *,
@@ -52,7 +65,7 @@ def connect(
     token: str = "",
 ) -> Client:
     """Connect and attach to the tree at an address. `timeout`: of connecting, in seconds. `token`: the secret that
-    identifies a TCP client. Raises BadAddress, and the server's errors."""
+    identifies a client over TCP or TLS. Raises BadAddress, BadConfig, and the server's errors."""
     where = parse_address(address) if isinstance(address, str) else address
     try:
         sock = _dial(where, timeout)
@@ -61,14 +74,16 @@ def connect(
     client = Client(sock, ClientMachine(dialect, msize))
     try:
         client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))
-    except BaseException:
+    except BaseException as error:
         client.close()
+        if isinstance(where, TlsAddress) and isinstance(error, ConnectionError):  # it refused our certificate, perhaps
+            raise explain_failure(where, error) from None
         raise
     sock.settimeout(None)
     return client
 
 
-def _dial(where: Address, timeout: float | None) -> socket.socket:
+def _dial(where: Address, timeout: float | None) -> Socket:
     if isinstance(where, UnixAddress):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
@@ -80,13 +95,21 @@ def _dial(where: Address, timeout: float | None) -> socket.socket:
         return sock
     sock = socket.create_connection((where.host, where.port), timeout)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    if not isinstance(where, TlsAddress):
+        return sock
+    from mqfs.ninep.client.tls_socket import TlsSocket  # here, so that other clients need no ssl
+
+    try:
+        return TlsSocket(sock, where.host)
+    except BaseException:
+        sock.close()
+        raise
 
 
 class Client:
     """An attached connection, from `connect`."""
 
-    def __init__(self, sock: socket.socket, machine: ClientMachine) -> None:
+    def __init__(self, sock: Socket, machine: ClientMachine) -> None:
         self.socket, self.caller = sock, machine
         self._tickets: dict[int, int] = {}  # the request of each tag in use; tags are reused at once
         self._replies: dict[int, Fcall] = {}  # by ticket, until they are asked for
@@ -164,6 +187,8 @@ class Client:
             finally:
                 if deadline is not None:
                     self.socket.settimeout(None)
+            if data is None:
+                continue
             if not data:
                 raise ConnectionError("the server closed the connection")
             for tag, reply in self.caller.receive(data):

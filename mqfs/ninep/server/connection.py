@@ -19,6 +19,7 @@ from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame, OverLimit
 from mqfs.net.peer import Peer
+from mqfs.ninep.server.encryption import DescriptorCalls
 from mqfs.ninep.server.session import Session
 from mqfs.ninep.server.turns import Turn
 
@@ -50,8 +51,11 @@ class Connections(Protocol):
 class Connection:
     """Two descriptors (often one) and the session between them."""
 
-    def __init__(self, server: Connections, peer: Peer, incoming: int, outgoing: int) -> None:
+    def __init__(
+        self, server: Connections, peer: Peer, incoming: int, outgoing: int, calls: DescriptorCalls = os
+    ) -> None:
         self.server, self.incoming, self.outgoing = server, incoming, outgoing
+        self._read, self._write, self._writev = calls.read, calls.write, calls.writev
         self._memory = server.tree.memory
         self.dirty = False  # in the server's list of connections with replies to send
         self.ended = False
@@ -115,7 +119,7 @@ class Connection:
             size = max(size, self.session.missing)
         while not self.ended:
             try:
-                return os.read(self.incoming, size)
+                return self._read(self.incoming, size)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self.incoming)
             except OSError as error:
@@ -202,7 +206,7 @@ class Connection:
             self._gather()
             return
         try:
-            sent = os.write(self.outgoing, whole)
+            sent = self._write(self.outgoing, whole)
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -216,7 +220,7 @@ class Connection:
         """Send the unsent buffers, until the descriptor takes no more."""
         while self._unsent:
             try:
-                sent = os.writev(self.outgoing, self._unsent[:GATHER])
+                sent = self._writev(self.outgoing, self._unsent[:GATHER])
             except BlockingIOError:
                 return
             except OSError as error:

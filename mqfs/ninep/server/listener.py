@@ -1,12 +1,22 @@
-"""Listening: on a unix socket or a TCP port."""
+"""Listening: on a unix socket or a TCP port, with TLS or without."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
 
+import attrs
+
 from mqfs.errors import BadAddress
-from mqfs.net.address import Address, TcpAddress, UnixAddress, explain_failure, is_loopback, parse_address
+from mqfs.net.address import (
+    Address,
+    TcpAddress,
+    TlsAddress,
+    UnixAddress,
+    explain_failure,
+    is_loopback,
+    parse_address,
+)
 from mqfs.net.sockets import BACKLOG, SocketFile
 
 
@@ -21,11 +31,16 @@ class Listener:
         self._end()
 
 
-def listen(address: Address | str, *, mode: int = 0o666, insecure: bool = False) -> Listener:
-    """Listen now, or BadAddress. `mode` is that of a unix socket; `insecure` permits TCP off loopback."""
+def listen(address: Address | str, *, mode: int = 0o666, insecure: bool = False, identified: bool = False) -> Listener:
+    """Listen now, or BadAddress. `mode` is that of a unix socket. Off loopback, TLS needs clients that are `identified`
+    (by token or certificate), and TCP needs `insecure`, which permits both."""
     where = parse_address(address) if isinstance(address, str) else address
     try:
-        return _listen_unix(where, mode) if isinstance(where, UnixAddress) else _listen_tcp(where, insecure)
+        if isinstance(where, UnixAddress):
+            return _listen_unix(where, mode)
+        if not insecure and not is_loopback(where.host):
+            _require_safe(where, identified)
+        return _listen_tcp(where)
     except OSError as error:
         raise explain_failure(where, error) from None
 
@@ -35,9 +50,17 @@ def _listen_unix(address: UnixAddress, mode: int) -> Listener:
     return Listener(address, file.socket, file.close)
 
 
-def _listen_tcp(address: TcpAddress, insecure: bool) -> Listener:
-    if not insecure and not is_loopback(address.host):
-        raise BadAddress(f"{address}: not a loopback address, and nothing is encrypted (expected --insecure)")
+def _require_safe(address: TcpAddress | TlsAddress, identified: bool) -> None:
+    if isinstance(address, TcpAddress):
+        lack, expected = "nothing is encrypted", "tls!HOST!PORT, or --insecure"
+    elif not identified:
+        lack, expected = "no client is identified", "--token-file, --tls-client-ca or --insecure"
+    else:
+        return
+    raise BadAddress(f"{address}: not a loopback address, and {lack} (expected {expected})")
+
+
+def _listen_tcp(address: TcpAddress | TlsAddress) -> Listener:
     family, kind, proto, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, proto)
     try:
@@ -48,4 +71,4 @@ def _listen_tcp(address: TcpAddress, insecure: bool) -> Listener:
         sock.close()
         raise
     sock.setblocking(False)
-    return Listener(TcpAddress(address.host, sock.getsockname()[1]), sock, sock.close)
+    return Listener(attrs.evolve(address, port=sock.getsockname()[1]), sock, sock.close)

@@ -1,0 +1,144 @@
+"""The descriptor of a connection over TLS.
+
+Owns the bytes between the machine of net/tls.py and the descriptor. A connection calls it as it calls os, and waits by
+itself where a call would block; only the handshake waits here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import trio
+
+from mqfs.net.tls import PIECE_BYTES, TlsMachine, explain
+from mqfs.ninep.server.turns import Turn
+
+RECEIVE_BYTES = 65_536
+
+
+class DescriptorCalls(Protocol):
+    """The system calls of a connection: those of os, or of TlsCalls."""
+
+    def read(self, fd: int, length: int, /) -> bytes: ...
+    def write(self, fd: int, data: bytes | memoryview, /) -> int: ...
+    def writev(self, fd: int, buffers: Sequence[bytes | memoryview], /) -> int: ...
+
+
+class TlsCalls:
+    """Reads and writes the plaintext of one nonblocking descriptor.
+
+    `failed` gets the reason where TLS fails; the caller sees the end of the connection.
+    """
+
+    def __init__(self, machine: TlsMachine, failed: Callable[[str], None]) -> None:
+        self.machine, self._failed = machine, failed
+        self.ready = False  # the handshake is complete, and its last message has left
+        self._early = b""  # plaintext that came with the end of the handshake
+        self._encrypted = memoryview(b"")  # taken from the machine, not by the descriptor yet
+        self._covered = 0  # bytes of plaintext that left the caller in it, and do not count as written yet
+
+    def read(self, fd: int, length: int, /) -> bytes:
+        """Plaintext; b"" at the end. Raises BlockingIOError where one read of the descriptor completes none, so that a
+        peer that never completes any delays no other."""
+        plain, self._early = self._early, b""
+        if not plain and not self.machine.ended and (data := os.read(fd, min(length, RECEIVE_BYTES))):
+            plain = self._decrypt(fd, data)
+            if not plain and not self.machine.ended:
+                raise BlockingIOError
+        return plain
+
+    def write(self, fd: int, data: bytes | memoryview, /) -> int:
+        """Write plaintext: the number of bytes that left, encrypted. Raises BlockingIOError where there are none.
+
+        The next call has to begin with the rest: some of it may be encrypted already.
+        """
+        rest, written = memoryview(data), 0
+        while self._flush(fd):
+            written += self._covered
+            self._covered = 0
+            if written >= len(rest):
+                return written
+            self._covered = len(piece := rest[written : written + PIECE_BYTES])
+            try:
+                self.machine.send(piece)
+            except ssl.SSLError as error:
+                raise BrokenPipeError(errno.EPIPE, str(error)) from None
+        if not written:
+            raise BlockingIOError
+        return written
+
+    def writev(self, fd: int, buffers: Sequence[bytes | memoryview], /) -> int:
+        """As `write`, of several buffers."""
+        written = 0
+        for buffer in buffers:
+            try:
+                count = self.write(fd, buffer)
+            except BlockingIOError:
+                if not written:
+                    raise
+                break
+            written += count
+            if count < len(buffer):
+                break
+        return written
+
+    def end(self, fd: int) -> None:
+        """Announce the end, if the descriptor takes that at once."""
+        self.machine.close()
+        with contextlib.suppress(OSError):
+            self._flush(fd)
+
+    async def shake_hands(self, fd: int, turn: Turn) -> None:
+        """Complete the handshake, a step in each turn of the user. Raises OSError where TLS fails or the peer goes."""
+        try:
+            while not self.ready:
+                try:
+                    if not self._flush(fd):
+                        await trio.lowlevel.wait_writable(fd)
+                    elif self.machine.ready:
+                        self.ready = True
+                    else:
+                        await self._step(fd, os.read(fd, RECEIVE_BYTES), turn)
+                except BlockingIOError:
+                    await trio.lowlevel.wait_readable(fd)
+        finally:
+            turn.leave()
+
+    async def _step(self, fd: int, data: bytes, turn: Turn) -> None:
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "end of the connection in the handshake")
+        if turn.owner is not None:
+            await turn.come()
+        began = turn.begin()
+        self._early = self._decrypt(fd, data)
+        await turn.end(began, True)
+
+    def _decrypt(self, fd: int, data: bytes) -> bytes:
+        """The plaintext of these bytes. Raises ConnectionResetError where TLS fails."""
+        try:
+            return self.machine.receive(data)
+        except ssl.SSLError as error:
+            self._failed(reason := explain(error))
+            raise ConnectionResetError(errno.ECONNRESET, reason) from None
+        finally:
+            with contextlib.suppress(OSError):
+                self._flush(fd)  # what TLS itself answers: a new key, or an alert
+
+    def _flush(self, fd: int) -> bool:
+        """Write what is encrypted; False: the descriptor takes no more at present."""
+        while self._encrypted or (taken := self.machine.take()):
+            self._encrypted = self._encrypted or memoryview(taken)
+            try:
+                sent = os.write(fd, self._encrypted)
+            except BlockingIOError:
+                return False
+            self._encrypted = self._encrypted[sent:]
+        return True
+
+
+__all__ = ["DescriptorCalls", "TlsCalls"]
