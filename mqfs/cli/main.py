@@ -28,6 +28,9 @@ def command() -> None:
 @click.option("--store", metavar="DIR", help="Directory of the store; without it messages are in memory only.")
 @click.option("-m", "--mount", metavar="DIR", help="Mount the tree at this empty directory.")
 @click.option("--listen", multiple=True, metavar="ADDRESS", help="Serve 9P at unix!PATH or tcp!HOST!PORT. Repeatable.")
+@click.option("--http", multiple=True, metavar="ADDRESS", help="Serve HTTP at unix!PATH or tcp!HOST!PORT. Repeatable.")
+@click.option("--http-origin", multiple=True, metavar="ORIGIN", help="Let pages of https://HOST use it. Repeatable.")
+@click.option("--http-host", multiple=True, metavar="NAME", help="Name of this host beside localhost. Repeatable.")
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
 @click.option("--tcp-user", metavar="NAME", help="User that TCP clients act as; without it user nobody.")
@@ -38,7 +41,7 @@ def command() -> None:
 @click.option("--config", "file", metavar="FILE", help="TOML file of these options; the command line wins.")
 @click.option("--foreground", is_flag=True, help="No effect: the server always runs in the foreground.")
 def serve(file: str | None, foreground: bool, **arguments: Any) -> int:
-    """Serve the tree of a store as a mount, over 9P, or both; with neither option, 9P on standard input and output.
+    """Serve the tree of a store as a mount, over 9P, over HTTP; with none of them, 9P on standard input and output.
 
     Runs until SIGTERM or SIGINT, then unmounts and exits with 0.
     """

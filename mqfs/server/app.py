@@ -23,6 +23,7 @@ from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
+from mqfs.http import wire
 from mqfs.model import User
 from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address
@@ -62,26 +63,28 @@ def check_words(options: Options) -> None:
         if value is not None and (not value or "\0" in value):
             raise BadConfig(f"--{name} {value!r}: invalid name (expected a path without NUL)")
     try:
-        for text in options.listen:
+        for text in (*options.listen, *options.http):
             parse_address(text)
         for line in options.default:
             check_name(parse_settings([line]).dead)
     except BadAddress as error:
-        raise BadConfig(f"--listen {error.detail}") from None
+        raise BadConfig(f"{'--listen' if text in options.listen else '--http'} {error.detail}") from None
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
+    if options.http and wire.MISSING:
+        raise BadConfig(f"--http: {wire.MISSING} (install it: pip install httptools)")
     if identity.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: unknown user (expected one of getent passwd)")
 
 
 def check_standard_files(options: Options) -> None:
     """Check that standard input and output are open where 9P is to be spoken on them. Raises BadConfig."""
-    if options.mount is None and options.service is None and not options.listen:
+    if options.mount is None and options.service is None and not (options.listen or options.http):
         try:
             os.fstat(0)
             os.fstat(1)
         except OSError:
-            text = "standard input or output is closed (expected --mount, --listen or -s)"
+            text = "standard input or output is closed (expected --mount, --listen, --http or -s)"
             raise BadConfig(text) from None
 
 
@@ -129,6 +132,7 @@ class Server:
         self.stopping = trio.Event()
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[SocketFile] = []
+        self.http_listeners: list[Listener] = []
         self.refused: MqfsError | OSError | None = None  # why it could not start
         self.crashed = False
 
@@ -169,13 +173,15 @@ class Server:
             for text in dials:
                 listeners.append(listen(text, insecure=self.options.insecure))
                 self.listen_for_rings(listeners[-1])
+            for text in self.options.http:
+                self.http_listeners.append(listen(text, insecure=self.options.insecure))
         except BaseException:
             self.close_all(listeners)
             raise
         return listeners
 
     def close_all(self, listeners: list[Listener]) -> None:
-        for listener in listeners:
+        for listener in (*listeners, *self.http_listeners):
             listener.close()
         for file in self.attach_listeners:
             file.close()
@@ -244,11 +250,40 @@ class Server:
             log.info("9P at %s", listener.address)
         await nursery.start(self.guard, "9P", nine.run)
         ends.append(nine.stop)
+        if self.http_listeners:
+            await self.start_http(tree, nursery, ends)
         if options.mount is not None:
-            await self.start_mount(tree, nursery, ends, options.mount, only=not listeners)
-        elif not listeners:
+            await self.start_mount(tree, nursery, ends, options.mount, only=not (listeners or self.http_listeners))
+        elif not listeners and not self.http_listeners:
             log.info("9P on standard input and output (--mount DIR and --listen ADDRESS serve elsewhere)")
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
+
+    async def start_http(self, tree: Tree, nursery: trio.Nursery, ends: list[End]) -> None:
+        """Serve HTTP."""
+        from mqfs.http.browser import BrowserRules
+        from mqfs.http.server import HttpServer  # here, so that without it nothing of it is needed
+
+        rules = BrowserRules(self.options.http_origin, self.options.http_host)
+        web = HttpServer(
+            tree,
+            tcp_user=self.options.tcp_user,
+            tokens=self.tokens,
+            rules=rules,
+            troubles=functools.partial(self.troubles, tree),
+        )
+        for listener in self.http_listeners:
+            web.add(listener)
+            log.info("HTTP at %s", listener.address)
+        await nursery.start(self.guard, "HTTP", web.run)
+        ends.append(web.stop)
+
+    def troubles(self, tree: Tree) -> list[str]:
+        """Why it is not ready to be sent work."""
+        found = ["the server stops"] if self.stopping.is_set() or tree.closing else []
+        found += [f"group {group.name} is read-only" for group in tree.groups.values() if group.log.end.failed]
+        if self.options.mount is not None and not os.path.ismount(self.options.mount):
+            found.append(f"{self.options.mount} is not mounted")
+        return found
 
     async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str, only: bool) -> None:
         """Mount. `only`: an unmount from outside ends the server, which serves nothing else."""

@@ -24,6 +24,9 @@ class Options:
     store: str | None = None
     mount: str | None = None
     listen: tuple[str, ...] = ()
+    http: tuple[str, ...] = ()
+    http_origin: tuple[str, ...] = ()  # whose pages may use this server
+    http_host: tuple[str, ...] = ()  # its names beside those of loopback
     service: str | None = None  # -s: 9P on a unix socket of that name in the name space directory
     default: tuple[str, ...] = ()
     tcp_user: str = "nobody"
@@ -33,7 +36,7 @@ class Options:
     trace: bool = False
 
 
-_LISTS = ("listen", "default")
+_LISTS = ("listen", "http", "http-origin", "http-host", "default")
 _FLAGS = ("insecure", "allow-other", "trace")
 _TEXTS = ("store", "mount", "service", "tcp-user", "token-file")
 KEYS = (*_TEXTS, *_LISTS, *_FLAGS)

@@ -24,8 +24,8 @@ from mqfs.errors import BadAddress, OverLimit
 from mqfs.net import identity
 from mqfs.net.address import Address, TcpAddress
 from mqfs.net.peer import Peer
+from mqfs.net.sockets import detect_dead_host, peer_groups
 from mqfs.net.sockets import peer as peer_of
-from mqfs.net.sockets import peer_groups
 from mqfs.net.tokens import Tokens
 from mqfs.ninep.server.connection import Connection
 from mqfs.ninep.server.listener import Listener
@@ -201,10 +201,7 @@ class Server:
         number = next(self._numbers)
         if isinstance(address, TcpAddress):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a dead host is detected in a minute
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.SILENT_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.ASKED_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.ASKED)
+            detect_dead_host(sock)
             host = sock.getpeername()[0]
             return Peer(f"9p tcp {number}", self._tcp_uid, fixed=True, host=host, tokens=self._tokens)
         pid, uid, gid = peer_of(sock)
