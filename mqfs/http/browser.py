@@ -1,4 +1,4 @@
-"""What a browser may not be made to do by a page of somebody else: write here, or read through a name of its own.
+"""What a browser may not be made to do by another site's page: write here, or read through a name of its own.
 
 Owns the checks of Host, Origin and Sec-Fetch-Site, and the headers of CORS.
 """

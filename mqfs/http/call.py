@@ -1,4 +1,4 @@
-"""One request on its way through the front end: who asks for what, with which options, and how a call may wait."""
+"""One request on its way through the front end: its user, its subject, its options, and how a call may wait."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Channel:
             return b""
 
     async def send(self, data: bytes, patience: float = math.inf) -> None:
-        """Send all. Raises Gone where the client is, or takes nothing for so many seconds."""
+        """Send all. Raises Gone where the client is, or takes nothing for that many seconds."""
         rest = memoryview(data)
         while rest:
             try:

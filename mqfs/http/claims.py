@@ -110,7 +110,7 @@ class Claims:
                 del self._of_user[claim.uid]
 
     def command(self, claim: OpenClaim, line: str) -> None:
-        """A command for which nobody waits; what is gone is gone."""
+        """A command whose result is not awaited; a claim that is gone stays so."""
         with suppress(MqfsError):
             claim.handle.write(f"{line}\n".encode())
 

@@ -1,7 +1,7 @@
 """One connection: requests one after another, each answered before the next one is looked at.
 
 Owns the time-outs of requests, and what an answer looks like on the wire. While an answer is made the connection is not
-read; that its client is gone is told by the server.
+read; the server tells it when its client is gone.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ async def make(call: Call) -> Answer:
 
 
 async def peek(call: Call) -> Answer:
-    """What waits, oldest first; takes nothing. With `after`, behind that sequence."""
+    """The backlog, oldest first; takes nothing. With `after`, behind that sequence."""
     form = answers.choose(call.option("format") or "json", "*/*")
     if form.cursor not in ("raw", "line", "nul", "json"):
         raise BadRequest("format (expected json, raw, line or nul)")
@@ -167,7 +167,10 @@ async def settle(call: Call) -> Answer:
             continue
         chosen.setdefault(mine, []).append(sequence)
         tokens.setdefault(mine, []).append(token)
+    unsettled = {token.partition(".")[0] for token in gone}  # of these requests none is settled
     for mine, sequences in chosen.items():
+        if str(mine.number) in unsettled:
+            continue
         try:
             lines = [f"{verb} {sequence}{suffix}" for sequence in sequences]
             step = mine.handle.write(command_lines(*lines))
@@ -183,7 +186,7 @@ async def settle(call: Call) -> Answer:
 
 
 def _suffix(call: Call, verb: str) -> str:
-    """What stands behind a sequence."""
+    """The arguments behind a sequence."""
     if verb == "nack" and (after := call.option("after")) is not None:
         parse_duration(after)
         return f" {after}"

@@ -87,7 +87,7 @@ class Source:
         self.first = 0  # sequence of the first message
 
     def poll(self) -> bytes | None:
-        """What comes next, if it is there. None: it has to be waited for, or (`over`) nothing will come. Raises Cut,
+        """The next message, if it is there. None: it has to be waited for, or (`over`) none will come. Raises Cut,
         FellBehind, DiskFailed."""
         at, step = self.cursor.position, self._parked
         try:
@@ -125,14 +125,14 @@ class Source:
         return b""
 
     def begin(self) -> bytes:
-        """What stands before the first message."""
+        """The bytes before the first message."""
         since, form = self._wish.since, self._wish.form
         if not since.isdigit() or (floor := lost_before(self.cursor)) <= int(since):
             return form.begin
         return form.begin + self._lost(int(since), floor - 1)
 
     def gather(self, room: int) -> bytes:
-        """What is there, up to about that many bytes, or what can be read in half a slice of time."""
+        """Messages that are there: up to about that many bytes, or as many as half a slice of time allows."""
         pieces, size, until = [], 0, perf_counter() + limits.SLICE_S / 2
         while size < room and not self.over and (data := self.poll()) is not None:
             pieces.append(data)

@@ -107,7 +107,7 @@ ROUTES = (
     Route("PUT", "consumer", "/shop/.consumers/mail", groups.is_there, "The consumer is there.",
           options=("over", "transient", "private", "memory", "backlog", "full"), statuses=(200, 412)),
     Route("DELETE", "consumer", "/shop/.consumers/mail", groups.unlink, "Remove a consumer.", statuses=(204, 409)),
-    Route("GET", "consumer", "/shop/.consumers/mail", consuming.peek, "What waits, with deliveries.",
+    Route("GET", "consumer", "/shop/.consumers/mail", consuming.peek, "The backlog, with deliveries.",
           options=("after", "count", "format")),
     Route("POST", "consumer", "/shop/.consumers/mail/claim", consuming.claim, "Claim messages.", "claim",
           ("max", "wait", "lease"), statuses=(200, 204, 429)),

@@ -119,7 +119,7 @@ class RequestParser:
         if self._size > limits.HTTP_HEADER_BYTES or len(self._pairs) >= limits.HTTP_HEADERS:
             bounds = f"{limits.HTTP_HEADERS} fields, {limits.HTTP_HEADER_BYTES} bytes"
             self._fail(TooManyHeaders(f"too many headers (expected at most {bounds})"))
-        self._pairs.append((name, value))  # trailers, too, which nobody reads
+        self._pairs.append((name, value))  # trailers, too, which are not used
 
     def on_headers_complete(self) -> None:
         parser, request = self._parser, Request()
