@@ -123,7 +123,6 @@ class Web:
         """All that the server answers to some bytes, until it closes."""
         with self.raw() as sock:
             sock.sendall(data)
-            sock.shutdown(socket.SHUT_WR)
             return rest(sock)
 
     @contextmanager
