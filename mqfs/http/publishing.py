@@ -106,7 +106,8 @@ def keys(call: Call) -> dict[str, Any]:
         found["priority"] = _number(priority, "priority")
     if call.flag("single", "mqfs-single"):
         found["single"] = True
-    key = call.option("id", "mqfs-id") or call.request.headers.get("idempotency-key")
+    if (key := call.option("id", "mqfs-id")) is None:
+        key = call.request.headers.get("idempotency-key")
     if key is not None:
         found["id"] = key
     if own := {**_from_headers(call.request.headers), **_from_query(call)}:
