@@ -36,7 +36,7 @@ class BrowserRules:
         origin, site = given.get("origin"), given.get("sec-fetch-site")
         if site in _SAME or (origin is not None and origin in self.origins):
             return
-        if site is not None or (origin is not None and urlsplit(origin).netloc != host):
+        if site is not None or (origin is not None and _host_of(origin) != host):
             raise Denied("a request of another site's page (expected one of --http-origin)")
 
     def _is_ours(self, host: str) -> bool:
@@ -72,3 +72,11 @@ class BrowserRules:
                 ("Access-Control-Max-Age", "600"),
             ],
         )
+
+
+def _host_of(origin: str) -> str | None:
+    """None where it has none, as that of a page in a sandbox."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None

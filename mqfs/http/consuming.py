@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from mqfs import limits
 from mqfs.engine.files.consumer_file import ConsumerHandle
 from mqfs.engine.files.peek_file import PeekHandle
 from mqfs.engine.language.message_formats import shape
-from mqfs.errors import BadRequest, Busy, Exists, Stale
+from mqfs.errors import BadRequest, Busy, Exists, MqfsError, Stale
 from mqfs.http import answers
 from mqfs.http.answers import LINES, NO_STORE, SANDBOX, Answer, Format
 from mqfs.http.call import WHOLE, Call, TimedOut
@@ -248,7 +249,8 @@ async def _take(call: Call, handle: ConsumerHandle, form: Format, most: int) -> 
     def done(sent: bool) -> None:
         verb = "ack" if sent else "release"
         if sequences and not handle.closed:
-            handle.write(command_lines(*(f"{verb} {sequence}" for sequence in sequences)))
+            with suppress(MqfsError):  # they come again
+                handle.write(command_lines(*(f"{verb} {sequence}" for sequence in sequences)))
         handle.close()
 
     try:

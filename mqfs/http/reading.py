@@ -269,7 +269,7 @@ async def _follow(call: Call, source: Source, words: Wish) -> Answer:
 
 async def _forever(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIterator[bytes]:
     yield data
-    while not source.over:
+    while not source.over and not call.tree.closing:
         data = source.gather(PIECE_BYTES)
         if not data and not source.over:
             try:

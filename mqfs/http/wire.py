@@ -127,7 +127,7 @@ class RequestParser:
         request.version = parser.get_http_version()
         request.target = self._target.decode()
         request.headers = self._headers(request.version)
-        request.keep_alive = parser.should_keep_alive() and not parser.should_upgrade()
+        request.keep_alive = request.version == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
         self._in_head = False
         self._current = request
         if parser.should_upgrade():

@@ -33,6 +33,7 @@ def listing() -> Iterator[Web]:
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "http://localhost:1"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Origin": LISTED}, 403),
     ],
 )

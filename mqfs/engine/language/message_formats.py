@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from mqfs import errors
 from mqfs.log import headers
@@ -51,6 +52,7 @@ def shape(form: str, record: Record, name: str, deliveries: int = 0) -> bytes:
     return body
 
 
+@lru_cache(maxsize=1)  # all who follow get the same record, one after another
 def as_json(record: Record, name: str, deliveries: int = 0) -> bytes:
     """One object and a newline: `body`, or `body_base64` where it is not UTF-8."""
     try:
