@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.eventually import HANG_S
+from tests.support.java import SHORT_LIVED
 from tests.support.queues import Queues
 from tests.support.server import NO_FUSE, can_mount, end_keepers
 
@@ -39,6 +40,9 @@ FIRST = ["spark", "spark_cluster"]
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
+# What a test starts lives for seconds, and there are hundreds: each server would compile our modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
 
 # Nothing imports it where libfuse is missing, and pip could not build it.
 collect_ignore = [] if importlib.util.find_spec("pyfuse3") else ["fuse"]

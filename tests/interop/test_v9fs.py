@@ -44,8 +44,8 @@ def test_v9fs(tmp_path: Path) -> None:
                 with client.create(f"host/{name}") as stream:
                     stream.write(body)
             client.mkdir("many")
-            for number in range(2_000):  # more than one reply of the largest msize holds
-                client.create(f"many/{number:06}").close()
+            for number in range(560):  # more than one reply of the largest msize holds
+                client.create(f"many/{number:0240}").close()
         printed = boot(tmp_path, server.port)
         told = [line.strip() for line in printed.splitlines() if "GUEST-" in line]
         want = [f"GUEST-OK {dialect} {msize}" for dialect in DIALECTS for msize in ("default", "131096")]

@@ -17,8 +17,8 @@ from tests.server.watched import GREEDY, POLITE, Measured, measuring, user
 from tests.support import campaign
 from tests.support.eventually import patient
 
-RUNS = 5
-RUN_S = campaign.size(50) / 10
+RUNS = 3
+RUN_S = campaign.size(50, 20) / 10
 WAIT_S = limits.SLICE_S  # turns are a fourth of it; a busy machine makes more of them
 P99_S, LONGEST_S = patient(2.0), patient(10.0)  # on a machine that does other things too
 

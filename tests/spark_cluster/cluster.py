@@ -23,7 +23,7 @@ from mqfs.ninep.blocking import Client
 from tests.spark.kills import kill, session
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
-from tests.support.java import java
+from tests.support.java import SHORT_LIVED, java
 from tests.support.server import COMMAND, Server
 
 TOKEN = "the-secret-of-the-cluster"
@@ -31,9 +31,6 @@ PORT, MASTER_PORT = 5640, 7077
 CORES = 2  # of each worker, for each application
 # A worker has room for one executor of the session that lasts, so that both workers have one, and for one of a program.
 ROOM, LASTING, PASSING = "1100m", "600m", "480m"
-
-# Of every Java: it lives for seconds, and what it would gain by compiling well or collecting in threads it never sees.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def command(*words: str) -> None:
@@ -163,8 +160,7 @@ class Cluster:
             "SPARK_LOCAL_HOSTNAME": machine.address,
             "SPARK_LOCAL_DIRS": str(self.folder / f"local-{machine.name}"),
             "SPARK_DAEMON_MEMORY": "256m",
-            "JAVA_TOOL_OPTIONS": QUICK,
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "JAVA_TOOL_OPTIONS": SHORT_LIVED,
             **more,
         }
 

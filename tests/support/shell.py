@@ -16,6 +16,7 @@ from pathlib import Path
 import pexpect
 
 from tests.support.eventually import HANG_S
+from tests.support.java import SHORT_LIVED
 
 PROMPT = r"<<(\d+)>>"
 JOB = re.compile(r"\[\d+\]")  # what an interactive shell tells of its jobs
@@ -26,6 +27,7 @@ class Shell:
 
     def __init__(self, folder: Path, path: str = "/usr/bin:/bin", **more: str) -> None:
         known = {"PATH": path, "HOME": str(folder), "TERM": "dumb", "LC_ALL": "C.UTF-8", "SHELL": "/bin/bash"}
+        known["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
         self.terminal = pexpect.spawn(
             "bash",
             ["--norc", "--noprofile", "--noediting"],
