@@ -24,6 +24,7 @@ ERROR_BYTES = 256  # of the text of a refusal: it may hold words of the refused 
 CTL_BYTES = 65_536  # one write to `ctl` or `.cursor`, and the incomplete line kept in a handle
 DROPPED = 65_536  # messages of a group dropped one by one and not yet below its low watermark
 ANCHORS = 256  # remembered steps of the wall clock in one group
+SHARED_JSON, SHARED_JSON_BYTES = 256, 2_048  # encoded messages that readers share, and the largest such body: 4 MB
 CURSOR_NAMES = 1_024  # names of one `select`
 STRETCHES = 1_024  # splits in a reply to `measure`: some 30 KiB
 STRETCH_SEGMENTS = 16  # that it scans: a few ms each where not all streams are wanted
