@@ -46,9 +46,9 @@ class BrowserRules:
     def headers(self, request: Request) -> Headers:
         """Of every answer to a page of a listed origin."""
         origin = request.headers.get("origin")
-        if not self.origins or origin is None:
+        if not self.origins:
             return []
-        if origin not in self.origins:
+        if origin is None or origin not in self.origins:
             return [("Vary", "Origin")]
         exposed = "Location, ETag, Mqfs-First, Mqfs-Next, Mqfs-Sequence, Mqfs-Time, Mqfs-Messages, Mqfs-Bytes"
         return [

@@ -111,7 +111,7 @@ class Connection:
             if not data:
                 return None
             parser.receive(data)
-            if was_idle:
+            if was_idle and not parser.idle:
                 deadline = trio.current_time() + limits.HTTP_HEAD_S
         return parser.requests.popleft()
 

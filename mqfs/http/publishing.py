@@ -1,6 +1,7 @@
 """Publishing: one message, a batch, and what a transaction is made of.
 
-A message without options goes through `.batch`, which tells its sequence; one with options through `.put`.
+A message without options is a write to its stream where that tells its sequence, else to `.batch`, which always does;
+one with options goes through `.put`.
 """
 
 from __future__ import annotations
@@ -21,25 +22,55 @@ from mqfs.wait import Step, Wait
 FRAMES = "application/vnd.mqfs.frames"
 NAMED = "mqfs-h-"
 TRACING = ("traceparent", "tracestate")
+_KEYS = {"idempotency-key", *TRACING}
 _JSON_LINES = ("application/x-ndjson", "application/json", "application/jsonl")
 
 
 async def publish(call: Call) -> Answer:
     """The body is one message."""
-    call_keys = keys(call)
-    stream = call.target.node
+    given, stream, place = keys(call), call.target.node, f"{call.path.text}?seq="
     if call.target.kind == "new stream":
         if call.option("create") is not None and not call.flag("create"):
             raise NotFound(call.target.name)
         stream = await make_stream(call)
-    if call_keys:
-        head = json.dumps({"stream": stream.name, **call_keys}, ensure_ascii=False).encode()
-        file, data = ".put", head + b"\n" + call.request.body
-    elif stream.group.settings.data == "line":  # as a write to the stream, in one atomic batch
-        file, data = ".batch", b"".join(frame(stream.name, line) for line in lines(call.body))
+    group = stream.group
+    if given:
+        head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
+        return await _append(call, group, ".put", head + b"\n" + call.request.body, place)
+    if group.settings.data == "line":  # as a write to the stream, in one atomic batch
+        data = b"".join(frame(stream.name, line) for line in lines(call.body))
     else:
-        file, data = ".batch", frame(stream.name, call.request.body)
-    return await _append(call, stream.group, file, data, f"{call.path.text}?seq=")
+        if group.ring is None and (answer := await _write(call, stream, place)) is not None:
+            return answer
+        data = frame(stream.name, call.request.body)
+    return await _append(call, group, ".batch", data, place)
+
+
+async def _write(call: Call, stream: Any, place: str) -> Answer | None:
+    """Write to the stream itself. None: there is no room yet, and nothing was done."""
+    end = stream.group.log.end
+    handle = call.tree.open(call.user, stream, os.O_WRONLY)
+    try:
+        if not call.request.body:
+            return None  # it would be an EOF marker
+        sequence = end.next
+        step = handle.write(call.body)
+        appended = end.next > sequence
+        if not appended and isinstance(step, Wait) and step.cancel():
+            return None
+        await call.front.settle(step)
+    finally:
+        handle.close()
+    return _published(sequence if appended else 0, place)
+
+
+def _published(sequence: int, place: str) -> Answer:
+    """The answer to a publish; 0: the message was discarded."""
+    if not sequence:
+        return Answer(201, b"discarded\n")
+    text = str(sequence)
+    found = [("Mqfs-Sequence", text)]
+    return Answer(201, text.encode() + b"\n", headers=[*found, ("Location", place + text)] if place else found)
 
 
 async def put(call: Call) -> Answer:
@@ -52,7 +83,8 @@ async def put(call: Call) -> Answer:
 
 async def put_there(call: Call) -> Answer:
     """As put, to a stream that is there."""
-    return await publish(call) if call.request.body else await is_there(call)
+    there = await is_there(call)
+    return await publish(call) if call.request.body else there
 
 
 def frame(name: str, body: bytes | bytearray, head: bytes = b"") -> bytes:
@@ -78,11 +110,7 @@ async def _append(call: Call, group: Any, file: str, data: bytes, place: str = "
         text = handle.read(64)
     finally:
         handle.close()
-    if not text or isinstance(text, Wait):
-        return Answer(201, b"discarded\n")
-    sequence = text.decode().strip()
-    found = [("Mqfs-Sequence", sequence)]
-    return Answer(201, text, headers=[*found, ("Location", place + sequence)] if place else found)
+    return _published(int(text) if isinstance(text, bytes) and text else 0, place)
 
 
 async def _settle(call: Call, step: Step[int], seconds: float | None) -> None:
@@ -97,6 +125,9 @@ async def _settle(call: Call, step: Step[int], seconds: float | None) -> None:
 
 def keys(call: Call) -> dict[str, Any]:
     """The keys of `.put` that a request gives, in the query or as headers. The engine checks them."""
+    given = call.request.headers
+    if not call.path.options and not any(name.startswith("mqfs-") or name in _KEYS for name in given):
+        return {}
     found: dict[str, Any] = {
         key: value for key in ("delay", "ttl") if (value := call.option(key, f"mqfs-{key}")) is not None
     }
@@ -107,10 +138,10 @@ def keys(call: Call) -> dict[str, Any]:
     if call.flag("single", "mqfs-single"):
         found["single"] = True
     if (key := call.option("id", "mqfs-id")) is None:
-        key = call.request.headers.get("idempotency-key")
+        key = given.get("idempotency-key")
     if key is not None:
         found["id"] = key
-    if own := {**_from_headers(call.request.headers), **_from_query(call)}:
+    if own := {**_from_headers(given), **_from_query(call)}:
         found["headers"] = own
     return found
 

@@ -153,6 +153,21 @@ def test_a_slow_head(hasty: Web) -> None:
         assert statuses(rest(sock)) == [408]
 
 
+def test_line_ends_do_not_keep_a_connection(hasty: Web) -> None:
+    with hasty.raw() as sock:
+        sock.settimeout(0.05)
+        data = None
+        while data is None:
+            try:
+                sock.sendall(b"\r\n")
+                data = sock.recv(4_096)
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                data = b""
+        assert data == b""
+
+
 def test_a_slow_body(hasty: Web) -> None:
     with hasty.raw() as sock:
         sock.sendall(POST + b"Content-Length: 3\r\n\r\na")
