@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.http.hasty_server import HASTE
 from tests.http.web import Web
 from tests.support.eventually import eventually
 from tests.support.server import COMMAND, short_folder
@@ -239,4 +241,7 @@ def test_unknown_tokens(hasty: Web) -> None:
         refused = hasty.get("/", Authorization=value)
         assert refused.status == 401
         assert {text.split(" ")[0] for text in refused.headers.get_all("WWW-Authenticate", [])} == {"Bearer", "Basic"}
+    began = time.monotonic()
+    assert hasty.get("/", Authorization="Bearer x").status == 401  # after more than HTTP_FAILURES
+    assert time.monotonic() - began >= HASTE["HTTP_FAILURE_S"]
     assert hasty.get("/", Authorization=f"Bearer {SECRETS['root']}").status == 200
