@@ -61,6 +61,8 @@ def wish(call: Call) -> Wish:
         since = str(int(seen) + 1)
     until = call.option("until")
     last = None if until in (None, "end") else call.number("until", 1 << 62)
+    if form is answers.RECORD and call.option("count") is not None:
+        raise BadRequest("count is not for records (expected bytes)")
     follow = call.flag("follow") or (form.beat != b"" and call.option("wait") is None and until is None)
     return Wish(
         form=form,
@@ -81,7 +83,8 @@ class Source:
         self._call, self.cursor, self._wish = call, cursor, wish
         self._parked: Wait[bytes] | None = None
         self._shown = cursor.shown
-        self._room = RECORD_BYTES if wish.form.cursor == "record" else WHOLE
+        self._many = wish.form is answers.RECORD  # a read returns whole records, as many as fit
+        self._room = min(RECORD_BYTES, wish.size or RECORD_BYTES) if self._many else WHOLE
         self.messages = 0
         self.over = False
         self.first = 0  # sequence of the first message
@@ -101,35 +104,42 @@ class Source:
                 self._parked = None
                 data = step.result()
         except FellBehind:
-            return self._lost(at, max(lost_before(self.cursor), self.cursor.position, at + 1) - 1)
+            last = max(lost_before(self.cursor), self.cursor.position, at + 1) - 1
+            return self._lost(at, last, started=self.messages > 0)
         except Damaged as error:
-            return self._lost(error.sequence, error.sequence)
+            return self._lost(error.sequence, error.sequence, started=self.messages > 0)
         shown = self.cursor.shown
         if shown is self._shown or shown is None:
             self.over = True
             return None
         self._shown = shown
-        self.first = self.first or shown.sequence
+        self.first = self.first or (at if self._many else shown.sequence)
         self.messages += 1
         self.over = self.messages == self._wish.count
         return self._wish.form.message(data)
 
-    def _lost(self, first: int, last: int) -> bytes:
-        """Tell of a gap; where the format cannot, and it is in the middle, nothing more can be sent."""
-        if self._wish.strict and not self.messages:
+    def _lost(self, first: int, last: int, *, started: bool) -> bytes:
+        """Tell of a gap; where the format cannot, and messages stand before it, nothing more can be sent."""
+        if self._wish.strict and not started:
             raise FellBehind(f"messages from {first} to {last} were lost")
         if self._wish.form.lost is not None:
             return self._wish.form.lost(first, last)
-        if self.messages:
+        if started:
             raise Cut
         return b""
 
     def begin(self) -> bytes:
-        """The bytes before the first message."""
-        since, form = self._wish.since, self._wish.form
-        if not since.isdigit() or (floor := lost_before(self.cursor)) <= int(since):
-            return form.begin
-        return form.begin + self._lost(int(since), floor - 1)
+        """The bytes before what is polled next: of a gap, and where that must be looked at, of the first message."""
+        since, cursor, piece = self._wish.since, self.cursor, b""
+        if not since.isdigit():
+            return self._wish.form.begin
+        floor, first = lost_before(cursor), max(int(since), 1)
+        settings = cursor.group.settings
+        if settings.replay != "all" and settings.deliver == "all":  # what no reader waits for leaves no trace
+            piece = self.poll() or b""
+            floor = max(floor, self.first or cursor.group.log.end.next)
+        lost = self._lost(first, floor - 1, started=False) if first < floor else b""
+        return self._wish.form.begin + lost + piece
 
     def gather(self, room: int) -> bytes:
         """Messages that are there: up to about that many bytes, or as many as half a slice of time allows."""
@@ -144,11 +154,16 @@ class Source:
     async def all(self, room: int) -> bytes:
         """As gather, in as many slices as it takes."""
         pieces, size = [], 0
-        while size < room and (data := self.gather(room - size)):
-            pieces.append(data)
-            size += len(data)
+        while size < room and not self.at_end:
+            pieces.append(self.gather(room - size))
+            size += len(pieces[-1])
             await self._call.front.pause()
         return b"".join(pieces)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether there is nothing more for now."""
+        return self.over or self._parked is not None
 
     async def wait(self, seconds: float | None) -> None:
         """Until `poll` has something. Raises TimedOut."""
@@ -206,6 +221,9 @@ async def read(call: Call) -> Answer:
     try:
         source = Source(call, cursor, words)
         return await (_follow(call, source, words) if words.follow else _page(call, source, words))
+    except Cut:
+        cursor.close()
+        raise FellBehind("messages were lost while the answer was made") from None
     except BaseException:
         cursor.close()
         raise
@@ -226,11 +244,11 @@ async def _page(call: Call, source: Source, words: Wish) -> Answer:
     room = words.size or limits.HTTP_PAGE_BYTES if words.counted else PIECE_BYTES
     body = piece + await source.all(room - len(piece))
     head: Headers = [*NO_STORE, SANDBOX]
-    if source.over or words.counted or cursor.position >= stop:
+    if source.at_end or words.counted or cursor.position >= stop:
         source.stop()
         head += _places(source, cursor.position if words.counted else max(stop, cursor.position))
         cursor.close()
-        if not body and words.wait is not None:
+        if not body and words.wait is not None and start == words.form.begin:
             return Answer(204, headers=head)
         return Answer(200, start + body + (words.form.end if source.over else b""), words.form.kind, head)
     head += _places(source, stop)
@@ -243,9 +261,9 @@ def _places(source: Source, following: int) -> Headers:
 
 async def _rest(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIterator[bytes]:
     """The body of an answer with an end, in pieces."""
-    while data:
-        yield data
-        data = source.gather(PIECE_BYTES)
+    yield data
+    while not source.at_end:
+        yield source.gather(PIECE_BYTES)
         await call.front.pause()
     yield words.form.end
 

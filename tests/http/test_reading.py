@@ -49,7 +49,9 @@ def test_places(web: Web, stream: str, options: str, body: bytes, first: int, fo
     assert read.headers["Content-Security-Policy"] == "sandbox"
 
 
-@pytest.mark.parametrize("options", ["since=never", "count=0", "count=x", "format=xml", "wait=1", "what=1", "seq=x"])
+@pytest.mark.parametrize(
+    "options", ["since=never", "count=0", "count=x", "format=xml", "wait=1", "what=1", "seq=x", "format=record&count=1"]
+)
 def test_options_that_are_none(web: Web, stream: str, options: str) -> None:
     assert web.get(f"{stream}?{options}").status == 400
 
@@ -157,6 +159,23 @@ def test_a_gap_is_never_silent(web: Web) -> None:
     assert web.get(f"{group}/s?since=1&strict").status == 410
     assert web.get(f"{group}/s?since=4&strict").body == b"m4m5"
     assert web.get(f"{group}/s?seq=2").status == 410
+
+
+def test_a_gap_where_messages_are_kept_for_readers_only(web: Web) -> None:
+    group = web.group("replay off")
+    for number in range(1, 4):
+        web.post(f"{group}/s", f"m{number}")
+    assert web.get(f"{group}/s?since=2&format=json&wait=1ms").lines == [{"lost": [2, 3]}]
+    assert web.get(f"{group}/s?since=4&wait=1ms").status == 204
+
+
+def test_nothing_is_lost_before_the_first_message(web: Web, group: str) -> None:
+    web.put(f"{group}/s")
+    web.post(f"{group}/other", "x")
+    web.post(f"{group}/late", "x")
+    for since in (0, 1):
+        assert "lost" not in web.get(f"{group}/late?since={since}&format=json").lines[0]
+        assert web.get(f"{group}/s?since={since}&format=json").body == b""
 
 
 def fall_behind(web: Web, group: str, options: str) -> tuple[socket.socket, bytes]:
