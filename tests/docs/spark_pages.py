@@ -30,8 +30,9 @@ def archived_and_verified(at: Scene, block: Block) -> None:
     archive, verify = (line.typed for line in block.lines)
     at.typing.begin(f"{archive} --master 'local[1]' 2>said")
     assert at.typing.prompted(START_S)
+    errors = (at.folder / "said").read_text()
+    assert set(errors.splitlines()) <= {JAVA}, errors
     assert at.typing.said[-1].startswith("1 new messages in ")
-    assert set((at.folder / "said").read_text().splitlines()) <= {JAVA}
     command, words = understood(verify)
     assert (command, words["path"], words["pattern"]) == ("verify", "archive", "jobs/.*")
 

@@ -24,7 +24,11 @@ def test_page(page: Path, served: Path) -> None:
         pytest.skip(why)
     with shell(served) as typing:
         typing.terminal.timeout = SPARK_S if has_spark else HANG_S
-        assert type_page(page.read_text(), typing, served) > 5
+        try:
+            assert type_page(page.read_text(), typing, served) > 5
+        except AssertionError as error:
+            log = served / "spark.log"
+            raise AssertionError(log.read_text() if log.exists() else "") from error
 
 
 def test_every_console_block_is_typed() -> None:
