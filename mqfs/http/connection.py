@@ -39,6 +39,11 @@ TURN = 16  # requests in a row before other connections have their turn
 SMALL_BYTES = 65_536  # of a body that is not counted as its user's memory
 
 
+def _large(body: object) -> int:
+    """Bytes of a body that count."""
+    return len(body) if isinstance(body, bytes | bytearray) and len(body) > SMALL_BYTES else 0
+
+
 class Server(Protocol):
     """The front end, as one of its connections needs it."""
 
@@ -157,7 +162,14 @@ class Connection:
         call = Call(self, user, self.peer.account, request, path, found)
         call.check_options(route.options)
         await self._receive_body(request, route)
-        return await route.call(call)
+        answer = await route.call(call)
+        try:
+            self._hold(_large(request.body) + _large(answer.body))
+        except OverLimit:
+            if answer.done is not None:
+                answer.done(False)
+            raise
+        return answer
 
     def _user_of(self, request: Request) -> User:
         given = request.headers.get("authorization")
@@ -184,8 +196,7 @@ class Connection:
             if not data:
                 raise Gone
             self._parser.receive(data)
-            if len(request.body) > SMALL_BYTES:
-                self._hold(len(request.body))
+            self._hold(_large(request.body))
             if len(request.body) > most:
                 break
         if len(request.body) > most:
