@@ -67,7 +67,8 @@ class RequestParser:
         self._target = bytearray()
         self._pairs: list[tuple[bytes, bytes]] = []
         self._size = 0  # bytes of headers
-        self._raw = 0  # bytes received since a request began whose head is not complete
+        self._raw = 0  # bytes received since a request began, a part of a body came, or a request was complete
+        self._moved = False  # one of the latter two, in what is being parsed
         self._in_head = False
         self._rest = 0  # bytes of the body of a request that asks for an upgrade
         self._current = Request()
@@ -83,6 +84,7 @@ class RequestParser:
             data = self._body_of_upgrade(data)
         if self.error is not None or not data:
             return
+        self._moved = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # it stops there: no request may follow
@@ -91,10 +93,9 @@ class RequestParser:
         except httptools.HttpParserError as error:
             if self.error is None:
                 self.error = BadRequest(f"malformed request: {error}")
-        if self._in_head:
-            self._raw += len(data)
-            if self._raw > _BOUND_BYTES:
-                self._refuse(TooManyHeaders(f"more than {_BOUND_BYTES} bytes before the end of the headers"))
+        self._raw = 0 if self._moved else self._raw + len(data)
+        if self._raw > _BOUND_BYTES:
+            self._refuse(TooManyHeaders(f"more than {_BOUND_BYTES} bytes before the end of the headers"))
 
     def _refuse(self, error: MqfsError) -> None:
         if self.error is None:
@@ -156,8 +157,10 @@ class RequestParser:
 
     def on_body(self, part: bytes) -> None:
         self._current.body += part
+        self._moved = True
 
     def on_message_complete(self) -> None:
+        self._moved = True
         self._current.complete = not self._rest
 
     def _fail(self, error: MqfsError) -> None:

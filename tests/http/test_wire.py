@@ -44,6 +44,7 @@ REFUSED = {
         431,
     ),
     "a large header": (b"GET / HTTP/1.1\r\n" + HOST + b"X: " + b"y" * 30_000, 431),
+    "a large trailer": (CHUNKED + b"\r\n0\r\nX: " + b"y" * 200_000, 431),
     "a long line": (b"GET /" + b"y" * 9_000 + b" HTTP/1.1\r\n", 431),
     "two tokens": (b"GET / HTTP/1.1\r\n" + HOST + b"Authorization: a\r\nAuthorization: b\r\n\r\n", 400),
     "a long body": (POST + b"Content-Length: 1044481\r\n\r\n", 413),
@@ -102,6 +103,17 @@ def test_pipelining(hasty: Web) -> None:
     answer = hasty.say(requests)
     assert statuses(answer) == [201] * 51 + [200]
     assert answer.endswith(b"".join(b"%02d" % n for n in range(50)))
+
+
+def test_pipelining_more_than_is_received_at_once(hasty: Web) -> None:
+    request = b"GET /.health HTTP/1.1\r\n" + HOST + b"X: " + b"y" * 900 + b"\r\n\r\n"
+    with hasty.raw() as sock:
+        sock.sendall(request * 200)
+        data = b""
+        while data.count(b"HTTP/1.1 200 OK") < 200:
+            part = sock.recv(65_536)
+            assert part, statuses(data)[-1]
+            data += part
 
 
 def test_what_is_wrong_behind_a_request_is_refused_behind_it(hasty: Web) -> None:
