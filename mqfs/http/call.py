@@ -37,7 +37,7 @@ class Front(Protocol):
         ...
 
     async def pause(self) -> None:
-        """Let others have their turn."""
+        """Let others have their turn, if this call took a slice of time. To be called between steps of long work."""
         ...
 
     def begin_stream(self) -> None:

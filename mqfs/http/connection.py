@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from time import perf_counter
 from typing import Any, Protocol, TypeVar, cast
 
 import trio
@@ -73,6 +74,7 @@ class Connection:
         self._version = "1.1"
         self._closing = False
         self._unread = False  # a part of a request that was refused
+        self._turn_ends = 0.0
         self._held = 0  # bytes of memory that count as the user's
         self._user: tuple[str | None, User] | None = None  # of the last Authorization
 
@@ -291,8 +293,10 @@ class Connection:
         return True
 
     async def pause(self) -> None:
-        """Let other connections have their turn."""
-        await trio.lowlevel.checkpoint()
+        """Let other connections have their turn, after half a slice of work."""
+        if perf_counter() > self._turn_ends:
+            await trio.lowlevel.checkpoint()
+            self._turn_ends = perf_counter() + limits.SLICE_S / 2
 
     def begin_stream(self) -> None:
         self.server.begin_stream(self.peer)

@@ -67,8 +67,7 @@ async def peek(call: Call) -> Answer:
             record, delivery = handle.shown
             pieces.append(shape(form.cursor, record, call.group.numbers[record.stream].name, delivery))
             size += len(pieces[-1])
-            if len(pieces) % 256 == 0:
-                await call.front.pause()
+            await call.front.pause()
     finally:
         handle.close()
     return Answer(200, b"".join(pieces), form.kind, [*NO_STORE, SANDBOX])
@@ -101,6 +100,7 @@ class Collector:
             add(data, shown[0].sequence, shown[1])
             self.size += len(data)
             count += 1
+            await self._call.front.pause()
 
 
 def _lease(call: Call) -> float:

@@ -171,16 +171,20 @@ def _number(text: str, name: str) -> int | float:
 
 async def batch(call: Call) -> Answer:
     """Many messages in one atomic batch."""
-    return await _append(call, call.group, ".batch", _frames(call))
+    return await _append(call, call.group, ".batch", await _frames(call))
 
 
-def _frames(call: Call) -> bytes:
+async def _frames(call: Call) -> bytes:
     kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == FRAMES:
         return call.body
     if kind not in _JSON_LINES:
         raise BadRequest(f"content type {kind!r} (expected {_JSON_LINES[0]} or {FRAMES})")
-    return b"".join(_from_lines(call.body))
+    pieces = []
+    for piece in _from_lines(call.body):
+        pieces.append(piece)
+        await call.front.pause()
+    return b"".join(pieces)
 
 
 def _from_lines(body: bytes) -> Iterator[bytes]:
@@ -221,7 +225,7 @@ async def make_part(call: Call) -> Answer:
 
 async def stage(call: Call) -> Answer:
     """One message into a part; below its `.batch`, many."""
-    data = _frames(call) if call.target.name == ".batch" else call.body
+    data = await _frames(call) if call.target.name == ".batch" else call.body
     await write(call, call.target.node, data)
     return Answer(202)
 

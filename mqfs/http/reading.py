@@ -295,6 +295,7 @@ async def _forever(call: Call, source: Source, words: Wish, data: bytes) -> Asyn
             except TimedOut:
                 data = words.form.beat
         yield data
+        await call.front.pause()
     if not call.tree.closing:  # a client is to come back after a restart
         yield words.form.end
 
