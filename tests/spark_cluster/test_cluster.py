@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,11 +25,10 @@ def numbers(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def out(cluster: Cluster, request: pytest.FixtureRequest) -> str:
-    """A group of the test's own, to be written to."""
-    name = request.node.name
-    cluster.group(name)
-    return str(name)
+def out(cluster: Cluster, tmp_path: Path) -> str:
+    """A group of the test's own, to be written to; another one when it is run again."""
+    cluster.group(tmp_path.name)
+    return tmp_path.name
 
 
 def test_both_workers_read_what_only_the_driver_has(cluster: Cluster, driver: Driver, numbers: str) -> None:

@@ -47,7 +47,7 @@ def run(cluster: Cluster, *words: str, cwd: Path | None = None, **env: str) -> s
     return done
 
 
-def test_archive_and_verify(cluster: Cluster, source: str) -> None:
+def test_archive_and_verify(cluster: Cluster, source: str, tmp_path: Path) -> None:
     secret = cluster.hidden / "secret"
     secret.write_text(TOKEN)
 
@@ -57,7 +57,7 @@ def test_archive_and_verify(cluster: Cluster, source: str) -> None:
                    PYTHONPATH=str(ROOT))  # fmt: skip
         return json.loads(done.stdout)
 
-    archive = str(cluster.folder / "archive")
+    archive = str(tmp_path / "archive")
     assert command("archive", archive)["messages"] == 5_000
     found = command("verify", "--archive", archive)
     assert (found["sound"], found["messages"], found["same"]) == (True, 5_000, 5_000)
@@ -78,7 +78,7 @@ def submit(cluster: Cluster, cwd: Path, source: str, to: str, how: str, *words: 
 def test_a_zip_that_goes_along(cluster: Cluster, source: str, tmp_path: Path) -> None:
     """`--py-files`: the package is not installed, what it needs is. PYTHONPATH is for the driver's own processes."""
     bare, package = str(packages.python(tmp_path / "bare")), str(packages.zipped(tmp_path))
-    found = submit(cluster, tmp_path, source, "programs/zip", "found", "--py-files", package,
+    found = submit(cluster, tmp_path, source, f"programs/{tmp_path.name}", "found", "--py-files", package,
                    PYSPARK_PYTHON=bare, PYTHONPATH=package)  # fmt: skip
     assert {executable for executable, _, _ in found["executors"]} == {bare}
     assert all("mqfs.zip/pyspark_mqfs/" in file for _, _, file in found["executors"])
@@ -91,7 +91,7 @@ def test_an_environment_that_goes_along(cluster: Cluster, source: str, tmp_path:
     # what is not .tar.gz Spark unpacks without the permissions of files
     with tarfile.open(tmp_path / "env.tar.gz", "w:gz", dereference=True, compresslevel=1) as tar:
         tar.add(tmp_path / "env", ".", filter=lambda file: None if UNUSED.search(file.name) else file)
-    found = submit(cluster, tmp_path, source, "programs/env", "found", "--archives", "env.tar.gz#env",
+    found = submit(cluster, tmp_path, source, f"programs/{tmp_path.name}", "found", "--archives", "env.tar.gz#env",
                    PYSPARK_PYTHON="./env/bin/python")  # fmt: skip
     prefixes = {prefix for _, prefix, _ in found["executors"]}
     assert {Path(prefix).name for prefix in prefixes} == {"env"}
