@@ -24,6 +24,7 @@ ERROR_BYTES = 256  # of the text of a refusal: it may hold words of the refused 
 CTL_BYTES = 65_536  # one write to `ctl` or `.cursor`, and the incomplete line kept in a handle
 DROPPED = 65_536  # messages of a group dropped one by one and not yet below its low watermark
 ANCHORS = 256  # remembered steps of the wall clock in one group
+SHARED_JSON, SHARED_JSON_BYTES = 256, 2_048  # encoded messages that readers share, and the largest such body: 4 MB
 CURSOR_NAMES = 1_024  # names of one `select`
 STRETCHES = 1_024  # splits in a reply to `measure`: some 30 KiB
 STRETCH_SEGMENTS = 16  # that it scans: a few ms each where not all streams are wanted
@@ -111,6 +112,34 @@ TOKEN_LEAST_BYTES = 16  # of a secret: shorter ones can be guessed
 TOKEN_GUESSES = 3  # wrong ones before a connection ends
 TOKEN_DELAY_S = 2.0  # until a wrong one is answered and its connection's place is free: some 1,000 a second of one host
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them
+
+# HTTP
+HTTP_LINE_BYTES = 8_192  # of a request's first line: every path of the tree fits
+HTTP_HEADERS = 64  # of one request
+HTTP_HEADER_BYTES = 16_384  # of them together: as many as one message may have
+HTTP_BATCH_BYTES = 16 << 20  # body of a `.batch`; of any other request a message's
+HTTP_HEAD_S = 10.0  # from the first byte of a request to the end of its headers
+HTTP_BODY_RATE = 1_024  # bytes a second, at least, of a body, after HTTP_HEAD_S
+HTTP_IDLE_S = 60.0  # between two requests of one connection
+HTTP_SEND_S = 60.0  # without a byte taken by the client, of an answer that has an end
+HTTP_LINGER_S = 2.0  # a refused request is read on for so long: a reset would destroy its answer
+HTTP_BEAT_S = 15.0  # of silence, then a comment: proxies close at 60 s, and only a write finds a peer that vanished
+HTTP_CONNECTIONS = 4_096  # of the process
+HTTP_USER_CONNECTIONS = 256  # of one user, over TCP of one host
+HTTP_USER_STREAMS = 256  # answers of one user without an end, at once
+HTTP_SEND_BUFFER_BYTES = 256 << 10  # of the kernel, of one connection: a slow reader has no more beyond its message
+HTTP_PAGE_BYTES = 1 << 20  # of a read that is counted: what `Mqfs-Next` says is then known before its first byte
+HTTP_READ_BYTES = 16 << 20  # that `bytes=` may ask for
+HTTP_LISTED = 10_000  # names in one answer
+HTTP_CLAIMED = 1_000  # messages of one claim or take, tokens of one ack
+HTTP_CLAIM_BYTES = 16 << 20  # of such an answer
+HTTP_USER_CLAIMS = 1_000  # open ones of one user
+HTTP_LEASE_S = 30.0  # of a claim that does not say
+HTTP_LEASE_MOST_S = 12 * 3_600.0
+HTTP_WAIT_MOST_S = 3_600.0  # of `wait=`
+HTTP_FAILURES = 10  # wrong tokens of one address; each further one is answered after HTTP_FAILURE_S
+HTTP_FAILURE_S = 1.0
+HTTP_ADDRESSES = 4_096  # whose wrong tokens are counted; beyond that the oldest are forgotten
 
 # FUSE
 UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file twice: see nodes.py

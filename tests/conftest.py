@@ -26,6 +26,7 @@ MARKS = {
     "examples": "process slow",
     "fuse": "fuse process slow",
     "house": "house",
+    "http": "process slow",
     "interop": "process slow",
     "server": "process slow",
     "spark": "spark process slow",

@@ -18,7 +18,8 @@ from mqfs import ack_state
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = {"CHANGELOG.md": "reference/changelog.md", "benchmarks/README.md": "reference/benchmarks.md"}
-PLACES = {"mqfs.4": "reference/tree.md", "mqfs-store.5": "reference/store.md"}  # of a manual page; else reference/cli
+# Of a manual page; else reference/cli.
+PLACES = {"mqfs.4": "reference/tree.md", "mqfs-http.5": "reference/http.md", "mqfs-store.5": "reference/store.md"}
 XREF = re.compile(r'<a class="Xr" href="man:(.*?)">(.*?)</a>')
 
 

@@ -34,6 +34,9 @@ def command() -> None:
     metavar="ADDRESS",
     help="Serve 9P at unix!PATH, tcp!HOST!PORT or tls!HOST!PORT. Repeatable.",
 )
+@click.option("--http", multiple=True, metavar="ADDRESS", help="Serve HTTP at an address of these forms. Repeatable.")
+@click.option("--http-origin", multiple=True, metavar="ORIGIN", help="Let pages of https://HOST use it. Repeatable.")
+@click.option("--http-host", multiple=True, metavar="NAME", help="Name of this host beside localhost. Repeatable.")
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
 @click.option(
@@ -53,7 +56,7 @@ def command() -> None:
 @click.option("--config", "file", metavar="FILE", help="TOML file of these options; the command line wins.")
 @click.option("--foreground", is_flag=True, help="No effect: the server always runs in the foreground.")
 def serve(file: str | None, foreground: bool, **arguments: Any) -> int:
-    """Serve the tree of a store as a mount, over 9P, or both; with neither option, 9P on standard input and output.
+    """Serve the tree of a store as a mount, over 9P, over HTTP; with none of them, 9P on standard input and output.
 
     Runs until SIGTERM or SIGINT, then unmounts and exits with 0.
     """

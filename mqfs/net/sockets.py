@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+from mqfs import limits
 from mqfs.errors import BadAddress
 
 BACKLOG = 1_024
@@ -86,6 +87,14 @@ def _remove_stale(where: str, path: str, kind: int) -> None:
         except TimeoutError:
             pass
     raise OSError(errno.EADDRINUSE, "in use")
+
+
+def detect_dead_host(sock: socket.socket) -> None:
+    """Have the kernel end a TCP connection within a minute after its host is gone."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.SILENT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.ASKED_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.ASKED)
 
 
 def peer(sock: socket.socket) -> tuple[int, int, int]:

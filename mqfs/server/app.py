@@ -24,6 +24,7 @@ from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
+from mqfs.http import wire
 from mqfs.model import User
 from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address
@@ -65,32 +66,34 @@ def check_words(options: Options) -> None:
         if value is not None and (not value or "\0" in value):
             raise BadConfig(f"--{name} {value!r}: invalid name (expected a path without NUL)")
     try:
-        for text in options.listen:
+        for text in (*options.listen, *options.http):
             parse_address(text)
         parse_quotas(options.limit)
         for line in options.default:
             check_name(parse_settings([line]).dead)
     except BadAddress as error:
-        raise BadConfig(f"--listen {error.detail}") from None
+        raise BadConfig(f"{'--listen' if text in options.listen else '--http'} {error.detail}") from None
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
-    encrypted = [text for text in (*options.listen, options.service or "") if text.startswith("tls!")]
+    encrypted = [text for text in (*options.listen, *options.http, options.service or "") if text.startswith("tls!")]
     if encrypted and options.tls_cert is None:
         raise BadConfig(f"{encrypted[0]}: no certificate (expected --tls-cert FILE)")
     if options.audit not in LEVELS:
         raise BadConfig(f"--audit {options.audit!r}: unknown level (expected {', '.join(LEVELS)})")
+    if options.http and wire.MISSING:
+        raise BadConfig(f"--http: {wire.MISSING} (install it: pip install httptools)")
     if identity.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: unknown user (expected one of getent passwd)")
 
 
 def check_standard_files(options: Options) -> None:
     """Check that standard input and output are open where 9P is to be spoken on them. Raises BadConfig."""
-    if options.mount is None and options.service is None and not options.listen:
+    if options.mount is None and options.service is None and not (options.listen or options.http):
         try:
             os.fstat(0)
             os.fstat(1)
         except OSError:
-            text = "standard input or output is closed (expected --mount, --listen or -s)"
+            text = "standard input or output is closed (expected --mount, --listen, --http or -s)"
             raise BadConfig(text) from None
 
 
@@ -141,6 +144,7 @@ class Server:
         self.stopping = trio.Event()
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[SocketFile] = []
+        self.http_listeners: list[Listener] = []
         self.refused: MqfsError | OSError | None = None  # why it could not start
         self.crashed = False
 
@@ -179,19 +183,22 @@ class Server:
         listeners: list[Listener] = []
         try:
             for text in dials:
-                listeners.append(listen(text, insecure=self.options.insecure, identified=self.identifies_clients()))
+                listeners.append(self.listen_at(text))
                 self.listen_for_rings(listeners[-1])
+            for text in self.options.http:
+                self.http_listeners.append(self.listen_at(text))
         except BaseException:
             self.close_all(listeners)
             raise
         return listeners
 
-    def identifies_clients(self) -> bool:
-        """Whether a client over TLS can show which user it is."""
-        return self.tokens is not None or self.options.tls_client_ca is not None
+    def listen_at(self, address: str) -> Listener:
+        """Listen, where off loopback only as safely as the options say. Raises BadAddress."""
+        identified = self.tokens is not None or self.options.tls_client_ca is not None
+        return listen(address, insecure=self.options.insecure, identified=identified)
 
     def close_all(self, listeners: list[Listener]) -> None:
-        for listener in listeners:
+        for listener in (*listeners, *self.http_listeners):
             listener.close()
         for file in self.attach_listeners:
             file.close()
@@ -262,11 +269,41 @@ class Server:
             log.info("9P at %s", listener.address)
         await nursery.start(self.guard, "9P", nine.run)
         ends.append(nine.stop)
+        if self.http_listeners:
+            await self.start_http(tree, nursery, ends)
         if options.mount is not None:
-            await self.start_mount(tree, nursery, ends, options.mount, only=not listeners)
-        elif not listeners:
+            await self.start_mount(tree, nursery, ends, options.mount, only=not (listeners or self.http_listeners))
+        elif not listeners and not self.http_listeners:
             log.info("9P on standard input and output (--mount DIR and --listen ADDRESS serve elsewhere)")
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
+
+    async def start_http(self, tree: Tree, nursery: trio.Nursery, ends: list[End]) -> None:
+        """Serve HTTP."""
+        from mqfs.http.browser import BrowserRules
+        from mqfs.http.server import HttpServer  # here, so that without it nothing of it is needed
+
+        rules = BrowserRules(self.options.http_origin, self.options.http_host)
+        web = HttpServer(
+            tree,
+            tcp_user=self.options.tcp_user,
+            tokens=self.tokens,
+            tls=self.tls,
+            rules=rules,
+            troubles=functools.partial(self.troubles, tree),
+        )
+        for listener in self.http_listeners:
+            web.add(listener)
+            log.info("HTTP at %s", listener.address)
+        await nursery.start(self.guard, "HTTP", web.run)
+        ends.append(web.stop)
+
+    def troubles(self, tree: Tree) -> list[str]:
+        """Why it is not ready to be sent work."""
+        found = ["the server stops"] if self.stopping.is_set() or tree.closing else []
+        found += [f"group {group.name} is read-only" for group in tree.groups.values() if group.log.end.failed]
+        if self.options.mount is not None and not os.path.ismount(self.options.mount):
+            found.append(f"{self.options.mount} is not mounted")
+        return found
 
     async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str, only: bool) -> None:
         """Mount. `only`: an unmount from outside ends the server, which serves nothing else."""

@@ -24,6 +24,9 @@ class Options:
     store: str | None = None
     mount: str | None = None
     listen: tuple[str, ...] = ()
+    http: tuple[str, ...] = ()
+    http_origin: tuple[str, ...] = ()  # whose pages may use this server
+    http_host: tuple[str, ...] = ()  # its names beside those of loopback
     service: str | None = None  # -s: 9P on a unix socket of that name in the name space directory
     default: tuple[str, ...] = ()
     limit: tuple[str, ...] = ()
@@ -38,7 +41,7 @@ class Options:
     trace: bool = False
 
 
-_LISTS = ("listen", "default", "limit")
+_LISTS = ("listen", "http", "http-origin", "http-host", "default", "limit")
 _FLAGS = ("insecure", "allow-other", "trace")
 _TLS = ("tls-cert", "tls-key", "tls-client-ca")
 _TEXTS = ("store", "mount", "service", "tcp-user", "token-file", *_TLS, "audit")

@@ -2,5 +2,5 @@
 
 import pytest
 
-MODULES = ("scene", "server_pages", "shell", "spark_pages", "tool_pages", "typed")
+MODULES = ("http_pages", "scene", "server_pages", "shell", "spark_pages", "tool_pages", "typed")
 pytest.register_assert_rewrite(*(f"tests.docs.{name}" for name in MODULES))

@@ -19,6 +19,7 @@ EXPECTED = {
     "mqfs-bench.1",
     "mqfs-spark.1",
     "mqfs.4",
+    "mqfs-http.5",
     "mqfs-store.5",
     "mq.1",
     "mq-cat.1",

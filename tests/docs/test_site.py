@@ -51,7 +51,7 @@ def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.parametrize("source", PAGES, ids=lambda page: page.name)
 def test_a_page_of_the_manual(source: Path, site: Path) -> None:
     name, _, section = source.name.rpartition(".")
-    place = {"mqfs.4": "tree", "mqfs-store.5": "store"}.get(source.name, f"cli/{name}")
+    place = {"mqfs.4": "tree", "mqfs-http.5": "http", "mqfs-store.5": "store"}.get(source.name, f"cli/{name}")
     page = site / "reference" / f"{place}.html"
     text = shown(page)
     assert f"{name}({section})" in text

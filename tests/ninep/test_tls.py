@@ -22,11 +22,11 @@ from mqfs.errors import BadAddress, BadConfig, Denied
 from mqfs.net import tls
 from mqfs.net.certificates import ServerTls, client_context
 from mqfs.net.tls import TlsMachine
+from mqfs.net.tls_calls import TlsCalls
 from mqfs.net.tokens import Tokens
 from mqfs.ninep import blocking
 from mqfs.ninep.codec.messages import Tversion
 from mqfs.ninep.codec.wire import encode
-from mqfs.ninep.server.encryption import TlsCalls
 from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ninep import ME, Raw, Running, SlowStore, make_tree, open_handles, running

@@ -69,6 +69,11 @@ class Claims:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self.by_sequence
 
+    def next_delivery(self, sequence: int) -> int:
+        """Which delivery of a message the next one is: 1 where none failed."""
+        entry = self._progress.in_flight.get(sequence)
+        return 1 if entry is None else entry.failed + 1
+
     def add(self, receiver: Holder, record: Record) -> InFlight:
         """The log says that the receiver has it."""
         claim = InFlight(receiver, record, self._progress.in_flight[record.sequence])

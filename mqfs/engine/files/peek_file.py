@@ -18,6 +18,7 @@ class PeekHandle(OpenFile):
         super().__init__(node, user, reads, writes)
         self.last = PartialRead()
         self.position = 0
+        self.shown: tuple[Record, int] | None = None  # the last message and which delivery its next one is
         self.opened = self.consumer
         self.opened.opens += 1
         self.group.retention.apply_depth_after_recovery()
@@ -35,7 +36,10 @@ class PeekHandle(OpenFile):
         if count <= 0 or self.node.removed:
             return b""
         record = self._next()
-        return b"" if record is None else self.last.first(record.body, count, offset)
+        if record is None:
+            return b""
+        self.shown = record, self.consumer.claims.next_delivery(record.sequence)
+        return self.last.first(record.body, count, offset)
 
     def _next(self) -> Record | None:
         if self.consumer.coverage.exclusives_only:

@@ -122,15 +122,21 @@ def _plain(group: Group) -> bool:
     return not any(number in streams and sequence >= streams[number].state.floor for sequence, number in special)
 
 
-def _place(stream: Stream) -> dict[str, int | None]:
+def cut(stream: Stream) -> int:
+    """One above the newest message that a bound or `clear` took from those who had not read it."""
     stream.kept.update_low_watermark()
-    newest = stream.kept.newest_kept()
     settings = stream.group.log.settings
     bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
+    return stream.state.floor if bounds_only else stream.kept.evicted_before
+
+
+def _place(stream: Stream) -> dict[str, int | None]:
+    cut_before = cut(stream)
+    newest = stream.kept.newest_kept()
     return {
         "number": stream.number,
         "floor": stream.state.floor,
-        "cut": stream.state.floor if bounds_only else stream.kept.evicted_before,
+        "cut": cut_before,
         "first": stream.kept.first_kept() or None,
         "newest": newest if newest >= stream.state.floor and newest else None,
     }

@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.log import headers
 from mqfs.log.record import encode, encode_names
 from mqfs.model import Record
@@ -53,6 +54,11 @@ def shape(form: str, record: Record, name: str, deliveries: int = 0) -> bytes:
 
 def as_json(record: Record, name: str, deliveries: int = 0) -> bytes:
     """One object and a newline: `body`, or `body_base64` where it is not UTF-8."""
+    shared = len(record.body) <= limits.SHARED_JSON_BYTES  # all who follow a stream get the same ones
+    return (_shared_json if shared else _json)(record, name, deliveries)
+
+
+def _json(record: Record, name: str, deliveries: int) -> bytes:
     try:
         key, body = "body", json.dumps(record.body.decode(), ensure_ascii=False)
     except UnicodeDecodeError:
@@ -64,6 +70,9 @@ def as_json(record: Record, name: str, deliveries: int = 0) -> bytes:
     return (
         f'{{"sequence":{record.sequence},"stream":{stream},"time":{seconds(record.time_ns)}{more},"{key}":{body}}}\n'
     ).encode()
+
+
+_shared_json = lru_cache(limits.SHARED_JSON)(_json)
 
 
 def describe(record: Record, name: str, deliveries: int = 0) -> bytes:

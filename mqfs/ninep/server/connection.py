@@ -19,9 +19,9 @@ from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame, OverLimit
 from mqfs.net.peer import Peer
-from mqfs.ninep.server.encryption import DescriptorCalls
+from mqfs.net.tls_calls import DescriptorCalls
 from mqfs.ninep.server.session import Session
-from mqfs.ninep.server.turns import Turn
+from mqfs.turns import Turn
 
 log = logging.getLogger("mqfs.ninep")
 

@@ -19,21 +19,19 @@ from weakref import WeakValueDictionary
 import trio
 
 from mqfs import limits
+from mqfs.arrival import look_up, peer_at, shake_hands
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadAddress, Denied, OverLimit
+from mqfs.errors import BadAddress, OverLimit
 from mqfs.model import Grant
 from mqfs.net import identity
-from mqfs.net.address import Address, TlsAddress, UnixAddress
-from mqfs.net.certificates import ServerTls, user_of
+from mqfs.net.address import TlsAddress
+from mqfs.net.certificates import ServerTls
 from mqfs.net.peer import Peer
-from mqfs.net.sockets import peer as peer_of
-from mqfs.net.sockets import peer_groups
 from mqfs.net.tokens import Tokens
 from mqfs.ninep.server.connection import Connection
-from mqfs.ninep.server.encryption import TlsCalls
 from mqfs.ninep.server.listener import Listener
-from mqfs.ninep.server.turns import Turn, Turns
 from mqfs.shares import Shares
+from mqfs.turns import Turn, Turns
 
 log = logging.getLogger("mqfs.ninep")
 
@@ -207,7 +205,7 @@ class Server:
     def _begin(self, sock: socket.socket, listener: Listener) -> None:
         encrypted = isinstance(listener.address, TlsAddress)
         try:
-            peer = self._peer(sock, listener.address)
+            peer = peer_at(sock, listener.address, "9p", next(self._numbers), self._tcp_uid, self._tokens)
             self._take_place(peer, encrypted)
         except (OSError, OverLimit) as error:  # OSError: it is gone already
             if isinstance(error, OverLimit):
@@ -232,26 +230,15 @@ class Server:
         if encrypted:
             self.tree.memory.give(peer.account, limits.TLS_BYTES)
 
-    def _peer(self, sock: socket.socket, address: Address) -> Peer:
-        number = next(self._numbers)
-        if not isinstance(address, UnixAddress):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a dead host is detected in a minute
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.SILENT_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.ASKED_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.ASKED)
-            host = sock.getpeername()[0]
-            network = str(address).partition("!")[0]
-            return Peer(f"9p {network} {number}", self._tcp_uid, fixed=True, host=host, tokens=self._tokens)
-        pid, uid, gid = peer_of(sock)
-        return Peer(f"9p unix {number}", uid, gid, pid, groups=peer_groups(sock))
-
     async def _serve_socket(self, sock: socket.socket, peer: Peer, encrypted: bool) -> None:
         descriptor, tls = sock.fileno(), None
         try:
             with sock:
-                if encrypted and (tls := await self._shake_hands(descriptor, peer)) is None:
-                    return
+                if encrypted:
+                    assert self._tls is not None, "a listener at an address of TLS, and no certificate"
+                    tls = await shake_hands(self._tls, "9p", descriptor, peer, self.turn_of(peer.account))
+                    if tls is None:
+                        return
                 connection = Connection(self, peer, descriptor, descriptor, tls or os)
                 await self._serve_stranger(connection)
                 if tls is not None:
@@ -262,41 +249,15 @@ class Server:
             self._places.give(peer.account)
             self._give_memory(peer, encrypted)
 
-    async def _shake_hands(self, descriptor: int, peer: Peer) -> TlsCalls | None:
-        """Complete the handshake of TLS; the peer is the user of its certificate. None: the handshake failed."""
-        assert self._tls is not None, "a listener at an address of TLS, and no certificate"
-        tls = TlsCalls(self._tls.machine("9p"), lambda why: log.warning("%s: connection ended: %s", peer.where, why))
-        with trio.move_on_after(limits.HANDSHAKE_S) as scope:
-            with contextlib.suppress(OSError):  # the peer has gone, or has failed
-                await tls.shake_hands(descriptor, self.turn_of(peer.account))
-        if scope.cancelled_caught:
-            log.info("%s: connection ended: no TLS handshake in %g s", peer.where, limits.HANDSHAKE_S)
-        if not tls.ready:
-            return None
-        if self._tls.client_ca is not None:
-            try:
-                peer.uid = await trio.to_thread.run_sync(user_of, tls.machine.certificate)
-            except Exception as error:  # no such user; or no thread, or no answer
-                peer.refuse(error.detail if isinstance(error, Denied) else f"user not looked up: {error}")
-                log.warning("%s: client refused: %s", peer.where, peer.refused)
-        return tls
-
     async def _serve_stranger(self, connection: Connection) -> None:
         """Serve a connection, which has to attach in time."""
         self._strangers[connection] = trio.current_time() + limits.HANDSHAKE_S
         self._stranger_came.set()
         try:
-            if not connection.session.peer.is_known:
-                await self._look_up(connection.session.peer)
+            await look_up(connection.session.peer)
             await self._serve(connection)
         finally:
             self._strangers.pop(connection, None)
-
-    async def _look_up(self, peer: Peer) -> None:
-        try:
-            await trio.to_thread.run_sync(peer.look_up)
-        except Exception as error:  # no thread, or no answer: it is looked up again when it is needed
-            log.warning("%s: user %d not looked up: %s", peer.where, peer.uid, error)
 
     async def _serve(self, connection: Connection) -> None:
         self.connections.add(connection)

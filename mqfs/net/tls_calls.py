@@ -1,7 +1,7 @@
 """The descriptor of a connection over TLS.
 
 Owns the bytes between the machine of net/tls.py and the descriptor. A connection calls it as it calls os, and waits by
-itself where a call would block; only the handshake waits here.
+itself where a call would block.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import trio
-
 from mqfs.net.tls import PIECE_BYTES, TlsMachine, explain
-from mqfs.ninep.server.turns import Turn
 
 RECEIVE_BYTES = 65_536
 
@@ -87,36 +84,33 @@ class TlsCalls:
                 break
         return written
 
+    def push(self, fd: int, data: bytes) -> None:
+        """Write a few bytes; what the descriptor does not take leaves before the next write."""
+        with contextlib.suppress(ssl.SSLError):
+            self.machine.send(data)
+            self._flush(fd)
+
     def end(self, fd: int) -> None:
         """Announce the end, if the descriptor takes that at once."""
         self.machine.close()
         with contextlib.suppress(OSError):
             self._flush(fd)
 
-    async def shake_hands(self, fd: int, turn: Turn) -> None:
-        """Complete the handshake, a step in each turn of the user. Raises OSError where TLS fails or the peer goes."""
-        try:
-            while not self.ready:
-                try:
-                    if not self._flush(fd):
-                        await trio.lowlevel.wait_writable(fd)
-                    elif self.machine.ready:
-                        self.ready = True
-                    else:
-                        await self._step(fd, os.read(fd, RECEIVE_BYTES), turn)
-                except BlockingIOError:
-                    await trio.lowlevel.wait_readable(fd)
-        finally:
-            turn.leave()
-
-    async def _step(self, fd: int, data: bytes, turn: Turn) -> None:
-        if not data:
-            raise ConnectionResetError(errno.ECONNRESET, "end of the connection in the handshake")
-        if turn.owner is not None:
-            await turn.come()
-        began = turn.begin()
-        self._early = self._decrypt(fd, data)
-        await turn.end(began, True)
+    def shake_hands(self, fd: int) -> str:
+        """Continue the handshake by one read: what it waits for then, "read" or "write"; "": nothing. Raises OSError
+        where TLS fails or the peer goes."""
+        if not self.machine.ready and not self._encrypted:
+            try:
+                data = os.read(fd, RECEIVE_BYTES)
+            except BlockingIOError:
+                return "read"
+            if not data:
+                raise ConnectionResetError(errno.ECONNRESET, "end of the connection in the handshake")
+            self._early = self._decrypt(fd, data)
+        if not self._flush(fd):
+            return "write"
+        self.ready = self.machine.ready
+        return ""
 
     def _decrypt(self, fd: int, data: bytes) -> bytes:
         """The plaintext of these bytes. Raises ConnectionResetError where TLS fails."""

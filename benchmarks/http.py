@@ -1,0 +1,185 @@
+"""Publishing over HTTP beside uvicorn and starlette over a list, and events of one stream to many, in one run.
+
+    python benchmarks/http.py [--quick]
+
+One client publishes 100 bytes over a connection that stays open. Server and client are pinned to one CPU: unpinned, it
+is the scheduler that is measured. The rates are by the CPU time of both together: what the clock would show if nothing
+else used that CPU. Events are counted by the CPU time of the server alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU = max(os.sched_getaffinity(0))
+TICKS = os.sysconf("SC_CLK_TCK")
+HEAD = "HTTP/1.1\r\nHost: localhost\r\n"
+MQFS = """
+import sys
+from mqfs import limits
+limits.HTTP_CONNECTIONS = limits.HTTP_USER_CONNECTIONS = limits.HTTP_USER_STREAMS = 20_000
+from mqfs.cli.main import main
+main()
+"""
+PEER = """
+import sys, uvicorn
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+messages = []
+async def publish(request):
+    messages.append(await request.body())
+    return PlainTextResponse(f"{len(messages)}\\n", 201)
+app = Starlette(routes=[Route("/b/s", publish, methods=["POST"])])
+uvicorn.run(app, port=int(sys.argv[1]), http="httptools", log_level="error")
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", *words], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def connect(port: int) -> socket.socket:
+    for _ in range(600):
+        try:
+            sock = socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+            continue
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    raise SystemExit(f"no server at port {port}")
+
+
+def ask(sock: socket.socket, request: bytes) -> bytes:
+    sock.sendall(request)
+    answer = sock.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 20"), answer
+    if answer.endswith(b"\r\n\r\n") and b"\r\ncontent-length: " in answer:  # of the peer
+        answer += sock.recv(65_536)
+    return answer
+
+
+def cpu_s(pid: int) -> float:
+    """Of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def own_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def publishing(pid: int, sock: socket.socket, count: int) -> float:
+    """Requests a second."""
+    request = f"POST /b/s {HEAD}Content-Length: 100\r\n\r\n".encode() + b"x" * 100
+    for _ in range(500):
+        ask(sock, request)
+    before = cpu_s(pid) + own_s()
+    for _ in range(count):
+        ask(sock, request)
+    return count / (cpu_s(pid) + own_s() - before)
+
+
+@contextmanager
+def mqfs() -> Iterator[tuple[int, int, socket.socket]]:
+    port = free_port()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        words = ["serve", "--store", f"{folder}/store", "--http", f"tcp!127.0.0.1!{port}"]
+        words += ["--tcp-user", str(os.geteuid())]
+        for line in ("sync off", "replay all"):
+            words += ["--default", line]
+        with serving(MQFS, *words) as process, connect(port) as sock:
+            ask(sock, f"PUT /b/ {HEAD}\r\n".encode())
+            ask(sock, f"PUT /b/s {HEAD}\r\n".encode())
+            yield process.pid, port, sock
+
+
+@contextmanager
+def peer() -> Iterator[tuple[int, int, socket.socket]]:
+    port = free_port()
+    with serving(PEER, str(port)) as process, connect(port) as sock:
+        yield process.pid, port, sock
+
+
+def events(followers: int, batches: int) -> tuple[float, float]:
+    """(events a second, KiB of the server for each idle follower)"""
+    rows = "\n".join(json.dumps({"stream": "s", "body": "x" * 100}) for _ in range(100)).encode()
+    kind = "Content-Type: application/x-ndjson\r\n"
+    request = f"POST /b/.batch {HEAD}{kind}Content-Length: {len(rows)}\r\n\r\n".encode() + rows
+    with mqfs() as (pid, port, sock):
+        idle = memory(pid)
+        socks = [connect(port) for _ in range(followers)]
+        for one in socks:
+            ask(one, f"GET /b/s?format=sse&since=end {HEAD}\r\n".encode())
+            one.setblocking(False)
+        size = (memory(pid) - idle) / followers
+        by_number = {one.fileno(): one for one in socks}
+        ready = select.epoll()
+        for number in by_number:
+            ready.register(number, select.EPOLLIN)
+        before, got = cpu_s(pid), 0
+        for batch in range(1, batches + 1):
+            ask(sock, request)
+            while got < batch * 100 * followers:
+                got += sum(by_number[number].recv(1 << 20).count(b"\nid: ") for number, _ in ready.poll())
+        rate = got / (cpu_s(pid) - before)
+        for one in socks:
+            one.close()
+        return rate, size
+
+
+def memory(pid: int) -> int:
+    """KiB."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
+
+
+def rounds(server: Callable[[], contextmanager], count: int) -> float:  # type: ignore[type-arg,valid-type]
+    with server() as (pid, _, sock):  # type: ignore[attr-defined]
+        return publishing(pid, sock, count)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    os.sched_setaffinity(0, {CPU})
+    count = 3_000 if quick else 20_000
+    mine, theirs = rounds(mqfs, count), rounds(peer, count)
+    print(
+        f"publish, one connection   mqfs {mine:8,.0f} /s   uvicorn + starlette {theirs:8,.0f} /s   {mine / theirs:.2f}"
+    )
+    followers = 200 if quick else 1_000
+    rate, size = events(followers, 5 if quick else 30)
+    print(f"events, 1 to {followers:<5}        mqfs {rate:8,.0f} /s   {size:.1f} KiB an idle follower")
+
+
+if __name__ == "__main__":
+    main()

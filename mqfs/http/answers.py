@@ -1,0 +1,138 @@
+"""Answers, and the formats in which messages leave. The shapes of single messages are the engine's: here are frames."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import attrs
+
+from mqfs.errors import BadRequest
+
+Headers = list[tuple[str, str]]
+NO_STORE: Headers = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
+SANDBOX = ("Content-Security-Policy", "sandbox")  # of what others wrote
+TEXT, JSON, LINES = "text/plain; charset=utf-8", "application/json", "application/x-ndjson"
+
+
+class Cut(Exception):
+    """The rest of a body cannot be sent: the connection ends without the body's end, so that no gap is silent."""
+
+
+@attrs.define
+class Answer:
+    """An answer. `done` is called once, with whether all of it was sent."""
+
+    status: int
+    body: bytes | AsyncIterator[bytes] = b""
+    kind: str = TEXT
+    headers: Headers = attrs.Factory(list)
+    done: Callable[[bool], None] | None = None
+    endless: bool = False  # a slow reader of it may be as slow as it likes
+
+    def all_headers(self) -> Headers:
+        return [("Content-Type", self.kind), *self.headers] if self.body or self.status == 200 else self.headers
+
+
+def as_json(value: Any, status: int = 200) -> Answer:
+    body = json.dumps(value, ensure_ascii=False).encode() + b"\n"
+    return Answer(status, body, JSON, list(NO_STORE))
+
+
+# ---------------------------------------------------------------- formats
+
+
+@attrs.frozen
+class Format:
+    """How messages are framed. `cursor` is the engine's format, `lost` None where a gap must end the connection."""
+
+    kind: str
+    cursor: str
+    message: Callable[[bytes], bytes] = lambda data: data
+    lost: Callable[[int, int], bytes] | None = None
+    begin: bytes = b""
+    beat: bytes = b""  # sent after a silence
+    end: bytes = b""
+
+
+_BREAK = re.compile("\r\n|\n|\r")
+
+
+def event(text: str, *, name: str = "", sequence: int = 0) -> bytes:
+    """One event: the text is split at every line end that a client knows."""
+    head = (f"id: {sequence}\n" if sequence else "") + (f"event: {name}\n" if name else "")
+    return (head + "".join(f"data: {line}\n" for line in _BREAK.split(text)) + "\n").encode()
+
+
+def _json_event(line: bytes) -> bytes:
+    """Of a line of `format json`, which begins with the sequence and holds no line end."""
+    sequence = line[len(b'{"sequence":') : line.index(b",")]
+    return b"id: %b\ndata: %b\n" % (sequence, line)
+
+
+def _raw_event(line: bytes) -> bytes:
+    message = json.loads(line)
+    if (body := message.get("body")) is not None:
+        return event(body, sequence=message["sequence"])
+    return event(message["body_base64"], name="base64", sequence=message["sequence"])
+
+
+def _lost_line(first: int, last: int) -> bytes:
+    return f'{{"lost":[{first},{last}]}}\n'.encode()
+
+
+def _lost_event(first: int, last: int) -> bytes:
+    return event(json.dumps([first, last]), name="lost")
+
+
+RAW = Format("application/octet-stream", "raw")
+LINE = Format(TEXT, "line")
+NUL = Format("application/octet-stream", "nul")
+JSON_LINES = Format(LINES, "json", lost=_lost_line)
+RECORD = Format("application/vnd.mqfs.record", "record")
+SSE = Format(
+    "text/event-stream",
+    "json",
+    _json_event,
+    _lost_event,
+    begin=b"retry: 2000\n\n",
+    beat=b":\n\n",
+    end=event("{}", name="end"),
+)
+SSE_RAW = attrs.evolve(SSE, message=_raw_event)
+FORMATS = {"raw": RAW, "line": LINE, "nul": NUL, "json": JSON_LINES, "sse": SSE, "record": RECORD}
+ACCEPTED = {
+    "*/*": RAW,
+    "application/octet-stream": RAW,
+    LINES: JSON_LINES,
+    JSON: JSON_LINES,
+    "text/event-stream": SSE,
+    "application/vnd.mqfs.record": RECORD,
+}
+
+
+def accepted(accept: str) -> list[str]:
+    """The types of an Accept header, without their parameters, in its order."""
+    return [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+
+
+def choose(word: str | None, accept: str, data: str | None = None) -> Format:
+    """The format of `format=`, or of the first known type of Accept. `data`: of an event. Raises BadRequest."""
+    if word is not None and word not in FORMATS:
+        raise BadRequest(f"format {word!r} (expected one of {' '.join(FORMATS)})")
+    known = (ACCEPTED[kind] for kind in accepted(accept) if kind in ACCEPTED)
+    form = FORMATS[word] if word is not None else next(known, RAW)
+    if data not in (None, "json", "raw"):
+        raise BadRequest(f"data {data!r} (expected json or raw)")
+    return SSE_RAW if form is SSE and data == "raw" else form
+
+
+def base64_body(text: str) -> bytes:
+    """The bytes of `body_base64`. Raises BadRequest."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise BadRequest("body_base64 is no base64") from None

@@ -1,0 +1,121 @@
+"""One request on its way through the front end: its user, its subject, its options, and how a call may wait."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol, TypeVar
+
+import attrs
+
+from mqfs import limits
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import BadRequest, TooLong
+from mqfs.http.claims import Claims
+from mqfs.http.target import Path, Target
+from mqfs.http.wire import Request
+from mqfs.model import User
+from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.size import parse_number
+from mqfs.wait import Step
+
+T = TypeVar("T")
+WHOLE = 1 << 30  # bytes of a read: all there is
+
+
+class TimedOut(Exception):
+    """A wait had a bound, and nothing came. Nothing was done."""
+
+
+class Front(Protocol):
+    """The front end and the connection, as a call needs them."""
+
+    tree: Tree
+    claims: Claims
+
+    async def settle(self, step: Step[T], seconds: float | None = None) -> T:
+        """The value of a step. Raises TimedOut after that time, unless it is done by then."""
+        ...
+
+    async def pause(self) -> None:
+        """Let others have their turn, if this call took a slice of time. To be called between steps of long work."""
+        ...
+
+    def begin_stream(self) -> None:
+        """An answer without an end begins. Raises OverLimit."""
+        ...
+
+    def end_stream(self) -> None: ...
+
+    def troubles(self) -> list[str]:
+        """Why the server is not ready."""
+        ...
+
+
+@attrs.define
+class Call:
+    """A request with its user and what it is about."""
+
+    front: Front
+    user: User
+    account: Hashable
+    request: Request
+    path: Path
+    target: Target
+
+    @property
+    def tree(self) -> Tree:
+        return self.front.tree
+
+    @property
+    def group(self) -> Any:
+        """The group of what it is about."""
+        return self.target.node.group
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self.request.body)
+
+    def own(self, name: str) -> Any:
+        """A file of the group's own."""
+        return self.tree.walk(self.user, self.group, name)
+
+    # ------------------------------------------------------------ options
+
+    def check_options(self, known: tuple[str, ...]) -> None:
+        """Raises BadRequest where one is not known; "h-" stands for all names that begin so."""
+        for name, _ in self.path.options:
+            if name not in known and not (name.startswith("h-") and "h-" in known):
+                raise BadRequest(f"unknown option {name!r} (expected one of: {' '.join(known) or 'none'})")
+
+    def option(self, name: str, header: str = "") -> str | None:
+        """The value in the query, else of a header."""
+        for key, value in self.path.options:
+            if key == name:
+                return value
+        return self.request.headers.get(header) if header else None
+
+    def flag(self, name: str, header: str = "") -> bool:
+        """`name`, `name=yes`; `name=no` is as none."""
+        value = self.option(name, header)
+        if value in (None, "no", "false", "0"):
+            return False
+        if value in ("", "yes", "true", "1"):
+            return True
+        raise BadRequest(f"{name} {value!r} (expected yes or no)")
+
+    def number(self, name: str, most: int) -> int | None:
+        """A count from 1. Raises BadRequest, TooLong."""
+        word = self.option(name)
+        if word is None:
+            return None
+        value = parse_number(word)
+        if not value:
+            raise BadRequest(f"{name} 0 (expected at least 1)")
+        if value > most:
+            raise TooLong(f"{name} {value} (expected at most {most})")
+        return value
+
+    def seconds(self, name: str, most: float = limits.HTTP_WAIT_MOST_S) -> float | None:
+        """A duration, cut to a bound."""
+        word = self.option(name)
+        return None if word is None else min(parse_duration(word) / 1e9, most)

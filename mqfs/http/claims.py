@@ -1,0 +1,139 @@
+"""Open claims: the one thing that outlives a request.
+
+A claim belongs to an open handle, so each claim request keeps its handle here until its messages are settled or their
+leases end. Owns tokens and leases; what becomes of a message is the consumer's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections import Counter
+from collections.abc import Iterable, Set
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Any
+
+import attrs
+
+from mqfs import limits
+from mqfs.engine.log.timers import CONSUMERS, Alarm
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import BadRequest, Denied, MqfsError, OverLimit, Stale
+from mqfs.model import Grant, User
+from mqfs.seams import Handle
+
+MAC_BYTES = 16
+
+
+@attrs.define(eq=False)
+class OpenClaim:
+    """The messages of one claim request: the delivery and the end of the lease (engine time) of each."""
+
+    number: int
+    handle: Handle
+    node: Any
+    user: User
+    alarm: Alarm
+    deliveries: dict[int, int] = attrs.Factory(dict)
+    due_ns: dict[int, int] = attrs.Factory(dict)
+
+
+class Claims:
+    """All open claims of the front end."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._key = os.urandom(32)  # tokens are of this run
+        self._numbers = count(1)
+        self._open: dict[int, OpenClaim] = {}
+        self._of_user: Counter[int] = Counter()
+
+    def room(self, uid: int) -> int:
+        """How many messages more a user may claim. Raises OverLimit where that is none."""
+        if self._of_user[uid] >= limits.HTTP_USER_CLAIMS:
+            for claim in [claim for claim in self._open.values() if claim.node.removed]:
+                self.settled(claim, list(claim.deliveries))
+        left = limits.HTTP_USER_CLAIMS - self._of_user[uid]
+        if left <= 0:
+            raise OverLimit(f"{limits.HTTP_USER_CLAIMS} open claims of a user")
+        return left
+
+    def begin(self, handle: Handle, node: Any, user: User) -> OpenClaim:
+        """A claim request; without messages yet."""
+        number = next(self._numbers)
+        alarm = Alarm(self._tree.timers, node.group, CONSUMERS, "ending leases", partial(self._expire, number))
+        claim = self._open[number] = OpenClaim(number, handle, node, user, alarm)
+        return claim
+
+    def add(self, claim: OpenClaim, sequence: int, delivery: int) -> str:
+        """A message that its handle claimed. Returns the token."""
+        claim.deliveries[sequence] = delivery
+        self._of_user[claim.user.uid] += 1
+        return self._token(claim, sequence)
+
+    def lease(self, claim: OpenClaim, sequences: Iterable[int], seconds: float) -> None:
+        """From now on."""
+        due = self._tree.clock.engine_ns() + int(seconds * 1e9)
+        claim.due_ns.update(dict.fromkeys(sequences, due))
+        claim.alarm.at(due)
+
+    def _token(self, claim: OpenClaim, sequence: int) -> str:
+        head = f"{claim.number}.{sequence}.{claim.deliveries[sequence]}"
+        mac = hmac.digest(self._key, f"{head}.{claim.user.uid}".encode(), "sha256")
+        return f"{head}.{mac[:MAC_BYTES].hex()}"
+
+    def find(self, token: str, uid: int, node: Any) -> tuple[OpenClaim, int]:
+        """The claim and the sequence of a token. Raises Stale where it is gone, Denied if it is another user's."""
+        words = token.split(".")
+        if len(words) != 4 or not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words[:3]):
+            raise BadRequest(f"invalid token {token[:80]!r}")
+        claim, sequence = self._open.get(int(words[0])), int(words[1])
+        if claim is None or sequence not in claim.deliveries or claim.node != node:
+            raise Stale(token)
+        if not hmac.compare_digest(self._token(claim, sequence).encode(), token.encode()):
+            raise Stale(token)
+        if claim.user.uid != uid:
+            raise Denied("the token of another user")
+        return claim, sequence
+
+    def settled(self, claim: OpenClaim, sequences: Iterable[int]) -> None:
+        """They are in flight no more."""
+        for sequence in sequences:
+            if claim.deliveries.pop(sequence, None) is not None:
+                self._of_user[claim.user.uid] -= 1
+            claim.due_ns.pop(sequence, None)
+        if not claim.deliveries:
+            self._open.pop(claim.number, None)
+            claim.handle.close()
+            if not self._of_user[claim.user.uid]:
+                del self._of_user[claim.user.uid]
+
+    def command(self, claim: OpenClaim, line: str) -> None:
+        """A command whose result is not awaited; a claim that is gone stays so."""
+        with suppress(MqfsError):
+            claim.handle.write(f"{line}\n".encode())
+
+    def release(self, claim: OpenClaim) -> None:
+        """The messages did not reach the client: requeue them, not counted as failed."""
+        for sequence in list(claim.deliveries):
+            self.command(claim, f"release {sequence}")
+        self.settled(claim, list(claim.deliveries))
+
+    def end_grants(self, ended: Set[Grant]) -> None:
+        """Give back what was claimed by tokens that are revoked, changed or expired."""
+        for claim in [claim for claim in self._open.values() if claim.user.grant in ended]:
+            self.settled(claim, list(claim.deliveries))
+
+    def _expire(self, number: int, now_ns: int) -> None:
+        """Nack the messages whose lease ran out; each by itself, as others may be settled already."""
+        claim = self._open.get(number)
+        if claim is None:
+            return
+        due = [sequence for sequence, due_ns in claim.due_ns.items() if due_ns <= now_ns]
+        for sequence in due:
+            self.command(claim, f"nack {sequence}")
+        self.settled(claim, due)
+        if claim.due_ns:
+            claim.alarm.at(min(claim.due_ns.values()))

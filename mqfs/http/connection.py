@@ -1,0 +1,330 @@
+"""One connection: requests one after another, each answered before the next one is looked at.
+
+Owns the time-outs of requests, and what an answer looks like on the wire. While an answer is made the connection is not
+read; the server tells it when its client is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from time import perf_counter
+from typing import Any, Protocol, TypeVar, cast
+
+import trio
+
+from mqfs import limits
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import MqfsError, OverLimit, TooLong
+from mqfs.http import routes, target, wire
+from mqfs.http.answers import Answer, Cut, Headers
+from mqfs.http.browser import BrowserRules
+from mqfs.http.call import Call, TimedOut
+from mqfs.http.channel import Channel, Gone
+from mqfs.http.claims import Claims
+from mqfs.http.gate import CHALLENGES, Gate
+from mqfs.http.refusals import BadRange, NotAllowed, TooSlow, Unauthorized, problem
+from mqfs.http.routes import Route
+from mqfs.http.wire import Request, RequestParser
+from mqfs.model import Grant, User
+from mqfs.net.peer import Peer
+from mqfs.settle import settle
+from mqfs.wait import Step, Wait
+
+log = logging.getLogger("mqfs.http")
+T = TypeVar("T")
+TURN = 16  # requests in a row before other connections have their turn
+SMALL_BYTES = 65_536  # of a body that is not counted as its user's memory
+
+
+def _large(body: object) -> int:
+    """Bytes of a body that count."""
+    return len(body) if isinstance(body, bytes | bytearray) and len(body) > SMALL_BYTES else 0
+
+
+class Server(Protocol):
+    """The front end, as one of its connections needs it."""
+
+    tree: Tree
+    claims: Claims
+    gate: Gate
+    rules: BrowserRules
+    stopping: bool
+
+    def begin_stream(self, peer: Peer) -> None: ...
+    def end_stream(self, peer: Peer) -> None: ...
+    def troubles(self) -> list[str]: ...
+
+
+class Connection:
+    """A channel, and the requests that come through it. It is also what its calls wait by (call.Front)."""
+
+    def __init__(self, server: Server, channel: Channel, peer: Peer, loopback: bool) -> None:
+        self.server, self.channel, self.peer, self.loopback = server, channel, peer, loopback
+        self.tree, self.claims = server.tree, server.claims
+        self.scope = trio.CancelScope()
+        self.idle = True  # between two requests
+        self._parser = RequestParser()
+        self._waits = False  # a call waits
+        self._begun = False  # something of its answer was sent
+        self._half_closed = False
+        self._version = "1.1"
+        self._closing = False
+        self._unread = False  # a part of a request that was refused
+        self._turn_ends = 0.0
+        self._held = 0  # bytes of memory that count as the user's
+        self._user: tuple[str | None, User] | None = None  # of the last Authorization
+
+    @property
+    def grant(self) -> Grant | None:
+        """Of the token of its last request."""
+        return self._user[1].grant if self._user is not None else None
+
+    # ------------------------------------------------------------ requests
+
+    async def run(self) -> None:
+        """Answer requests until the client goes, or the connection is to end."""
+        turns = 0
+        try:
+            with self.scope:
+                while not self._closing and (request := await self._next()) is not None:
+                    self.idle = False
+                    await self._answer(request)
+                    self._hold(0)
+                    self.idle = True
+                    turns += 1
+                    if turns % TURN == 0:
+                        await trio.lowlevel.checkpoint()
+                if self._unread:
+                    await self.channel.linger()
+        except Gone:
+            pass
+        finally:
+            self._hold(0)
+
+    async def _next(self) -> Request | None:
+        """The next request whose head is there; None: there is none."""
+        parser = self._parser
+        deadline = trio.current_time() + limits.HTTP_IDLE_S
+        while not parser.requests:
+            if parser.error is not None:
+                await self._refuse(parser.error)
+                return None
+            was_idle = parser.idle
+            try:
+                data = await self.channel.receive(deadline)
+            except trio.TooSlowError:
+                if not parser.idle:
+                    await self._refuse(TooSlow(f"no whole head in {limits.HTTP_HEAD_S:g} s"))
+                return None
+            if not data:
+                return None
+            parser.receive(data)
+            if was_idle and not parser.idle:
+                deadline = trio.current_time() + limits.HTTP_HEAD_S
+        return parser.requests.popleft()
+
+    async def _refuse(self, error: MqfsError) -> None:
+        """Answer what is no request; nothing more can be read."""
+        self._closing = self._unread = True
+        await self._send(Request(), self._refusal(Request(), error))
+
+    async def _answer(self, request: Request) -> None:
+        self._version, self._begun = request.version, False
+        try:
+            answer = await self._perform(request)
+        except MqfsError as error:
+            answer = self._refusal(request, error)
+            if isinstance(error, Unauthorized) and (seconds := self.server.gate.delay(self.peer)):
+                await trio.sleep(seconds)
+        except TimedOut:
+            answer = self._refusal(request, TooSlow("it took too long"))
+        except Exception:
+            log.exception("%s: %s %s failed", self.peer.where, request.method, request.target)
+            answer = Answer(500, b"internal server error (see the server log)\n")
+        if not request.complete:
+            self._closing = self._unread = True
+        sent = False
+        try:
+            sent = await self._send(request, answer)
+        finally:
+            if answer.done is not None:
+                answer.done(sent)
+
+    async def _perform(self, request: Request) -> Answer:
+        """Check a request from its head, receive its body, and make the call. Raises MqfsError."""
+        server = self.server
+        server.rules.check(request, self.loopback)
+        if request.method == "OPTIONS" and (answer := server.rules.preflight(request)) is not None:
+            return answer
+        user = self._user_of(request)
+        path = target.parse(request.target)
+        found = target.resolve(self.tree, user, path)
+        if request.method == "OPTIONS":
+            return Answer(204, headers=[("Allow", ", ".join(routes.methods(found)))])
+        route = routes.find(request.method, found)
+        call = Call(self, user, self.peer.account, request, path, found)
+        call.check_options(route.options)
+        await self._receive_body(request, route)
+        answer = await route.call(call)
+        try:
+            self._hold(_large(request.body) + _large(answer.body))
+        except OverLimit:
+            if answer.done is not None:
+                answer.done(False)
+            raise
+        return answer
+
+    def _user_of(self, request: Request) -> User:
+        given = request.headers.get("authorization")
+        if self._user is None or self._user[0] != given:
+            self._user = given, self.server.gate.user(self.peer, given)
+        return self._user[1]
+
+    async def _receive_body(self, request: Request, route: Route) -> None:
+        """Raises TooLong, TooSlow, OverLimit, and what the parser found."""
+        most = route.most_bytes
+        if request.announced > most:
+            raise TooLong(f"a body of {request.announced} bytes (expected at most {most})")
+        if not request.complete and request.expects_continue:
+            await self.channel.send(wire.CONTINUE, limits.HTTP_SEND_S)
+        began = trio.current_time()
+        while not request.complete:
+            if self._parser.error is not None:
+                raise self._parser.error
+            deadline = began + limits.HTTP_HEAD_S + len(request.body) / limits.HTTP_BODY_RATE
+            try:
+                data = await self.channel.receive(deadline)
+            except trio.TooSlowError:
+                raise TooSlow(f"fewer than {limits.HTTP_BODY_RATE} bytes of the body a second") from None
+            if not data:
+                raise Gone
+            self._parser.receive(data)
+            self._hold(_large(request.body))
+            if len(request.body) > most:
+                break
+        if len(request.body) > most:
+            raise TooLong(f"a body of more than {most} bytes")
+
+    def _hold(self, size: int) -> None:
+        if size or self._held:
+            self._held = self.tree.memory.change(self.peer.account, self._held, size)
+
+    # ------------------------------------------------------------ answers
+
+    def _refusal(self, request: Request, error: MqfsError) -> Answer:
+        accept = request.headers.get("accept", "*/*")
+        plain = accept.startswith(("*/*", "text/plain"))
+        kind, body = problem(error, plain)
+        headers: Headers = [("Cache-Control", "no-store")]
+        if isinstance(error, NotAllowed):
+            headers.append(("Allow", ", ".join(error.allowed)))
+        elif isinstance(error, BadRange):
+            headers.append(("Content-Range", f"bytes */{error.size}"))
+        elif error.http == 401:
+            headers += CHALLENGES
+        elif error.http in (429, 503):
+            headers.append(("Retry-After", "1"))
+        return Answer(error.http, body, kind, headers)
+
+    async def _send(self, request: Request, answer: Answer) -> bool:
+        """Whether all of it was handed to the kernel. Raises Gone."""
+        self._begun = True
+        self._closing = self._closing or not request.keep_alive or self.server.stopping
+        headers = answer.all_headers() + self.server.rules.headers(request)
+        body, is_head = answer.body, request.method == "HEAD"
+        if isinstance(body, bytes):
+            size = None if is_head else len(body)
+            head = wire.head(answer.status, headers, int(time.time()), size, self._closing)
+            await self.channel.send(head if is_head else head + body, limits.HTTP_SEND_S)
+            return True
+        counted = any(name == "Content-Length" for name, _ in headers)
+        chunked = not counted and request.version == "1.1" and not is_head
+        self._closing = self._closing or not (counted or chunked or is_head)
+        if chunked:
+            headers.append(("Transfer-Encoding", "chunked"))
+        head = wire.head(answer.status, headers, int(time.time()), None, self._closing)
+        if is_head:
+            await self.channel.send(head, limits.HTTP_SEND_S)
+            return True
+        return await self._stream(head, body, chunked, math.inf if answer.endless else limits.HTTP_SEND_S)
+
+    async def _stream(self, head: bytes, body: AsyncIterator[bytes], chunked: bool, patience: float) -> bool:
+        """Send a body piece by piece; each is taken by the kernel before the next one is made."""
+        try:
+            async with aclosing(cast(Any, body)):
+                async for piece in body:
+                    await self.channel.send(head + (wire.chunk(piece) if chunked else piece), patience)
+                    head = b""
+        except (Cut, MqfsError) as error:
+            log.info("%s: an answer was cut: %s", self.peer.where, error)
+            self._closing = True
+            return False
+        await self.channel.send(head + (wire.LAST_CHUNK if chunked else b""), patience)
+        return True
+
+    # ------------------------------------------------------------ waiting
+
+    async def settle(self, step: Step[T], seconds: float | None = None) -> T:
+        """The value of a step. Raises TimedOut after that time, unless it is done by then."""
+        if not isinstance(step, Wait):
+            return step
+        if step.settled:
+            return step.result()
+        counted = self._count_wait(step)
+        self._waits = True
+        try:
+            if self._half_closed:
+                self._probe()
+            with trio.CancelScope(deadline=math.inf if seconds is None else trio.current_time() + seconds):
+                return await settle(step)
+        finally:
+            self._waits = False
+            if counted:
+                self.tree.waits.give(self.peer.account)
+        raise TimedOut
+
+    def _count_wait(self, step: Wait[Any]) -> bool:
+        """Count it against its user's share; over that it is refused, if it can be cancelled."""
+        try:
+            self.tree.waits.take(self.peer.account)
+        except OverLimit:
+            if step.cancel():
+                raise
+            return False
+        return True
+
+    async def pause(self) -> None:
+        """Let other connections have their turn, after half a slice of work."""
+        if perf_counter() > self._turn_ends:
+            await trio.lowlevel.checkpoint()
+            self._turn_ends = perf_counter() + limits.SLICE_S / 2
+
+    def begin_stream(self) -> None:
+        self.server.begin_stream(self.peer)
+
+    def end_stream(self) -> None:
+        self.server.end_stream(self.peer)
+
+    def troubles(self) -> list[str]:
+        return self.server.troubles()
+
+    # ------------------------------------------------------------ the client's end
+
+    def half_closed(self) -> None:
+        """It sends no more. It may still read: ask, if a call waits for it."""
+        self._half_closed = True
+        if self._waits:
+            self._probe()
+
+    def _probe(self) -> None:
+        """Send what every client ignores: a client that is gone answers it by a reset."""
+        if self._version == "1.1" and not self._begun:
+            self.channel.send_now(wire.CONTINUE)
+
+    def lost(self) -> None:
+        """It is gone: whatever is done for it ends, having taken nothing."""
+        self.scope.cancel()

@@ -1,0 +1,265 @@
+"""Consumers: made, looked at, claimed from; and `take` from streams under `deliver one`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+from mqfs import limits
+from mqfs.engine.files.consumer_file import ConsumerHandle
+from mqfs.engine.files.peek_file import PeekHandle
+from mqfs.engine.language.message_formats import shape
+from mqfs.errors import BadRequest, Busy, Exists, MqfsError, Stale
+from mqfs.http import answers
+from mqfs.http.answers import LINES, NO_STORE, SANDBOX, Answer, Format
+from mqfs.http.call import WHOLE, Call, TimedOut
+from mqfs.http.claims import OpenClaim
+from mqfs.http.groups import mode, write
+from mqfs.http.refusals import problem
+from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.quoting import command_lines, quote_word
+from mqfs.wait import Wait
+
+CONSUMER_MODE = 0o664
+_WORDS = ("transient", "private", "memory")  # flags of `consumer` in ctl
+_VALUES = ("backlog", "full")
+
+
+async def make(call: Call) -> Answer:
+    """A consumer: with options by a line of `ctl`, which is its owner's; else as any file."""
+    folder, name = call.target.node, call.target.name
+    words = [quote_word(over)] if (over := call.option("over")) is not None else []
+    words += [word for word in _WORDS if call.flag(word)]
+    for key in _VALUES:
+        if (value := call.option(key)) is not None:
+            words += [key, quote_word(value)]
+    if words:
+        line = " ".join(["consumer", quote_word(name), *words])
+        await write(call, call.tree.walk(call.user, folder.group, "ctl"), command_lines(line))
+    else:
+        try:
+            await call.front.settle(call.tree.create(call.user, folder, name, mode(call, folder, CONSUMER_MODE)))
+        except Exists:
+            return Answer(200)
+    return Answer(201)
+
+
+async def peek(call: Call) -> Answer:
+    """The backlog, oldest first; takes nothing. With `after`, behind that sequence."""
+    form = answers.choose(call.option("format") or "json", "*/*")
+    if form.cursor not in ("raw", "line", "nul", "json"):
+        raise BadRequest("format (expected json, raw, line or nul)")
+    count = call.number("count", limits.HTTP_LISTED) or limits.HTTP_LISTED
+    handle = cast(PeekHandle, call.tree.open(call.user, call.target.node, os.O_RDONLY))
+    try:
+        handle.position = call.number("after", 1 << 62) or 0
+        handle.position += handle.position > 0
+        pieces: list[bytes] = []
+        size = 0
+        while len(pieces) < count and size < limits.HTTP_PAGE_BYTES:
+            before = handle.shown
+            handle.read(WHOLE)
+            if handle.shown is before or handle.shown is None:
+                break
+            record, delivery = handle.shown
+            pieces.append(shape(form.cursor, record, call.group.numbers[record.stream].name, delivery))
+            size += len(pieces[-1])
+            await call.front.pause()
+    finally:
+        handle.close()
+    return Answer(200, b"".join(pieces), form.kind, [*NO_STORE, SANDBOX])
+
+
+# ---------------------------------------------------------------- claiming
+
+
+class Collector:
+    """Reads messages from a handle, each claimed by its read."""
+
+    def __init__(self, call: Call, handle: ConsumerHandle, most: int) -> None:
+        self._call, self._handle, self._most = call, handle, most
+        self.size = 0
+
+    async def collect(self, seconds: float, add: Callable[[bytes, int, int], None]) -> None:
+        """`add` what is there: bytes, sequence, delivery. Wait for the first only."""
+        count = 0
+        while count < self._most and self.size < limits.HTTP_CLAIM_BYTES:
+            step = self._handle.read(WHOLE)
+            if isinstance(step, Wait) and not step.settled and (count or not seconds) and step.cancel():
+                return
+            try:
+                data = await self._call.front.settle(step, seconds)
+            except TimedOut:
+                return
+            shown = self._handle.shown
+            if shown is None or shown[0].sequence not in self._handle.claims:
+                return  # the end: the consumer was removed, or the server stops
+            add(data, shown[0].sequence, shown[1])
+            self.size += len(data)
+            count += 1
+            await self._call.front.pause()
+
+
+def _lease(call: Call) -> float:
+    word = call.option("lease")
+    seconds = limits.HTTP_LEASE_S if word is None else parse_duration(word) / 1e9
+    if not 1 <= seconds <= limits.HTTP_LEASE_MOST_S:
+        raise BadRequest(f"lease {word!r} (expected 1s to 12h)")
+    return seconds
+
+
+async def claim(call: Call) -> Answer:
+    """Claim up to `max` messages; each line of the answer has a token, which settles it."""
+    claims, lease = call.front.claims, _lease(call)
+    most = min(call.number("max", limits.HTTP_CLAIMED) or 1, claims.room(call.user.uid))
+    wait = call.seconds("wait") or 0.0
+    handle = _open(call, call.target.node, "json")
+    mine = claims.begin(handle, call.target.node, call.user)
+    lines: list[bytes] = []
+
+    def add(line: bytes, sequence: int, delivery: int) -> None:
+        token = claims.add(mine, sequence, delivery)
+        lines.append(b'{"token":"%b",' % token.encode() + line[1:])
+
+    try:
+        await Collector(call, handle, most).collect(wait, add)
+    except BaseException:
+        claims.release(mine)
+        raise
+    if not lines:
+        claims.release(mine)
+        return Answer(204, headers=list(NO_STORE))
+    claims.lease(mine, mine.deliveries, lease)
+    return Answer(200, b"".join(lines), LINES, [*NO_STORE, SANDBOX], partial(_unless_sent, call, mine))
+
+
+def _unless_sent(call: Call, mine: OpenClaim, sent: bool) -> None:
+    """Give back what did not reach the client."""
+    if not sent:
+        call.front.claims.release(mine)
+
+
+def _open(call: Call, node: Any, form: str) -> ConsumerHandle:
+    handle = cast(ConsumerHandle, call.tree.open(call.user, node, os.O_RDWR))
+    handle.whole_below = limits.CTL_BYTES
+    handle.write(b"format %b\n" % form.encode())
+    return handle
+
+
+# ---------------------------------------------------------------- settling
+
+
+async def settle(call: Call) -> Answer:
+    """`ack`, `nack`, `release`, `dead`, `touch` of tokens, one a line: those of one claim request all or none."""
+    verb, claims = call.target.verb, call.front.claims
+    suffix = _suffix(call, verb)
+    lease = _lease(call) if verb == "touch" else 0.0
+    call.tree.access(call.user, call.target.node, os.R_OK | os.W_OK)
+    chosen: dict[OpenClaim, list[int]] = {}
+    tokens: dict[OpenClaim, list[str]] = {}
+    gone: list[str] = []
+    for token in _tokens(call.body):
+        try:
+            mine, sequence = claims.find(token, call.user.uid, call.target.node)
+        except Stale:
+            gone.append(token)
+            continue
+        chosen.setdefault(mine, []).append(sequence)
+        tokens.setdefault(mine, []).append(token)
+    unsettled = {token.partition(".")[0] for token in gone}  # of these requests none is settled
+    for mine, sequences in chosen.items():
+        if str(mine.number) in unsettled:
+            continue
+        try:
+            lines = [f"{verb} {sequence}{suffix}" for sequence in sequences]
+            step = mine.handle.write(command_lines(*lines))
+        except Stale:
+            gone += tokens[mine]
+            continue
+        if verb == "touch":
+            claims.lease(mine, sequences, lease)
+        else:
+            claims.settled(mine, sequences)
+        await call.front.settle(step)
+    return _gone(call, gone) if gone else Answer(204)
+
+
+def _suffix(call: Call, verb: str) -> str:
+    """The arguments behind a sequence."""
+    if verb == "nack" and (after := call.option("after")) is not None:
+        parse_duration(after)
+        return f" {after}"
+    if verb == "dead" and (reason := call.option("reason")):
+        return f" {quote_word(reason)}"
+    return ""
+
+
+def _tokens(body: bytes) -> list[str]:
+    words = body.split()
+    if not words or len(words) > limits.HTTP_CLAIMED:
+        raise BadRequest(f"{len(words)} tokens (expected 1 to {limits.HTTP_CLAIMED}, one a line)")
+    return [word.decode("ascii", "replace") for word in words]
+
+
+def _gone(call: Call, tokens: list[str]) -> Answer:
+    """The claims that are gone, one a line in plain text."""
+    plain = "json" not in call.request.headers.get("accept", "*/*")
+    kind, body = problem(Stale(f"{len(tokens)} claims are gone"), plain)
+    return Answer(410, "".join(f"{token}\n" for token in tokens).encode() if plain else body, kind)
+
+
+async def seek(call: Call) -> Answer:
+    """Move the consumer: its claims are void."""
+    try:
+        word = call.body.decode().strip()
+    except UnicodeDecodeError:
+        raise BadRequest("a word of seek is valid UTF-8") from None
+    await write(call, call.target.node, command_lines(f"seek {quote_word(word)}"))
+    return Answer(204)
+
+
+# ---------------------------------------------------------------- taking
+
+
+async def take(call: Call) -> Answer:
+    """Take from a stream under `deliver one` and `ack read`: what reached the client is done."""
+    stream = call.target.node
+    settings = stream.group.settings
+    if settings.deliver != "one" or settings.ack != "read":
+        raise Busy("take needs `deliver one` and `ack read`; make a consumer, and claim from it")
+    form = answers.choose(call.option("format"), call.request.headers.get("accept", "*/*"))
+    if form.cursor == "record" or form.beat:
+        raise BadRequest("format (expected raw, line, nul or json)")
+    most = call.number("max", limits.HTTP_CLAIMED) or 1
+    folder = call.own(".consumers")
+    handle = _open(call, call.tree.walk(call.user, folder, f".{stream.name}"), form.cursor)
+    return await _take(call, handle, form, most)
+
+
+async def _take(call: Call, handle: ConsumerHandle, form: Format, most: int) -> Answer:
+    bodies: list[bytes] = []
+    sequences: list[int] = []
+
+    def add(data: bytes, sequence: int, delivery: int) -> None:
+        bodies.append(data)
+        sequences.append(sequence)
+
+    def done(sent: bool) -> None:
+        verb = "ack" if sent else "release"
+        if sequences and not handle.closed:
+            with suppress(MqfsError):  # they come again
+                handle.write(command_lines(*(f"{verb} {sequence}" for sequence in sequences)))
+        handle.close()
+
+    try:
+        await Collector(call, handle, most).collect(call.seconds("wait") or 0.0, add)
+    except BaseException:
+        done(False)
+        raise
+    if not bodies:
+        handle.close()
+        return Answer(204, headers=list(NO_STORE))
+    return Answer(200, b"".join(bodies), form.kind, [*NO_STORE, SANDBOX], done)

@@ -1,0 +1,127 @@
+"""Groups and streams made, listed and removed, and a group's own files."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from typing import Any
+
+from mqfs import limits
+from mqfs.engine.group import Group
+from mqfs.engine.routing.view import View
+from mqfs.engine.stream import Stream
+from mqfs.errors import Exists
+from mqfs.http import reading
+from mqfs.http.answers import JSON, LINES, NO_STORE, SANDBOX, TEXT, Answer, as_json
+from mqfs.http.call import WHOLE, Call
+from mqfs.http.refusals import NotTrue
+
+GROUP_MODE, STREAM_MODE = 0o775, 0o664
+LISTED = 1_000
+_STATUS = {".stats": JSON, ".who": LINES, ".errors": LINES}
+_TYPES = {Group: "group", Stream: "stream", View: "view"}
+
+
+def mode(call: Call, directory: Any, most: int) -> int:
+    """Of a new file, as 9P has it: no more than its group's own bits."""
+    return most & call.tree.stat(directory).mode
+
+
+async def show(call: Call) -> Answer:
+    """List a group; with `select`, read several of its streams."""
+    if call.option("select") is not None:
+        return await reading.read(call)
+    count = call.number("count", limits.HTTP_LISTED) or LISTED
+    nodes = [node for node in call.tree.entries(call.user, call.target.node) if type(node) in _TYPES]
+    after = call.option("after")
+    at = 0 if after is None else bisect_right(nodes, after, key=lambda node: node.name)
+    page = nodes[at : at + count]
+    entries = [{"name": node.name, "type": _TYPES[type(node)]} for node in page]
+    more = page[-1].name if at + count < len(nodes) else None
+    return as_json({"group": call.target.node.name, "entries": entries, "after": more})
+
+
+async def add_slash(call: Call) -> Answer:
+    """A group was named as a file is."""
+    return Answer(308, headers=[("Location", call.path.text + "/")])
+
+
+async def make_group(call: Call) -> Answer:
+    directory = call.target.node
+    await call.front.settle(call.tree.mkdir(call.user, directory, call.target.name, mode(call, directory, GROUP_MODE)))
+    return Answer(201)
+
+
+async def is_there(call: Call) -> Answer:
+    """It was made before."""
+    if call.request.headers.get("if-none-match") == "*":
+        raise NotTrue(f"{call.target.name} is there")
+    return Answer(200)
+
+
+async def remove_group(call: Call) -> Answer:
+    parent = call.tree.parent(call.target.node)
+    await call.front.settle(call.tree.rmdir(call.user, parent, call.target.name))
+    return Answer(204)
+
+
+async def make_stream(call: Call) -> Any:
+    """The stream of that name, made unless it is there by now."""
+    group, name = call.target.node, call.target.name
+    try:
+        return await call.front.settle(call.tree.create(call.user, group, name, mode(call, group, STREAM_MODE)))
+    except Exists:
+        return call.tree.walk(call.user, group, name)
+
+
+async def unlink(call: Call) -> Answer:
+    """Remove a stream or a consumer."""
+    parent = call.tree.parent(call.target.node)
+    await call.front.settle(call.tree.unlink(call.user, parent, call.target.name))
+    return Answer(204)
+
+
+def text_of(call: Call, node: Any) -> bytes:
+    handle = call.tree.open(call.user, node, os.O_RDONLY)
+    try:
+        data = handle.read(WHOLE)
+        assert isinstance(data, bytes)  # a file that has an end never waits
+        return data
+    finally:
+        handle.close()
+
+
+async def ctl(call: Call) -> Answer:
+    """The settings."""
+    return Answer(200, text_of(call, call.target.node), TEXT, [*NO_STORE, SANDBOX])
+
+
+async def command(call: Call) -> Answer:
+    """Lines for `ctl`, all or none."""
+    await write(call, call.target.node, call.body)
+    return Answer(204)
+
+
+async def write(call: Call, node: Any, data: bytes) -> None:
+    """One whole write to a file."""
+    handle = call.tree.open(call.user, node, os.O_WRONLY)
+    try:
+        handle.whole_below = WHOLE
+        await call.front.settle(handle.write(data))
+    finally:
+        handle.close()
+
+
+async def status(call: Call) -> Answer:
+    """`.stats`, `.who`, `.errors`."""
+    return Answer(200, text_of(call, call.target.node), _STATUS[call.target.name], [*NO_STORE, SANDBOX])
+
+
+async def health(call: Call) -> Answer:
+    return as_json({"status": "ok"})
+
+
+async def ready(call: Call) -> Answer:
+    """Whether the server can be sent work, else why not."""
+    troubles = call.front.troubles()
+    return as_json({"status": "not ready" if troubles else "ok", "reasons": troubles}, 503 if troubles else 200)

@@ -1,0 +1,236 @@
+"""Publishing: one message, a batch, and what a transaction is made of.
+
+A message without options is a write to its stream where that tells its sequence, else to `.batch`, which always does;
+one with options goes through `.put`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from mqfs.engine.language.batch_frames import HEAD
+from mqfs.errors import Again, BadCommand, BadRequest, NotFound, TooLong
+from mqfs.http.answers import Answer, base64_body
+from mqfs.http.call import Call, TimedOut
+from mqfs.http.groups import is_there, make_stream, write
+from mqfs.log import headers
+from mqfs.wait import Step, Wait
+
+FRAMES = "application/vnd.mqfs.frames"
+NAMED = "mqfs-h-"
+TRACING = ("traceparent", "tracestate")
+_KEYS = {"idempotency-key", *TRACING}
+_JSON_LINES = ("application/x-ndjson", "application/json", "application/jsonl")
+
+
+async def publish(call: Call) -> Answer:
+    """The body is one message."""
+    given, stream, place = keys(call), call.target.node, f"{call.path.text}?seq="
+    if call.target.kind == "new stream":
+        if call.option("create") is not None and not call.flag("create"):
+            raise NotFound(call.target.name)
+        stream = await make_stream(call)
+    group = stream.group
+    if given:
+        head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
+        return await _append(call, group, ".put", head + b"\n" + call.request.body, place)
+    if group.settings.data == "line":  # as a write to the stream, in one atomic batch
+        data = b"".join(frame(stream.name, line) for line in lines(call.body))
+    else:
+        if group.ring is None and (answer := await _write(call, stream, place)) is not None:
+            return answer
+        data = frame(stream.name, call.request.body)
+    return await _append(call, group, ".batch", data, place)
+
+
+async def _write(call: Call, stream: Any, place: str) -> Answer | None:
+    """Write to the stream itself. None: there is no room yet, and nothing was done."""
+    end = stream.group.log.end
+    handle = call.tree.open(call.user, stream, os.O_WRONLY)
+    try:
+        if not call.request.body:
+            return None  # it would be an EOF marker
+        sequence = end.next
+        step = handle.write(call.body)
+        appended = end.next > sequence
+        if not appended and isinstance(step, Wait) and step.cancel():
+            return None
+        await call.front.settle(step)
+    finally:
+        handle.close()
+    return _published(sequence if appended else 0, place)
+
+
+def _published(sequence: int, place: str) -> Answer:
+    """The answer to a publish; 0: the message was discarded."""
+    if not sequence:
+        return Answer(201, b"discarded\n")
+    text = str(sequence)
+    found = [("Mqfs-Sequence", text)]
+    return Answer(201, text.encode() + b"\n", headers=[*found, ("Location", place + text)] if place else found)
+
+
+async def put(call: Call) -> Answer:
+    """As publish; without a body the stream is made."""
+    if call.request.body:
+        return await publish(call)
+    await make_stream(call)
+    return Answer(201)
+
+
+async def put_there(call: Call) -> Answer:
+    """As put, to a stream that is there."""
+    there = await is_there(call)
+    return await publish(call) if call.request.body else there
+
+
+def frame(name: str, body: bytes | bytearray, head: bytes = b"") -> bytes:
+    """One message as mqfs(4) has it for `.batch`."""
+    raw = name.encode()
+    return b"".join((HEAD.pack(HEAD.size + len(raw) + len(head) + len(body), len(raw), len(head)), raw, head, body))
+
+
+def lines(body: bytes) -> list[bytes]:
+    """What a write makes of a body under `data line`."""
+    *whole, rest = body.split(b"\n")
+    return [line + b"\n" for line in whole] + ([rest] if rest or not whole else [])
+
+
+async def _append(call: Call, group: Any, file: str, data: bytes, place: str = "") -> Answer:
+    """Write to `.put` or `.batch`, and answer with the first sequence."""
+    seconds = call.seconds("wait")
+    handle = call.tree.open(call.user, call.tree.walk(call.user, group, file), os.O_RDWR)
+    try:
+        step = handle.write(data)
+        if isinstance(step, Wait):
+            await _settle(call, step, seconds)
+        text = handle.read(64)
+    finally:
+        handle.close()
+    return _published(int(text) if isinstance(text, bytes) and text else 0, place)
+
+
+async def _settle(call: Call, step: Step[int], seconds: float | None) -> None:
+    try:
+        await call.front.settle(step, seconds)
+    except TimedOut:
+        raise Again("no room in the stream until the end of wait") from None
+
+
+# ---------------------------------------------------------------- options of a message
+
+
+def keys(call: Call) -> dict[str, Any]:
+    """The keys of `.put` that a request gives, in the query or as headers. The engine checks them."""
+    given = call.request.headers
+    if not call.path.options and not any(name.startswith("mqfs-") or name in _KEYS for name in given):
+        return {}
+    found: dict[str, Any] = {
+        key: value for key in ("delay", "ttl") if (value := call.option(key, f"mqfs-{key}")) is not None
+    }
+    if (at := call.option("at", "mqfs-at")) is not None:
+        found["at"] = _number(at, "at")
+    if (priority := call.option("priority", "mqfs-priority")) is not None:
+        found["priority"] = _number(priority, "priority")
+    if call.flag("single", "mqfs-single"):
+        found["single"] = True
+    if (key := call.option("id", "mqfs-id")) is None:
+        key = given.get("idempotency-key")
+    if key is not None:
+        found["id"] = key
+    if own := {**_from_headers(given), **_from_query(call)}:
+        found["headers"] = own
+    return found
+
+
+def _from_headers(given: dict[str, str]) -> dict[str, str]:
+    own = {name.removeprefix(NAMED): value for name, value in given.items() if name.startswith(NAMED)}
+    return {**own, **{name: given[name] for name in TRACING if name in given}}
+
+
+def _from_query(call: Call) -> dict[str, str]:
+    return {name[2:]: value for name, value in call.path.options if name.startswith("h-")}
+
+
+def _number(text: str, name: str) -> int | float:
+    """A JSON number."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadCommand(f"{name} {text!r} (expected a number)")
+    return value
+
+
+# ---------------------------------------------------------------- batches and transactions
+
+
+async def batch(call: Call) -> Answer:
+    """Many messages in one atomic batch."""
+    return await _append(call, call.group, ".batch", await _frames(call))
+
+
+async def _frames(call: Call) -> bytes:
+    kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == FRAMES:
+        return call.body
+    if kind not in _JSON_LINES:
+        raise BadRequest(f"content type {kind!r} (expected {_JSON_LINES[0]} or {FRAMES})")
+    pieces = []
+    for piece in _from_lines(call.body):
+        pieces.append(piece)
+        await call.front.pause()
+    return b"".join(pieces)
+
+
+def _from_lines(body: bytes) -> Iterator[bytes]:
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if line.strip():
+            try:
+                yield _from_line(line)
+            except (ValueError, RecursionError, UnicodeError) as error:
+                raise BadRequest(f"line {number}: {error}") from None
+            except (BadRequest, TooLong) as error:
+                raise type(error)(f"line {number}: {error.detail}") from None
+
+
+def _from_line(line: bytes) -> bytes:
+    value = json.loads(line)
+    if not isinstance(value, dict) or not isinstance(value.get("stream"), str):
+        raise BadRequest('expected an object with "stream" and "body" or "body_base64"')
+    if unknown := value.keys() - {"stream", "body", "body_base64", "headers"}:
+        raise BadRequest(f"unknown key {min(unknown)!r} (expected stream, body, body_base64, headers)")
+    text, coded = value.get("body"), value.get("body_base64")
+    if isinstance(text, str) == isinstance(coded, str):
+        raise BadRequest('expected "body" or "body_base64", a string')
+    body = text.encode() if isinstance(text, str) else base64_body(str(coded))
+    own = value.get("headers", {})
+    if not isinstance(own, dict) or not all(isinstance(text, str) for text in own.values()):
+        raise BadRequest("headers is an object of strings")
+    if any(len(name.encode()) > 255 or len(text.encode()) > 0xFFFF for name, text in own.items()):
+        raise TooLong("a header's name has at most 255 bytes, its value 65,535")
+    return frame(value["stream"], body, headers.encode(own))
+
+
+async def make_part(call: Call) -> Answer:
+    """A part of a transaction."""
+    folder = call.target.node
+    await call.front.settle(call.tree.mkdir(call.user, folder, call.target.name, 0o700))
+    return Answer(201)
+
+
+async def stage(call: Call) -> Answer:
+    """One message into a part; below its `.batch`, many."""
+    data = await _frames(call) if call.target.name == ".batch" else call.body
+    await write(call, call.target.node, data)
+    return Answer(202)
+
+
+async def transact(call: Call) -> Answer:
+    """A command of `.txn/ctl`."""
+    await write(call, call.target.node, call.body)
+    return Answer(204)

@@ -1,0 +1,358 @@
+"""Reading messages: pages, long polls and answers without an end, each through a `.cursor` of its own.
+
+Owns when an answer ends, and that no gap is silent. Positions, filters and shapes are the cursor's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from time import perf_counter
+from typing import Any, cast
+
+import attrs
+
+from mqfs import limits
+from mqfs.engine.files.cursor_file import Cursor
+from mqfs.engine.files.status_files import cut
+from mqfs.engine.stream import Stream
+from mqfs.errors import BadRequest, Damaged, FellBehind, MqfsError, NotFound
+from mqfs.http import answers
+from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
+from mqfs.http.call import WHOLE, Call, TimedOut
+from mqfs.syntax.quoting import command_lines, quote_word
+from mqfs.wait import Step, Wait
+
+PIECE_BYTES = 65_536  # of an answer that are sent at once
+RECORD_BYTES = 256 << 10  # of one read in `format record`
+OPTIONS = (
+    "since", "count", "bytes", "until", "wait", "follow", "strict", "format", "data", "last_event_id", "seq",
+)  # fmt: skip
+
+
+@attrs.frozen
+class Wish:
+    """What a request wants to read."""
+
+    form: Format
+    since: str
+    until: int | None  # the last sequence
+    count: int | None
+    size: int | None
+    wait: float | None
+    follow: bool
+    strict: bool
+
+    @property
+    def counted(self) -> bool:
+        return self.count is not None or self.size is not None
+
+
+def wish(call: Call) -> Wish:
+    """The options of a read. Raises BadRequest and the like."""
+    accept = call.request.headers.get("accept", "*/*")
+    form = answers.choose(call.option("format"), accept, call.option("data"))
+    since = call.option("since") or "first"
+    seen = call.request.headers.get("last-event-id") or call.option("last_event_id")
+    if seen:
+        if not (seen.isascii() and seen.isdigit() and len(seen) < 19):
+            raise BadRequest(f"last event id {seen!r} (expected a sequence)")
+        since = str(int(seen) + 1)
+    until = call.option("until")
+    last = None if until in (None, "end") else call.number("until", 1 << 62)
+    if form is answers.RECORD and call.option("count") is not None:
+        raise BadRequest("count is not for records (expected bytes)")
+    follow = call.flag("follow") or (form.beat != b"" and call.option("wait") is None and until is None)
+    return Wish(
+        form=form,
+        since=since,
+        until=last,
+        count=call.number("count", 1 << 62),
+        size=call.number("bytes", limits.HTTP_READ_BYTES),
+        wait=call.seconds("wait"),
+        follow=follow,
+        strict=call.flag("strict"),
+    )
+
+
+class Source:
+    """The messages of one answer, framed. Positions are the cursor's."""
+
+    def __init__(self, call: Call, cursor: Cursor, wish: Wish) -> None:
+        self._call, self.cursor, self._wish = call, cursor, wish
+        self._parked: Wait[bytes] | None = None
+        self._shown = cursor.shown
+        self._many = wish.form is answers.RECORD  # a read returns whole records, as many as fit
+        self._room = min(RECORD_BYTES, wish.size or RECORD_BYTES) if self._many else WHOLE
+        self.messages = 0
+        self.over = False
+        self.first = 0  # sequence of the first message
+
+    def poll(self) -> bytes | None:
+        """The next message, if it is there. None: it has to be waited for, or (`over`) none will come. Raises Cut,
+        FellBehind, DiskFailed."""
+        at, step = self.cursor.position, self._parked
+        try:
+            if step is None:
+                read = self.cursor.read(self._room)
+                step = self._parked = read if isinstance(read, Wait) else None
+                data = b"" if step is not None else cast(bytes, read)
+            if step is not None:
+                if not step.settled:
+                    return None
+                self._parked = None
+                data = step.result()
+        except FellBehind:
+            last = max(lost_before(self.cursor), self.cursor.position, at + 1) - 1
+            return self._lost(at, last, started=self.messages > 0)
+        except Damaged as error:
+            return self._lost(error.sequence, error.sequence, started=self.messages > 0)
+        shown = self.cursor.shown
+        if shown is self._shown or shown is None:
+            self.over = True
+            return None
+        self._shown = shown
+        self.first = self.first or (at if self._many else shown.sequence)
+        self.messages += 1
+        self.over = self.messages == self._wish.count
+        return self._wish.form.message(data)
+
+    def _lost(self, first: int, last: int, *, started: bool) -> bytes:
+        """Tell of a gap; where the format cannot, and messages stand before it, nothing more can be sent."""
+        if self._wish.strict and not started:
+            raise FellBehind(f"messages from {first} to {last} were lost")
+        if self._wish.form.lost is not None:
+            return self._wish.form.lost(first, last)
+        if started:
+            raise Cut
+        return b""
+
+    def begin(self) -> bytes:
+        """The bytes before what is polled next: of a gap, and where that must be looked at, of the first message."""
+        since, cursor, piece = self._wish.since, self.cursor, b""
+        if not since.isdigit():
+            return self._wish.form.begin
+        floor, first = lost_before(cursor), max(int(since), 1)
+        settings = cursor.group.settings
+        if settings.replay != "all" and settings.deliver == "all":  # what no reader waits for leaves no trace
+            piece = self.poll() or b""
+            floor = max(floor, self.first or cursor.group.log.end.next)
+        lost = self._lost(first, floor - 1, started=False) if first < floor else b""
+        return self._wish.form.begin + lost + piece
+
+    def gather(self, room: int) -> bytes:
+        """Messages that are there: up to about that many bytes, or as many as half a slice of time allows."""
+        pieces, size, until = [], 0, perf_counter() + limits.SLICE_S / 2
+        while size < room and not self.over and (data := self.poll()) is not None:
+            pieces.append(data)
+            size += len(data)
+            if perf_counter() > until:
+                break
+        return b"".join(pieces)
+
+    async def all(self, room: int) -> bytes:
+        """As gather, in as many slices as it takes."""
+        pieces, size = [], 0
+        while size < room and not self.at_end:
+            pieces.append(self.gather(room - size))
+            size += len(pieces[-1])
+            await self._call.front.pause()
+        return b"".join(pieces)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether there is nothing more for now."""
+        return self.over or self._parked is not None
+
+    async def wait(self, seconds: float | None) -> None:
+        """Until `poll` has something. Raises TimedOut."""
+        if self._parked is not None:
+            try:
+                await self._call.front.settle(cast(Step[bytes], self._parked), seconds)
+            except TimedOut:
+                self._parked = None
+                raise
+            except MqfsError:
+                pass  # `poll` raises it
+
+    def stop(self) -> None:
+        """Wait no more. A message that was handed over meanwhile is not lost: a cursor takes nothing."""
+        if self._parked is not None:
+            self._parked.cancel()
+            self._parked = None
+
+
+def lost_before(cursor: Cursor) -> int:
+    """One above the newest message, of what it selects, that a reader may have missed."""
+    return max(map(cut, cursor.streams().values()), default=0)
+
+
+def open_cursor(call: Call, names: list[str], since: str, form: str) -> Cursor:
+    """A cursor over streams and views of the group; no names: over all."""
+    cursor = cast(Cursor, call.tree.open(call.user, call.own(".cursor"), os.O_RDWR))
+    try:
+        words = " ".join(map(quote_word, names))
+        cursor.whole_below = limits.CTL_BYTES
+        cursor.write(command_lines(f"select {words}", f"seek {quote_word(since)}", f"format {form}"))
+    except BaseException:
+        cursor.close()
+        raise
+    return cursor
+
+
+def bound(cursor: Cursor, last: int | None) -> int:
+    """Have it end at `last`, or where the log ends now, whichever is first. Returns the sequence behind it."""
+    end = cursor.group.log.end.next
+    stop = end if last is None else min(last + 1, end)
+    cursor.write(b"until %d\n" % max(stop - 1, 0))
+    return max(stop, cursor.position)
+
+
+async def read(call: Call) -> Answer:
+    """Messages of a stream or a view, or of what `select` names in a group."""
+    if call.option("seq") is not None:
+        return one(call)
+    words = wish(call)
+    names = [value for name, value in call.path.options if name == "select"]
+    if call.target.kind != "group":
+        names = [call.target.name]
+    cursor = open_cursor(call, [name for name in names if name], words.since, words.form.cursor)
+    try:
+        source = Source(call, cursor, words)
+        return await (_follow(call, source, words) if words.follow else _page(call, source, words))
+    except Cut:
+        cursor.close()
+        raise FellBehind("messages were lost while the answer was made") from None
+    except BaseException:
+        cursor.close()
+        raise
+
+
+async def _page(call: Call, source: Source, words: Wish) -> Answer:
+    """An answer with an end. One that is counted fits a page, and tells exactly where the next one begins."""
+    cursor = source.cursor
+    start = source.begin()
+    piece = b""
+    if words.wait is not None:
+        try:
+            while not (piece := source.poll() or b"") and not source.over:
+                await source.wait(words.wait)
+        except TimedOut:
+            pass
+    stop = bound(cursor, words.until)
+    room = words.size or limits.HTTP_PAGE_BYTES if words.counted else PIECE_BYTES
+    body = piece + await source.all(room - len(piece))
+    head: Headers = [*NO_STORE, SANDBOX]
+    if source.at_end or words.counted or cursor.position >= stop:
+        source.stop()
+        head += _places(source, cursor.position if words.counted else max(stop, cursor.position))
+        cursor.close()
+        if not body and words.wait is not None and start == words.form.begin:
+            return Answer(204, headers=head)
+        return Answer(200, start + body + (words.form.end if source.over else b""), words.form.kind, head)
+    head += _places(source, stop)
+    return Answer(200, _rest(call, source, words, start + body), words.form.kind, head, lambda _: cursor.close())
+
+
+def _places(source: Source, following: int) -> Headers:
+    return [("Mqfs-First", str(source.first or source.cursor.position)), ("Mqfs-Next", str(following))]
+
+
+async def _rest(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIterator[bytes]:
+    """The body of an answer with an end, in pieces."""
+    yield data
+    while not source.at_end:
+        yield source.gather(PIECE_BYTES)
+        await call.front.pause()
+    yield words.form.end
+
+
+async def _follow(call: Call, source: Source, words: Wish) -> Answer:
+    """An answer without an end."""
+    cursor = source.cursor
+    if words.until is not None:
+        cursor.write(b"until %d\n" % words.until)
+    data = source.begin() + source.gather(PIECE_BYTES)
+    call.front.begin_stream()
+
+    def done(_: bool) -> None:
+        source.stop()
+        cursor.close()
+        call.front.end_stream()
+
+    head: Headers = [*NO_STORE, SANDBOX, ("Mqfs-First", str(source.first or cursor.position))]
+    return Answer(200, _forever(call, source, words, data), words.form.kind, head, done, endless=True)
+
+
+async def _forever(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIterator[bytes]:
+    yield data
+    while not source.over and not call.tree.closing:
+        data = source.gather(PIECE_BYTES)
+        if not data and not source.over:
+            try:
+                await source.wait(limits.HTTP_BEAT_S if words.form.beat else None)
+            except TimedOut:
+                data = words.form.beat
+        yield data
+        await call.front.pause()
+    if not call.tree.closing:  # a client is to come back after a restart
+        yield words.form.end
+
+
+# ---------------------------------------------------------------- one message, and none
+
+
+def one(call: Call) -> Answer:
+    """The message of `seq`, with its headers as far as HTTP can carry them."""
+    sequence = call.number("seq", 1 << 62) or 0
+    cursor = open_cursor(call, [call.target.name], str(sequence), "json")
+    try:
+        cursor.write(b"until %d\n" % sequence)
+        line = cursor.read(WHOLE)
+        if not isinstance(line, bytes):
+            line.cancel()
+            line = b""
+        if not line:
+            floor = max((stream.state.floor for stream in cursor.streams().values()), default=0)
+            error = FellBehind if sequence < floor else NotFound
+            raise error(f"message {sequence} of {call.target.name}")
+    finally:
+        cursor.close()
+    message = json.loads(line)
+    body = message["body"].encode() if "body" in message else answers.base64_body(message["body_base64"])
+    head = [*NO_STORE, SANDBOX, ("Mqfs-Sequence", str(sequence)), ("Mqfs-Time", line_time(line))]
+    head += [(f"Mqfs-H-{name}", text) for name, text in message.get("headers", {}).items() if carries(name, text)]
+    return Answer(200, body, answers.RAW.kind, head)
+
+
+def line_time(line: bytes) -> str:
+    """The time of a line of `format json`, with all its digits."""
+    return line.split(b'"time":', 1)[1].split(b",", 1)[0].decode()
+
+
+def carries(name: str, text: str) -> bool:
+    """Whether a message's header can be one of HTTP's."""
+    return name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name) and text.isprintable()
+
+
+async def look(call: Call) -> Answer:
+    """HEAD: where a stream begins and ends, and how much it keeps."""
+    node: Any = call.target.node
+    end = node.group.log.end.next
+    head = [*NO_STORE, ("Mqfs-Next", str(end))]
+    call.tree.access(call.user, node, os.R_OK)
+    if isinstance(node, Stream):
+        kept = call.tree.stat(node).kept_bytes
+        first = node.kept.first_kept() or end
+        head += [("Mqfs-First", str(first)), ("Mqfs-Messages", str(node.kept.count)), ("Mqfs-Bytes", str(kept))]
+    return Answer(200, headers=head, kind=answers.RAW.kind)
+
+
+async def absent(call: Call) -> Answer:
+    """A stream that is not there. To a client that had events of it: do not come back."""
+    form = answers.choose(call.option("format"), call.request.headers.get("accept", "*/*"))
+    seen = call.request.headers.get("last-event-id") or call.option("last_event_id")
+    if form is answers.SSE and seen:
+        return Answer(204)
+    raise NotFound(call.target.name)

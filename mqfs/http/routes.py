@@ -1,0 +1,148 @@
+"""What the front end serves: one table, of which the documentation of the interface is made, too.
+
+A row says for which method, on which kind of node and behind which verb a call is made, and which options it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import attrs
+
+from mqfs import limits
+from mqfs.errors import IsDirectory, NotFound
+from mqfs.http import consuming, groups, kept, publishing, reading
+from mqfs.http.answers import Answer
+from mqfs.http.call import Call
+from mqfs.http.refusals import NotAllowed
+from mqfs.http.target import Target
+
+MESSAGE, BATCH = "message", "batch"  # what a body may be
+_BODIES = {"": lambda: limits.CTL_BYTES, MESSAGE: lambda: limits.MESSAGE_BYTES, BATCH: lambda: limits.HTTP_BATCH_BYTES}
+_PUBLISH = (
+    "create", "wait", "delay", "at", "ttl", "priority", "single", "id", "h-",
+)  # fmt: skip
+
+
+@attrs.frozen
+class Route:
+    """`kind` is what a path means (target.py), `path` an example of one, `body` what a body may be."""
+
+    method: str
+    kind: str
+    path: str
+    call: Callable[[Call], Awaitable[Answer]]
+    about: str
+    verb: str = ""
+    options: tuple[str, ...] = ()
+    body: str = ""
+    statuses: tuple[int, ...] = (200,)
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a body."""
+        return _BODIES[self.body]()
+
+
+def _settling(verb: str, *options: str) -> Route:
+    return Route(
+        "POST",
+        "consumer",
+        f"/shop/.consumers/mail/{verb}",
+        consuming.settle,
+        f"{verb.capitalize()} claimed messages: their tokens, one a line.",
+        verb,
+        options,
+        MESSAGE,
+        (204, 410),
+    )
+
+
+ROUTES = (
+    Route("GET", "group", "/shop/", groups.show, "List a group, or read what `select` names.",
+          options=("after", "select", *reading.OPTIONS)),
+    Route("GET", "bare group", "/shop", groups.add_slash, "Where the group is.",
+          options=("after", "select", *reading.OPTIONS), statuses=(308,)),
+    Route("PUT", "new group", "/shop/", groups.make_group, "Make a group.", statuses=(201,)),
+    Route("PUT", "group", "/shop/", groups.is_there, "The group is there.", statuses=(200, 412)),
+    Route("DELETE", "group", "/shop/", groups.remove_group, "Remove an empty group.", statuses=(204, 409)),
+    Route("PUT", "new stream", "/shop/orders", publishing.put, "Make a stream; with a body, publish.",
+          options=_PUBLISH, body=MESSAGE, statuses=(201,)),
+    Route("PUT", "stream", "/shop/orders", publishing.put_there, "Publish the body; without one the stream is there.",
+          options=_PUBLISH, body=MESSAGE, statuses=(200, 201, 412)),
+    Route("POST", "new stream", "/shop/orders", publishing.publish, "Make a stream, and publish the body.",
+          options=_PUBLISH, body=MESSAGE, statuses=(201, 404)),
+    Route("POST", "stream", "/shop/orders", publishing.publish, "Publish the body as one message.",
+          options=_PUBLISH, body=MESSAGE, statuses=(201,)),
+    Route("DELETE", "stream", "/shop/orders", groups.unlink, "Remove a stream.", statuses=(204,)),
+    Route("DELETE", "view", "/shop/view", groups.unlink, "Remove a view.", statuses=(204,)),
+    Route("GET", "stream", "/shop/orders", reading.read, "Read messages; takes none.",
+          options=reading.OPTIONS, statuses=(200, 204, 404, 410)),
+    Route("GET", "view", "/shop/view", reading.read, "Read what a view selects.",
+          options=reading.OPTIONS, statuses=(200, 204, 410)),
+    Route("GET", "new stream", "/shop/orders", reading.absent, "No such stream.",
+          options=reading.OPTIONS, statuses=(204, 404)),
+    Route("HEAD", "stream", "/shop/orders", reading.look, "Where a stream begins and ends.", options=reading.OPTIONS),
+    Route("HEAD", "view", "/shop/view", reading.look, "Where the next message will be.", options=reading.OPTIONS),
+    Route("GET", "kept", "/shop/.kept/orders", kept.read, "What a stream keeps, as a file.",
+          statuses=(200, 206, 304, 416)),
+    Route("POST", ".batch", "/shop/.batch", publishing.batch, "Publish many messages, all or none.",
+          options=("wait",), body=BATCH, statuses=(201,)),
+    Route("PUT", "new part", "/shop/.txn/PART/", publishing.make_part, "Begin a part of a transaction.",
+          statuses=(201,)),
+    Route("PUT", "part", "/shop/.txn/PART/", groups.is_there, "The part is there."),
+    Route("DELETE", "part", "/shop/.txn/PART/", groups.remove_group, "Drop a part.", statuses=(204,)),
+    Route("POST", "staged", "/shop/.txn/PART/orders", publishing.stage, "Write a message, or a batch, into a part.",
+          body=BATCH, statuses=(202,)),
+    Route("GET", "txn ctl", "/shop/.txn/ctl", groups.ctl, "Parts and producers."),
+    Route("POST", "txn ctl", "/shop/.txn/ctl", publishing.transact, "Commit or abort parts.", body=MESSAGE,
+          statuses=(204,)),
+    Route("GET", "ctl", "/shop/ctl", groups.ctl, "The settings of a group."),
+    Route("POST", "ctl", "/shop/ctl", groups.command, "Change settings: lines, all or none.", statuses=(204, 400)),
+    Route("GET", ".stats", "/shop/.stats", groups.status, "Counters."),
+    Route("GET", ".who", "/shop/.who", groups.status, "Open files."),
+    Route("GET", ".errors", "/shop/.errors", groups.status, "Refused writes."),
+    Route("PUT", "new consumer", "/shop/.consumers/mail", consuming.make, "Make a consumer.",
+          options=("over", "transient", "private", "memory", "backlog", "full"), statuses=(201,)),
+    Route("PUT", "consumer", "/shop/.consumers/mail", groups.is_there, "The consumer is there.",
+          options=("over", "transient", "private", "memory", "backlog", "full"), statuses=(200, 412)),
+    Route("DELETE", "consumer", "/shop/.consumers/mail", groups.unlink, "Remove a consumer.", statuses=(204, 409)),
+    Route("GET", "consumer", "/shop/.consumers/mail", consuming.peek, "The backlog, with deliveries.",
+          options=("after", "count", "format")),
+    Route("POST", "consumer", "/shop/.consumers/mail/claim", consuming.claim, "Claim messages.", "claim",
+          ("max", "wait", "lease"), statuses=(200, 204, 429)),
+    _settling("ack"),
+    _settling("nack", "after"),
+    _settling("release"),
+    _settling("dead", "reason"),
+    _settling("touch", "lease"),
+    Route("POST", "consumer", "/shop/.consumers/mail/seek", consuming.seek, "Move a consumer.", "seek",
+          statuses=(204,)),
+    Route("POST", "stream", "/shop/jobs/take", consuming.take, "Take from a stream under `deliver one`.", "take",
+          ("max", "wait", "format"), statuses=(200, 204, 409)),
+    Route("GET", "health", "/.health", groups.health, "Whether the process lives."),
+    Route("GET", "ready", "/.ready", groups.ready, "Whether it can be sent work.", statuses=(200, 503)),
+)  # fmt: skip
+
+_BY_KEY = {(route.method, route.kind, route.verb): route for route in ROUTES}
+
+
+def methods(target: Target) -> tuple[str, ...]:
+    """What can be done there. A HEAD is a GET without the body."""
+    found = [route.method for route in ROUTES if (route.kind, route.verb) == (target.kind, target.verb)]
+    return tuple(dict.fromkeys([*found, *(["HEAD"] if "GET" in found else [])]))
+
+
+def find(method: str, target: Target) -> Route:
+    """Raises NotFound where there is nothing, NotAllowed where there is no such method."""
+    route = _BY_KEY.get((method, target.kind, target.verb))
+    if route is None and method == "HEAD":
+        route = _BY_KEY.get(("GET", target.kind, target.verb))
+    if route is not None:
+        return route
+    if target.kind == "bare group":
+        raise IsDirectory(f"{target.name} (expected a slash at the end)")
+    allowed = methods(target)
+    if not allowed or (target.kind.startswith("new ") and method not in allowed):
+        raise NotFound(f"{target.name}/{target.verb}" if target.verb else target.name)
+    raise NotAllowed(f"{method} (expected {' or '.join(allowed)})", allowed)

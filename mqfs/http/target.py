@@ -1,0 +1,124 @@
+"""What a request's target means: a node of the tree, the verb behind it, the options.
+
+What the node is decides, before the verb: below a file a segment is a verb, below a group it is a name.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.group import Group
+from mqfs.engine.nodes.own_files import SnapshotNode, TakeFile
+from mqfs.engine.nodes.txn_nodes import PartFolder, StagedStream, TxnCtl
+from mqfs.engine.routing.view import View
+from mqfs.engine.stream import Stream
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import BadRequest, NotDirectory, NotFound
+from mqfs.model import User
+
+OWN = {".health": "health", ".ready": "ready", ".metrics": "metrics", ".openapi.json": "openapi", ".web": "web"}
+_BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+_OPTIONS = 1_024  # of one query: `select` takes as many
+_KINDS: dict[type, str] = {
+    Group: "group",
+    Stream: "stream",
+    View: "view",
+    Consumer: "consumer",
+    TakeFile: "consumer",
+    SnapshotNode: "kept",
+    PartFolder: "part",
+    StagedStream: "staged",
+    TxnCtl: "txn ctl",
+}
+_MISSING = {"group": "new", ".consumers": "new consumer", ".txn": "new part"}
+
+
+class Path(NamedTuple):
+    """A target in words. `text` is the path as it was sent."""
+
+    text: str
+    names: tuple[str, ...]
+    slash: bool  # at the end: it means a group
+    options: tuple[tuple[str, str], ...]
+
+
+class Target(NamedTuple):
+    """`node` is the directory where nothing of that `name` is there yet."""
+
+    kind: str
+    node: Any
+    name: str
+    verb: str = ""
+
+
+@lru_cache(maxsize=1_024)
+def parse(target: str) -> Path:
+    """Raises BadRequest."""
+    if target.startswith(("http://", "https://")):  # the form that is meant for proxies
+        target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
+    if not target.startswith("/"):
+        raise BadRequest(f"invalid target {target!r} (expected a path)")
+    text, _, query = target.partition("?")
+    names = text[1:].split("/")
+    slash = names[-1] == ""
+    if slash:
+        names.pop()
+    try:
+        options = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_OPTIONS) if query else ()
+    except ValueError as error:
+        raise BadRequest(f"invalid query: {error}") from None
+    return Path(text, tuple(map(_name, names)), slash, tuple(options))
+
+
+def _name(segment: str) -> str:
+    if _BAD_ESCAPE.search(segment):
+        raise BadRequest(f"invalid escape in {segment!r}")
+    raw = unquote_to_bytes(segment)
+    if b"/" in raw or b"\0" in raw or raw in (b"", b".", b".."):
+        raise BadRequest(f"invalid path segment {segment!r}")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"path segment {segment!r} is no UTF-8") from None
+
+
+def resolve(tree: Tree, user: User, path: Path) -> Target:
+    """Raises NotFound, Denied, NotDirectory, BadRequest."""
+    names = path.names
+    if names and names[0] in OWN:
+        return Target(OWN[names[0]], None, "/".join(names[1:]))
+    node: Any = tree.root
+    for at, name in enumerate(names):
+        if not node.directory:
+            return _verb(node, names[at:], path.slash)
+        try:
+            node = tree.walk(user, node, name)
+        except NotFound:
+            if at < len(names) - 1:
+                raise
+            return _missing(node, name, path.slash)
+    if path.slash and not node.directory:
+        raise NotDirectory(f"{node.name} (expected no slash at the end)")
+    kind = _kind(node)
+    return Target("bare group" if kind == "group" and names and not path.slash else kind, node, node.name)
+
+
+def _kind(node: Any) -> str:
+    return _KINDS.get(type(node)) or str(node.name)
+
+
+def _verb(node: Any, rest: tuple[str, ...], slash: bool) -> Target:
+    if len(rest) > 1 or slash:
+        raise NotDirectory(str(node.name))
+    return Target(_kind(node), node, node.name, rest[0])
+
+
+def _missing(node: Any, name: str, slash: bool) -> Target:
+    kind = _MISSING.get(_kind(node), "nothing")
+    if kind == "new":
+        kind = "new group" if slash else "new stream"
+    return Target(kind, node, name)

@@ -1,0 +1,208 @@
+"""HTTP/1.1 and 1.0 without I/O: bytes to requests, answers to bytes.
+
+Owns what a request may look like: httptools parses, and what it lets through and RFC 9112 does not is refused here. A
+request that is refused ends its connection: what follows on it cannot be trusted to begin a request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any
+
+from mqfs import limits
+from mqfs.errors import BadRequest, MqfsError
+from mqfs.http.refusals import BadVersion, TooManyHeaders
+
+try:
+    import httptools
+except ImportError as error:
+    MISSING = str(error)  # why there is no HTTP; empty where there is
+else:
+    MISSING = ""
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+ONCE = ("host", "authorization", "origin", "range", "last-event-id", "idempotency-key")  # a second one is refused
+_BOUND_BYTES = limits.HTTP_LINE_BYTES + limits.HTTP_HEADER_BYTES
+_NEVER_BODY = frozenset({204, 304})
+
+
+class Request:
+    """One request. Names of headers are lower case, values are decoded as UTF-8, others bytes escaped."""
+
+    __slots__ = ("body", "complete", "headers", "keep_alive", "method", "target", "version")
+
+    def __init__(self) -> None:
+        self.method, self.target, self.version = "", "", "1.1"
+        self.headers: dict[str, str] = {}
+        self.body = bytearray()
+        self.keep_alive = False
+        self.complete = False
+
+    @property
+    def announced(self) -> int:
+        """Bytes of the body that its head announces; 0 where it does not."""
+        return int(self.headers.get("content-length", "0"))
+
+    @property
+    def expects_continue(self) -> bool:
+        return self.version == "1.1" and self.headers.get("expect", "").lower() == "100-continue"
+
+
+class RequestParser:
+    """The requests of one connection, in order.
+
+    `requests` are those whose head is complete; a body may still come. `error` is why no more will: it is to be
+    answered behind them.
+    """
+
+    def __init__(self) -> None:
+        self.requests: deque[Request] = deque()
+        self.error: MqfsError | None = None
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._target = bytearray()
+        self._pairs: list[tuple[bytes, bytes]] = []
+        self._size = 0  # bytes of headers
+        self._raw = 0  # bytes received since a request began, a part of a body came, or a request was complete
+        self._moved = False  # one of the latter two, in what is being parsed
+        self._in_head = False
+        self._rest = 0  # bytes of the body of a request that asks for an upgrade
+        self._current = Request()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no byte of a next request came."""
+        return not self._in_head and not self.requests
+
+    def receive(self, data: bytes) -> None:
+        """Parse. Nothing is raised: see `error`."""
+        if self._rest:
+            data = self._body_of_upgrade(data)
+        if self.error is not None or not data:
+            return
+        self._moved = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:  # it stops there: no request may follow
+            self._body_of_upgrade(data[upgrade.args[0] :])
+            self.error = self.error or BadRequest("data behind a request to upgrade")
+        except httptools.HttpParserError as error:
+            if self.error is None:
+                self.error = BadRequest(f"malformed request: {error}")
+        self._raw = 0 if self._moved else self._raw + len(data)
+        if self._raw > _BOUND_BYTES:
+            self._refuse(TooManyHeaders(f"more than {_BOUND_BYTES} bytes before the end of the headers"))
+
+    def _refuse(self, error: MqfsError) -> None:
+        if self.error is None:
+            self.error = error
+        self._in_head = False
+
+    # ------------------------------------------------------------ what httptools calls
+
+    def on_message_begin(self) -> None:
+        self._target.clear()
+        self._pairs.clear()
+        self._size = self._raw = 0
+        self._in_head = True
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+        if len(self._target) > limits.HTTP_LINE_BYTES:
+            self._fail(TooManyHeaders(f"more than {limits.HTTP_LINE_BYTES} bytes in the request line"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._size += len(name) + len(value) + 4
+        if self._size > limits.HTTP_HEADER_BYTES or len(self._pairs) >= limits.HTTP_HEADERS:
+            bounds = f"{limits.HTTP_HEADERS} fields, {limits.HTTP_HEADER_BYTES} bytes"
+            self._fail(TooManyHeaders(f"too many headers (expected at most {bounds})"))
+        self._pairs.append((name, value))  # trailers, too, which are not used
+
+    def on_headers_complete(self) -> None:
+        parser, request = self._parser, Request()
+        request.method = parser.get_method().decode()
+        request.version = parser.get_http_version()
+        request.target = self._target.decode()
+        request.headers = self._headers(request.version)
+        request.keep_alive = request.version == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
+        self._in_head = False
+        self._current = request
+        if parser.should_upgrade():
+            self._rest = request.announced
+            if "transfer-encoding" in request.headers:
+                self._fail(BadRequest("a body in chunks with a request to upgrade"))
+        self.requests.append(request)
+
+    def _headers(self, version: str) -> dict[str, str]:
+        """The headers of a request. Raises what is wrong with them."""
+        if version not in ("1.1", "1.0"):
+            self._fail(BadVersion(f"HTTP/{version} (expected 1.1 or 1.0)"))
+        headers: dict[str, str] = {}
+        for raw, value in self._pairs:
+            name, text = raw.decode().lower(), value.decode("utf-8", "backslashreplace")
+            if name in headers:
+                if name in ONCE:
+                    self._fail(BadRequest(f"two headers {name}"))
+                text = f"{headers[name]}, {text}"
+            headers[name] = text
+        if version == "1.1" and "host" not in headers:
+            self._fail(BadRequest("no header Host"))
+        if version == "1.0" and "transfer-encoding" in headers:
+            self._fail(BadRequest("a body in chunks in HTTP/1.0"))
+        return headers
+
+    def on_body(self, part: bytes) -> None:
+        self._current.body += part
+        self._moved = True
+
+    def on_message_complete(self) -> None:
+        self._moved = True
+        self._current.complete = not self._rest
+
+    def _fail(self, error: MqfsError) -> None:
+        """Stop the parser by an exception, which it wraps in one of its own."""
+        self._refuse(error)
+        raise error
+
+    def _body_of_upgrade(self, data: bytes) -> bytes:
+        """httptools leaves out the body of a request that asks for an upgrade, which is not granted."""
+        part, data = data[: self._rest], data[self._rest :]
+        self._current.body += part
+        self._rest -= len(part)
+        self._current.complete = not self._rest
+        return data
+
+
+# ---------------------------------------------------------------- answers
+
+_REASONS = {int(status): status.phrase for status in HTTPStatus}
+_ALWAYS = b"X-Content-Type-Options: nosniff\r\n"
+
+
+@lru_cache(maxsize=64)
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n".encode() + _ALWAYS
+
+
+@lru_cache(maxsize=2)
+def _date(second: int) -> bytes:
+    return f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
+
+
+def head(status: int, headers: Iterable[tuple[str, str]], second: int, size: int | None, close: bool) -> bytes:
+    """The head of an answer. `size`: of its body; None: `headers` say it, or it ends with the connection."""
+    lines = [_status_line(status), _date(second)]
+    lines += [f"{name}: {value}\r\n".encode() for name, value in headers]
+    if size is not None and status not in _NEVER_BODY:
+        lines.append(b"Content-Length: %d\r\n" % size)
+    lines.append(b"Connection: close\r\n\r\n" if close else b"\r\n")
+    return b"".join(lines)
+
+
+def chunk(data: bytes) -> bytes:
+    """A part of a body; empty for nothing, as an empty chunk ends it."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""

@@ -1,0 +1,247 @@
+"""Claims over HTTP: tokens, leases, and what becomes of messages that did not arrive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.http.hasty_server import HASTE
+from tests.http.web import Web
+from tests.support.eventually import eventually
+from tests.support.server import COMMAND, short_folder
+
+SECRETS = {"root": "0123456789abcdef-root", "daemon": "0123456789abcdef-daemon"}
+
+
+@pytest.fixture
+def mail(web: Web) -> str:
+    """A consumer for which m1 to m4 wait; what failed comes again at once."""
+    group = web.group("backoff 10ms 10ms")
+    web.put(f"{group}/s")
+    web.put(f"{group}/.consumers/mail")
+    for n in range(1, 5):
+        web.post(f"{group}/s", f"m{n}")
+    return f"{group}/.consumers/mail"
+
+
+def claim(web: Web, mail: str, options: str = "") -> list[Any]:
+    return web.post(f"{mail}/claim?{options}").lines
+
+
+def waiting(web: Web, mail: str) -> list[tuple[str, int]]:
+    return [(message["body"], message["deliveries"]) for message in web.get(mail).lines]
+
+
+def test_claims_are_shared_out(web: Web, mail: str) -> None:
+    first, second = claim(web, mail, "max=3"), claim(web, mail, "max=3")
+    assert [m["body"] for m in first] == ["m1", "m2", "m3"]
+    assert [m["body"] for m in second] == ["m4"]
+    assert len({m["token"] for m in first + second}) == 4
+    assert web.post(f"{mail}/ack", "\n".join(m["token"] for m in first + second)).status == 204
+    assert waiting(web, mail) == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "left"),
+    [
+        ("ack", [("m2", 1)]),
+        ("release", [("m1", 1), ("m2", 1)]),
+        ("nack?after=0", [("m1", 2), ("m2", 1)]),
+        ("dead?reason=it%20is%20late", [("m2", 1)]),
+    ],
+)
+def test_settling(web: Web, mail: str, verb: str, left: list[tuple[str, int]]) -> None:
+    tokens = [m["token"] for m in claim(web, mail, "max=4")]
+    assert web.post(f"{mail}/ack", "\n".join(tokens[2:])).status == 204
+    assert web.post(f"{mail}/{verb}", tokens[0]).status == 204
+    assert web.post(f"{mail}/release", tokens[1]).status == 204
+    assert waiting(web, mail) == left
+    again = web.post(f"{mail}/{verb}", tokens[0])
+    assert (again.status, again.body) == (410, tokens[0].encode() + b"\n")
+
+
+def test_the_reason_of_a_dead_letter(web: Web, mail: str) -> None:
+    group = mail.split("/")[1]
+    web.post(f"{mail}/dead?reason=no%20%23%20stamp", claim(web, mail)[0]["token"])
+    assert web.get(f"/{group}/dead?format=json").lines[0]["headers"]["reason"] == "no # stamp"
+
+
+def test_tokens_of_one_request_are_settled_all_or_none(web: Web, mail: str) -> None:
+    mine = [m["token"] for m in claim(web, mail, "max=2")]
+    other = claim(web, mail)[0]["token"]
+    assert web.post(f"{mail}/ack", mine[0]).status == 204
+    refused = web.post(f"{mail}/ack", "\n".join([*mine, other]))
+    assert (refused.status, refused.body) == (410, mine[0].encode() + b"\n")
+    assert web.post(f"{mail}/ack", mine[1]).status == 204  # it was left
+    assert web.post(f"{mail}/ack", other).status == 410  # it was not
+    refused = web.post(f"{mail}/ack", mine[1], Accept="application/json")
+    assert (refused.status, refused.json["status"]) == (410, 410)
+
+
+def test_a_lease_ends_as_a_failed_delivery(web: Web, mail: str) -> None:
+    token = claim(web, mail, "lease=1s")[0]["token"]
+    eventually(lambda: ("m1", 2) in waiting(web, mail))
+    assert web.post(f"{mail}/ack", token).status == 410
+    web.eventually_open(f"/{mail.split('/')[1]}", "mail", 0)
+
+
+def test_touch_renews_a_lease(web: Web, mail: str) -> None:
+    first, second = claim(web, mail, "max=2&lease=1s")
+    assert web.post(f"{mail}/touch?lease=1h", first["token"]).status == 204
+    eventually(lambda: ("m2", 2) in waiting(web, mail))
+    assert web.post(f"{mail}/ack", second["token"]).status == 410
+    assert web.post(f"{mail}/ack", first["token"]).status == 204
+
+
+@pytest.mark.parametrize("options", ["lease=0", "lease=13h", "lease=x", "max=0", "max=1001", "wait=x"])
+def test_options_that_are_none(web: Web, mail: str, options: str) -> None:
+    assert web.post(f"{mail}/claim?{options}").status in (400, 413)
+
+
+@pytest.mark.parametrize("token", ["", "x", "1.1.1", "1.1.1.1.1", "a.1.1.00", "9" * 40 + ".1.1.00"])
+def test_what_is_no_token(web: Web, mail: str, token: str) -> None:
+    assert web.post(f"{mail}/ack", token).status == 400
+
+
+def test_a_forged_token_is_gone(web: Web, mail: str) -> None:
+    token = claim(web, mail)[0]["token"]
+    number, sequence, delivery, mac = token.split(".")
+    for forged in (
+        f"{number}.{sequence}.{delivery}.{'0' * len(mac)}",
+        f"{number}.{sequence}.2.{mac}",
+        f"{number}.2.{delivery}.{mac}",
+        f"{int(number) + 1}.{sequence}.{delivery}.{mac}",
+    ):
+        assert web.post(f"{mail}/ack", forged).status == 410
+    other = mail.replace("mail", "other")
+    web.put(other)
+    assert web.post(f"{other}/ack", token).status == 410
+    assert web.post(f"{mail}/ack", token).status == 204
+
+
+def test_a_claim_waits(web: Web, mail: str) -> None:
+    claim(web, mail, "max=4")
+    group = f"/{mail.split('/')[1]}"
+    with web.raw() as sock:
+        sock.sendall(f"POST {mail}/claim?wait=1h&max=2 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        web.eventually_open(group, "mail", 2)
+        web.post(f"{group}/s", "new")
+        assert b'"body":"new"' in sock.recv(65_536)
+
+
+def test_what_does_not_leave_whole_is_released(web: Web, mail: str) -> None:
+    group = f"/{mail.split('/')[1]}"
+    web.post(f"{mail}/seek", "end")
+    for _ in range(8):
+        web.post(f"{group}/s", b"x" * 1_000_000)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    sock.connect(("127.0.0.1", web.port))
+    sock.sendall(f"POST {mail}/claim?max=8 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    eventually(lambda: web.get(f"{group}/.stats").json["consumers"]["mail"]["claimed"] == 8)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    sock.close()
+    eventually(lambda: web.get(f"{group}/.stats").json["consumers"]["mail"]["claimed"] == 0)
+    assert {deliveries for _, deliveries in waiting(web, mail)} == {1}
+
+
+def test_a_seek_voids_claims(web: Web, mail: str) -> None:
+    token = claim(web, mail)[0]["token"]
+    assert web.post(f"{mail}/seek", "first").status == 204
+    assert web.post(f"{mail}/ack", token).status == 410
+    assert web.post(f"{mail}/seek", "nowhere").status == 400
+    assert claim(web, mail)[0]["body"] == "m1"
+
+
+def test_a_removed_group_takes_its_claims_along(web: Web, mail: str) -> None:
+    group = f"/{mail.split('/')[1]}"
+    token = claim(web, mail)[0]["token"]
+    web.ask("DELETE", f"{group}/s")
+    assert web.ask("DELETE", f"{group}/").status == 204
+    assert web.post(f"{mail}/ack", token).status == 404
+
+
+def test_tokens_do_not_outlive_the_server() -> None:
+    with short_folder() as folder:
+        web = Web(folder)
+        with web.server:
+            group = web.group()
+            mail = f"{group}/.consumers/mail"
+            web.put(f"{group}/s")
+            web.put(mail)
+            web.post(f"{group}/s", "m")
+            token = claim(web, mail)[0]["token"]
+            web.server.restart(signal.SIGKILL)
+            assert web.post(f"{mail}/ack", token).status == 410
+            again = claim(web, mail)[0]
+            assert again["deliveries"] == 2
+            assert web.post(f"{mail}/ack", token).status == 410
+            assert web.post(f"{mail}/ack", again["token"]).status == 204
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Web]:
+    """With tokens of two users, and low limits."""
+    program: Any = [COMMAND[0], "-m", "tests.http.hasty_server"]
+    with short_folder() as folder:
+        file = folder / "tokens"
+        file.write_text("".join(f"{user} {secret}\n" for user, secret in SECRETS.items()))
+        os.chmod(file, 0o600)
+        web = Web(folder, "--token-file", str(file), program=program)
+        with web.server:
+            yield web
+
+
+def test_the_token_of_another_user(hasty: Web) -> None:
+    group = hasty.group()
+    hasty.put(f"{group}/s")
+    mail = f"{group}/.consumers/mail"
+    hasty.put(mail)
+    hasty.post(f"{group}/s", "m")
+    token = claim(hasty, mail)[0]["token"]
+    bearer = f"Bearer {SECRETS['daemon']}"
+    assert hasty.post(f"{mail}/ack", token, Authorization=bearer).status == 403
+    assert hasty.post(f"{mail}/ack", token).status == 204
+
+
+def test_open_claims_of_a_user_are_bounded(hasty: Web) -> None:
+    group = hasty.group()
+    hasty.put(f"{group}/s")
+    mail = f"{group}/.consumers/mail"
+    hasty.put(mail)
+    for n in range(7):
+        hasty.post(f"{group}/s", str(n))
+    tokens = [m["token"] for m in claim(hasty, mail, "max=7")]
+    assert len(tokens) == 5
+    refused = hasty.post(f"{mail}/claim")
+    assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+    assert hasty.post(f"{mail}/ack", "\n".join(tokens)).status == 204
+    assert len(claim(hasty, mail, "max=7")) == 2
+
+
+@pytest.mark.root
+def test_who_a_client_is(hasty: Web) -> None:
+    group = hasty.group("consumer c")
+    root, daemon = (f"Bearer {SECRETS[user]}" for user in ("root", "daemon"))
+    assert hasty.post(f"{group}/s", "x", Authorization=root).status == 201
+    assert hasty.post(f"{group}/s", "x", Authorization=daemon).status == 403
+    assert hasty.get(f"{group}/s", Authorization=daemon).body == b"x"
+    assert hasty.curl("-u", f":{SECRETS['daemon']}", f"{group}/s").body == b"x"
+    assert hasty.post(f"{group}/ctl", "depth 1", Authorization=daemon).status == 403
+
+
+def test_unknown_tokens(hasty: Web) -> None:
+    for value in ("Bearer nobody-has-this-one", "Basic !", "Basic Og==", "Digest x", "Bearer"):
+        refused = hasty.get("/", Authorization=value)
+        assert refused.status == 401
+        assert {text.split(" ")[0] for text in refused.headers.get_all("WWW-Authenticate", [])} == {"Bearer", "Basic"}
+    began = time.monotonic()
+    assert hasty.get("/", Authorization="Bearer x").status == 401  # after more than HTTP_FAILURES
+    assert time.monotonic() - began >= HASTE["HTTP_FAILURE_S"]
+    assert hasty.get("/", Authorization=f"Bearer {SECRETS['root']}").status == 200

@@ -1,0 +1,120 @@
+"""Publishing: the same records as by any other way, options, and streams without room."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from mqfs.ninep import blocking as ninep
+from tests.http.web import Web, statuses
+from tests.support.eventually import eventually
+
+
+def records(web: Web, group: str, name: str) -> list[tuple[bytes, dict[str, str]]]:
+    """Bodies and headers of a stream."""
+    with web.server.connect() as client, client.group(group[1:]).subscribe(name, existing=True) as subscription:
+        count = int(web.ask("HEAD", f"{group}/{name}").headers["Mqfs-Messages"])
+        messages = [next(subscription) for _ in range(count)]
+        return [(message.body, dict(message.headers)) for message in messages]
+
+
+@pytest.mark.parametrize("data", ["message", "line", "coalesce"])
+@pytest.mark.parametrize("body", [b"one", b"one\n", b"a\nb\n", b"a\nb", b"\n\n", b"\xff\0\n\r", b"x" * 100_000])
+def test_a_message_is_as_if_written_to_the_file(web: Web, data: str, body: bytes) -> None:
+    group = web.group(f"data {data}")
+    web.put(f"{group}/file")
+    with ninep.connect(web.server.address) as client, client.open(f"{group[1:]}/file", "w") as file:
+        file.write(body)
+    assert web.post(f"{group}/web", body).status == 201
+    assert records(web, group, "web") == records(web, group, "file")
+
+
+def test_options_as_headers_and_in_the_query(web: Web, group: str) -> None:
+    headers = {
+        "Mqfs_Priority": "7", "Mqfs_Ttl": "1h", "Mqfs_Id": "a1", "Mqfs_H_Kind": "ä", "traceparent": "00-1-2-00",
+    }  # fmt: skip
+    web.ask("POST", f"{group}/s", "x", **{name: text.encode().decode("latin-1") for name, text in headers.items()})
+    web.post(f"{group}/s?priority=2&h-Kind=b%20c", "y", Mqfs_Priority="7")
+    found = [headers for _, headers in records(web, group, "s")]
+    assert {name: text for name, text in found[0].items() if name != "sender"} == {
+        "priority": "7", "ttl": "1h", "id": "a1", "kind": "ä", "traceparent": "00-1-2-00",
+    }  # fmt: skip
+    assert (found[1]["priority"], found[1]["Kind"]) == ("2", "b c")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["priority=x", "priority=10", "delay=x", "delay=1s&at=1", "at=soon", "single=perhaps", "id=", "what=1", "ttl=1"],
+)
+def test_options_that_are_none(web: Web, group: str, option: str) -> None:
+    assert web.post(f"{group}/s?{option}", "x").status == 400
+    assert web.get(f"{group}/.stats").json["written"] == 0
+
+
+def test_a_key_makes_a_repeat_harmless(web: Web, group: str) -> None:
+    for name, value in (("Idempotency-Key", "k1"), ("Mqfs-Id", "k1")):
+        sent = web.ask("POST", f"{group}/s", "x", **{name: value})
+        assert (sent.status, sent.body) == (201, b"1\n")
+    assert web.post(f"{group}/s?id=k2", "y").body == b"2\n"
+    assert web.get(f"{group}/s").body == b"xy"
+
+
+def test_a_repeat_after_a_kill_is_published_once(web: Web) -> None:
+    group = web.group()
+    sent = [web.ask("POST", f"{group}/s", str(n), Idempotency_Key=f"n{n}").body for n in range(5)]
+    web.server.restart()
+    again = [web.ask("POST", f"{group}/s", str(n), Idempotency_Key=f"n{n}").body for n in range(7)]
+    assert again[:5] == sent
+    assert web.get(f"{group}/s").body == b"0123456"
+
+
+def test_delay(web: Web, group: str) -> None:
+    assert web.post(f"{group}/s?delay=300ms", "later").status == 201
+    assert web.post(f"{group}/s", "now").status == 201
+    assert web.post(f"{group}/s", "soon", Mqfs_At=str(time.time() + 0.2)).status == 201
+    assert web.get(f"{group}/s").body == b"now"
+    eventually(lambda: len(web.get(f"{group}/s").body) == len("nowlatersoon"))
+
+
+def test_a_full_stream(web: Web) -> None:
+    group = web.group("depth 1", "full drop-new")
+    web.post(f"{group}/s", "kept")
+    sent = web.post(f"{group}/s", "x")
+    assert (sent.status, sent.body, sent.headers["Mqfs-Sequence"]) == (201, b"discarded\n", None)
+    group = web.group("depth 1", "full reject")
+    web.post(f"{group}/s", "kept")
+    assert web.post(f"{group}/s", "x").status == 507
+
+
+def test_a_publish_waits_for_room(web: Web) -> None:
+    group = web.group("depth 1", "full block")
+    web.post(f"{group}/s", "first")
+    refused = web.post(f"{group}/s?wait=20ms", "x")
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    request = f"POST {group}/s?wait=1h HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nnext"
+    with web.raw() as sock:
+        sock.sendall(request.encode())
+        eventually(lambda: web.get(f"{group}/.stats").json["streams"]["s"]["blocked"] == 1)
+    eventually(lambda: web.get(f"{group}/.stats").json["streams"]["s"]["blocked"] == 0)  # that client left
+    with web.raw() as sock:
+        sock.sendall(request.encode())
+        eventually(lambda: web.get(f"{group}/.stats").json["streams"]["s"]["blocked"] == 1)
+        web.post(f"{group}/ctl", "clear s")
+        assert statuses(sock.recv(4_096)) == [201]
+    assert web.get(f"{group}/s").body == b"next"
+
+
+def test_bodies_that_are_none(web: Web, group: str) -> None:
+    assert web.post(f"{group}/s", b"x" * 1_044_481).status == 413
+    assert web.post(f"{group}/s").status in (201, 400)  # an empty message, where the tree has those
+    lines: list[tuple[Any, int]] = [
+        ("{}", 400), ("[]", 400), ("x", 400), ('{"stream":"s"}', 400), ('{"stream":"s","body":1}', 400),
+        ('{"stream":"s","body":"x","body_base64":"eA=="}', 400), ('{"stream":"s","body_base64":"!"}', 400),
+        ('{"stream":"s","body":"x","more":1}', 400), ('{"stream":"s","body":"x","headers":{"a":1}}', 400),
+        ('{"stream":"s","body":"x","headers":{"sender":"a"}}', 400), ("[" * 100_000, 400),
+    ]  # fmt: skip
+    web.put(f"{group}/s")
+    for line, status in lines:
+        assert web.post(f"{group}/.batch", line, Content_Type="application/x-ndjson").status == status, line[:50]

@@ -1,0 +1,38 @@
+"""Starting with `--http`: what is missing, and addresses that cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.eventually import HANG_S
+from tests.support.server import environment, mqfs
+
+WITHOUT = "import sys; sys.modules['httptools'] = None; from mqfs.cli.main import main; main()"
+
+
+def test_without_the_parser_it_says_what_to_install(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, "serve", "--http", "tcp!127.0.0.1!0"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert done.returncode == 2
+    assert "pip install httptools" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["http://localhost", "tcp!", "tcp!localhost!x"])
+def test_what_is_no_address(tmp_path: Path, address: str) -> None:
+    done = mqfs("serve", "--http", address, cwd=tmp_path)
+    assert (done.returncode, "--http" in done.stderr) == (2, True)
+
+
+def test_beyond_loopback_only_by_consent(tmp_path: Path) -> None:
+    done = mqfs("serve", "--http", "tcp!0.0.0.0!0", cwd=tmp_path)
+    assert (done.returncode, "--insecure" in done.stderr) == (1, True)

@@ -1,0 +1,231 @@
+"""Bytes on the wire: what is no request, what comes slowly, and several requests at once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.http.web import Web, rest, statuses
+from tests.support.server import COMMAND, short_folder
+
+HOST = b"Host: localhost\r\n"
+POST = b"POST /g/s HTTP/1.1\r\n" + HOST
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
+REFUSED = {
+    "length and chunks": (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 400),
+    "chunks and length": (CHUNKED + b"Content-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 400),
+    "two lengths": (POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400),
+    "two lengths in one": (POST + b"Content-Length: 3, 3\r\n\r\nabc", 400),
+    "length with a sign": (POST + b"Content-Length: +3\r\n\r\nabc", 400),
+    "empty length": (POST + b"Content-Length:\r\n\r\nabc", 400),
+    "chunks twice": (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 400),
+    "chunks of an old client": (b"POST /g/s HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "chunks in two headers": (CHUNKED + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "another coding": (POST + b"Transfer-Encoding: gzip\r\n\r\nabc", 400),
+    "bad end of a chunk": (CHUNKED + b"\r\n3\r\nabcX0\r\n\r\n", 400),
+    "bad size of a chunk": (CHUNKED + b"\r\nx\r\nabc\r\n0\r\n\r\n", 400),
+    "folded header": (b"GET / HTTP/1.1\r\n" + HOST + b"X: a\r\n b\r\n\r\n", 400),
+    "bare line feeds": (b"GET / HTTP/1.1\nHost: localhost\n\n", 400),
+    "bare carriage return": (b"GET / HTTP/1.1\r\nHost: localhost\rX: y\r\n\r\n", 400),
+    "blank before the colon": (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", 400),
+    "NUL in a header": (b"GET / HTTP/1.1\r\n" + HOST + b"X: a\0b\r\n\r\n", 400),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "two hosts": (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "another version": (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505),
+    "no version": (b"GET /\r\n\r\n", 505),
+    "no method": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+    "many headers": (b"GET / HTTP/1.1\r\n" + HOST + b"X: y\r\n" * 64 + b"\r\n", 431),
+    "large headers": (
+        b"GET / HTTP/1.1\r\n" + HOST + b"".join(b"X: %b\r\n" % (b"y" * 4_000) for _ in range(5)) + b"\r\n",
+        431,
+    ),
+    "a large header": (b"GET / HTTP/1.1\r\n" + HOST + b"X: " + b"y" * 30_000, 431),
+    "a large trailer": (CHUNKED + b"\r\n0\r\nX: " + b"y" * 200_000, 431),
+    "a long line": (b"GET /" + b"y" * 9_000 + b" HTTP/1.1\r\n", 431),
+    "two tokens": (b"GET / HTTP/1.1\r\n" + HOST + b"Authorization: a\r\nAuthorization: b\r\n\r\n", 400),
+    "a long body": (POST + b"Content-Length: 1044481\r\n\r\n", 413),
+    "connect": (b"CONNECT a:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+}
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Web]:
+    program: Any = [COMMAND[0], "-m", "tests.http.hasty_server"]
+    with short_folder() as folder:
+        web = Web(folder, program=program)
+        with web.server:
+            assert web.put("/g/").status == 201
+            yield web
+
+
+# The bounds are counted in what was received, so those requests come whole only.
+CASES = [
+    (what, by_one) for what, (data, _) in REFUSED.items() for by_one in (False, True) if len(data) < 4_000 or not by_one
+]
+
+
+@pytest.mark.parametrize(("what", "by_one"), CASES)
+def test_what_is_no_request_ends_the_connection(hasty: Web, what: str, by_one: bool) -> None:
+    data, status = REFUSED[what]
+    with hasty.raw() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            for piece in [data[at : at + 1] for at in range(len(data))] if by_one else [data]:
+                sock.sendall(piece)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it was refused before its end
+        answer = rest(sock)
+    assert statuses(answer) == [status]
+    assert b"\r\nConnection: close\r\n" in answer
+    assert hasty.get("/g/.stats").json["written"] == 0
+
+
+def test_a_body_comes_in_chunks_byte_by_byte(hasty: Web) -> None:
+    hasty.put("/chunks/")
+    request = CHUNKED.replace(b"/g/", b"/chunks/") + b"\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: z\r\n\r\n"
+    with hasty.raw() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(len(request)):
+            sock.sendall(request[at : at + 1])
+        assert statuses(sock.recv(4_096)) == [201]
+    assert hasty.get("/chunks/s").body == b"abcde"
+
+
+def test_pipelining(hasty: Web) -> None:
+    requests = b"PUT /pipe/ HTTP/1.1\r\n" + HOST + b"\r\n"
+    for n in range(50):
+        requests += b"POST /pipe/s HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\n%02d" % n
+    requests += b"GET /pipe/s HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\nGET / HTTP/1.1\r\n\r\n"
+    answer = hasty.say(requests)
+    assert statuses(answer) == [201] * 51 + [200]
+    assert answer.endswith(b"".join(b"%02d" % n for n in range(50)))
+
+
+def test_pipelining_more_than_is_received_at_once(hasty: Web) -> None:
+    request = b"GET /.health HTTP/1.1\r\n" + HOST + b"X: " + b"y" * 900 + b"\r\n\r\n"
+    with hasty.raw() as sock:
+        sock.sendall(request * 200)
+        data = b""
+        while data.count(b"HTTP/1.1 200 OK") < 200:
+            part = sock.recv(65_536)
+            assert part, statuses(data)[-1]
+            data += part
+
+
+def test_what_is_wrong_behind_a_request_is_refused_behind_it(hasty: Web) -> None:
+    good = b"GET /.health HTTP/1.1\r\n" + HOST + b"\r\n"
+    assert statuses(hasty.say(good + b"nonsense\r\n\r\n")) == [200, 400]
+    assert statuses(hasty.say(good + good + b"GET / HTTP/1.1\r\n\r\n" + good)) == [200, 200, 400]
+
+
+def test_upgrade_is_not_granted(hasty: Web) -> None:
+    hasty.put("/up/")
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+    assert statuses(hasty.say(b"GET /.health HTTP/1.1\r\n" + HOST + upgrade + b"\r\n")) == [200]
+    sent = hasty.say(b"POST /up/s HTTP/1.1\r\n" + HOST + upgrade + b"Content-Length: 3\r\n\r\nabc")
+    assert statuses(sent) == [201]
+    assert hasty.curl("--http2", "-d", "def", "/up/s").status == 201
+    assert hasty.get("/up/s").body == b"abcdef"
+
+
+def test_expect(hasty: Web) -> None:
+    with hasty.raw() as sock:
+        sock.sendall(POST.replace(b"/g/", b"/expect/") + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        assert statuses(rest(sock)) == [404]
+    hasty.put("/expect/")
+    with hasty.raw() as sock:
+        sock.sendall(POST.replace(b"/g/", b"/expect/") + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        assert sock.recv(4_096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"abc")
+        assert statuses(sock.recv(4_096)) == [201]
+
+
+def test_a_refused_upload_gets_its_answer(hasty: Web) -> None:
+    body = b"x" * 3_000_000
+    with hasty.raw() as sock:
+        sock.sendall(b"POST /g/s HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body))
+        try:
+            sock.sendall(body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        assert statuses(rest(sock)) == [413]
+    chunks = b"".join(b"10000\r\n%b\r\n" % (b"x" * 65_536) for _ in range(20))
+    with hasty.raw() as sock:
+        sock.sendall(CHUNKED + b"\r\n" + chunks)
+        assert statuses(rest(sock)) == [413]
+
+
+def test_a_slow_head(hasty: Web) -> None:
+    with hasty.raw() as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n")
+        assert statuses(rest(sock)) == [408]
+
+
+def test_line_ends_do_not_keep_a_connection(hasty: Web) -> None:
+    with hasty.raw() as sock:
+        sock.settimeout(0.05)
+        data = None
+        while data is None:
+            try:
+                sock.sendall(b"\r\n")
+                data = sock.recv(4_096)
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                data = b""
+        assert data == b""
+
+
+def test_a_slow_body(hasty: Web) -> None:
+    with hasty.raw() as sock:
+        sock.sendall(POST + b"Content-Length: 3\r\n\r\na")
+        assert statuses(rest(sock)) == [408]
+
+
+def test_an_idle_connection_ends_without_a_word(hasty: Web) -> None:
+    with hasty.raw() as sock:
+        assert rest(sock) == b""
+
+
+def test_a_reader_of_nothing_is_left(hasty: Web) -> None:
+    hasty.put("/large/")
+    for _ in range(12):
+        assert hasty.post("/large/s", b"x" * 1_000_000).status == 201
+    with hasty.raw() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        sock.sendall(b"GET /large/s HTTP/1.1\r\n" + HOST + b"\r\n")
+        hasty.eventually_open("/large", ".cursor", 1)
+        hasty.eventually_open("/large", ".cursor", 0)
+        assert not rest(sock).endswith(b"0\r\n\r\n")
+
+
+def test_connections_of_a_user_are_bounded(hasty: Web) -> None:
+    socks = [hasty.raw() for _ in range(12)]
+    try:
+        for sock in socks:
+            sock.sendall(b"GET /.health HTTP/1.1\r\n" + HOST + b"\r\n")
+            assert statuses(sock.recv(4_096)) == [200]
+        with hasty.raw() as sock:
+            assert statuses(rest(sock)) == [429]
+    finally:
+        for sock in socks:
+            sock.close()
+
+
+def test_streams_of_a_user_are_bounded(hasty: Web) -> None:
+    hasty.put("/many/")
+    hasty.put("/many/s")
+    socks = [hasty.raw() for _ in range(3)]
+    try:
+        for sock in socks:
+            sock.sendall(b"GET /many/s?follow HTTP/1.1\r\n" + HOST + b"\r\n")
+        hasty.eventually_open("/many", ".cursor", 3)
+        refused = hasty.get("/many/s?follow")
+        assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+    finally:
+        for sock in socks:
+            sock.close()
