@@ -65,6 +65,10 @@ class Web:
         return int(re.findall(r"HTTP at tcp!127\.0\.0\.1!(\d+)", self.server.text())[-1])
 
     @property
+    def tls_port(self) -> int:
+        return int(re.findall(r"HTTP at tls!127\.0\.0\.1!(\d+)", self.server.text())[-1])
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -140,8 +144,9 @@ class Web:
             connection.close()
 
     def open_files(self, group: str, name: str) -> int:
-        """How many handles there are of a file of a group."""
-        return sum(row["file"] == name for row in self.get(f"{group}/.who").lines)
+        """How many handles there are of a file of a group; -1 where the server has no room for the question."""
+        reply = self.get(f"{group}/.who")
+        return sum(row["file"] == name for row in reply.lines) if reply.status == 200 else -1
 
     def eventually_open(self, group: str, name: str, number: int) -> None:
         eventually(lambda: self.open_files(group, name) == number, f"{number} handles of {name}")
