@@ -29,7 +29,7 @@ class Gate:
         if peer.refused:
             raise Denied(peer.refused)
         if not peer.fixed or authorization is None:
-            return peer.itself()  # the kernel names it, or its certificate, or nobody does
+            return peer.itself()  # whom the kernel, its certificate or --tcp-user names
         secret = _secret(authorization)
         grant = peer.tokens.user(secret, f"{peer.where} {peer.account}") if peer.tokens is not None and secret else None
         if grant is None:

@@ -56,8 +56,9 @@ def test_what_a_token_to_read_permits(issued: Issued) -> None:
     auth = bearer(issued.new("--scope", "read"))
     for path in (f"{group}/", f"{group}/s", f"{group}/s?seq=1", f"{group}/.stats", f"{group}/ctl", mail):
         assert web.get(path, Authorization=auth).status == 200, path
+    frames = "application/vnd.mqfs.frames"
     for path in (f"{group}/s", f"{group}/ctl", f"{mail}/claim", f"{mail}/ack", f"{mail}/seek", f"{group}/.batch"):
-        assert web.post(path, "m", Authorization=auth).status == 403, path
+        assert web.post(path, "m", Authorization=auth, Content_Type=frames).status == 403, path
     assert web.ask("DELETE", f"{group}/s", Authorization=auth).status == 403
     assert web.ask("PUT", f"{group}/more/", Authorization=auth).status == 403
 
