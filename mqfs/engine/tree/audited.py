@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from mqfs.audit import REFUSALS
 from mqfs.engine.nodes.places import path_of
 from mqfs.syntax.token_line import print_path
 
-P = ParamSpec("P")
-T = TypeVar("T")
+LOOKS = ("walk", "access", "entries", "open")
+CHANGES = ("create", "mkdir", "unlink", "rmdir", "rename", "setattr")
 
 
-def audited(*, changes: bool) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """For a method of the tree whose first arguments are a user and a node. `changes`: a line also where it is done."""
+def audit_calls(tree: Any) -> None:
+    """Let the methods of a tree whose first arguments are a user and a node leave lines, from now on. One without an
+    audit pays nothing."""
+    for name in (*LOOKS, *CHANGES):
+        setattr(tree, name, _audited(tree, getattr(tree, name), name in CHANGES))
 
-    def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        names = list(inspect.signature(method).parameters)
 
-        @wraps(method)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            tree: Any = args[0]
-            if not tree.audit.changes:
-                return method(*args, **kwargs)
-            given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
-            _, user, node, *_ = given.values()
-            path = (*path_of(node), given.pop("name")) if "name" in given else path_of(node)  # it may be gone then
-            try:
-                done = method(*args, **kwargs)
-            except REFUSALS as error:
-                tree.audit.note(user, method.__name__, print_path(path), error.detail, status="refused")
-                raise
-            if changes:
-                tree.audit.note(user, method.__name__, print_path(path), _print(given))
-            return done
+def _audited(tree: Any, method: Any, changes: bool) -> Any:
+    names = list(inspect.signature(method).parameters)
 
-        return call
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+        user, node, *_ = given.values()
+        path = (*path_of(node), given.pop("name")) if "name" in given else path_of(node)  # it may be gone then
+        try:
+            done = method(*args, **kwargs)
+        except REFUSALS as error:
+            tree.audit.note(user, method.__name__, print_path(path), error.detail, status="refused")
+            raise
+        if changes:
+            tree.audit.note(user, method.__name__, print_path(path), _print(given))
+        return done
 
-    return decorate
+    return call
 
 
 def _print(given: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ from mqfs.engine.publishing.blocked_writers import refuse_all
 from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.audited import audited
+from mqfs.engine.tree.audited import audit_calls
 from mqfs.engine.tree.grants import CHANGE, permit, permit_open, permit_staging, permit_walk
 from mqfs.engine.tree.maintenance import Maintenance
 from mqfs.engine.tree.node_stat import (
@@ -90,6 +90,8 @@ class Tree:
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
         self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
         self._load(owner, umask)
+        if audit.changes:
+            audit_calls(self)
 
     # ------------------------------------------------------------ loading
 
@@ -144,7 +146,6 @@ class Tree:
 
     # ------------------------------------------------------------ looking
 
-    @audited(changes=False)
     def walk(self, user: User, node: Node, name: str) -> Node:
         """The file of that name in a group; ".." is its parent. Raises NotFound, NotDirectory, Denied."""
         if not isinstance(node, Group | Folder):
@@ -170,12 +171,10 @@ class Tree:
                 node = self.walk(user, node, name)
         return node
 
-    @audited(changes=False)
     def access(self, user: User, node: Node, mask: int) -> None:
         """Raises Denied where the user may not do all of `mask` (os.R_OK, W_OK, X_OK)."""
         permit(user, node, mask)
 
-    @audited(changes=False)
     def entries(self, user: User, directory: Group | Folder) -> list[Node]:
         """Everything in a directory, by name. Raises Denied."""
         group = directory.group
@@ -195,7 +194,6 @@ class Tree:
 
     # ------------------------------------------------------------ opening
 
-    @audited(changes=False)
     def open(self, user: User, node: Node, flags: int, *, made: bool = False) -> OpenFile:
         """A handle. Only the access mode of `flags` counts. Raises Denied, IsDirectory, NotFound, OverLimit.
 
@@ -214,7 +212,6 @@ class Tree:
 
     # ------------------------------------------------------------ making and removing
 
-    @audited(changes=True)
     def create(self, user: User, directory: Group | Folder, name: str, mode: int) -> Step[Node]:
         """A new stream; in `.consumers` a consumer of the whole group. Raises Exists, BadName, Denied, OverLimit."""
         group = directory.group
@@ -233,7 +230,6 @@ class Tree:
         made = group.consumers.make(name, user, mode)
         return group.log.after_metadata_sync(made)
 
-    @audited(changes=True)
     def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
         """A new group, on disk when this returns; in `.txn` a part. Raises Exists, BadName, Denied, OverLimit."""
         if isinstance(group, StagingFolder):
@@ -265,7 +261,6 @@ class Tree:
             raise errors.Exists(name)
         check_name(name)
 
-    @audited(changes=True)
     def unlink(self, user: User, directory: Group | Folder, name: str) -> Step[None]:
         """Remove a stream, a consumer, or all bindings of a view; of a group's own file it does nothing, so that
         `rm -r` works. Raises Busy for a consumer that holds claims."""
@@ -298,7 +293,6 @@ class Tree:
             group.views.unbind(name)
         return group.log.after_metadata_sync(None)
 
-    @audited(changes=True)
     def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:
         """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
         does nothing; of a part in `.txn` it is an abort."""
@@ -333,7 +327,6 @@ class Tree:
         victim.end()
         return None
 
-    @audited(changes=True)
     def rename(self, user: User, group: Group | Folder, name: str, to: Group | Folder, new: str) -> Step[None]:
         """A new name inside the same group. Raises NotPermitted into another, Exists onto one that is there."""
         permit(user, group, CHANGE)
@@ -359,7 +352,6 @@ class Tree:
         group.groups[new] = node
         return node.log.after_metadata_sync(None)
 
-    @audited(changes=True)
     def setattr(
         self, user: User, node: Node, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
     ) -> Step[None]:

@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from mqfs.audit import Audit
+from mqfs.engine.tree.audited import audit_calls
 from mqfs.errors import MqfsError
 from mqfs.model import Grant, User
 from tests.support.hand import ANNA, ROOT
@@ -21,9 +22,16 @@ VALUE = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
 HOLDER = attrs.evolve(ANNA, where="9p tcp 3", grant=Grant(ANNA.uid, "7f3a", "admin", ("g",)))
 
 
+def set_audit(queues: Queues, level: str = "changes") -> None:
+    """As of the next start."""
+    queues.tree.audit = Audit(level)
+    if queues.tree.audit.changes:
+        audit_calls(queues.tree)
+
+
 def audited(level: str = "changes") -> Queues:
     queues = Queues("replay all")
-    queues.tree.audit = Audit(level)
+    set_audit(queues, level)
     return queues
 
 
@@ -82,7 +90,7 @@ def test_a_change_is_one_line(
     queues.mkdir("e")
     queues.tree.mkdir(ROOT, queues.tree.find(ROOT, "g/.txn"), "a", 0o777)
     queues.at(".txn/ctl", os.O_WRONLY).write(b"commit p.1 a")
-    queues.tree.audit = Audit("changes")
+    set_audit(queues)
     do(queues)
     (row,) = lines(caplog)
     assert (row["user"], row["token"], row["status"]) == ("0", "", "ok")
@@ -119,7 +127,7 @@ def test_a_refusal_is_one_line(
     queues.mkdir("x", mode=0o700)
     queues.tree.setattr(ROOT, queues.tree.root, mode=0o755)
     queues.tree.setattr(ROOT, queues.tree.find(ROOT, "g/s"), mode=0o600)
-    queues.tree.audit = Audit("changes")
+    set_audit(queues)
     with pytest.raises(MqfsError):
         do(queues, ANNA)
     (row,) = lines(caplog)
