@@ -234,7 +234,7 @@ async def _page(call: Call, source: Source, words: Wish) -> Answer:
     cursor = source.cursor
     start = source.begin()
     piece = b""
-    if words.wait is not None:
+    if words.wait is not None and start == words.form.begin:
         try:
             while not (piece := source.poll() or b"") and not source.over:
                 await source.wait(words.wait)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
@@ -55,7 +55,7 @@ class OverDisk(Machine):
         shutil.rmtree(self.path)
 
 
-def run(machine: type[Machine], examples: int) -> Any:
+def run(machine: type[RuleBasedStateMachine], examples: int) -> Any:
     case = seed(campaign.seed())(machine).TestCase  # on the machine: that of a TestCase counts for nothing
     case.settings = settings(
         max_examples=campaign.size(examples, 40),
