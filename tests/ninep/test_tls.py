@@ -140,7 +140,7 @@ def test_the_protocol_and_version_are_agreed_on(server: Running, authority: Auth
 
 
 def test_a_token_over_tls(tmp_path: Path, authority: Authority) -> None:
-    tokens = Tokens([(ME.uid, b"a-secret-of-one-person")])
+    tokens = one_token(tmp_path)
     with running(make_tree(), tmp_path, tls=ServerTls(str(authority.of_server())), tokens=tokens) as server:
         with connect(server) as client, pytest.raises(Denied):
             client.mkdir("g")  # as nobody
@@ -204,7 +204,7 @@ def test_a_client_without_tls(server: Running, caplog: pytest.LogCaptureFixture)
 @pytest.fixture
 def mutual(tree: Tree, tmp_path: Path, authority: Authority) -> Iterator[Running]:
     tls = ServerTls(str(authority.of_server()), client_ca=str(authority.path))
-    with running(tree, tmp_path, tls=tls, tokens=Tokens([(ME.uid, b"a-secret-of-one-person")])) as started:
+    with running(tree, tmp_path, tls=tls, tokens=one_token(tmp_path)) as started:
         yield started
 
 
@@ -530,6 +530,13 @@ def test_answers_of_tls_are_bounded(authority: Authority, monkeypatch: pytest.Mo
     monkeypatch.setattr(tls, "UNASKED_BYTES", 100)
     with pytest.raises(ssl.SSLError, match="more than 100 bytes of answers not taken"):
         handshaken(authority)
+
+
+def one_token(folder: Path) -> Tokens:
+    file = folder / "tokens"
+    file.touch(0o600)
+    file.write_text(f"{ME.uid} a-secret-of-one-person\n")
+    return Tokens(str(file))
 
 
 def handshaken(authority: Authority) -> tuple[TlsMachine, TlsMachine]:
