@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -363,8 +364,8 @@ def guest(folder: Path, example: str, sock: Path) -> str:
     command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "256", "-nodefaults", "-no-reboot", "-nographic"]
     command += ["-serial", "stdio", "-kernel", str(kernel), "-initrd", str(initrd)]
     command += ["-append", "console=ttyS0 quiet panic=-1", "-device", "virtio-net-pci,netdev=n0,romfile="]
-    # The server ends connections that do not attach; the guest may take longer to boot.
-    command += ["-chardev", f"socket,id=tunnel,path={sock},reconnect=1"]
-    command += ["-netdev", "user,id=n0,guestfwd=tcp:10.0.2.100:564-chardev:tunnel"]
+    # Connected when the guest dials: the server ends connections that do not attach, and the guest may boot slowly.
+    relay = f"{sys.executable} {GUEST / 'port_564' / 'relay.py'} {sock}"
+    command += ["-netdev", f"user,id=n0,guestfwd=tcp:10.0.2.100:564-cmd:{relay}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOOT_S, check=False)
     return done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
