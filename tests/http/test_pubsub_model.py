@@ -98,11 +98,18 @@ class OverHttp(RuleBasedStateMachine):
         self.model.create(name)
         bodies = lines(body) if self.model.set["data"] == "line" else [body]
         result = self.model.append(wait, self.model.names[name], bodies, len(body))
+        if result == WAIT and self.never_fits(bodies):  # a batch is refused at once
+            self.model.cancel(wait)
+            result = "TooLong"
         if result == WAIT:
             self.waits[wait] = None
         wanted = WAIT if result == WAIT else self.published(wait, result)
         its = self.subject.ask(wait, data.draw(st.sampled_from(["POST", "PUT"])), name, body)
         self.same(wanted, its if its == WAIT else self.shown(its, wanted))
+
+    def never_fits(self, bodies: list[bytes]) -> bool:
+        size, depth = self.model.set["size"], self.model.set["depth"]
+        return bool(size and sum(map(len, bodies)) > size) or bool(depth and len(bodies) > depth)
 
     publish_1 = rule(data=st.data(), name=NAMES, tail=TAILS)(publish)
     publish_2 = rule(data=st.data(), name=NAMES, tail=TAILS)(publish)
