@@ -10,11 +10,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
 from mqfs import limits
+from mqfs.engine.language.message_formats import as_json as as_json_line
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, Denied, MqfsError, NotFound, StreamFull
 from mqfs.http import publishing, reading
@@ -127,12 +128,12 @@ async def _publish(call: Call, topic: str, note: Note) -> Answer:
 
 
 async def subscribe(call: Call) -> Answer:
-    """Messages of topics: those that are kept, then those that come; with `poll` the former only."""
+    """Messages of topics: those that are kept, then those that come; with `poll` the former only. Before them, with
+    `scheduled`, those that wait for their time."""
     kind, encode = _FORMS[call.target.verb]
     topics = list(dict.fromkeys(call.target.name.split(",")))
     poll = _flag(call, "x-poll", "poll", "po")
-    for topic in topics:
-        await ensure_stream(call, topic)
+    streams = [await ensure_stream(call, topic) for topic in topics]
     filters, end = filters_of(call), call.group.log.end.next
 
     def message(line: bytes) -> bytes:
@@ -146,16 +147,32 @@ async def subscribe(call: Call) -> Answer:
         now = time.time()
         return encode({"id": to_id(int(now * 1e6)), "time": int(now), "event": event, "topic": call.target.name})
 
+    begin = b"" if poll else other("open")
+    if _flag(call, "x-scheduled", "scheduled", "sched"):
+        begin += b"".join([encode(event) async for event in _scheduled(call, streams) if filters.admit(event)])
     form = Format(
         kind,
         "json",
         message,
-        begin=b"" if poll else other("open"),
+        begin=begin,
         beat=partial(other, "keepalive"),
         silence_s=lambda: limits.NTFY_BEAT_S,
     )
     words = reading.Wish(form, _since(call, poll), None, None, None, None, follow=not poll, strict=False)
     return await reading.answer(call, reading.open_source(call, topics, words), words)
+
+
+async def _scheduled(call: Call, streams: list[Any]) -> AsyncIterator[dict[str, Any]]:
+    """Messages that wait for their time, which is theirs. Raises Denied."""
+    clock, delayed = call.tree.clock, call.group.held
+    wall_ns = clock.wall_ns() - clock.engine_ns()
+    for stream in streams:
+        call.tree.access(call.user, stream, os.R_OK)
+        for sequence in delayed.sequences(stream.number):
+            if (record := delayed.record(sequence)) is not None:
+                due_ns = int(headers.decode(record.headers)[headers.DUE]) + wall_ns
+                yield from_message(json.loads(as_json_line(record, stream.name)) | {"time": due_ns / 1e9})
+            await call.front.pause()
 
 
 def _flag(call: Call, *names: str) -> bool:
