@@ -23,6 +23,7 @@ pid {folder}/nginx.pid;
 events {{ worker_connections 256; }}
 http {{
   access_log off;
+  keepalive_timeout 1s;
   client_header_timeout 1s;
   client_body_timeout 1s;
   client_body_temp_path {folder}/body;

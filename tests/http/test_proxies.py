@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.http.hasty_server import HASTE
 from tests.http.proxies import PROXIES, Through, nginx
 from tests.http.test_events import SSE, start
 from tests.http.test_wire import REFUSED
-from tests.http.web import Reply, Web, rest, statuses
+from tests.http.web import Reply, Web, statuses
 from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S
 from tests.support.server import COMMAND, mqfs, short_folder
@@ -98,6 +99,24 @@ def test_a_large_body_both_ways(through: Through) -> None:
     assert through.post(f"{group}/s", bytes(1_044_481)).status == 413
 
 
+def found_in(answer: bytes) -> list[int]:
+    return statuses(answer.replace(b"HTTP/1.0", b"HTTP/1.1"))
+
+
+def until_refused(sock: socket.socket) -> bytes:
+    """Until the end, or the first answer is a refusal: what follows that is no request any more."""
+    answer = b""
+    try:
+        while not (found := found_in(answer)) or found[0] < 400:
+            part = sock.recv(65_536)
+            if not part:
+                break
+            answer += part
+    except ConnectionResetError:
+        pass
+    return answer
+
+
 BEHIND = b"GET /.health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
@@ -111,8 +130,8 @@ def test_what_is_no_request_hides_none(through: Through, what: str) -> None:
             sock.sendall(data + BEHIND)
         except (BrokenPipeError, ConnectionResetError):
             pass
-        answer = rest(sock)
-    first, *others = statuses(answer.replace(b"HTTP/1.0", b"HTTP/1.1")) or [400]
+        answer = until_refused(sock)
+    first, *others = found_in(answer) or [400]
     assert others in ([], [200])
     if others:
         assert b'{"status": "ok"}' in answer
