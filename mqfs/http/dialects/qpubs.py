@@ -31,7 +31,7 @@ _LISTEN = ("name", "data", "last_event_id")
 
 
 def resolve(others: Callable[[Tree, User, Path], Target], tree: Tree, user: User, path: Path) -> Target:
-    """What is below ROOT; `others` say what any other path means. Raises NotFound, Denied, NotDirectory."""
+    """The target of a path below ROOT; `others` resolve any other. Raises NotFound, Denied, NotDirectory."""
     if path.names[:1] != (ROOT,):
         return others(tree, user, path)
     if len(path.names) < 3 or path.slash:
