@@ -82,7 +82,9 @@ class Call:
     # ------------------------------------------------------------ options
 
     def check_options(self, known: tuple[str, ...]) -> None:
-        """Raises BadRequest where one is not known; "h-" stands for all names that begin so."""
+        """Raises BadRequest where one is not known; "h-" stands for all names that begin so, "*" for any."""
+        if "*" in known:
+            return
         for name, _ in self.path.options:
             if name not in known and not (name.startswith("h-") and "h-" in known):
                 raise BadRequest(f"unknown option {name!r} (expected one of: {' '.join(known) or 'none'})")

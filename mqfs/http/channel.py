@@ -29,6 +29,10 @@ class Channel:
         self._read, self._write = calls.read, calls.write
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.HTTP_SEND_BUFFER_BYTES)
 
+    @property
+    def encrypted(self) -> bool:
+        return self._tls is not None
+
     def fileno(self) -> int:
         return self._descriptor
 

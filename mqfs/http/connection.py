@@ -19,15 +19,17 @@ import trio
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError, OverLimit, TooLong
-from mqfs.http import routes, target, wire
+from mqfs.http import target, wire
 from mqfs.http.answers import Answer, Cut, Headers
 from mqfs.http.browser import BrowserRules
 from mqfs.http.call import Call, TimedOut
 from mqfs.http.channel import Channel, Gone
 from mqfs.http.claims import Claims
 from mqfs.http.gate import CHALLENGES, Gate
-from mqfs.http.refusals import BadRange, NotAllowed, TooSlow, Unauthorized, problem
-from mqfs.http.routes import Route
+from mqfs.http.proxies import Proxies, is_encrypted
+from mqfs.http.refusals import BadRange, NotAllowed, TooSlow, Unauthorized
+from mqfs.http.routes import Route, Table
+from mqfs.http.target import Path
 from mqfs.http.wire import Request, RequestParser
 from mqfs.model import Grant, User
 from mqfs.net.peer import Peer
@@ -52,6 +54,7 @@ class Server(Protocol):
     claims: Claims
     gate: Gate
     rules: BrowserRules
+    proxies: Proxies
     stopping: bool
 
     def begin_stream(self, peer: Peer) -> None: ...
@@ -62,8 +65,10 @@ class Server(Protocol):
 class Connection:
     """A channel, and the requests that come through it. It is also what its calls wait by (call.Front)."""
 
-    def __init__(self, server: Server, channel: Channel, peer: Peer, loopback: bool) -> None:
-        self.server, self.channel, self.peer, self.loopback = server, channel, peer, loopback
+    def __init__(self, server: Server, channel: Channel, peer: Peer, loopback: bool, table: Table) -> None:
+        self.server, self.channel, self.loopback, self.table = server, channel, loopback, table
+        self.peer = peer  # of the request, whom it is charged to
+        self._proxy = peer if server.proxies.has(peer.account) else None
         self.tree, self.claims = server.tree, server.claims
         self.scope = trio.CancelScope()
         self.idle = True  # between two requests
@@ -134,6 +139,9 @@ class Connection:
 
     async def _answer(self, request: Request) -> None:
         self._version, self._begun = request.version, False
+        if self._proxy is not None:
+            given = request.headers.get("x-forwarded-for", "")
+            self.peer = self._proxy.charged_to(self.server.proxies.client(str(self._proxy.account), given))
         try:
             answer = await self._perform(request)
         except MqfsError as error:
@@ -160,12 +168,14 @@ class Connection:
         server.rules.check(request, self.loopback)
         if request.method == "OPTIONS" and (answer := server.rules.preflight(request)) is not None:
             return answer
-        user = self._user_of(request)
         path = target.parse(request.target)
-        found = target.resolve(self.tree, user, path)
+        user = self._user_of(request, path)
+        found = self.table.resolve(self.tree, user, path)
         if request.method == "OPTIONS":
-            return Answer(204, headers=[("Allow", ", ".join(routes.methods(found)))])
-        route = routes.find(request.method, found)
+            return Answer(204, headers=[("Allow", ", ".join(self.table.methods(found)))])
+        route = self.table.find(request.method, found)
+        if route.changes:
+            server.rules.check_change(request)
         call = Call(self, user, self.peer.account, request, path, found)
         call.check_options(route.options)
         await self._receive_body(request, route)
@@ -178,8 +188,11 @@ class Connection:
             raise
         return answer
 
-    def _user_of(self, request: Request) -> User:
-        given = request.headers.get("authorization")
+    def _user_of(self, request: Request, path: Path) -> User:
+        encrypted = self.channel.encrypted
+        if self._proxy is not None:
+            encrypted = is_encrypted(request.headers.get("x-forwarded-proto", ""))
+        given = self.table.credentials(request, path, encrypted)
         if self._user is None or self._user[0] != given:
             self._user = given, self.server.gate.user(self.peer, given)
         return self._user[1]
@@ -218,7 +231,7 @@ class Connection:
     def _refusal(self, request: Request, error: MqfsError) -> Answer:
         accept = request.headers.get("accept", "*/*")
         plain = accept.startswith(("*/*", "text/plain"))
-        kind, body = problem(error, plain)
+        kind, body = self.table.problem(error, plain)
         headers: Headers = [("Cache-Control", "no-store")]
         if isinstance(error, NotAllowed):
             headers.append(("Allow", ", ".join(error.allowed)))

@@ -10,7 +10,7 @@ from mqfs import limits
 from mqfs.engine.group import Group
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
-from mqfs.errors import Exists
+from mqfs.errors import Exists, NotFound
 from mqfs.http import reading
 from mqfs.http.answers import JSON, LINES, NO_STORE, SANDBOX, TEXT, Answer, as_json
 from mqfs.http.call import WHOLE, Call
@@ -65,13 +65,21 @@ async def remove_group(call: Call) -> Answer:
     return Answer(204)
 
 
-async def make_stream(call: Call) -> Any:
+async def make_stream(call: Call, name: str = "") -> Any:
     """The stream of that name, made unless it is there by now."""
-    group, name = call.target.node, call.target.name
+    group, name = call.target.node, name or call.target.name
     try:
         return await call.front.settle(call.tree.create(call.user, group, name, mode(call, group, STREAM_MODE)))
     except Exists:
         return call.tree.walk(call.user, group, name)
+
+
+async def ensure_stream(call: Call, name: str) -> Any:
+    """The stream or view of that name; a stream is made where there is nothing."""
+    try:
+        return call.own(name)
+    except NotFound:
+        return await make_stream(call, name)
 
 
 async def unlink(call: Call) -> Answer:
