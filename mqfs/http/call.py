@@ -40,6 +40,10 @@ class Front(Protocol):
         """Let others have their turn, if this call took a slice of time. To be called between steps of long work."""
         ...
 
+    async def turn(self) -> None:
+        """Wait for the turn of the user."""
+        ...
+
     def begin_stream(self) -> None:
         """An answer without an end begins. Raises OverLimit."""
         ...

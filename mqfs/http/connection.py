@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, Protocol, TypeVar, cast
 
 import trio
@@ -34,6 +34,7 @@ from mqfs.http.wire import Request, RequestParser
 from mqfs.model import Grant, User
 from mqfs.net.peer import Peer
 from mqfs.settle import settle
+from mqfs.turns import Turns
 from mqfs.wait import Step, Wait
 
 log = logging.getLogger("mqfs.http")
@@ -55,6 +56,7 @@ class Server(Protocol):
     gate: Gate
     rules: BrowserRules
     proxies: Proxies
+    turns: Turns
     stopping: bool
 
     def begin_stream(self, peer: Peer) -> None: ...
@@ -70,6 +72,7 @@ class Connection:
         self.peer = peer  # of the request, whom it is charged to
         self._proxy = peer if server.proxies.has(peer.account) else None
         self.tree, self.claims = server.tree, server.claims
+        channel.before_wait = self._rest
         self.scope = trio.CancelScope()
         self.idle = True  # between two requests
         self._parser = RequestParser()
@@ -80,6 +83,8 @@ class Connection:
         self._closing = False
         self._unread = False  # a part of a request that was refused
         self._turn_ends = 0.0
+        self._turn = server.turns.of(peer.account)
+        self._began = self._cost = 0.0  # of its turn: since when it works, and what it did before that
         self._held = 0  # bytes of memory that count as the user's
         self._user: tuple[str | None, User] | None = None  # of the last Authorization
 
@@ -108,6 +113,7 @@ class Connection:
         except Gone:
             pass
         finally:
+            self._turn.leave()
             self._hold(0)
 
     async def _next(self) -> Request | None:
@@ -127,6 +133,7 @@ class Connection:
                 return None
             if not data:
                 return None
+            await self.turn()
             parser.receive(data)
             if was_idle and not parser.idle:
                 deadline = trio.current_time() + limits.HTTP_HEAD_S
@@ -142,11 +149,15 @@ class Connection:
         if self._proxy is not None:
             given = request.headers.get("x-forwarded-for", "")
             self.peer = self._proxy.charged_to(self.server.proxies.client(str(self._proxy.account), given))
+            self._rest()
+            self._turn = self.server.turns.of(self.peer.account)
+        await self.turn()
         try:
             answer = await self._perform(request)
         except MqfsError as error:
             answer = self._refusal(request, error)
             if isinstance(error, Unauthorized) and (seconds := self.server.gate.delay(self.peer)):
+                self._rest()
                 await trio.sleep(seconds)
         except TimedOut:
             answer = self._refusal(request, TooSlow("it took too long"))
@@ -161,6 +172,7 @@ class Connection:
         finally:
             if answer.done is not None:
                 answer.done(sent)
+        await self._end_turn(True)
 
     async def _perform(self, request: Request) -> Answer:
         """Check a request from its head, receive its body, and make the call. Raises MqfsError."""
@@ -178,7 +190,10 @@ class Connection:
             server.rules.check_change(request)
         call = Call(self, user, self.peer.account, request, path, found)
         call.check_options(route.options)
-        await self._receive_body(request, route)
+        if not request.complete or len(request.body) > route.most_bytes:
+            self._rest()
+            await self._receive_body(request, route)
+            await self.turn()
         answer = await route.call(call)
         try:
             self._hold(_large(request.body) + _large(answer.body))
@@ -272,6 +287,8 @@ class Connection:
                 async for piece in body:
                     await self.channel.send(head + (wire.chunk(piece) if chunked else piece), patience)
                     head = b""
+                    await self._end_turn(True)
+                    await self.turn()
         except (Cut, MqfsError) as error:
             log.info("%s: an answer was cut: %s", self.peer.where, error)
             self._closing = True
@@ -292,9 +309,11 @@ class Connection:
         try:
             if self._half_closed:
                 self._probe()
+            self._rest()
             with trio.CancelScope(deadline=math.inf if seconds is None else trio.current_time() + seconds):
                 return await settle(step)
         finally:
+            self._began = self._turn.begin()
             self._waits = False
             if counted:
                 self.tree.waits.give(self.peer.account)
@@ -313,8 +332,31 @@ class Connection:
     async def pause(self) -> None:
         """Let other connections have their turn, after half a slice of work."""
         if perf_counter() > self._turn_ends:
-            await trio.lowlevel.checkpoint()
+            await self._end_turn(False)
+            await self.turn()
             self._turn_ends = perf_counter() + limits.SLICE_S / 2
+
+    async def turn(self) -> None:
+        """Wait for the turn of its user, which is charged with the work from now on."""
+        if self._began:
+            return
+        if self._turn.owner not in (None, trio.lowlevel.current_task()):
+            await self._turn.come()
+        self._began = self._turn.begin()
+
+    def _rest(self) -> None:
+        """Something is waited for: others work meanwhile."""
+        if self._began:
+            self._cost += thread_time() - self._began
+            self._began = 0.0
+        self._turn.leave()
+
+    async def _end_turn(self, done: bool) -> None:
+        """Let other users have their turn where this one had enough, or where the work is not `done`."""
+        if self._began or self._cost or not done or self._turn.owner is not None:
+            began, cost = self._began or self._turn.begin(), self._cost
+            self._began = self._cost = 0.0
+            await self._turn.end(began, done, cost)
 
     def begin_stream(self) -> None:
         self.server.begin_stream(self.peer)

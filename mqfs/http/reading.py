@@ -138,6 +138,8 @@ class Source:
         if settings.replay != "all" and settings.deliver == "all":  # what no reader waits for leaves no trace
             piece = self.poll() or b""
             floor = max(floor, self.first or cursor.group.log.end.next)
+        if self._wish.until is not None:
+            floor = min(floor, self._wish.until + 1)
         lost = self._lost(first, floor - 1, started=False) if first < floor else b""
         return self._wish.form.begin + lost + piece
 
@@ -222,7 +224,10 @@ async def read(call: Call) -> Answer:
 
 def open_source(call: Call, names: list[str], words: Wish) -> Source:
     """The messages of streams, views and patterns, to be answered with."""
-    return Source(call, open_cursor(call, names, words.since, words.form.cursor), words)
+    cursor = open_cursor(call, names, words.since, words.form.cursor)
+    if words.until is not None:
+        cursor.write(b"until %d\n" % words.until)
+    return Source(call, cursor, words)
 
 
 async def answer(call: Call, source: Source, words: Wish) -> Answer:
@@ -279,8 +284,6 @@ async def _rest(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIt
 async def _follow(call: Call, source: Source, words: Wish) -> Answer:
     """An answer without an end."""
     cursor = source.cursor
-    if words.until is not None:
-        cursor.write(b"until %d\n" % words.until)
     data = source.begin() + source.gather(PIECE_BYTES)
     call.front.begin_stream()
 
@@ -303,6 +306,7 @@ async def _forever(call: Call, source: Source, words: Wish, data: bytes) -> Asyn
                 await source.wait(form.silence_s() if form.beat is not None else None)
             except TimedOut:
                 data = form.beat() if form.beat is not None else b""
+            await call.front.turn()
         yield data
         await call.front.pause()
     if not call.tree.closing:  # a client is to come back after a restart

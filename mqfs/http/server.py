@@ -13,7 +13,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Hashable, Set
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 import trio
 
@@ -34,7 +33,7 @@ from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback
 from mqfs.net.certificates import ServerTls
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Tokens
-from mqfs.turns import Turn, Turns
+from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs.http")
 FULL = (
@@ -68,6 +67,7 @@ class HttpServer:
         tls: ServerTls | None = None,
         rules: BrowserRules | None = None,
         proxies: Proxies | None = None,
+        turns: Turns | None = None,
         troubles: Callable[[], list[str]] = list,
     ) -> None:
         uid = identity.user_number(tcp_user)
@@ -78,15 +78,13 @@ class HttpServer:
         if tokens is not None:
             tokens.on_ended.append(self._end_tokens)
         self.rules, self.proxies, self.troubles = rules or BrowserRules(), proxies or Proxies(), troubles
-        self.stopping = False
+        self.turns, self.stopping = turns or Turns(), False
         self._tcp_uid = uid
         self._listeners: dict[Listener, Table] = {}
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._places: Counter[Hashable] = Counter()  # connections of each user
         self._streams: Counter[Hashable] = Counter()  # answers without an end of each user
         self._numbers = itertools.count(1)
-        self._turns = Turns()
-        self._turn_of: WeakValueDictionary[Hashable, Turn] = WeakValueDictionary()
         self._ends = select.epoll()
         self._nursery: trio.Nursery
         self._empty = trio.Event()
@@ -185,7 +183,7 @@ class HttpServer:
         address, tls = listener.address, None
         if isinstance(address, TlsAddress):
             assert self._tls is not None, "a listener at an address of TLS, and no certificate"
-            turn = self._turn_of.setdefault(peer.account, Turn(self._turns))
+            turn = self.turns.of(peer.account)
             tls = await shake_hands(self._tls, "http/1.1", sock.fileno(), peer, turn)
             if tls is None:
                 return

@@ -42,6 +42,7 @@ from mqfs.settle import settle
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
+from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs")
 LEAST_WAIT_S = 0.001  # between two runs of timers
@@ -141,6 +142,7 @@ class Server:
         self.tokens = None if options.token_file is None else tokens.read_file(options.token_file, self.audit)
         key, client_ca = options.tls_key, options.tls_client_ca
         self.tls = None if options.tls_cert is None else ServerTls(options.tls_cert, key, client_ca)
+        self.turns = Turns()
         self.stopping = trio.Event()
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[SocketFile] = []
@@ -263,7 +265,9 @@ class Server:
         """Serve the sockets, the mount, or standard input and output; `ends` gets a function that ends each."""
         options = self.options
         trace = sys.stderr if options.trace else None
-        nine = NinepServer(tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, trace=trace)
+        nine = NinepServer(
+            tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, turns=self.turns, trace=trace
+        )
         for listener in listeners:
             nine.add(listener)
             log.info("9P at %s", listener.address)
@@ -287,6 +291,7 @@ class Server:
             self.http_listeners,
             tokens=self.tokens,
             tls=self.tls,
+            turns=self.turns,
             troubles=functools.partial(self.troubles, tree),
         )
         await nursery.start(self.guard, "HTTP", web.run)

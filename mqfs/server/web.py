@@ -15,6 +15,7 @@ from mqfs.net.certificates import ServerTls
 from mqfs.net.tokens import Tokens
 from mqfs.ninep.server.listener import Listener
 from mqfs.server.options import Options
+from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs")
 
@@ -26,6 +27,7 @@ def make_server(
     *,
     tokens: Tokens | None,
     tls: ServerTls | None,
+    turns: Turns,
     troubles: Callable[[], list[str]],
 ) -> HttpServer:
     """`listeners`: with the group that each serves as ntfy does; empty: the tree."""
@@ -34,6 +36,7 @@ def make_server(
         tcp_user=options.tcp_user,
         tokens=tokens,
         tls=tls,
+        turns=turns,
         rules=BrowserRules(options.http_origin, options.http_host),
         proxies=Proxies(options.http_proxy),
         troubles=troubles,
