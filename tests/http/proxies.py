@@ -80,7 +80,9 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 
 
 @contextmanager
-def nginx(web: Web, folder: Path, certificate: Path, *, ca: Path | None = None) -> Iterator[Through]:
+def nginx(
+    web: Web, folder: Path, certificate: Path, *, ca: Path | None = None, version: str = "1.1"
+) -> Iterator[Through]:
     """With the block of the guide. It listens without TLS, too. `ca`: it speaks TLS to the server."""
     port = free_port()
     block = replaced(
@@ -88,6 +90,7 @@ def nginx(web: Web, folder: Path, certificate: Path, *, ca: Path | None = None) 
         ("127.0.0.1:8080", f"127.0.0.1:{web.port if ca is None else web.tls_port}"),
         ("listen 443 ssl;", f"listen 127.0.0.1:{port}; listen 127.0.0.1:{free_port()} ssl;"),
         ("/etc/ssl/mq.example.pem", str(certificate)),
+        ("proxy_http_version 1.1;", f"proxy_http_version {version};"),
     )
     if ca is not None:
         trust = f"proxy_ssl_verify on; proxy_ssl_name localhost; proxy_ssl_trusted_certificate {ca};"

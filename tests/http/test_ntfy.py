@@ -411,6 +411,7 @@ def test_credentials(ntfy: Ntfy, topic: str) -> None:
     file = folder / "tokens"
     done = mqfs("token", "new", USER, "--token-file", str(file), "--scope", "read", cwd=folder)
     secret = done.stdout.strip()
+    ntfy.post(f"/{topic}", "first")  # who may only read makes no topic
     basic = "Basic " + base64.b64encode(f":{secret}".encode()).decode()
     for given in (f"Bearer {secret}", basic):
         _until_known(ntfy, given)
@@ -424,7 +425,7 @@ def test_credentials(ntfy: Ntfy, topic: str) -> None:
     over_tls = ("--cacert", os.path.relpath(folder / "ca.pem"), f"https://127.0.0.1:{port}/{topic}")
     assert ntfy.curl(*over_tls, "-d", "x").status == 200
     command = [*over_tls[:2], f"{over_tls[2]}/json?poll=1&auth={coded}"]
-    assert ntfy.curl(*command).lines[0]["message"] == "x"
+    assert [line["message"] for line in ntfy.curl(*command).lines] == ["first", "x"]
     assert ntfy.curl(*over_tls[:2], f"{over_tls[2]}/publish?auth={coded}").status == 403
     assert ntfy.curl(*over_tls[:2], f"{over_tls[2]}/json?poll=1&auth=%21").status == 401
 
