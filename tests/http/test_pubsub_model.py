@@ -145,6 +145,8 @@ class OverHttp(RuleBasedStateMachine):
         model.open(key, "cursor")
         for verb, value in (("select", names), ("format", "json"), ("seek", since)):
             assert model.command(key, verb, value) is None
+        if isinstance(until, int):
+            model.command(key, "until", until)
         self.untils[key] = until
         gone = {m["why"] for m in model.log if m["why"] and isinstance(since, int) and m["seq"] >= since >= 1}
         unknown = model.set["replay"] != "all"  # what no reader waited for leaves no trace
