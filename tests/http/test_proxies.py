@@ -70,9 +70,9 @@ def test_events_are_not_held_back(through: Through) -> None:
 def test_nginx_holds_no_events_back_that_come_without_chunks(hasty: Web) -> None:
     folder, group = hasty.server.folder, hasty.group()
     hasty.put(f"{group}/s")
-    with nginx(hasty, folder, folder / "server.pem", version="1.0") as web:
-        with web.stream(f"{group}/s", Accept=SSE) as lines:
-            start(lines)
+    proxy = nginx(hasty, folder, folder / "server.pem", version="1.0")
+    with proxy as web, web.stream(f"{group}/s", Accept=SSE) as lines:
+        start(lines)
 
 
 def test_a_long_poll_and_its_client_that_leaves(through: Through) -> None:
