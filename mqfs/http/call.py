@@ -83,6 +83,11 @@ class Call:
         """A file of the group's own."""
         return self.tree.walk(self.user, self.group, name)
 
+    def has_tag(self, tag: str) -> bool:
+        """Whether the client has what that entity tag stands for."""
+        known = [word.strip().removeprefix("W/") for word in self.request.headers.get("if-none-match", "").split(",")]
+        return tag in known or "*" in known
+
     # ------------------------------------------------------------ options
 
     def check_options(self, known: tuple[str, ...]) -> None:

@@ -359,6 +359,7 @@ async def look(call: Call) -> Answer:
         kept = call.tree.stat(node).kept_bytes
         first = node.kept.first_kept() or end
         head += [("Mqfs-First", str(first)), ("Mqfs-Messages", str(node.kept.count)), ("Mqfs-Bytes", str(kept))]
+        head.append(("Mqfs-Written", str(node.written)))
     return Answer(200, headers=head, kind=answers.RAW.kind)
 
 

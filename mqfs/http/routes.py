@@ -13,7 +13,7 @@ import attrs
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import IsDirectory, MqfsError, NotFound
-from mqfs.http import consuming, groups, kept, publishing, reading
+from mqfs.http import consuming, groups, kept, page, publishing, reading
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
 from mqfs.http.refusals import NotAllowed, problem
@@ -73,9 +73,9 @@ def _settling(verb: str, *options: str) -> Route:
 
 ROUTES = (
     Route("GET", "group", "/shop/", groups.show, "List a group, or read what `select` names.",
-          options=("after", "select", *reading.OPTIONS)),
+          options=("after", "type", "detail", "select", *reading.OPTIONS), statuses=(200, 303)),
     Route("GET", "bare group", "/shop", groups.add_slash, "Where the group is.",
-          options=("after", "select", *reading.OPTIONS), statuses=(308,)),
+          options=("after", "type", "detail", "select", *reading.OPTIONS), statuses=(308,)),
     Route("PUT", "new group", "/shop/", groups.make_group, "Make a group.", statuses=(201,)),
     Route("PUT", "group", "/shop/", groups.is_there, "The group is there.", statuses=(200, 412)),
     Route("DELETE", "group", "/shop/", groups.remove_group, "Remove an empty group.", statuses=(204, 409)),
@@ -112,7 +112,7 @@ ROUTES = (
           statuses=(204,)),
     Route("GET", "ctl", "/shop/ctl", groups.ctl, "The settings of a group."),
     Route("POST", "ctl", "/shop/ctl", groups.command, "Change settings: lines, all or none.", statuses=(204, 400)),
-    Route("GET", ".stats", "/shop/.stats", groups.status, "Counters."),
+    Route("GET", ".stats", "/shop/.stats", groups.status, "Counters.", options=("streams",)),
     Route("GET", ".who", "/shop/.who", groups.status, "Open files."),
     Route("GET", ".errors", "/shop/.errors", groups.status, "Refused writes."),
     Route("PUT", "new consumer", "/shop/.consumers/mail", consuming.make, "Make a consumer.",
@@ -133,6 +133,7 @@ ROUTES = (
           statuses=(204,)),
     Route("POST", "stream", "/shop/jobs/take", consuming.take, "Take from a stream under `deliver one`.", "take",
           ("max", "wait", "format"), statuses=(200, 204, 409)),
+    Route("GET", "web", "/.web/", page.serve, "The page, for a browser.", statuses=(200, 304, 404)),
     Route("GET", "health", "/.health", groups.health, "Whether the process lives."),
     Route("GET", "ready", "/.ready", groups.ready, "Whether it can be sent work.", statuses=(200, 503)),
 )  # fmt: skip
