@@ -150,7 +150,7 @@ class OverHttp(RuleBasedStateMachine):
         self.untils[key] = until
         gone = {m["why"] for m in model.log if m["why"] and isinstance(since, int) and m["seq"] >= since >= 1}
         unknown = model.set["replay"] != "all"  # what no reader waited for leaves no trace
-        assert (gone or unknown) if told else not self.is_cut(key, since)
+        assert (gone or unknown) if told else not self.is_cut(key, since, until)
         if told or not wait:
             return self.page(key, [])
         first = model.read(number, key, 1 << 20)
@@ -159,11 +159,12 @@ class OverHttp(RuleBasedStateMachine):
             return WAIT
         return self.page(key, [first])
 
-    def is_cut(self, key: str, since: Any) -> bool:
+    def is_cut(self, key: str, since: Any, until: Any) -> bool:
         """Whether a bound or `clear` took something from what is asked for."""
         mine = self.model.selection(self.model.handles[key])
         cuts = [m["seq"] for m in self.model.log if m["why"] == "cut" and m["stream"] in mine]
-        return isinstance(since, int) and since >= 1 and any(seq >= since for seq in cuts)
+        last = until if isinstance(until, int) else self.model.next
+        return isinstance(since, int) and since >= 1 and any(since <= seq <= last for seq in cuts)
 
     def page(self, key: str, pieces: list[Any]) -> list[Any]:
         """What a handle of the model gets up to the end that is bound now."""
