@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import attrs
 
@@ -26,6 +26,13 @@ class TimedOut(Exception):
     """A wait had a bound, and nothing came. Nothing was done."""
 
 
+class Traffic(NamedTuple):
+    """Of the whole front end. `requests`: answered, by method and status; `streams`: answers without an end, by now."""
+
+    requests: Mapping[tuple[str, int], int]
+    streams: int
+
+
 class Front(Protocol):
     """The front end and the connection, as a call needs them."""
 
@@ -45,6 +52,9 @@ class Front(Protocol):
         ...
 
     def end_stream(self) -> None: ...
+
+    @property
+    def traffic(self) -> Traffic: ...
 
     def troubles(self) -> list[str]:
         """Why the server is not ready."""

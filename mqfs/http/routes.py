@@ -11,7 +11,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import IsDirectory, NotFound
-from mqfs.http import consuming, groups, kept, publishing, reading
+from mqfs.http import consuming, groups, kept, metrics, publishing, reading
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
 from mqfs.http.refusals import NotAllowed
@@ -122,6 +122,8 @@ ROUTES = (
           ("max", "wait", "format"), statuses=(200, 204, 409)),
     Route("GET", "health", "/.health", groups.health, "Whether the process lives."),
     Route("GET", "ready", "/.ready", groups.ready, "Whether it can be sent work.", statuses=(200, 503)),
+    Route("GET", "metrics", "/.metrics", metrics.show, "Counters of the groups that the user may read, for Prometheus.",
+          options=("streams",)),
 )  # fmt: skip
 
 _BY_KEY = {(route.method, route.kind, route.verb): route for route in ROUTES}

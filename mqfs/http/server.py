@@ -76,6 +76,7 @@ class HttpServer:
             tokens.on_ended.append(self._end_tokens)
         self.rules, self.troubles = rules or BrowserRules(), troubles
         self.stopping = False
+        self.requests: Counter[tuple[str, int]] = Counter()  # answered, by method and status
         self._tcp_uid = uid
         self._listeners: list[Listener] = []
         self._connections: dict[int, Connection] = {}  # by descriptor
@@ -228,6 +229,10 @@ class HttpServer:
                     connection.half_closed()
 
     # ------------------------------------------------------------ answers without an end
+
+    @property
+    def streams(self) -> int:
+        return self._streams.total()
 
     def begin_stream(self, peer: Peer) -> None:
         """Raises OverLimit."""
