@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mqfs.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from mqfs.client import Claim, Client, Group, Message, Outgoing, connect, open
 
-__version__ = "0.1.0"
 __all__ = ["Claim", "Client", "Group", "Message", "Outgoing", "connect", "open"]
 
 

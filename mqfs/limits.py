@@ -130,6 +130,7 @@ HTTP_USER_STREAMS = 256  # answers of one user without an end, at once
 HTTP_SEND_BUFFER_BYTES = 256 << 10  # of the kernel, of one connection: a slow reader has no more beyond its message
 HTTP_PAGE_BYTES = 1 << 20  # of a read that is counted: what `Mqfs-Next` says is then known before its first byte
 HTTP_READ_BYTES = 16 << 20  # that `bytes=` may ask for
+HTTP_METRIC_LINES = 10_000  # of `.metrics` that `streams=` may ask for
 HTTP_LISTED = 10_000  # names in one answer
 HTTP_CLAIMED = 1_000  # messages of one claim or take, tokens of one ack
 HTTP_CLAIM_BYTES = 16 << 20  # of such an answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
+from mqfs.histogram import Histogram
 from mqfs.model import Buffer, Columns, Draft, Listed, Qid, Record, RecordRun, Split
 from mqfs.wait import Step
 
@@ -304,6 +305,7 @@ class Store(Spool, Protocol):
 
     uuid: str
     path: str  # "" in memory
+    sync_times: Histogram  # seconds that syncs of messages took
 
     def groups(self) -> Sequence[int]:
         """Numbers of all groups, the root's (1) too once it was made."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import attrs
 
@@ -24,6 +24,13 @@ WHOLE = 1 << 30  # bytes of a read: all there is
 
 class TimedOut(Exception):
     """A wait had a bound, and nothing came. Nothing was done."""
+
+
+class Traffic(NamedTuple):
+    """Of the whole front end. `requests`: answered, by method and status; `streams`: answers without an end, by now."""
+
+    requests: Mapping[tuple[str, int], int]
+    streams: int
 
 
 class Front(Protocol):
@@ -49,6 +56,9 @@ class Front(Protocol):
         ...
 
     def end_stream(self) -> None: ...
+
+    @property
+    def traffic(self) -> Traffic: ...
 
     def troubles(self) -> list[str]:
         """Why the server is not ready."""

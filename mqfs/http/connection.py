@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from time import perf_counter, thread_time
@@ -22,7 +23,7 @@ from mqfs.errors import MqfsError, OverLimit, TooLong
 from mqfs.http import target, wire
 from mqfs.http.answers import Answer, Cut, Headers
 from mqfs.http.browser import BrowserRules
-from mqfs.http.call import Call, TimedOut
+from mqfs.http.call import Call, TimedOut, Traffic
 from mqfs.http.channel import Channel, Gone
 from mqfs.http.claims import Claims
 from mqfs.http.gate import CHALLENGES, Gate
@@ -58,6 +59,10 @@ class Server(Protocol):
     proxies: Proxies
     turns: Turns
     stopping: bool
+    requests: Counter[tuple[str, int]]
+
+    @property
+    def streams(self) -> int: ...
 
     def begin_stream(self, peer: Peer) -> None: ...
     def end_stream(self, peer: Peer) -> None: ...
@@ -261,6 +266,7 @@ class Connection:
     async def _send(self, request: Request, answer: Answer) -> bool:
         """Whether all of it was handed to the kernel. Raises Gone."""
         self._begun = True
+        self.server.requests[request.method, answer.status] += 1
         self._closing = self._closing or not request.keep_alive or self.server.stopping
         headers = answer.all_headers() + self.server.rules.headers(request)
         body, is_head = answer.body, request.method == "HEAD"
@@ -363,6 +369,10 @@ class Connection:
 
     def end_stream(self) -> None:
         self.server.end_stream(self.peer)
+
+    @property
+    def traffic(self) -> Traffic:
+        return Traffic(self.server.requests, self.server.streams)
 
     def troubles(self) -> list[str]:
         return self.server.troubles()

@@ -13,7 +13,7 @@ import attrs
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import IsDirectory, MqfsError, NotFound
-from mqfs.http import consuming, groups, kept, page, publishing, reading
+from mqfs.http import consuming, groups, kept, metrics, page, publishing, reading
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
 from mqfs.http.refusals import NotAllowed, problem
@@ -136,6 +136,8 @@ ROUTES = (
     Route("GET", "web", "/.web/", page.serve, "The page, for a browser.", statuses=(200, 304, 404)),
     Route("GET", "health", "/.health", groups.health, "Whether the process lives."),
     Route("GET", "ready", "/.ready", groups.ready, "Whether it can be sent work.", statuses=(200, 503)),
+    Route("GET", "metrics", "/.metrics", metrics.show, "Counters of the groups that the user may read, for Prometheus.",
+          options=("streams",)),
 )  # fmt: skip
 
 

@@ -79,6 +79,7 @@ class HttpServer:
             tokens.on_ended.append(self._end_tokens)
         self.rules, self.proxies, self.troubles = rules or BrowserRules(), proxies or Proxies(), troubles
         self.turns, self.stopping = turns or Turns(), False
+        self.requests: Counter[tuple[str, int]] = Counter()  # answered, by method and status
         self._tcp_uid = uid
         self._listeners: dict[Listener, Table] = {}
         self._connections: dict[int, Connection] = {}  # by descriptor
@@ -231,6 +232,10 @@ class HttpServer:
                     connection.half_closed()
 
     # ------------------------------------------------------------ answers without an end
+
+    @property
+    def streams(self) -> int:
+        return self._streams.total()
 
     def begin_stream(self, peer: Peer) -> None:
         """Raises OverLimit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from mqfs.histogram import Histogram
 from mqfs.store.commit_thread import SyncScheduler
 from mqfs.store.disk import Disk
 from mqfs.store.quarantine import Quarantine
@@ -14,6 +15,7 @@ class StoreContext(Protocol):
     disk: Disk
     descriptors: Descriptors
     committer: SyncScheduler
+    sync_times: Histogram
     quarantine: Quarantine
     staging: str
 

@@ -91,7 +91,9 @@ class GroupCommit:
             if self._sync_error is not None:
                 raise self._sync_error
             try:
+                began = time.monotonic()
                 self._sync_all()
+                self._chain.context.sync_times.add(time.monotonic() - began)
             except OSError as error:
                 if not _lacks_descriptor(error):
                     self._sync_error = error

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 
 from mqfs import errors
+from mqfs.histogram import Histogram
 from mqfs.seams import Bucket
 from mqfs.store.memory_log import MemoryBucket
 from mqfs.store.memory_only import MemoryOnlyLog
@@ -22,6 +23,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.uuid = str(uuid.uuid4())
+        self.sync_times = Histogram()  # it stays empty
         self._buckets: dict[int, MemoryBucket] = {}
         self._numbers = 0
 

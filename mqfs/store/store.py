@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from mqfs import errors, limits
+from mqfs.histogram import Histogram
 from mqfs.seams import Bucket
 from mqfs.store import directory
 from mqfs.store.bucket import DiskBucket
@@ -37,6 +38,7 @@ class DiskStore:
         self.path = os.path.realpath(path)
         self.disk = disk if disk is not None else Disk()
         self.descriptors = Descriptors()
+        self.sync_times = Histogram()
         self.staging = f"{self.path}/staging"
         self.quarantine = Quarantine(self.disk, f"{self.path}/quarantine")
         self._lock = -1

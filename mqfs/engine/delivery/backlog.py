@@ -65,18 +65,18 @@ class Backlog:
 
     def count(self) -> int:
         """Messages that are not acked, those too which a program of a view leaves out."""
+        return sum(self.counts())
+
+    def counts(self) -> Iterator[int]:
+        """The same, stream by stream."""
         progress = self._own.progress
         low, last = progress.ack_floor, self._group.log.end.next
-        if low >= last:
-            return 0
-        total = 0
-        for stream in self.streams():
+        for stream in self.streams() if low < last else ():
             kept = stream.kept
             kept.update_low_watermark()
             begin = max(stream.state.floor, low)
-            total += kept.messages(begin)
-            total -= sum(kept.messages(first, end + 1) for first, end in progress.acked_in(begin, last))
-        return total
+            acked = sum(kept.messages(first, end + 1) for first, end in progress.acked_in(begin, last))
+            yield kept.messages(begin) - acked
 
     def count_unclaimed(self, counts: dict[object, int]) -> tuple[int, int]:
         """(messages neither acked nor in flight, those of them that are delayed). `counts` is filled with what was
@@ -85,11 +85,16 @@ class Backlog:
         place = stream, self._own.over, progress.ack_floor, tuple(progress.acked_ranges)
         if place not in counts:
             counts[place] = self.count()
+        claimed, delayed = self.count_in_flight()
+        return counts[place] - claimed, delayed
+
+    def count_in_flight(self) -> tuple[int, int]:
+        """(messages claimed, messages delayed)."""
         now = self._group.clock.engine_ns()
         claimed = self._count_kept(self._claims.by_sequence)
-        unacked = progress.in_flight.items()
+        unacked = self._own.progress.in_flight.items()
         delayed = self._count_kept(s for s, entry in unacked if not entry.claimed and entry.due_ns > now)
-        return counts[place] - claimed, delayed
+        return claimed, delayed
 
     def _count_kept(self, sequences: Iterable[int]) -> int:
         return sum(visible_record(self._group, sequence) is not None for sequence in sequences)

@@ -1,0 +1,214 @@
+"""`/.metrics`: the counters of `.stats`, of all groups at once, for Prometheus.
+
+Reads the engine's own counters, in slices, so that other requests are served during a scrape. Streams are looked at
+only where asked for: there may be a million of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from mqfs import limits
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.group import Group
+from mqfs.engine.language.permissions import R
+from mqfs.engine.stream import Stream
+from mqfs.engine.tree.grants import permit, permit_walk
+from mqfs.errors import Denied
+from mqfs.histogram import Histogram
+from mqfs.http import process
+from mqfs.http.answers import NO_STORE, Answer, accepted
+from mqfs.http.call import Call
+from mqfs.http.exposition import END, OPEN_METRICS, OPEN_METRICS_1, TEXT, Family, labels, samples
+from mqfs.syntax.patterns import compile_pattern
+from mqfs.version import __version__
+
+COUNTER, GAUGE = "counter", "gauge"
+Row = tuple[str, tuple[float, ...]]  # labels, and a value for each family
+LINES = 512  # made in one piece
+
+OF_GROUP = (
+    Family("mqfs_messages_written_total", COUNTER, "Messages written."),
+    Family("mqfs_bytes_written_total", COUNTER, "Bytes of the messages written."),
+    Family("mqfs_messages_read_total", COUNTER, "Messages handed to handles."),
+    Family("mqfs_discarded_total", COUNTER, "Messages discarded by 'full drop-new'."),
+    Family("mqfs_cut_total", COUNTER, "Messages cut by 'full drop-old'."),
+    Family("mqfs_fell_behind_total", COUNTER, "Times that a reader was reported to have fallen behind."),
+    Family("mqfs_lost_total", COUNTER, "Messages that readers fell behind."),
+    Family("mqfs_refused_total", COUNTER, "Writes refused; .errors has the newest with their reason."),
+    Family("mqfs_log_bytes", GAUGE, "Bytes of the log."),
+    Family("mqfs_delayed", GAUGE, "Delayed messages."),
+    Family("mqfs_damaged", GAUGE, "Damaged places found in the log."),
+    Family("mqfs_read_only", GAUGE, "1 where the disk has failed: nothing can be written."),
+)
+OF_CONSUMER = (
+    Family("mqfs_consumer_waiting", GAUGE, "Messages neither acknowledged nor claimed."),
+    Family("mqfs_consumer_claimed", GAUGE, "Messages claimed."),
+    Family("mqfs_consumer_delayed", GAUGE, "Waiting messages that are not due yet."),
+    Family("mqfs_consumer_oldest_seconds", GAUGE, "Age of the oldest waiting message; 0 where none waits."),
+    Family("mqfs_consumer_handles", GAUGE, "Open handles."),
+    Family("mqfs_consumer_delivered_total", COUNTER, "Deliveries."),
+    Family("mqfs_consumer_acknowledged_total", COUNTER, "Messages acknowledged."),
+    Family("mqfs_consumer_failed_total", COUNTER, "Deliveries that failed."),
+    Family("mqfs_consumer_dead_total", COUNTER, "Messages that became dead letters."),
+)
+OF_STREAM = (
+    Family("mqfs_stream_messages", GAUGE, "Messages kept."),
+    Family("mqfs_stream_bytes", GAUGE, "Bytes of the messages kept."),
+    Family("mqfs_stream_written_total", COUNTER, "Messages written."),
+)
+OF_WORK_STREAM = tuple(  # under `deliver one` a stream has a consumer of its own
+    family._replace(name=family.name.replace("_consumer_", "_stream_")) for family in OF_CONSUMER
+)
+OMITTED = Family("mqfs_streams_omitted", GAUGE, "Streams that were asked for, and for which there was no room.")
+PARKED = Family("mqfs_parked", GAUGE, "Reads and writes of all clients that wait.")
+BUILD = Family("mqfs_build_info", GAUGE, "The version.")
+SYNCS = Family("mqfs_sync_seconds", "histogram", "Time that syncs of logs took.")
+REQUESTS = Family("mqfs_http_requests_total", COUNTER, "HTTP requests answered.")
+STREAMS = Family("mqfs_http_streams", GAUGE, "HTTP answers without an end, by now.")
+
+
+async def show(call: Call) -> Answer:
+    """All series. The answer is made piece by piece: of many groups it is megabytes."""
+    pattern = call.option("streams")
+    matches = None if pattern is None else compile_pattern(pattern)
+    open_metrics = OPEN_METRICS in accepted(call.request.headers.get("accept", ""))
+    scrape = Scrape(call)
+    await scrape.look(matches)
+    return Answer(200, scrape.text(open_metrics), OPEN_METRICS_1 if open_metrics else TEXT, list(NO_STORE))
+
+
+class Scrape:
+    """What one request found."""
+
+    def __init__(self, call: Call) -> None:
+        self._user, self._tree, self._front = call.user, call.tree, call.front
+        self._groups: list[Row] = []
+        self._consumers: list[Row] = []
+        self._streams: list[Row] = []
+        self._work_streams: list[Row] = []
+        self._room, self._omitted = limits.HTTP_METRIC_LINES, 0
+        self._asked = False  # for streams
+
+    # ------------------------------------------------------------ the tree
+
+    async def look(self, matches: Callable[[str], bool] | None) -> None:
+        """Collect the values of all groups that the user may read, and of the streams whose names match."""
+        self._asked = matches is not None
+        async for path, group in self._readable():
+            counts, bucket = group.counts, group.log.bucket
+            values = (
+                counts.written, counts.written_bytes, counts.read, counts.discarded, counts.cut, counts.fell_behind,
+                counts.lost, counts.refused, bucket.upkeep.size, len(group.held), bucket.upkeep.damaged,
+                int(bucket.end.failed is not None),
+            )  # fmt: skip
+            self._groups.append((labels(group=path), values))
+            for name, consumer in list(group.consumers.items()):
+                self._consumers.append((labels(group=path, consumer=name), await self._consumer(consumer)))
+            if matches is not None:
+                await self._look_at_streams(path, group, matches)
+
+    async def _readable(self) -> AsyncIterator[tuple[str, Group]]:
+        """Groups with their paths. What the user may not see is left out: that is no refusal for the audit."""
+        left = [("/", self._tree.root)]
+        while left:
+            path, group = left.pop()
+            if group.removed:
+                continue
+            if _is_permitted(permit, self._user, group, R):
+                yield path, group
+            base = path.rstrip("/")
+            for name, inner in list(group.groups.items()):
+                await self._front.pause()
+                if _is_permitted(permit_walk, self._user, group, name):
+                    left.append((f"{base}/{name}", inner))
+
+    async def _consumer(self, consumer: Consumer) -> tuple[float, ...]:
+        """As .stats has it. A backlog over many streams is counted in slices, and may change meanwhile."""
+        backlog, counts = consumer.backlog, consumer.counts
+        unacked = 0
+        for part in backlog.counts():
+            unacked += part
+            await self._front.pause()
+        claimed, delayed = backlog.count_in_flight()
+        oldest = next(backlog.unclaimed(), None)
+        age_ns = consumer.group.clock.wall_ns() - oldest.time_ns if oldest is not None else 0
+        return (
+            max(unacked - claimed, 0), len(consumer.claims), delayed, max(age_ns, 0) / 1e9, consumer.opens,
+            counts.delivered, counts.acknowledged, counts.failed, counts.dead,
+        )  # fmt: skip
+
+    async def _look_at_streams(self, path: str, group: Group, matches: Callable[[str], bool]) -> None:
+        works = group.settings.deliver == "one"
+        needed = len(OF_STREAM) + (len(OF_WORK_STREAM) if works else 0)
+        for name, stream in list(group.streams.items()):
+            await self._front.pause()
+            if stream.removed or not matches(name):
+                continue
+            if self._room < needed:
+                self._omitted += 1
+                continue
+            self._room -= needed
+            text = labels(group=path, stream=name)
+            self._streams.append((text, _stream(stream)))
+            if works:
+                self._work_streams.append((text, await self._consumer(stream.shown_consumer())))
+
+    # ------------------------------------------------------------ the text
+
+    async def text(self, open_metrics: bool) -> AsyncIterator[bytes]:
+        for piece in self._pieces(open_metrics):
+            yield piece.encode()
+            await self._front.pause()
+        if open_metrics:
+            yield END.encode()
+
+    def _pieces(self, open_metrics: bool) -> Iterator[str]:
+        for family, rows in self._singles():
+            yield family.head(open_metrics) + samples(family.name, rows)
+        yield SYNCS.head(open_metrics) + _histogram(SYNCS.name, self._tree.store.sync_times)
+        tables = [(OF_GROUP, self._groups), (OF_CONSUMER, self._consumers)]
+        if self._asked:
+            tables += [(OF_STREAM, self._streams), (OF_WORK_STREAM, self._work_streams)]
+        for families, table in tables:
+            for column, family in enumerate(families):
+                yield family.head(open_metrics)
+                for at in range(0, len(table), LINES):
+                    yield samples(family.name, [(text, values[column]) for text, values in table[at : at + LINES]])
+
+    def _singles(self) -> Iterator[tuple[Family, Sequence[tuple[str, float]]]]:
+        """Families of the process."""
+        for family, value in zip(process.FAMILIES, process.values(), strict=True):
+            yield family, [("", value)]
+        yield BUILD, [(labels(version=__version__), 1)]
+        traffic = self._front.traffic
+        requests = sorted(traffic.requests.items())
+        yield REQUESTS, [(labels(method=method, code=str(code)), number) for (method, code), number in requests]
+        yield STREAMS, [("", traffic.streams)]
+        yield PARKED, [("", self._tree.waits.used)]
+        if self._asked:
+            yield OMITTED, [("", self._omitted)]
+
+
+def _is_permitted(check: Callable[..., None], *of: object) -> bool:
+    try:
+        check(*of)
+    except Denied:
+        return False
+    return True
+
+
+def _stream(stream: Stream) -> tuple[float, ...]:
+    stream.kept.update_low_watermark()
+    return stream.kept.count, stream.kept.size, stream.written
+
+
+def _histogram(name: str, histogram: Histogram) -> str:
+    counts, total = histogram.cumulative(), histogram.sum
+    bounds = [*map(repr, histogram.bounds), "+Inf"]
+    buckets = [(labels(le=bound), count) for bound, count in zip(bounds, counts, strict=True)]
+    return (
+        samples(f"{name}_bucket", buckets)
+        + samples(f"{name}_sum", [("", total)])
+        + samples(f"{name}_count", [("", counts[-1])])
+    )
