@@ -10,16 +10,20 @@ import re
 import subprocess
 from os.path import dirname, normpath, relpath
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from mqfs import ack_state
+from mqfs.http import openapi
+from mqfs.http.routes import ROUTES
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = {"CHANGELOG.md": "reference/changelog.md", "benchmarks/README.md": "reference/benchmarks.md"}
 # Of a manual page; else reference/cli.
 PLACES = {"mqfs.4": "reference/tree.md", "mqfs-http.5": "reference/http.md", "mqfs-store.5": "reference/store.md"}
+ROUTES_TEXT = "What a running server tells programs at `/.openapi.json`. [mqfs-http(5)](http.md) explains each."
 XREF = re.compile(r'<a class="Xr" href="man:(.*?)">(.*?)</a>')
 
 
@@ -37,9 +41,26 @@ def generated() -> dict[str, str]:
     """The text of each page that is not a file of docs/."""
     pages = {place(path.name): manual(path) for path in sorted((ROOT / "man").glob("*.[1-9]"))}
     pages["index.md"] = home()
+    pages["reference/routes.md"] = routes()
     pages["reference/changelog.md"] = changelog()
     pages["reference/benchmarks.md"] = moved("benchmarks/README.md", "reference/benchmarks.md")
     return pages
+
+
+def routes() -> str:
+    """The operations of /.openapi.json, a line each."""
+    rows = [
+        f"| `{method.upper()}` | `{path}` | {operation['summary']} | {', '.join(_named(operation))} |"
+        for path, item in openapi.document(ROUTES)["paths"].items()
+        for method, operation in item.items()
+        if method != "parameters"
+    ]
+    head = ["# HTTP routes", "", ROUTES_TEXT, "", "| method | path | | options |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, ""])
+
+
+def _named(operation: dict[str, Any]) -> list[str]:
+    return [f"`{parameter['name']}`" for parameter in operation["parameters"]]
 
 
 def moved(source: str, page: str) -> str:

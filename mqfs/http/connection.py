@@ -29,7 +29,8 @@ from mqfs.http.claims import Claims
 from mqfs.http.gate import CHALLENGES, Gate
 from mqfs.http.proxies import Proxies, is_encrypted
 from mqfs.http.refusals import BadRange, NotAllowed, TooSlow, Unauthorized
-from mqfs.http.routes import Route, Table
+from mqfs.http.route import Route
+from mqfs.http.routes import Table
 from mqfs.http.target import Path
 from mqfs.http.wire import Request, RequestParser
 from mqfs.model import Grant, User

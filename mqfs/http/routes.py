@@ -5,56 +5,24 @@ A row says for which method, on which kind of node and behind which verb a call 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
 
-from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import IsDirectory, MqfsError, NotFound
-from mqfs.http import consuming, groups, kept, metrics, page, publishing, reading
-from mqfs.http.answers import Answer
-from mqfs.http.call import Call
+from mqfs.http import consuming, groups, kept, metrics, openapi, page, publishing, reading
 from mqfs.http.refusals import NotAllowed, problem
+from mqfs.http.route import BATCH, MESSAGE, Route
 from mqfs.http.target import Path, Target, resolve
 from mqfs.http.wire import Request
 from mqfs.model import User
 
-MESSAGE, BATCH, NOTE, JSON_NOTE = "message", "batch", "note", "json note"  # what a body may be
-_BODIES = {
-    "": lambda: limits.CTL_BYTES,
-    MESSAGE: lambda: limits.MESSAGE_BYTES,
-    BATCH: lambda: limits.HTTP_BATCH_BYTES,
-    NOTE: lambda: limits.NTFY_BYTES,
-    JSON_NOTE: lambda: 2 * limits.NTFY_BYTES,  # with its title and the rest
-}
-Calls = Callable[[Call], Awaitable[Answer]]
 _PUBLISH = (
     "create", "wait", "delay", "at", "ttl", "priority", "single", "id", "h-",
 )  # fmt: skip
-
-
-@attrs.frozen
-class Route:
-    """`kind` is what a path means (target.py), `path` an example of one, `body` what a body may be. `changes`: a GET
-    that no other site's page may make."""
-
-    method: str
-    kind: str
-    path: str
-    call: Calls
-    about: str
-    verb: str = ""
-    options: tuple[str, ...] = ()
-    body: str = ""
-    statuses: tuple[int, ...] = (200,)
-    changes: bool = False
-
-    @property
-    def most_bytes(self) -> int:
-        """Of a body."""
-        return _BODIES[self.body]()
 
 
 def _settling(verb: str, *options: str) -> Route:
@@ -71,7 +39,7 @@ def _settling(verb: str, *options: str) -> Route:
     )
 
 
-ROUTES = (
+ROUTES: tuple[Route, ...] = (
     Route("GET", "group", "/shop/", groups.show, "List a group, or read what `select` names.",
           options=("after", "type", "detail", "select", *reading.OPTIONS), statuses=(200, 303)),
     Route("GET", "bare group", "/shop", groups.add_slash, "Where the group is.",
@@ -138,6 +106,8 @@ ROUTES = (
     Route("GET", "ready", "/.ready", groups.ready, "Whether it can be sent work.", statuses=(200, 503)),
     Route("GET", "metrics", "/.metrics", metrics.show, "Counters of the groups that the user may read, for Prometheus.",
           options=("streams",)),
+    Route("GET", "openapi", "/.openapi.json", partial(openapi.serve, lambda: ROUTES), "This document.",
+          statuses=(200, 304)),
 )  # fmt: skip
 
 

@@ -35,7 +35,8 @@ from mqfs.http.dialects.ntfy_events import (
 from mqfs.http.dialects.ntfy_notes import UNCACHED_TTL_S, Note, find
 from mqfs.http.dialects.ntfy_times import parse_span
 from mqfs.http.groups import ensure_stream
-from mqfs.http.routes import JSON_NOTE, NOTE, Route, Table
+from mqfs.http.route import JSON_NOTE, NOTE, Route
+from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target, group_at
 from mqfs.http.wire import Request
 from mqfs.log import headers

@@ -21,7 +21,8 @@ from mqfs.http import answers, publishing, reading
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
 from mqfs.http.groups import ensure_stream
-from mqfs.http.routes import MESSAGE, Calls, Route, Table
+from mqfs.http.route import MESSAGE, Calls, Route
+from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target, group_at
 from mqfs.model import User
 from mqfs.syntax.patterns import is_pattern

@@ -1,0 +1,43 @@
+"""One row of the table of routes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import attrs
+
+from mqfs import limits
+from mqfs.http.answers import Answer
+from mqfs.http.call import Call
+
+MESSAGE, BATCH, NOTE, JSON_NOTE = "message", "batch", "note", "json note"  # what a body may be
+_BODIES = {
+    "": lambda: limits.CTL_BYTES,
+    MESSAGE: lambda: limits.MESSAGE_BYTES,
+    BATCH: lambda: limits.HTTP_BATCH_BYTES,
+    NOTE: lambda: limits.NTFY_BYTES,
+    JSON_NOTE: lambda: 2 * limits.NTFY_BYTES,  # with its title and the rest
+}
+Calls = Callable[[Call], Awaitable[Answer]]
+
+
+@attrs.frozen
+class Route:
+    """`kind` is what a path means (target.py), `path` an example of one, `body` what a body may be. `changes`: a GET
+    that no other site's page may make."""
+
+    method: str
+    kind: str
+    path: str
+    call: Calls
+    about: str
+    verb: str = ""
+    options: tuple[str, ...] = ()
+    body: str = ""
+    statuses: tuple[int, ...] = (200,)
+    changes: bool = False
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a body."""
+        return _BODIES[self.body]()
