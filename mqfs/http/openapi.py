@@ -1,7 +1,7 @@
 """`/.openapi.json`: the table of routes as an OpenAPI 3.1 document.
 
-Owns the types of options. The node at a path decides which row a
-request meets, so rows of one path and method are one operation here.
+Owns the types of options. The node at a path decides which row a request meets, so rows of one path and method are one
+operation here.
 """
 
 from __future__ import annotations
