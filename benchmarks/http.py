@@ -149,10 +149,58 @@ def events(followers: int, batches: int) -> tuple[float, float]:
             ask(sock, request)
             while got < batch * 100 * followers:
                 got += sum(by_number[number].recv(1 << 20).count(b"\nid: ") for number, _ in ready.poll())
-        rate = got / (cpu_s(pid) - before)
+        rate = got / max(cpu_s(pid) - before, 1 / TICKS)
         for one in socks:
             one.close()
         return rate, size
+
+
+def whole(sock: socket.socket, request: bytes) -> bytes:
+    """The body of an answer of any length."""
+    sock.sendall(request)
+    head, _, body = sock.recv(1 << 20).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 20"), head
+    size = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0] or 0)
+    while len(body) < size:
+        body += sock.recv(1 << 20)
+    return body
+
+
+def claiming(batches: int) -> float:
+    """Messages a second that are claimed and acknowledged, 100 in each request."""
+    rows = "\n".join(json.dumps({"stream": "s", "body": "x" * 100}) for _ in range(100)).encode()
+    kind = "Content-Type: application/x-ndjson\r\n"
+    with mqfs() as (pid, _, sock):
+        ask(sock, f"PUT /b/.consumers/jobs {HEAD}\r\n".encode())
+        for _ in range(batches):
+            ask(sock, f"POST /b/.batch {HEAD}{kind}Content-Length: {len(rows)}\r\n\r\n".encode() + rows)
+        before = cpu_s(pid) + own_s()
+        for _ in range(batches):
+            lines = whole(sock, f"POST /b/.consumers/jobs/claim?max=100 {HEAD}Content-Length: 0\r\n\r\n".encode())
+            tokens = b"\n".join(line[10 : line.index(b'"', 10)] for line in lines.splitlines())
+            done = f"POST /b/.consumers/jobs/ack {HEAD}Content-Length: {len(tokens)}\r\n\r\n".encode() + tokens
+            ask(sock, done)
+        return batches * 100 / (cpu_s(pid) + own_s() - before)
+
+
+def synchronous(count: int) -> float:
+    """Requests a second by the clock, of 16 connections under `sync always`."""
+    request = f"POST /b/s {HEAD}Content-Length: 100\r\n\r\n".encode() + b"x" * 100
+    with mqfs() as (_, port, sock):
+        lines = b"sync always"
+        ask(sock, f"POST /b/ctl {HEAD}Content-Length: {len(lines)}\r\n\r\n".encode() + lines)
+        socks = {one.fileno(): one for one in (connect(port) for _ in range(16))}
+        ready = select.epoll()
+        for number, one in socks.items():
+            ready.register(number, select.EPOLLIN)
+            one.sendall(request)
+        began, got = time.perf_counter(), 0
+        while got < count:
+            for number, _ in ready.poll():
+                assert socks[number].recv(4_096).startswith(b"HTTP/1.1 201")
+                socks[number].sendall(request)
+                got += 1
+        return got / (time.perf_counter() - began)
 
 
 def memory(pid: int) -> int:
@@ -176,6 +224,10 @@ def main() -> None:
     print(
         f"publish, one connection   mqfs {mine:8,.0f} /s   uvicorn + starlette {theirs:8,.0f} /s   {mine / theirs:.2f}"
     )
+    print(f"publish, 16 connections, sync always   mqfs {synchronous(count):8,.0f} /s")
+    print(f"claim + ack, batches of 100            mqfs {claiming(30 if quick else 300):8,.0f} /s")
+    if not quick:
+        print(f"10,000 idle followers                  mqfs {events(10_000, 0)[1]:.1f} KiB each")
     followers = 200 if quick else 1_000
     rate, size = events(followers, 5 if quick else 30)
     print(f"events, 1 to {followers:<5}        mqfs {rate:8,.0f} /s   {size:.1f} KiB an idle follower")

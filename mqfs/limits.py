@@ -140,6 +140,9 @@ HTTP_LEASE_MOST_S = 12 * 3_600.0
 HTTP_WAIT_MOST_S = 3_600.0  # of `wait=`
 HTTP_FAILURES = 10  # wrong tokens of one address; each further one is answered after HTTP_FAILURE_S
 HTTP_FAILURE_S = 1.0
+HTTP_ONCE_S = 50.0  # of `once`, if it does not say: proxies close at 60 s
+NTFY_BYTES = 4_096  # of a message of the ntfy dialect: its clients expect that bound
+NTFY_BEAT_S = 45.0  # of silence, then a keepalive: as its clients expect, and proxies close at 60 s
 HTTP_ADDRESSES = 4_096  # whose wrong tokens are counted; beyond that the oldest are forgotten
 
 # FUSE

@@ -1,9 +1,11 @@
-"""Turns: how users share the one thread."""
+"""Turns: how users share the one thread, whatever front end they come by."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from time import perf_counter, thread_time
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -16,6 +18,12 @@ class Turns:
     def __init__(self) -> None:
         self.last: Turn | None = None
         self.changed_at = -math.inf  # when the user changed last
+        self._of: WeakValueDictionary[Hashable, Turn] = WeakValueDictionary()
+
+    def of(self, user: Hashable) -> Turn:
+        """The turn of a user, for all its connections."""
+        turn = self._of.get(user)
+        return turn if turn is not None else self._of.setdefault(user, Turn(self))
 
     def shared(self, turn: Turn) -> bool:
         now = perf_counter()
@@ -46,9 +54,10 @@ class Turn:
         """The CPU clock at the beginning; 0 where turns are not shared."""
         return thread_time() if self._turns.shared(self) else 0.0
 
-    async def end(self, began: float, done: bool) -> None:
-        """Account for what was performed; give others their turn where it was enough."""
-        cost = thread_time() - began if began else 0.0
+    async def end(self, began: float, done: bool, before: float = 0.0) -> None:
+        """Account for what was performed since then, and for `before` that; give others their turn where it was
+        enough."""
+        cost = before + (thread_time() - began if began else 0.0)
         self._spent += cost
         if not done or self._spent >= limits.TURN_S:
             if began:

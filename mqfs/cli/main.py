@@ -37,6 +37,9 @@ def command() -> None:
 @click.option("--http", multiple=True, metavar="ADDRESS", help="Serve HTTP at an address of these forms. Repeatable.")
 @click.option("--http-origin", multiple=True, metavar="ORIGIN", help="Let pages of https://HOST use it. Repeatable.")
 @click.option("--http-host", multiple=True, metavar="NAME", help="Name of this host beside localhost. Repeatable.")
+@click.option("--http-proxy", multiple=True, metavar="CIDR", help="Believe proxies of this network. Repeatable.")
+@click.option("--http-ntfy", multiple=True, metavar="GROUP=ADDRESS", help="Serve a group as ntfy does. Repeatable.")
+@click.option("--http-qpubs/--no-http-qpubs", default=None, help="Serve the names of qpubs below /.qpubs/GROUP/.")
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
 @click.option(

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from mqfs import limits
 from mqfs.errors import BadRequest
 
 Headers = list[tuple[str, str]]
@@ -54,16 +55,17 @@ class Format:
     message: Callable[[bytes], bytes] = lambda data: data
     lost: Callable[[int, int], bytes] | None = None
     begin: bytes = b""
-    beat: bytes = b""  # sent after a silence
+    beat: Callable[[], bytes] | None = None  # sent after a silence
+    silence_s: Callable[[], float] = lambda: limits.HTTP_BEAT_S
     end: bytes = b""
 
 
 _BREAK = re.compile("\r\n|\n|\r")
 
 
-def event(text: str, *, name: str = "", sequence: int = 0) -> bytes:
+def event(text: str, *, name: str = "", sequence: int | None = None) -> bytes:
     """One event: the text is split at every line end that a client knows."""
-    head = (f"id: {sequence}\n" if sequence else "") + (f"event: {name}\n" if name else "")
+    head = (f"id: {sequence}\n" if sequence is not None else "") + (f"event: {name}\n" if name else "")
     return (head + "".join(f"data: {line}\n" for line in _BREAK.split(text)) + "\n").encode()
 
 
@@ -99,7 +101,7 @@ SSE = Format(
     _json_event,
     _lost_event,
     begin=b"retry: 2000\n\n",
-    beat=b":\n\n",
+    beat=lambda: b":\n\n",
     end=event("{}", name="end"),
 )
 SSE_RAW = attrs.evolve(SSE, message=_raw_event)

@@ -27,13 +27,16 @@ class BrowserRules:
 
     def check(self, request: Request, loopback: bool) -> None:
         """Raises Denied. `loopback`: it came to an address that only this machine can reach."""
-        given = request.headers
-        host = given.get("host", "")
+        host = request.headers.get("host", "")
         if loopback and host and not self._is_ours(host):
             raise Denied(f"host {host!r} (expected localhost, or one of --http-host)")
-        if request.method in SAFE:
-            return
-        origin, site = given.get("origin"), given.get("sec-fetch-site")
+        if request.method not in SAFE:
+            self.check_change(request)
+
+    def check_change(self, request: Request) -> None:
+        """Check one that changes something, whatever its method. Raises Denied."""
+        given = request.headers
+        host, origin, site = given.get("host", ""), given.get("origin"), given.get("sec-fetch-site")
         if site in _SAME or (origin is not None and origin in self.origins):
             return
         if site is not None or (origin is not None and _host_of(origin) != host):

@@ -47,6 +47,10 @@ class Front(Protocol):
         """Let others have their turn, if this call took a slice of time. To be called between steps of long work."""
         ...
 
+    async def turn(self) -> None:
+        """Wait for the turn of the user."""
+        ...
+
     def begin_stream(self) -> None:
         """An answer without an end begins. Raises OverLimit."""
         ...
@@ -89,10 +93,17 @@ class Call:
         """A file of the group's own."""
         return self.tree.walk(self.user, self.group, name)
 
+    def has_tag(self, tag: str) -> bool:
+        """Whether the client has what that entity tag stands for."""
+        known = [word.strip().removeprefix("W/") for word in self.request.headers.get("if-none-match", "").split(",")]
+        return tag in known or "*" in known
+
     # ------------------------------------------------------------ options
 
     def check_options(self, known: tuple[str, ...]) -> None:
-        """Raises BadRequest where one is not known; "h-" stands for all names that begin so."""
+        """Raises BadRequest where one is not known; "h-" stands for all names that begin so, "*" for any."""
+        if "*" in known:
+            return
         for name, _ in self.path.options:
             if name not in known and not (name.startswith("h-") and "h-" in known):
                 raise BadRequest(f"unknown option {name!r} (expected one of: {' '.join(known) or 'none'})")

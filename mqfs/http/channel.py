@@ -7,6 +7,7 @@ import math
 import os
 import select
 import socket
+from collections.abc import Callable
 
 import trio
 
@@ -25,9 +26,14 @@ class Channel:
 
     def __init__(self, sock: socket.socket, tls: TlsCalls | None = None) -> None:
         self.socket, self._descriptor, self._tls = sock, sock.fileno(), tls
+        self.before_wait: Callable[[], object] = bool  # called where a send has to wait
         calls: DescriptorCalls = tls or os
         self._read, self._write = calls.read, calls.write
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.HTTP_SEND_BUFFER_BYTES)
+
+    @property
+    def encrypted(self) -> bool:
+        return self._tls is not None
 
     def fileno(self) -> int:
         return self._descriptor
@@ -56,6 +62,7 @@ class Channel:
             try:
                 rest = rest[self._write(self._descriptor, rest) :]
             except BlockingIOError:
+                self.before_wait()
                 await self._writable(patience)
             except OSError as error:
                 raise Gone from error

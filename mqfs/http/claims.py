@@ -32,6 +32,7 @@ class OpenClaim:
     """The messages of one claim request: the delivery and the end of the lease (engine time) of each."""
 
     number: int
+    secret: str  # of its tokens
     handle: Handle
     node: Any
     user: User
@@ -64,7 +65,8 @@ class Claims:
         """A claim request; without messages yet."""
         number = next(self._numbers)
         alarm = Alarm(self._tree.timers, node.group, CONSUMERS, "ending leases", partial(self._expire, number))
-        claim = self._open[number] = OpenClaim(number, handle, node, user, alarm)
+        secret = hmac.digest(self._key, f"{number}.{user.uid}".encode(), "sha256")[:MAC_BYTES].hex()
+        claim = self._open[number] = OpenClaim(number, secret, handle, node, user, alarm)
         return claim
 
     def add(self, claim: OpenClaim, sequence: int, delivery: int) -> str:
@@ -80,9 +82,7 @@ class Claims:
         claim.alarm.at(due)
 
     def _token(self, claim: OpenClaim, sequence: int) -> str:
-        head = f"{claim.number}.{sequence}.{claim.deliveries[sequence]}"
-        mac = hmac.digest(self._key, f"{head}.{claim.user.uid}".encode(), "sha256")
-        return f"{head}.{mac[:MAC_BYTES].hex()}"
+        return f"{claim.number}.{sequence}.{claim.deliveries[sequence]}.{claim.secret}"
 
     def find(self, token: str, uid: int, node: Any) -> tuple[OpenClaim, int]:
         """The claim and the sequence of a token. Raises Stale where it is gone, Denied if it is another user's."""

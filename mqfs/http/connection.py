@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, Protocol, TypeVar, cast
 
 import trio
@@ -20,19 +20,22 @@ import trio
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError, OverLimit, TooLong
-from mqfs.http import routes, target, wire
+from mqfs.http import target, wire
 from mqfs.http.answers import Answer, Cut, Headers
 from mqfs.http.browser import BrowserRules
 from mqfs.http.call import Call, TimedOut, Traffic
 from mqfs.http.channel import Channel, Gone
 from mqfs.http.claims import Claims
 from mqfs.http.gate import CHALLENGES, Gate
-from mqfs.http.refusals import BadRange, NotAllowed, TooSlow, Unauthorized, problem
-from mqfs.http.routes import Route
+from mqfs.http.proxies import Proxies, is_encrypted
+from mqfs.http.refusals import BadRange, NotAllowed, TooSlow, Unauthorized
+from mqfs.http.routes import Route, Table
+from mqfs.http.target import Path
 from mqfs.http.wire import Request, RequestParser
 from mqfs.model import Grant, User
 from mqfs.net.peer import Peer
 from mqfs.settle import settle
+from mqfs.turns import Turns
 from mqfs.wait import Step, Wait
 
 log = logging.getLogger("mqfs.http")
@@ -53,6 +56,8 @@ class Server(Protocol):
     claims: Claims
     gate: Gate
     rules: BrowserRules
+    proxies: Proxies
+    turns: Turns
     stopping: bool
     requests: Counter[tuple[str, int]]
 
@@ -67,9 +72,12 @@ class Server(Protocol):
 class Connection:
     """A channel, and the requests that come through it. It is also what its calls wait by (call.Front)."""
 
-    def __init__(self, server: Server, channel: Channel, peer: Peer, loopback: bool) -> None:
-        self.server, self.channel, self.peer, self.loopback = server, channel, peer, loopback
+    def __init__(self, server: Server, channel: Channel, peer: Peer, loopback: bool, table: Table) -> None:
+        self.server, self.channel, self.loopback, self.table = server, channel, loopback, table
+        self.peer = peer  # of the request, whom it is charged to
+        self._proxy = peer if server.proxies.has(peer.account) else None
         self.tree, self.claims = server.tree, server.claims
+        channel.before_wait = self._rest
         self.scope = trio.CancelScope()
         self.idle = True  # between two requests
         self._parser = RequestParser()
@@ -80,6 +88,8 @@ class Connection:
         self._closing = False
         self._unread = False  # a part of a request that was refused
         self._turn_ends = 0.0
+        self._turn = server.turns.of(peer.account)
+        self._began = self._cost = 0.0  # of its turn: since when it works, and what it did before that
         self._held = 0  # bytes of memory that count as the user's
         self._user: tuple[str | None, User] | None = None  # of the last Authorization
 
@@ -108,6 +118,7 @@ class Connection:
         except Gone:
             pass
         finally:
+            self._turn.leave()
             self._hold(0)
 
     async def _next(self) -> Request | None:
@@ -127,6 +138,7 @@ class Connection:
                 return None
             if not data:
                 return None
+            await self.turn()
             parser.receive(data)
             if was_idle and not parser.idle:
                 deadline = trio.current_time() + limits.HTTP_HEAD_S
@@ -139,11 +151,18 @@ class Connection:
 
     async def _answer(self, request: Request) -> None:
         self._version, self._begun = request.version, False
+        if self._proxy is not None:
+            given = request.headers.get("x-forwarded-for", "")
+            self.peer = self._proxy.charged_to(self.server.proxies.client(str(self._proxy.account), given))
+            self._rest()
+            self._turn = self.server.turns.of(self.peer.account)
+        await self.turn()
         try:
             answer = await self._perform(request)
         except MqfsError as error:
             answer = self._refusal(request, error)
             if isinstance(error, Unauthorized) and (seconds := self.server.gate.delay(self.peer)):
+                self._rest()
                 await trio.sleep(seconds)
         except TimedOut:
             answer = self._refusal(request, TooSlow("it took too long"))
@@ -158,6 +177,7 @@ class Connection:
         finally:
             if answer.done is not None:
                 answer.done(sent)
+        await self._end_turn(True)
 
     async def _perform(self, request: Request) -> Answer:
         """Check a request from its head, receive its body, and make the call. Raises MqfsError."""
@@ -165,15 +185,20 @@ class Connection:
         server.rules.check(request, self.loopback)
         if request.method == "OPTIONS" and (answer := server.rules.preflight(request)) is not None:
             return answer
-        user = self._user_of(request)
         path = target.parse(request.target)
-        found = target.resolve(self.tree, user, path)
+        user = self._user_of(request, path)
+        found = self.table.resolve(self.tree, user, path)
         if request.method == "OPTIONS":
-            return Answer(204, headers=[("Allow", ", ".join(routes.methods(found)))])
-        route = routes.find(request.method, found)
+            return Answer(204, headers=[("Allow", ", ".join(self.table.methods(found)))])
+        route = self.table.find(request.method, found)
+        if route.changes:
+            server.rules.check_change(request)
         call = Call(self, user, self.peer.account, request, path, found)
         call.check_options(route.options)
-        await self._receive_body(request, route)
+        if not request.complete or len(request.body) > route.most_bytes:
+            self._rest()
+            await self._receive_body(request, route)
+            await self.turn()
         answer = await route.call(call)
         try:
             self._hold(_large(request.body) + _large(answer.body))
@@ -183,8 +208,11 @@ class Connection:
             raise
         return answer
 
-    def _user_of(self, request: Request) -> User:
-        given = request.headers.get("authorization")
+    def _user_of(self, request: Request, path: Path) -> User:
+        encrypted = self.channel.encrypted
+        if self._proxy is not None:
+            encrypted = is_encrypted(request.headers.get("x-forwarded-proto", ""))
+        given = self.table.credentials(request, path, encrypted)
         if self._user is None or self._user[0] != given:
             self._user = given, self.server.gate.user(self.peer, given)
         return self._user[1]
@@ -223,7 +251,7 @@ class Connection:
     def _refusal(self, request: Request, error: MqfsError) -> Answer:
         accept = request.headers.get("accept", "*/*")
         plain = accept.startswith(("*/*", "text/plain"))
-        kind, body = problem(error, plain)
+        kind, body = self.table.problem(error, plain)
         headers: Headers = [("Cache-Control", "no-store")]
         if isinstance(error, NotAllowed):
             headers.append(("Allow", ", ".join(error.allowed)))
@@ -265,6 +293,8 @@ class Connection:
                 async for piece in body:
                     await self.channel.send(head + (wire.chunk(piece) if chunked else piece), patience)
                     head = b""
+                    await self._end_turn(True)
+                    await self.turn()
         except (Cut, MqfsError) as error:
             log.info("%s: an answer was cut: %s", self.peer.where, error)
             self._closing = True
@@ -285,9 +315,11 @@ class Connection:
         try:
             if self._half_closed:
                 self._probe()
+            self._rest()
             with trio.CancelScope(deadline=math.inf if seconds is None else trio.current_time() + seconds):
                 return await settle(step)
         finally:
+            self._began = self._turn.begin()
             self._waits = False
             if counted:
                 self.tree.waits.give(self.peer.account)
@@ -306,8 +338,31 @@ class Connection:
     async def pause(self) -> None:
         """Let other connections have their turn, after half a slice of work."""
         if perf_counter() > self._turn_ends:
-            await trio.lowlevel.checkpoint()
+            await self._end_turn(False)
+            await self.turn()
             self._turn_ends = perf_counter() + limits.SLICE_S / 2
+
+    async def turn(self) -> None:
+        """Wait for the turn of its user, which is charged with the work from now on."""
+        if self._began:
+            return
+        if self._turn.owner not in (None, trio.lowlevel.current_task()):
+            await self._turn.come()
+        self._began = self._turn.begin()
+
+    def _rest(self) -> None:
+        """Something is waited for: others work meanwhile."""
+        if self._began:
+            self._cost += thread_time() - self._began
+            self._began = 0.0
+        self._turn.leave()
+
+    async def _end_turn(self, done: bool) -> None:
+        """Let other users have their turn where this one had enough, or where the work is not `done`."""
+        if self._began or self._cost or not done or self._turn.owner is not None:
+            began, cost = self._began or self._turn.begin(), self._cost
+            self._began = self._cost = 0.0
+            await self._turn.end(began, done, cost)
 
     def begin_stream(self) -> None:
         self.server.begin_stream(self.peer)

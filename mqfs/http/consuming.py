@@ -231,7 +231,7 @@ async def take(call: Call) -> Answer:
     if settings.deliver != "one" or settings.ack != "read":
         raise Busy("take needs `deliver one` and `ack read`; make a consumer, and claim from it")
     form = answers.choose(call.option("format"), call.request.headers.get("accept", "*/*"))
-    if form.cursor == "record" or form.beat:
+    if form.cursor == "record" or form.beat is not None:
         raise BadRequest("format (expected raw, line, nul or json)")
     most = call.number("max", limits.HTTP_CLAIMED) or 1
     folder = call.own(".consumers")

@@ -7,12 +7,13 @@ from bisect import bisect_right
 from typing import Any
 
 from mqfs import limits
+from mqfs.engine.files import status_files
 from mqfs.engine.group import Group
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
-from mqfs.errors import Exists
-from mqfs.http import reading
-from mqfs.http.answers import JSON, LINES, NO_STORE, SANDBOX, TEXT, Answer, as_json
+from mqfs.errors import BadRequest, Denied, Exists, NotFound
+from mqfs.http import page, reading
+from mqfs.http.answers import JSON, LINES, NO_STORE, SANDBOX, TEXT, Answer, accepted, as_json
 from mqfs.http.call import WHOLE, Call
 from mqfs.http.refusals import NotTrue
 
@@ -28,17 +29,40 @@ def mode(call: Call, directory: Any, most: int) -> int:
 
 
 async def show(call: Call) -> Answer:
-    """List a group; with `select`, read several of its streams."""
+    """List a group, for a browser by the page; with `select`, read several of its streams."""
     if call.option("select") is not None:
         return await reading.read(call)
+    if not call.path.options and "text/html" in accepted(call.request.headers.get("accept", "")):
+        return page.lead_to(call.path.text)
     count = call.number("count", limits.HTTP_LISTED) or LISTED
-    nodes = [node for node in call.tree.entries(call.user, call.target.node) if type(node) in _TYPES]
+    types = _types(call.option("type"))
+    nodes = [node for node in call.tree.entries(call.user, call.target.node) if type(node) in types]
     after = call.option("after")
     at = 0 if after is None else bisect_right(nodes, after, key=lambda node: node.name)
-    page = nodes[at : at + count]
-    entries = [{"name": node.name, "type": _TYPES[type(node)]} for node in page]
-    more = page[-1].name if at + count < len(nodes) else None
+    listed, detail = nodes[at : at + count], call.flag("detail")
+    entries = []
+    for node in listed:
+        entries.append({"name": node.name, "type": _TYPES[type(node)], **(_figures(call, node) if detail else {})})
+        await call.front.pause()
+    more = listed[-1].name if at + count < len(nodes) else None
     return as_json({"group": call.target.node.name, "entries": entries, "after": more})
+
+
+def _types(word: str | None) -> list[type]:
+    """Those of that name, all without one. Raises BadRequest."""
+    if word not in (None, *_TYPES.values()):
+        raise BadRequest(f"type {word!r} (expected {' or '.join(_TYPES.values())})")
+    return [kind for kind, name in _TYPES.items() if word in (None, name)]
+
+
+def _figures(call: Call, node: Any) -> dict[str, Any]:
+    """What `.stats` counts of a stream, or of a group if the user may read it there."""
+    if isinstance(node, Group):
+        try:
+            call.tree.access(call.user, call.tree.walk(call.user, node, ".stats"), os.R_OK)
+        except Denied:
+            return {}
+    return status_files.figures(node)
 
 
 async def add_slash(call: Call) -> Answer:
@@ -65,13 +89,21 @@ async def remove_group(call: Call) -> Answer:
     return Answer(204)
 
 
-async def make_stream(call: Call) -> Any:
+async def make_stream(call: Call, name: str = "") -> Any:
     """The stream of that name, made unless it is there by now."""
-    group, name = call.target.node, call.target.name
+    group, name = call.target.node, name or call.target.name
     try:
         return await call.front.settle(call.tree.create(call.user, group, name, mode(call, group, STREAM_MODE)))
     except Exists:
         return call.tree.walk(call.user, group, name)
+
+
+async def ensure_stream(call: Call, name: str) -> Any:
+    """The stream or view of that name; a stream is made where there is nothing."""
+    try:
+        return call.own(name)
+    except NotFound:
+        return await make_stream(call, name)
 
 
 async def unlink(call: Call) -> Answer:
@@ -114,6 +146,9 @@ async def write(call: Call, node: Any, data: bytes) -> None:
 
 async def status(call: Call) -> Answer:
     """`.stats`, `.who`, `.errors`."""
+    if call.option("streams") is not None and not call.flag("streams"):
+        call.tree.access(call.user, call.target.node, os.R_OK)
+        return as_json(status_files.totals(call.group, call.user))
     return Answer(200, text_of(call, call.target.node), _STATUS[call.target.name], [*NO_STORE, SANDBOX])
 
 

@@ -37,13 +37,10 @@ async def publish(call: Call) -> Answer:
     if given:
         head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
         return await _append(call, group, ".put", head + b"\n" + call.request.body, place)
-    if group.settings.data == "line":  # as a write to the stream, in one atomic batch
-        data = b"".join(frame(stream.name, line) for line in lines(call.body))
-    else:
-        if group.ring is None and (answer := await _write(call, stream, place)) is not None:
-            return answer
-        data = frame(stream.name, call.request.body)
-    return await _append(call, group, ".batch", data, place)
+    simple = group.settings.data != "line" and group.ring is None
+    if simple and (answer := await _write(call, stream, place)) is not None:
+        return answer
+    return await _append(call, group, ".batch", framed(stream, call.request.body), place)
 
 
 async def _write(call: Call, stream: Any, place: str) -> Answer | None:
@@ -61,10 +58,10 @@ async def _write(call: Call, stream: Any, place: str) -> Answer | None:
         await call.front.settle(step)
     finally:
         handle.close()
-    return _published(sequence if appended else 0, place)
+    return published(sequence if appended else 0, place)
 
 
-def _published(sequence: int, place: str) -> Answer:
+def published(sequence: int, place: str = "") -> Answer:
     """The answer to a publish; 0: the message was discarded."""
     if not sequence:
         return Answer(201, b"discarded\n")
@@ -93,6 +90,12 @@ def frame(name: str, body: bytes | bytearray, head: bytes = b"") -> bytes:
     return b"".join((HEAD.pack(HEAD.size + len(raw) + len(head) + len(body), len(raw), len(head)), raw, head, body))
 
 
+def framed(stream: Any, body: bytes | bytearray) -> bytes:
+    """What a write of that body to the stream would be, in one atomic batch."""
+    bodies = lines(bytes(body)) if stream.group.settings.data == "line" else [body]
+    return b"".join(frame(stream.name, one) for one in bodies)
+
+
 def lines(body: bytes) -> list[bytes]:
     """What a write makes of a body under `data line`."""
     *whole, rest = body.split(b"\n")
@@ -100,7 +103,11 @@ def lines(body: bytes) -> list[bytes]:
 
 
 async def _append(call: Call, group: Any, file: str, data: bytes, place: str = "") -> Answer:
-    """Write to `.put` or `.batch`, and answer with the first sequence."""
+    return published(await append(call, group, file, data), place)
+
+
+async def append(call: Call, group: Any, file: str, data: bytes) -> int:
+    """Write to `.put` or `.batch`. Returns the first sequence; 0: it was discarded."""
     seconds = call.seconds("wait")
     handle = call.tree.open(call.user, call.tree.walk(call.user, group, file), os.O_RDWR)
     try:
@@ -110,7 +117,7 @@ async def _append(call: Call, group: Any, file: str, data: bytes, place: str = "
         text = handle.read(64)
     finally:
         handle.close()
-    return _published(int(text) if isinstance(text, bytes) and text else 0, place)
+    return int(text) if isinstance(text, bytes) and text else 0
 
 
 async def _settle(call: Call, step: Step[int], seconds: float | None) -> None:

@@ -63,7 +63,7 @@ def wish(call: Call) -> Wish:
     last = None if until in (None, "end") else call.number("until", 1 << 62)
     if form is answers.RECORD and call.option("count") is not None:
         raise BadRequest("count is not for records (expected bytes)")
-    follow = call.flag("follow") or (form.beat != b"" and call.option("wait") is None and until is None)
+    follow = call.flag("follow") or (form.beat is not None and call.option("wait") is None and until is None)
     return Wish(
         form=form,
         since=since,
@@ -138,6 +138,8 @@ class Source:
         if settings.replay != "all" and settings.deliver == "all":  # what no reader waits for leaves no trace
             piece = self.poll() or b""
             floor = max(floor, self.first or cursor.group.log.end.next)
+        if self._wish.until is not None:
+            floor = min(floor, self._wish.until + 1)
         lost = self._lost(first, floor - 1, started=False) if first < floor else b""
         return self._wish.form.begin + lost + piece
 
@@ -217,15 +219,26 @@ async def read(call: Call) -> Answer:
     names = [value for name, value in call.path.options if name == "select"]
     if call.target.kind != "group":
         names = [call.target.name]
-    cursor = open_cursor(call, [name for name in names if name], words.since, words.form.cursor)
+    return await answer(call, open_source(call, [name for name in names if name], words), words)
+
+
+def open_source(call: Call, names: list[str], words: Wish) -> Source:
+    """The messages of streams, views and patterns, to be answered with."""
+    cursor = open_cursor(call, names, words.since, words.form.cursor)
+    if words.until is not None:
+        cursor.write(b"until %d\n" % words.until)
+    return Source(call, cursor, words)
+
+
+async def answer(call: Call, source: Source, words: Wish) -> Answer:
+    """An answer with an end or without one, behind which the cursor is closed."""
     try:
-        source = Source(call, cursor, words)
         return await (_follow(call, source, words) if words.follow else _page(call, source, words))
     except Cut:
-        cursor.close()
+        source.cursor.close()
         raise FellBehind("messages were lost while the answer was made") from None
     except BaseException:
-        cursor.close()
+        source.cursor.close()
         raise
 
 
@@ -271,8 +284,6 @@ async def _rest(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIt
 async def _follow(call: Call, source: Source, words: Wish) -> Answer:
     """An answer without an end."""
     cursor = source.cursor
-    if words.until is not None:
-        cursor.write(b"until %d\n" % words.until)
     data = source.begin() + source.gather(PIECE_BYTES)
     call.front.begin_stream()
 
@@ -286,18 +297,20 @@ async def _follow(call: Call, source: Source, words: Wish) -> Answer:
 
 
 async def _forever(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIterator[bytes]:
+    form = words.form
     yield data
     while not source.over and not call.tree.closing:
         data = source.gather(PIECE_BYTES)
         if not data and not source.over:
             try:
-                await source.wait(limits.HTTP_BEAT_S if words.form.beat else None)
+                await source.wait(form.silence_s() if form.beat is not None else None)
             except TimedOut:
-                data = words.form.beat
+                data = form.beat() if form.beat is not None else b""
+            await call.front.turn()
         yield data
         await call.front.pause()
     if not call.tree.closing:  # a client is to come back after a restart
-        yield words.form.end
+        yield form.end
 
 
 # ---------------------------------------------------------------- one message, and none
@@ -346,6 +359,7 @@ async def look(call: Call) -> Answer:
         kept = call.tree.stat(node).kept_bytes
         first = node.kept.first_kept() or end
         head += [("Mqfs-First", str(first)), ("Mqfs-Messages", str(node.kept.count)), ("Mqfs-Bytes", str(kept))]
+        head.append(("Mqfs-Written", str(node.written)))
     return Answer(200, headers=head, kind=answers.RAW.kind)
 
 

@@ -6,19 +6,30 @@ A row says for which method, on which kind of node and behind which verb a call 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import attrs
 
 from mqfs import limits
-from mqfs.errors import IsDirectory, NotFound
-from mqfs.http import consuming, groups, kept, metrics, publishing, reading
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import IsDirectory, MqfsError, NotFound
+from mqfs.http import consuming, groups, kept, metrics, page, publishing, reading
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
-from mqfs.http.refusals import NotAllowed
-from mqfs.http.target import Target
+from mqfs.http.refusals import NotAllowed, problem
+from mqfs.http.target import Path, Target, resolve
+from mqfs.http.wire import Request
+from mqfs.model import User
 
-MESSAGE, BATCH = "message", "batch"  # what a body may be
-_BODIES = {"": lambda: limits.CTL_BYTES, MESSAGE: lambda: limits.MESSAGE_BYTES, BATCH: lambda: limits.HTTP_BATCH_BYTES}
+MESSAGE, BATCH, NOTE, JSON_NOTE = "message", "batch", "note", "json note"  # what a body may be
+_BODIES = {
+    "": lambda: limits.CTL_BYTES,
+    MESSAGE: lambda: limits.MESSAGE_BYTES,
+    BATCH: lambda: limits.HTTP_BATCH_BYTES,
+    NOTE: lambda: limits.NTFY_BYTES,
+    JSON_NOTE: lambda: 2 * limits.NTFY_BYTES,  # with its title and the rest
+}
+Calls = Callable[[Call], Awaitable[Answer]]
 _PUBLISH = (
     "create", "wait", "delay", "at", "ttl", "priority", "single", "id", "h-",
 )  # fmt: skip
@@ -26,17 +37,19 @@ _PUBLISH = (
 
 @attrs.frozen
 class Route:
-    """`kind` is what a path means (target.py), `path` an example of one, `body` what a body may be."""
+    """`kind` is what a path means (target.py), `path` an example of one, `body` what a body may be. `changes`: a GET
+    that no other site's page may make."""
 
     method: str
     kind: str
     path: str
-    call: Callable[[Call], Awaitable[Answer]]
+    call: Calls
     about: str
     verb: str = ""
     options: tuple[str, ...] = ()
     body: str = ""
     statuses: tuple[int, ...] = (200,)
+    changes: bool = False
 
     @property
     def most_bytes(self) -> int:
@@ -60,9 +73,9 @@ def _settling(verb: str, *options: str) -> Route:
 
 ROUTES = (
     Route("GET", "group", "/shop/", groups.show, "List a group, or read what `select` names.",
-          options=("after", "select", *reading.OPTIONS)),
+          options=("after", "type", "detail", "select", *reading.OPTIONS), statuses=(200, 303)),
     Route("GET", "bare group", "/shop", groups.add_slash, "Where the group is.",
-          options=("after", "select", *reading.OPTIONS), statuses=(308,)),
+          options=("after", "type", "detail", "select", *reading.OPTIONS), statuses=(308,)),
     Route("PUT", "new group", "/shop/", groups.make_group, "Make a group.", statuses=(201,)),
     Route("PUT", "group", "/shop/", groups.is_there, "The group is there.", statuses=(200, 412)),
     Route("DELETE", "group", "/shop/", groups.remove_group, "Remove an empty group.", statuses=(204, 409)),
@@ -99,7 +112,7 @@ ROUTES = (
           statuses=(204,)),
     Route("GET", "ctl", "/shop/ctl", groups.ctl, "The settings of a group."),
     Route("POST", "ctl", "/shop/ctl", groups.command, "Change settings: lines, all or none.", statuses=(204, 400)),
-    Route("GET", ".stats", "/shop/.stats", groups.status, "Counters."),
+    Route("GET", ".stats", "/shop/.stats", groups.status, "Counters.", options=("streams",)),
     Route("GET", ".who", "/shop/.who", groups.status, "Open files."),
     Route("GET", ".errors", "/shop/.errors", groups.status, "Refused writes."),
     Route("PUT", "new consumer", "/shop/.consumers/mail", consuming.make, "Make a consumer.",
@@ -120,31 +133,51 @@ ROUTES = (
           statuses=(204,)),
     Route("POST", "stream", "/shop/jobs/take", consuming.take, "Take from a stream under `deliver one`.", "take",
           ("max", "wait", "format"), statuses=(200, 204, 409)),
+    Route("GET", "web", "/.web/", page.serve, "The page, for a browser.", statuses=(200, 304, 404)),
     Route("GET", "health", "/.health", groups.health, "Whether the process lives."),
     Route("GET", "ready", "/.ready", groups.ready, "Whether it can be sent work.", statuses=(200, 503)),
     Route("GET", "metrics", "/.metrics", metrics.show, "Counters of the groups that the user may read, for Prometheus.",
           options=("streams",)),
 )  # fmt: skip
 
-_BY_KEY = {(route.method, route.kind, route.verb): route for route in ROUTES}
+
+def in_header(request: Request, path: Path, encrypted: bool) -> str | None:
+    """Where the credentials of a request are."""
+    return request.headers.get("authorization")
 
 
-def methods(target: Target) -> tuple[str, ...]:
-    """What can be done there. A HEAD is a GET without the body."""
-    found = [route.method for route in ROUTES if (route.kind, route.verb) == (target.kind, target.verb)]
-    return tuple(dict.fromkeys([*found, *(["HEAD"] if "GET" in found else [])]))
+@attrs.frozen
+class Table:
+    """What a listener serves: its routes, and how requests are read and refusals written there."""
+
+    routes: tuple[Route, ...]
+    resolve: Callable[[Tree, User, Path], Target] = resolve
+    credentials: Callable[[Request, Path, bool], str | None] = in_header
+    problem: Callable[[MqfsError, bool], tuple[str, bytes]] = problem
+    _by_key: dict[Any, Route] = attrs.field(init=False)
+
+    @_by_key.default
+    def _index(self) -> dict[Any, Route]:
+        return {(route.method, route.kind, route.verb): route for route in self.routes}
+
+    def methods(self, target: Target) -> tuple[str, ...]:
+        """What can be done there. A HEAD is a GET without the body."""
+        found = [route.method for route in self.routes if (route.kind, route.verb) == (target.kind, target.verb)]
+        return tuple(dict.fromkeys([*found, *(["HEAD"] if "GET" in found else [])]))
+
+    def find(self, method: str, target: Target) -> Route:
+        """Raises NotFound where there is nothing, NotAllowed where there is no such method."""
+        route = self._by_key.get((method, target.kind, target.verb))
+        if route is None and method == "HEAD":
+            route = self._by_key.get(("GET", target.kind, target.verb))
+        if route is not None:
+            return route
+        if target.kind == "bare group":
+            raise IsDirectory(f"{target.name} (expected a slash at the end)")
+        allowed = self.methods(target)
+        if not allowed or (target.kind.startswith("new ") and method not in allowed):
+            raise NotFound(f"{target.name}/{target.verb}" if target.verb else target.name)
+        raise NotAllowed(f"{method} (expected {' or '.join(allowed)})", allowed)
 
 
-def find(method: str, target: Target) -> Route:
-    """Raises NotFound where there is nothing, NotAllowed where there is no such method."""
-    route = _BY_KEY.get((method, target.kind, target.verb))
-    if route is None and method == "HEAD":
-        route = _BY_KEY.get(("GET", target.kind, target.verb))
-    if route is not None:
-        return route
-    if target.kind == "bare group":
-        raise IsDirectory(f"{target.name} (expected a slash at the end)")
-    allowed = methods(target)
-    if not allowed or (target.kind.startswith("new ") and method not in allowed):
-        raise NotFound(f"{target.name}/{target.verb}" if target.verb else target.name)
-    raise NotAllowed(f"{method} (expected {' or '.join(allowed)})", allowed)
+TREE = Table(ROUTES)

@@ -13,7 +13,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Hashable, Set
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 import trio
 
@@ -26,13 +25,15 @@ from mqfs.http.channel import ENDS, GONE, Channel
 from mqfs.http.claims import Claims
 from mqfs.http.connection import Connection
 from mqfs.http.gate import Gate
+from mqfs.http.proxies import Proxies
+from mqfs.http.routes import TREE, Table
 from mqfs.model import Grant
 from mqfs.net import identity
 from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback
 from mqfs.net.certificates import ServerTls
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Tokens
-from mqfs.turns import Turn, Turns
+from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs.http")
 FULL = (
@@ -65,6 +66,8 @@ class HttpServer:
         tokens: Tokens | None = None,
         tls: ServerTls | None = None,
         rules: BrowserRules | None = None,
+        proxies: Proxies | None = None,
+        turns: Turns | None = None,
         troubles: Callable[[], list[str]] = list,
     ) -> None:
         uid = identity.user_number(tcp_user)
@@ -74,25 +77,23 @@ class HttpServer:
         self._tokens, self._tls = tokens, tls
         if tokens is not None:
             tokens.on_ended.append(self._end_tokens)
-        self.rules, self.troubles = rules or BrowserRules(), troubles
-        self.stopping = False
+        self.rules, self.proxies, self.troubles = rules or BrowserRules(), proxies or Proxies(), troubles
+        self.turns, self.stopping = turns or Turns(), False
         self.requests: Counter[tuple[str, int]] = Counter()  # answered, by method and status
         self._tcp_uid = uid
-        self._listeners: list[Listener] = []
+        self._listeners: dict[Listener, Table] = {}
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._places: Counter[Hashable] = Counter()  # connections of each user
         self._streams: Counter[Hashable] = Counter()  # answers without an end of each user
         self._numbers = itertools.count(1)
-        self._turns = Turns()
-        self._turn_of: WeakValueDictionary[Hashable, Turn] = WeakValueDictionary()
         self._ends = select.epoll()
         self._nursery: trio.Nursery
         self._empty = trio.Event()
         self._scope = trio.CancelScope()
 
-    def add(self, listener: Listener) -> None:
-        """Serve an address, from the beginning."""
-        self._listeners.append(listener)
+    def add(self, listener: Listener, table: Table = TREE) -> None:
+        """Serve that at an address, from the beginning."""
+        self._listeners[listener] = table
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, or until cancelled."""
@@ -140,10 +141,11 @@ class HttpServer:
                 log.warning("%s: %s", listener.address, error)
                 await trio.sleep(0.1)  # out of descriptors, say: some may be closed
             else:
-                self._nursery.start_soon(self._serve, sock, listener.address)
+                self._nursery.start_soon(self._serve, sock, listener)
                 await trio.lowlevel.checkpoint()
 
-    async def _serve(self, sock: socket.socket, address: Address) -> None:
+    async def _serve(self, sock: socket.socket, listener: Listener) -> None:
+        address = listener.address
         encrypted = isinstance(address, TlsAddress)
         with sock:
             sock.setblocking(False)
@@ -158,13 +160,14 @@ class HttpServer:
                     Channel(sock).send_now(FULL)
                 return
             try:
-                await self._greet(sock, address, peer)
+                await self._greet(sock, listener, peer)
             finally:
                 self._leave_place(peer, encrypted)
 
     def _take_place(self, peer: Peer, encrypted: bool) -> None:
         """Raises OverLimit."""
-        mine, used = self._places[peer.account], self._places.total()
+        mine = 0 if self.proxies.has(peer.account) else self._places[peer.account]
+        used = self._places.total()
         if mine >= limits.HTTP_USER_CONNECTIONS or used >= limits.HTTP_CONNECTIONS:
             raise OverLimit(f"at most {limits.HTTP_USER_CONNECTIONS} of a user, {limits.HTTP_CONNECTIONS} in all")
         if encrypted:
@@ -176,19 +179,19 @@ class HttpServer:
         if encrypted:
             self.tree.memory.give(peer.account, limits.TLS_BYTES)
 
-    async def _greet(self, sock: socket.socket, address: Address, peer: Peer) -> None:
+    async def _greet(self, sock: socket.socket, listener: Listener, peer: Peer) -> None:
         """Complete the handshake of TLS where it is spoken, then serve."""
-        tls = None
+        address, tls = listener.address, None
         if isinstance(address, TlsAddress):
             assert self._tls is not None, "a listener at an address of TLS, and no certificate"
-            turn = self._turn_of.setdefault(peer.account, Turn(self._turns))
+            turn = self.turns.of(peer.account)
             tls = await shake_hands(self._tls, "http/1.1", sock.fileno(), peer, turn)
             if tls is None:
                 return
         channel = Channel(sock, tls)
         await look_up(peer)
         loopback = not isinstance(address, UnixAddress) and is_loopback(address.host)
-        await self._serve_peer(Connection(self, channel, peer, loopback))
+        await self._serve_peer(Connection(self, channel, peer, loopback, self._listeners[listener]))
         channel.end()
 
     async def _serve_peer(self, connection: Connection) -> None:

@@ -107,6 +107,16 @@ def resolve(tree: Tree, user: User, path: Path) -> Target:
     return Target("bare group" if kind == "group" and names and not path.slash else kind, node, node.name)
 
 
+def group_at(tree: Tree, user: User, names: tuple[str, ...]) -> Group:
+    """Raises NotFound, Denied."""
+    node: Any = tree.root
+    for name in names:
+        node = tree.walk(user, node, name)
+    if not isinstance(node, Group):
+        raise NotFound(f"no group {'/'.join(names)!r}")
+    return node
+
+
 def _kind(node: Any) -> str:
     return _KINDS.get(type(node)) or str(node.name)
 

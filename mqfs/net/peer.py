@@ -6,6 +6,7 @@ configured user, or over TLS that of its certificate. Names and numbers come fro
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Hashable
 
@@ -52,6 +53,12 @@ class Peer:
         if uid is None:
             raise Denied(f"unknown user {uname!r}")
         return self.itself() if uid == self.uid else identity.user(uid, self.where, pid=self.pid)
+
+    def charged_to(self, host: str) -> Peer:
+        """Itself, for a request that it passes on: of a client at that address."""
+        other = copy.copy(self)
+        other.account = host
+        return other
 
     def refuse(self, why: str) -> None:
         """Let it attach as no user, not even by a token."""

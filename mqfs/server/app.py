@@ -24,7 +24,6 @@ from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
-from mqfs.http import wire
 from mqfs.model import User
 from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address
@@ -37,11 +36,13 @@ from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.seams import Store
+from mqfs.server import http_options
 from mqfs.server.options import Options, name_space, service_address
 from mqfs.settle import settle
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
+from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs")
 LEAST_WAIT_S = 0.001  # between two runs of timers
@@ -66,29 +67,29 @@ def check_words(options: Options) -> None:
         if value is not None and (not value or "\0" in value):
             raise BadConfig(f"--{name} {value!r}: invalid name (expected a path without NUL)")
     try:
-        for text in (*options.listen, *options.http):
+        for text in options.listen:
             parse_address(text)
         parse_quotas(options.limit)
         for line in options.default:
             check_name(parse_settings([line]).dead)
     except BadAddress as error:
-        raise BadConfig(f"{'--listen' if text in options.listen else '--http'} {error.detail}") from None
+        raise BadConfig(f"--listen {error.detail}") from None
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
-    encrypted = [text for text in (*options.listen, *options.http, options.service or "") if text.startswith("tls!")]
+    http_options.check(options)
+    dials = [*options.listen, *(address for address, _ in http_options.addresses(options)), options.service or ""]
+    encrypted = [text for text in dials if text.startswith("tls!")]
     if encrypted and options.tls_cert is None:
         raise BadConfig(f"{encrypted[0]}: no certificate (expected --tls-cert FILE)")
     if options.audit not in LEVELS:
         raise BadConfig(f"--audit {options.audit!r}: unknown level (expected {', '.join(LEVELS)})")
-    if options.http and wire.MISSING:
-        raise BadConfig(f"--http: {wire.MISSING} (install it: pip install httptools)")
     if identity.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: unknown user (expected one of getent passwd)")
 
 
 def check_standard_files(options: Options) -> None:
     """Check that standard input and output are open where 9P is to be spoken on them. Raises BadConfig."""
-    if options.mount is None and options.service is None and not (options.listen or options.http):
+    if options.mount is None and options.service is None and not (options.listen or http_options.addresses(options)):
         try:
             os.fstat(0)
             os.fstat(1)
@@ -141,10 +142,11 @@ class Server:
         self.tokens = None if options.token_file is None else tokens.read_file(options.token_file, self.audit)
         key, client_ca = options.tls_key, options.tls_client_ca
         self.tls = None if options.tls_cert is None else ServerTls(options.tls_cert, key, client_ca)
+        self.turns = Turns()
         self.stopping = trio.Event()
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[SocketFile] = []
-        self.http_listeners: list[Listener] = []
+        self.http_listeners: dict[Listener, str] = {}  # with the group that is served there as ntfy does
         self.refused: MqfsError | OSError | None = None  # why it could not start
         self.crashed = False
 
@@ -185,8 +187,8 @@ class Server:
             for text in dials:
                 listeners.append(self.listen_at(text))
                 self.listen_for_rings(listeners[-1])
-            for text in self.options.http:
-                self.http_listeners.append(self.listen_at(text))
+            for text, group in http_options.addresses(self.options):
+                self.http_listeners[self.listen_at(text)] = group
         except BaseException:
             self.close_all(listeners)
             raise
@@ -263,7 +265,9 @@ class Server:
         """Serve the sockets, the mount, or standard input and output; `ends` gets a function that ends each."""
         options = self.options
         trace = sys.stderr if options.trace else None
-        nine = NinepServer(tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, trace=trace)
+        nine = NinepServer(
+            tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, turns=self.turns, trace=trace
+        )
         for listener in listeners:
             nine.add(listener)
             log.info("9P at %s", listener.address)
@@ -279,21 +283,17 @@ class Server:
 
     async def start_http(self, tree: Tree, nursery: trio.Nursery, ends: list[End]) -> None:
         """Serve HTTP."""
-        from mqfs.http.browser import BrowserRules
-        from mqfs.http.server import HttpServer  # here, so that without it nothing of it is needed
+        from mqfs.server.web import make_server  # here, so that without it nothing of it is needed
 
-        rules = BrowserRules(self.options.http_origin, self.options.http_host)
-        web = HttpServer(
+        web = make_server(
+            self.options,
             tree,
-            tcp_user=self.options.tcp_user,
+            self.http_listeners,
             tokens=self.tokens,
             tls=self.tls,
-            rules=rules,
+            turns=self.turns,
             troubles=functools.partial(self.troubles, tree),
         )
-        for listener in self.http_listeners:
-            web.add(listener)
-            log.info("HTTP at %s", listener.address)
         await nursery.start(self.guard, "HTTP", web.run)
         ends.append(web.stop)
 

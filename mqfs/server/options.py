@@ -27,6 +27,9 @@ class Options:
     http: tuple[str, ...] = ()
     http_origin: tuple[str, ...] = ()  # whose pages may use this server
     http_host: tuple[str, ...] = ()  # its names beside those of loopback
+    http_proxy: tuple[str, ...] = ()  # networks of reverse proxies, which say whose requests theirs are
+    http_ntfy: tuple[str, ...] = ()  # GROUP=ADDRESS
+    http_qpubs: bool = False
     service: str | None = None  # -s: 9P on a unix socket of that name in the name space directory
     default: tuple[str, ...] = ()
     limit: tuple[str, ...] = ()
@@ -41,8 +44,9 @@ class Options:
     trace: bool = False
 
 
-_LISTS = ("listen", "http", "http-origin", "http-host", "default", "limit")
-_FLAGS = ("insecure", "allow-other", "trace")
+_HTTP = ("http", "http-origin", "http-host", "http-proxy", "http-ntfy")
+_LISTS = ("listen", *_HTTP, "default", "limit")
+_FLAGS = ("http-qpubs", "insecure", "allow-other", "trace")
 _TLS = ("tls-cert", "tls-key", "tls-client-ca")
 _TEXTS = ("store", "mount", "service", "tcp-user", "token-file", *_TLS, "audit")
 KEYS = (*_TEXTS, *_LISTS, *_FLAGS)

@@ -15,6 +15,7 @@ HASTE = {
     "HTTP_SEND_S": 0.5,
     "HTTP_LINGER_S": 0.2,
     "HTTP_BEAT_S": 0.2,
+    "NTFY_BEAT_S": 0.2,
     "HTTP_USER_CONNECTIONS": 12,
     "HTTP_USER_STREAMS": 3,
     "HTTP_USER_CLAIMS": 5,

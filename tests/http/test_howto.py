@@ -1,4 +1,4 @@
-"""The worker of the guide, in six lines of shell."""
+"""Workers with curl: that of the guide, in six lines of shell, and that of the examples."""
 
 from __future__ import annotations
 
@@ -45,3 +45,13 @@ def test_the_worker_of_the_guide(web: Web, tmp_path: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(HANG_S)
+
+
+def test_the_worker_of_the_examples(web: Web) -> None:
+    group = f"{web.url}/curled"
+    done = subprocess.run(
+        [ROOT / "examples" / "curl-worker.sh", group], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["sent to alice", "sent to bob", "dead: nobody@"]
+    assert web.get("/curled/.stats").json["consumers"]["mailer"]["failed"] == 3

@@ -132,7 +132,7 @@ class OverHttp(RuleBasedStateMachine):
     @rule(name=SOME(WORKERS), most=SOME([1, 1, 2, 5]), wait=st.booleans())
     def claim(self, name: str, most: int, wait: bool) -> None:
         number, model = self.number(), self.model
-        key = f"h{number}"
+        key, most = f"h{number}", 1 if wait else most  # of several that wait for more, any may come first
         refused = model.open(key, name, "worker")
         if refused is not None:
             self.same(status(str(refused)), self.subject.ask(0, "POST", f".consumers/{name}/claim").status)
@@ -283,7 +283,8 @@ class OverHttp(RuleBasedStateMachine):
     @rule(seconds=SOME([1, 1, 2, 5]))
     def tick(self, seconds: int) -> None:
         self.model.tick(seconds)
-        self.subject.tick(seconds)
+        for _ in range(seconds):
+            self.subject.tick(1)
         self.same(None, None)
 
     def set(self, **settings: Any) -> None:

@@ -214,3 +214,11 @@ def test_deliver_one_is_only_looked_at(web: Web) -> None:
     assert [web.get(f"{group}/s").body for _ in range(2)] == [b"job", b"job"]
     assert web.post(f"{group}/s/take").body == b"job"
     assert web.get(f"{group}/s").body == b""
+
+
+def test_until_ends_what_begins_at_a_sequence(web: Web) -> None:
+    group = web.group("replay last")
+    for body in ("1", "2", "3", "4"):
+        web.post(f"{group}/s", body)
+    assert web.get(f"{group}/s?since=1&until=3&format=json").lines == [{"lost": [1, 3]}]
+    assert web.get(f"{group}/s?since=1&until=3&format=json&wait=1s").lines == [{"lost": [1, 3]}]

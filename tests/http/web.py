@@ -43,12 +43,12 @@ class Reply(NamedTuple):
 class Web:
     """A server on a port of loopback and on a unix socket."""
 
-    def __init__(self, folder: Path, *options: str, **more: Any) -> None:
+    def __init__(self, folder: Path, *options: str, at: int = 0, **more: Any) -> None:
         self.unix = folder / "web"
         self.server = Server.at(
             folder,
             "--http",
-            "tcp!127.0.0.1!0",
+            f"tcp!127.0.0.1!{at}",
             "--http",
             f"unix!{self.unix}",
             "--tcp-user",

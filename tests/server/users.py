@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -145,6 +146,26 @@ def programs(reach: Callable[[], Client]) -> Iterator[None]:
             yield
 
 
+def requests(reach: Callable[[], Client]) -> Iterator[None]:
+    """Requests of HTTP, many at once on many connections: small ones, and the names of a large group."""
+    path = f"{os.path.dirname(sys.argv[1].removeprefix('unix!'))}/web"
+    head = b" HTTP/1.1\r\nHost: localhost\r\n"
+    small = b"POST /theirs/own/ctl" + head + b"Content-Length: 11\r\n\r\nreplay all\n"
+    burst = small * 50 + b"GET /theirs/own/?count=10000" + head + b"\r\n"
+    socks = [socket.socket(socket.AF_UNIX) for _ in range(150)]
+    for sock in socks:
+        sock.connect(path)
+        sock.setblocking(False)
+    while True:
+        for sock in socks:
+            with suppress(BlockingIOError):
+                sock.send(burst)
+            with suppress(BlockingIOError):
+                while sock.recv(1 << 20):
+                    pass
+        yield
+
+
 def everything(reach: Callable[[], Client]) -> Iterator[None]:
     """All of these at once, each again from its beginning where the server refuses to go on."""
     begun = threading.Barrier(len(KINDS))
@@ -168,7 +189,8 @@ def everything(reach: Callable[[], Client]) -> Iterator[None]:
 
 Kind = Callable[[Callable[[], Client]], Iterator[None]]
 KINDS: dict[str, Kind] = {
-    one.__name__: one for one in (parked, handles, replies, frames, puts, lines, listings, programs, everything)
+    one.__name__: one
+    for one in (parked, handles, replies, frames, puts, lines, listings, programs, requests, everything)
 }
 
 

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,9 +93,13 @@ class Measured(NamedTuple):
 def measuring() -> Iterator[Measured]:
     """For all users of this machine, with a group for each of the two."""
     program = [sys.executable, "-m", "tests.server.measured", str(POLITE)]
-    with short_folder() as folder, Server("--listen", f"unix!{folder}/s", cwd=Path(folder), program=program) as server:
+    with ExitStack() as stack:
+        folder = stack.enter_context(short_folder())
+        ways = ("--listen", f"unix!{folder}/s", "--http", f"unix!{folder}/web")
+        server = stack.enter_context(Server(*ways, cwd=folder, program=program))
         os.chmod(folder, 0o755)
-        os.chmod(f"{folder}/s", 0o666)
+        for way in ("s", "web"):
+            os.chmod(f"{folder}/{way}", 0o666)
         with connect(f"unix!{folder}/s") as client:
             for group in ("ours", "theirs"):
                 client.mkdir(group)

@@ -15,17 +15,42 @@ from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import sees
+from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
 from mqfs.model import User
 
 
 def stats(group: Group, user: User) -> str:
     """One JSON object: the group, and each stream by name. Counts run since the server started."""
-    bucket = group.log.bucket
-    failed = bucket.end.failed
     counts: dict[object, int] = {}
     streams = {name: _stream(stream, counts) for name, stream in sorted(_streams(group, user))}
-    body = {
+    return _indented({**_totals(group, user), "streams": streams, **_readers(group, user, counts)}) + "\n"
+
+
+def totals(group: Group, user: User) -> dict[str, Any]:
+    """Of `.stats` all but the streams."""
+    return {**_totals(group, user), **_readers(group, user, {})}
+
+
+def figures(node: Group | Stream | View) -> dict[str, Any]:
+    """Of `.stats` what counts one of a group's files, or a group as a whole."""
+    if isinstance(node, Stream):
+        return _stream(node, {})
+    if isinstance(node, View):
+        return {"readers": len(node.readers)}
+    bucket, counts = node.log.bucket, node.counts
+    return {
+        "written": counts.written,
+        "written_bytes": counts.written_bytes,
+        "log_bytes": bucket.upkeep.size,
+        "read_only": bucket.end.failed is not None,
+    }
+
+
+def _totals(group: Group, user: User) -> dict[str, Any]:
+    bucket = group.log.bucket
+    failed = bucket.end.failed
+    return {
         **_log(group),
         "read_only": failed is not None,
         "failure": str(failed) if failed is not None else None,
@@ -35,11 +60,14 @@ def stats(group: Group, user: User) -> str:
         "cursors": len(group.fanout.cursors),
         "held": len(group.held),
         **_quotas(group, user),
-        "streams": streams,
-        "views": {name: {"readers": len(view.readers)} for name, view in sorted(group.views.items())},
+    }
+
+
+def _readers(group: Group, user: User, counts: dict[object, int]) -> dict[str, Any]:
+    return {
+        "views": {name: figures(view) for name, view in sorted(group.views.items())},
         "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(_consumers(group, user))},
     }
-    return _indented(body) + "\n"
 
 
 def _quotas(group: Group, user: User) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class DelayedMessages:
         """False: the disk does not take it; it is tried again."""
         stream = self._host.numbers.get(self._streams[sequence])
         try:
-            record = self._record(sequence)
+            record = self.record(sequence)
             if record is None or stream is None:
                 self.drop([sequence])  # its stream is gone, or it is damaged, which was reported
                 return True
@@ -141,7 +141,12 @@ class DelayedMessages:
         self._host.publisher.retention.bound_depth(stream)
         return True
 
-    def _record(self, sequence: int) -> Record | None:
+    def sequences(self, stream: int) -> list[int]:
+        """Of those for that stream, oldest first."""
+        return [sequence for sequence, number in self._streams.items() if number == stream]
+
+    def record(self, sequence: int) -> Record | None:
+        """None: it is damaged, or is not delayed any more."""
         try:
             record = self._log.reader.find(PUT, sequence)
         except errors.Damaged:

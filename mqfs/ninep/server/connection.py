@@ -9,7 +9,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from mqfs.errors import BadFrame, OverLimit
 from mqfs.net.peer import Peer
 from mqfs.net.tls_calls import DescriptorCalls
 from mqfs.ninep.server.session import Session
-from mqfs.turns import Turn
+from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs.ninep")
 
@@ -36,11 +36,11 @@ class Connections(Protocol):
     """The server, as one of its connections needs it."""
 
     tree: Tree
+    turns: Turns
     nursery: trio.Nursery
     inside: int  # batches being performed: connections they wake are flushed at their end
     batches: int
 
-    def turn_of(self, user: Hashable) -> Turn: ...
     def tracer(self, where: str) -> Callable[[str], None] | None: ...
     def woken(self, connection: Connection) -> None:
         """A connection has replies that no batch of its own will send. Called from inside the engine."""
@@ -61,7 +61,7 @@ class Connection:
         self.ended = False
         self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
         self.session.delay = self._delay
-        self._turn = server.turn_of(peer.account)
+        self._turn = server.turns.of(peer.account)
         self.sent = 0  # bytes
         self._held = 0  # bytes of memory that count as the client's
         self._unsent: list[memoryview] = []

@@ -12,9 +12,8 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable, Hashable, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from typing import TextIO
-from weakref import WeakValueDictionary
 
 import trio
 
@@ -31,7 +30,7 @@ from mqfs.net.tokens import Tokens
 from mqfs.ninep.server.connection import Connection
 from mqfs.ninep.server.listener import Listener
 from mqfs.shares import Shares
-from mqfs.turns import Turn, Turns
+from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs.ninep")
 
@@ -49,16 +48,17 @@ class Server:
         tcp_user: str = "nobody",
         tokens: Tokens | None = None,
         tls: ServerTls | None = None,
+        turns: Turns | None = None,
         trace: TextIO | None = None,
     ) -> None:
-        """`tls`: for listeners at addresses of TLS."""
+        """`tls`: for listeners at addresses of TLS. `turns`: of users that come by several front ends."""
         uid = identity.user_number(tcp_user)
         if uid is None:
             raise BadAddress(f"unknown user {tcp_user!r} for clients over TCP")
         self.tree = tree
         self.connections: set[Connection] = set()
         self._places = Shares("connections", "CONNECTIONS")
-        self._turns, self._turn_of = Turns(), WeakValueDictionary[Hashable, Turn]()
+        self.turns = turns or Turns()
         self._strangers: dict[Connection, float] = {}  # connections without a Tattach yet: their deadlines
         self._stranger_came = trio.Event()
         self.listeners: list[Listener] = []
@@ -114,10 +114,6 @@ class Server:
                 self.flush_woken()
                 await trio.sleep(0.005)
         self._scope.cancel()
-
-    def turn_of(self, user: Hashable) -> Turn:
-        """The turn of a user, for all its connections."""
-        return self._turn_of.setdefault(user, Turn(self._turns))
 
     def tracer(self, where: str) -> Callable[[str], None] | None:
         """The function that prints a connection's messages, if there is a trace."""
@@ -236,7 +232,7 @@ class Server:
             with sock:
                 if encrypted:
                     assert self._tls is not None, "a listener at an address of TLS, and no certificate"
-                    tls = await shake_hands(self._tls, "9p", descriptor, peer, self.turn_of(peer.account))
+                    tls = await shake_hands(self._tls, "9p", descriptor, peer, self.turns.of(peer.account))
                     if tls is None:
                         return
                 connection = Connection(self, peer, descriptor, descriptor, tls or os)

@@ -1,0 +1,128 @@
+"""The names of qpubs below `/.qpubs/GROUP/`: `listen`, `once`, `ignore` and `emit`.
+
+Owns those routes, and which listens are open, so that `ignore` can end one.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import attrs
+
+from mqfs import limits
+from mqfs.engine.files.cursor_file import Cursor
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import BadRequest, Denied, NotFound
+from mqfs.http import answers, publishing, reading
+from mqfs.http.answers import Answer
+from mqfs.http.call import Call
+from mqfs.http.groups import ensure_stream
+from mqfs.http.routes import MESSAGE, Calls, Route, Table
+from mqfs.http.target import Path, Target, group_at
+from mqfs.model import User
+from mqfs.syntax.patterns import is_pattern
+
+ROOT = ".qpubs"
+_LISTEN = ("name", "data", "last_event_id")
+
+
+def resolve(others: Callable[[Tree, User, Path], Target], tree: Tree, user: User, path: Path) -> Target:
+    """The target of a path below ROOT; `others` resolve any other. Raises NotFound, Denied, NotDirectory."""
+    if path.names[:1] != (ROOT,):
+        return others(tree, user, path)
+    if len(path.names) < 3 or path.slash:
+        raise NotFound(f"{path.text} (expected /{ROOT}/GROUP/listen, once, ignore or emit)")
+    return Target("qpubs", group_at(tree, user, path.names[1:-1]), path.text, path.names[-1])
+
+
+def _name(call: Call) -> str:
+    if not (name := call.option("name")):
+        raise BadRequest("no name (expected name=STREAM)")
+    return name
+
+
+async def _selected(call: Call) -> str:
+    """The name or pattern to listen to; a stream of that name is made where there is nothing."""
+    if not is_pattern(name := _name(call)):
+        await ensure_stream(call, name)
+    return name
+
+
+class Listens:
+    """The open ones of a front end: of each its user, what it selects, and its cursor."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[int, str, Cursor]] = {}
+
+    async def listen(self, call: Call) -> Answer:
+        """Messages from now on as events, until `ignore`; the first event has the id for that."""
+        name, id, words = await _selected(call), secrets.token_hex(8), reading.wish(call)
+        since = int(words.since) if words.since.isdigit() else call.group.log.end.next  # behind its last event, or now
+        first = answers.event(json.dumps({"id": id}), name="listen", sequence=since - 1)
+        form = answers.choose("sse", "", call.option("data"))
+        form = attrs.evolve(form, begin=form.begin + first)
+        words = attrs.evolve(words, form=form, since=str(since), follow=True)
+        source = reading.open_source(call, [name], words)
+        answer = await reading.answer(call, source, words)
+        self._open[id] = call.user.uid, name, source.cursor
+        answer.done = partial(self._done, id, cast(Callable[[bool], None], answer.done))
+        return answer
+
+    def _done(self, id: str, then: Callable[[bool], None], sent: bool) -> None:
+        self._open.pop(id, None)
+        then(sent)
+
+    async def ignore(self, call: Call) -> Answer:
+        """End a listen of the same user."""
+        uid, name, cursor = self._open.get(id := call.option("id") or "", (-1, "", None))
+        if cursor is None or call.option("name") not in (None, name):
+            raise NotFound(f"no listen {id!r}")
+        if uid != call.user.uid:
+            raise Denied("the listen of another user")
+        cursor.write(b"until 0\n")
+        cursor.end()
+        return Answer(204)
+
+
+async def once(call: Call) -> Answer:
+    """The next message; 204 where none came within `wait`."""
+    form = answers.choose(call.option("format") or "json", "")
+    if form.beat is not None or form is answers.RECORD:
+        raise BadRequest("format (expected json, raw, line or nul)")
+    wait = call.seconds("wait")
+    words = reading.Wish(
+        form, "end", None, 1, None, limits.HTTP_ONCE_S if wait is None else wait, follow=False, strict=False
+    )
+    return await reading.answer(call, reading.open_source(call, [await _selected(call)], words), words)
+
+
+async def emit(call: Call) -> Answer:
+    """Publish `value`, or the body."""
+    value = call.option("value")
+    body = call.body if value is None else value.encode()
+    if not body:
+        raise BadRequest("nothing to emit (expected value=TEXT or a body)")
+    stream = await ensure_stream(call, _name(call))
+    return publishing.published(await publishing.append(call, call.group, ".batch", publishing.framed(stream, body)))
+
+
+def beside(table: Table) -> Table:
+    """That table, and these routes."""
+    listens = Listens()
+
+    def route(method: str, verb: str, call: Calls, about: str, *options: str, changes: bool = True) -> Route:
+        return Route(
+            method, "qpubs", f"/{ROOT}/shop/{verb}", call, about, verb, options, MESSAGE, (200, 201, 204), changes
+        )
+
+    routes = (
+        route("GET", "listen", listens.listen, "Follow streams.", *_LISTEN, changes=False),
+        route("GET", "once", once, "Wait for one message.", "name", "wait", "format", changes=False),
+        *(route(method, "ignore", listens.ignore, "End a listen.", "name", "id") for method in ("GET", "POST")),
+        *(route(method, "emit", emit, "Publish.", "name", "value", "wait") for method in ("GET", "POST")),
+    )
+    return attrs.evolve(table, routes=(*table.routes, *routes), resolve=partial(resolve, table.resolve))
