@@ -6,6 +6,7 @@ only where asked for: there may be a million of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from mqfs import limits
@@ -14,7 +15,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R
 from mqfs.engine.stream import Stream
 from mqfs.engine.tree.grants import permit, permit_walk
-from mqfs.errors import Denied
+from mqfs.errors import Denied, MqfsError, NotFound
 from mqfs.histogram import Histogram
 from mqfs.http import process
 from mqfs.http.answers import NO_STORE, Answer, accepted
@@ -23,6 +24,7 @@ from mqfs.http.exposition import END, OPEN_METRICS, OPEN_METRICS_1, TEXT, Family
 from mqfs.syntax.patterns import compile_pattern
 from mqfs.version import __version__
 
+log = logging.getLogger("mqfs.http")
 COUNTER, GAUGE = "counter", "gauge"
 Row = tuple[str, tuple[float, ...]]  # labels, and a value for each family
 LINES = 512  # made in one piece
@@ -104,7 +106,9 @@ class Scrape:
             )  # fmt: skip
             self._groups.append((labels(group=path), values))
             for name, consumer in list(group.consumers.items()):
-                self._consumers.append((labels(group=path, consumer=name), await self._consumer(consumer)))
+                if group.removed:
+                    break
+                await self._look_at(consumer, labels(group=path, consumer=name), self._consumers)
             if matches is not None:
                 await self._look_at_streams(path, group, matches)
 
@@ -123,6 +127,13 @@ class Scrape:
                 if _is_permitted(permit_walk, self._user, group, name):
                     left.append((f"{base}/{name}", inner))
 
+    async def _look_at(self, consumer: Consumer, text: str, table: list[Row]) -> None:
+        """Add its row. One whose log cannot be read has none: the scrape is to tell of a sick disk, not to fail."""
+        try:
+            table.append((text, await self._consumer(consumer)))
+        except MqfsError as error:
+            log.warning("%s is missing in /.metrics: %s", text, error)
+
     async def _consumer(self, consumer: Consumer) -> tuple[float, ...]:
         """As .stats has it. A backlog over many streams is counted in slices, and may change meanwhile."""
         backlog, counts = consumer.backlog, consumer.counts
@@ -130,8 +141,10 @@ class Scrape:
         for part in backlog.counts():
             unacked += part
             await self._front.pause()
+            if consumer.group.removed:
+                raise NotFound("its group was removed")
         claimed, delayed = backlog.count_in_flight()
-        oldest = next(backlog.unclaimed(), None)
+        oldest = next(backlog.unclaimed(), None) if unacked > claimed else None
         age_ns = consumer.group.clock.wall_ns() - oldest.time_ns if oldest is not None else 0
         return (
             max(unacked - claimed, 0), len(consumer.claims), delayed, max(age_ns, 0) / 1e9, consumer.opens,
@@ -143,7 +156,7 @@ class Scrape:
         needed = len(OF_STREAM) + (len(OF_WORK_STREAM) if works else 0)
         for name, stream in list(group.streams.items()):
             await self._front.pause()
-            if stream.removed or not matches(name):
+            if group.removed or stream.removed or not matches(name):
                 continue
             if self._room < needed:
                 self._omitted += 1
@@ -152,7 +165,7 @@ class Scrape:
             text = labels(group=path, stream=name)
             self._streams.append((text, _stream(stream)))
             if works:
-                self._work_streams.append((text, await self._consumer(stream.shown_consumer())))
+                await self._look_at(stream.shown_consumer(), text, self._work_streams)
 
     # ------------------------------------------------------------ the text
 

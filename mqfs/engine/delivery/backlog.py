@@ -29,9 +29,12 @@ class Backlog:
 
     def streams(self) -> list[Stream]:
         """Those whose messages may be for it."""
-        if self._coverage.stream is not None:
-            return [self._coverage.stream]
-        return [stream for stream in self._group.numbers.values() if self._coverage.covers(stream)]
+        return [stream for stream in self._candidates() if self._coverage.covers(stream)]
+
+    def _candidates(self) -> list[Stream]:
+        """All of the group's, unless it is over a single one."""
+        single = self._coverage.stream or self._group.streams.get(self._own.over)
+        return [single] if single is not None else list(self._group.numbers.values())
 
     def unclaimed(self, position: int = 0) -> Iterator[Record]:
         """Messages that are neither acked nor in flight, delayed ones too, from that sequence on, oldest first."""
@@ -68,10 +71,13 @@ class Backlog:
         return sum(self.counts())
 
     def counts(self) -> Iterator[int]:
-        """The same, stream by stream."""
+        """The same, stream by stream, so that a caller may pause: 0 too for those that it does not cover."""
         progress = self._own.progress
         low, last = progress.ack_floor, self._group.log.end.next
-        for stream in self.streams() if low < last else ():
+        for stream in self._candidates() if low < last else ():
+            if not self._coverage.covers(stream):
+                yield 0
+                continue
             kept = stream.kept
             kept.update_low_watermark()
             begin = max(stream.state.floor, low)
