@@ -37,6 +37,7 @@ class OverHttp(RuleBasedStateMachine):
         self.model, self.subject = Model(), HttpSubject()
         self.waits: dict[int, str | None] = {}
         self.untils: dict[str, Any] = {}  # what a page asked for, by handle
+        self.unknown = False  # without `replay all` what no reader waited for leaves no trace
         self.count = 0
         self.broken = False
 
@@ -149,8 +150,7 @@ class OverHttp(RuleBasedStateMachine):
             model.command(key, "until", until)
         self.untils[key] = until
         gone = {m["why"] for m in model.log if m["why"] and isinstance(since, int) and m["seq"] >= since >= 1}
-        unknown = model.set["replay"] != "all"  # what no reader waited for leaves no trace
-        assert (gone or unknown) if told else not self.is_cut(key, since, until)
+        assert (gone or self.unknown) if told else not self.is_cut(key, since, until)
         if told or not wait:
             return self.page(key, [])
         first = model.read(number, key, 1 << 20)
@@ -241,6 +241,7 @@ class OverHttp(RuleBasedStateMachine):
         elif "depth" in settings:
             settings["size"] = 0
         self.ctl(self.model.ctl(**settings), *rows)
+        self.unknown = self.unknown or self.model.set["replay"] != "all"
 
     def ctl(self, wanted: Any, *rows: str) -> None:
         reply = self.subject.ask(0, "POST", "ctl", "\n".join(rows).encode())
