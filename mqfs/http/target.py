@@ -90,6 +90,8 @@ def resolve(tree: Tree, user: User, path: Path) -> Target:
     """Raises NotFound, Denied, NotDirectory, BadRequest."""
     names = path.names
     if names and names[0] in OWN:
+        if len(names) > 1 and names[0] != ".web":
+            raise NotFound("/".join(names))
         return Target(OWN[names[0]], None, "/".join(names[1:]))
     node: Any = tree.root
     for at, name in enumerate(names):

@@ -228,3 +228,8 @@ def test_each_row_is_said_once() -> None:
     keys = [(route.method, route.kind, route.verb) for route in ROUTES]
     assert len(set(keys)) == len(keys)
     assert all(route.about.endswith(".") and route.path.startswith("/") for route in ROUTES)
+
+
+def test_nothing_is_below_the_server_s_own_files(web: Web) -> None:
+    for path in ("/.health/x", "/.ready/x", "/.metrics/x", "/.openapi.json/x"):
+        assert web.get(path).status == 404, path
