@@ -26,7 +26,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket, tls: TlsCalls | None = None) -> None:
         self.socket, self._descriptor, self._tls = sock, sock.fileno(), tls
-        self.before_wait: Callable[[], object] = bool  # called where a send has to wait
+        self.before_wait: Callable[[], object] = bool  # called where it has to wait
         calls: DescriptorCalls = tls or os
         self._read, self._write = calls.read, calls.write
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.HTTP_SEND_BUFFER_BYTES)
@@ -44,7 +44,7 @@ class Channel:
             try:
                 return self._read(self._descriptor, RECEIVE_BYTES)
             except BlockingIOError:
-                pass
+                self.before_wait()
             with trio.fail_at(deadline):
                 while True:
                     await trio.lowlevel.wait_readable(self.socket)

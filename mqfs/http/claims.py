@@ -61,6 +61,10 @@ class Claims:
             raise OverLimit(f"{limits.HTTP_USER_CLAIMS} open claims of a user")
         return left
 
+    def has_room(self, uid: int) -> bool:
+        """Whether a user may claim one more by now: others of its requests may have waited, too."""
+        return self._of_user[uid] < limits.HTTP_USER_CLAIMS
+
     def begin(self, handle: Handle, node: Any, user: User) -> OpenClaim:
         """A claim request; without messages yet."""
         number = next(self._numbers)

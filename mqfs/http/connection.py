@@ -125,7 +125,9 @@ class Connection:
     async def _next(self) -> Request | None:
         """The next request whose head is there; None: there is none."""
         parser = self._parser
-        deadline = trio.current_time() + limits.HTTP_IDLE_S
+        if self._proxy is not None:  # until it is known whose request comes
+            self._turn = self.server.turns.of(self._proxy.account)
+        deadline = trio.current_time() + (limits.HTTP_IDLE_S if parser.idle else limits.HTTP_HEAD_S)
         while not parser.requests:
             if parser.error is not None:
                 await self._refuse(parser.error)
@@ -158,6 +160,7 @@ class Connection:
             self._rest()
             self._turn = self.server.turns.of(self.peer.account)
         await self.turn()
+        self._turn_ends = perf_counter() + limits.SLICE_S / 2
         try:
             answer = await self._perform(request)
         except MqfsError as error:
@@ -196,10 +199,7 @@ class Connection:
             server.rules.check_change(request)
         call = Call(self, user, self.peer.account, request, path, found)
         call.check_options(route.options)
-        if not request.complete or len(request.body) > route.most_bytes:
-            self._rest()
-            await self._receive_body(request, route)
-            await self.turn()
+        await self._receive_body(request, route)
         answer = await route.call(call)
         try:
             self._hold(_large(request.body) + _large(answer.body))
@@ -236,8 +236,10 @@ class Connection:
                 raise TooSlow(f"fewer than {limits.HTTP_BODY_RATE} bytes of the body a second") from None
             if not data:
                 raise Gone
+            await self.turn()
             self._parser.receive(data)
             self._hold(_large(request.body))
+            await self.pause()
             if len(request.body) > most:
                 break
         if len(request.body) > most:
@@ -320,7 +322,7 @@ class Connection:
             with trio.CancelScope(deadline=math.inf if seconds is None else trio.current_time() + seconds):
                 return await settle(step)
         finally:
-            self._began = self._turn.begin()
+            self._began = self._turn.begin() if self._turn.owner is None else 0.0  # else `turn` is still to be awaited
             self._waits = False
             if counted:
                 self.tree.waits.give(self.peer.account)

@@ -79,21 +79,26 @@ async def peek(call: Call) -> Answer:
 class Collector:
     """Reads messages from a handle, each claimed by its read."""
 
-    def __init__(self, call: Call, handle: ConsumerHandle, most: int) -> None:
-        self._call, self._handle, self._most = call, handle, most
+    def __init__(self, call: Call, handle: ConsumerHandle, most: int, room: Callable[[], bool] = lambda: True) -> None:
+        """`room`: whether the user may have more."""
+        self._call, self._handle, self._most, self._room = call, handle, most, room
         self.size = 0
 
     async def collect(self, seconds: float, add: Callable[[bytes, int, int], None]) -> None:
         """`add` what is there: bytes, sequence, delivery. Wait for the first only."""
         count = 0
-        while count < self._most and self.size < limits.HTTP_CLAIM_BYTES:
-            step = self._handle.read(WHOLE)
-            if isinstance(step, Wait) and not step.settled and (count or not seconds) and step.cancel():
-                return
+        while count < self._most and self.size < limits.HTTP_CLAIM_BYTES and (not count or self._room()):
             try:
+                step = self._handle.read(WHOLE)
+                if isinstance(step, Wait) and not step.settled and (count or not seconds) and step.cancel():
+                    return
                 data = await self._call.front.settle(step, seconds)
             except TimedOut:
                 return
+            except MqfsError:
+                if count:
+                    return  # with what it has so far; the next request fails
+                raise
             shown = self._handle.shown
             if shown is None or shown[0].sequence not in self._handle.claims:
                 return  # the end: the consumer was removed, or the server stops
@@ -125,7 +130,7 @@ async def claim(call: Call) -> Answer:
         lines.append(b'{"token":"%b",' % token.encode() + line[1:])
 
     try:
-        await Collector(call, handle, most).collect(wait, add)
+        await Collector(call, handle, most, lambda: claims.has_room(call.user.uid)).collect(wait, add)
     except BaseException:
         claims.release(mine)
         raise
@@ -179,6 +184,10 @@ async def settle(call: Call) -> Answer:
         except Stale:
             gone += tokens[mine]
             continue
+        except MqfsError:  # some of them may be done
+            held = cast(ConsumerHandle, mine.handle).claims
+            claims.settled(mine, [sequence for sequence in sequences if sequence not in held])
+            raise
         if verb == "touch":
             claims.lease(mine, sequences, lease)
         else:
@@ -249,9 +258,9 @@ async def _take(call: Call, handle: ConsumerHandle, form: Format, most: int) -> 
 
     def done(sent: bool) -> None:
         verb = "ack" if sent else "release"
-        if sequences and not handle.closed:
-            with suppress(MqfsError):  # they come again
-                handle.write(command_lines(*(f"{verb} {sequence}" for sequence in sequences)))
+        for sequence in sequences if not handle.closed else ():
+            with suppress(MqfsError):  # each by itself: the lease of one may be over; it comes again
+                handle.write(f"{verb} {sequence}\n".encode())
         handle.close()
 
     try:

@@ -27,6 +27,7 @@ class ClaimingHandle(OpenFile):
     takes = True
     end_sequence = NEVER  # reads end there
     auto_ack = False  # a message is acked by being read
+    acks_next = 0  # claims that the next read acks
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)

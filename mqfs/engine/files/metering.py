@@ -113,7 +113,7 @@ class Meter:
                 self._writers.add(handle)
         if handle.reads and handle.parkable and (quota.parked or quota.claims):
             read = handle.read
-            handle.read = lambda count, offset=0: self._read(handle, lambda: read(count, offset))  # type: ignore[method-assign]
+            handle.read = lambda count, offset=0: self._read(handle, read, count, offset)  # type: ignore[method-assign]
         if isinstance(handle, ClaimingHandle):
             self._claiming.add(handle)
 
@@ -190,12 +190,15 @@ class Meter:
 
     # ------------------------------------------------------------ reads that wait, and claims
 
-    def _read(self, handle: OpenFile, perform: Callable[[], Step[bytes]]) -> Step[bytes]:
-        quota = self.quota
-        claims = quota.claims > 0 and isinstance(handle, ClaimingHandle) and not handle.auto_ack
-        if claims and (held := self.claims) >= quota.claims:
-            raise self._refused(handle, f"{held} claims", quota.claims)
-        step = perform()
+    def _read(self, handle: OpenFile, read: Callable[[int, int], Step[bytes]], count: int, offset: int) -> Step[bytes]:
+        quota, claims = self.quota, False
+        if quota.claims and isinstance(handle, ClaimingHandle) and not handle.auto_ack:
+            claims = True
+            if (held := self.claims - handle.acks_next) >= quota.claims:
+                if not handle.waits and (data := handle.at_once(count, offset)) is not None:
+                    return data  # it claims nothing
+                raise self._refused(handle, f"{held} claims", quota.claims)
+        step = read(count, offset)
         if not isinstance(step, Wait) or step.settled:
             return step
         if quota.parked and self.parked >= quota.parked and step.cancel():

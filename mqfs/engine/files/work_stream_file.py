@@ -29,6 +29,10 @@ class WorkStreamHandle(ClaimingHandle, Writer):
     def auto_ack(self) -> bool:  # type: ignore[override]
         return self.group.settings.ack == "read"
 
+    @property
+    def acks_next(self) -> int:  # type: ignore[override]
+        return int(self.pending is not None and self.pending.sequence in self.claims)
+
     def fetch(self, count: int, offset: int) -> bytes | None:
         done, consumer = self.pending, self.consumer
         if done is not None and done.sequence not in self.claims:

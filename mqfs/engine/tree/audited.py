@@ -8,6 +8,7 @@ from typing import Any
 
 from mqfs.audit import REFUSALS
 from mqfs.engine.nodes.places import path_of
+from mqfs.model import User
 from mqfs.syntax.token_line import print_path
 
 LOOKS = ("walk", "access", "entries", "open")
@@ -17,28 +18,44 @@ CHANGES = ("create", "mkdir", "unlink", "rmdir", "rename", "setattr")
 def audit_calls(tree: Any) -> None:
     """Let the methods of a tree whose first arguments are a user and a node leave lines, from now on. One without an
     audit pays nothing."""
-    for name in (*LOOKS, *CHANGES):
-        setattr(tree, name, _audited(tree, getattr(tree, name), name in CHANGES))
+    for name in LOOKS:
+        setattr(tree, name, _refusals(tree, getattr(tree, name)))
+    for name in CHANGES:
+        setattr(tree, name, _changes(tree, getattr(tree, name)))
 
 
-def _audited(tree: Any, method: Any, changes: bool) -> Any:
-    names = list(inspect.signature(method).parameters)
+def _refusals(tree: Any, method: Any) -> Any:
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except REFUSALS as error:
+            user, path, _ = _explain(method, args, kwargs)
+            tree.audit.note(user, method.__name__, path, error.detail, status="refused")
+            raise
+
+    return call
+
+
+def _changes(tree: Any, method: Any) -> Any:
+    refusals = _refusals(tree, method)
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
-        user, node, *_ = given.values()
-        path = (*path_of(node), given.pop("name")) if "name" in given else path_of(node)  # it may be gone then
-        try:
-            done = method(*args, **kwargs)
-        except REFUSALS as error:
-            tree.audit.note(user, method.__name__, print_path(path), error.detail, status="refused")
-            raise
-        if changes:
-            tree.audit.note(user, method.__name__, print_path(path), _print(given))
+        user, path, detail = _explain(method, args, kwargs)  # before: it may be gone then
+        done = refusals(*args, **kwargs)
+        tree.audit.note(user, method.__name__, path, detail)
         return done
 
     return call
+
+
+def _explain(method: Any, args: Any, kwargs: Any) -> tuple[User, str, str]:
+    """Who called it, of what, and its arguments in words."""
+    given: dict[str, Any] = {**dict(zip(inspect.signature(method).parameters, args, strict=False)), **kwargs}
+    user, node, *_ = given.values()
+    path = (*path_of(node), given.pop("name")) if "name" in given else path_of(node)
+    return user, print_path(path), _print(given)
 
 
 def _print(given: dict[str, Any]) -> str:

@@ -365,6 +365,15 @@ def test_a_queue_with_ack_read_holds_no_claims() -> None:
     assert [taker.read(10) for taker in takers] == [b"1", b"2", b"3"]
 
 
+def test_a_read_that_acks_or_ends_a_message_is_no_claim() -> None:
+    q = Limited("1001 claims=1", ctl=("deliver one", "ack next"))
+    taker = q.taker(user=ANNA)
+    q.write("s", b"1", b"22", b"3", user=ROOT)
+    assert [taker.read(10), taker.read(1), taker.read(1), taker.read(10)] == [b"1", b"2", b"2", b"3"]
+    with pytest.raises(OverQuota):
+        q.taker(user=ANNA).read(10)
+
+
 # ------------------------------------------------------------ around
 
 
