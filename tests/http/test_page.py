@@ -14,6 +14,7 @@ from selenium.webdriver.support.ui import Select
 from tests.http.browser import AXE, Page, chromium
 from tests.http.web import USER, Web
 from tests.support import ROOT
+from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tests.support.server import mqfs, short_folder
 
@@ -287,6 +288,7 @@ def test_a_token_is_asked_for(web: Web, page: Page) -> None:
     folder = web.server.folder
     done = mqfs("token", "new", USER, "--token-file", str(folder / "tokens"), "--scope", "read", cwd=folder)
     secret = done.stdout.strip()
+    eventually(lambda: web.get("/", Authorization=f"Bearer {secret}").status != 401, "the token is known")
     group = web.group()
     web.post(f"{group}/s", "x")
     page.driver.execute_script("sessionStorage.setItem('token', 'mq_wrong_token')")
