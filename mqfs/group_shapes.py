@@ -9,7 +9,7 @@ _STREAM = row(is_number, is_number, is_number, is_number, is_text, is_time_ns, i
 _ENTRY = row(is_number, is_number, is_number, is_time_ns, is_flag)
 _CONSUMER = row(
     is_number, is_number, is_number, is_number, is_text, is_text, is_time_ns, is_flag, is_flag, is_number,
-    is_number, listed(row(is_number, is_number)), listed(_ENTRY),
+    is_number, listed(row(is_number, is_number)), listed(_ENTRY), is_text, is_flag, least=13,
 )  # fmt: skip
 _ANCHOR = (is_time_ns, is_time_ns, is_time_ns, is_text, is_time_ns)
 STATE: dict[str, Shape] = {
@@ -57,6 +57,8 @@ CHANGES_GIVEN: dict[str, dict[str, Shape]] = {
         "time": is_time_ns,
         "low": is_number,
         "open": listed(is_number),
+        "full": is_text,
+        "memory": is_flag,
     },
     "id": {"uid": is_number},
     "forget producers": {"uids": listed(is_number)},

@@ -60,7 +60,13 @@ class ConsumerState(Attributes):
     transient: bool = False
     private: bool = False
     backlog: int = 0  # messages; 0 = no bound
+    full: str = ""  # the policy at its backlog; "": the group's
+    memory: bool = False  # its progress is not in the log
     progress: AckState = attrs.Factory(AckState)
+
+    def set_options(self, change: Change) -> None:
+        self.transient, self.private, self.backlog = change["transient"], change["private"], change["backlog"]
+        self.full, self.memory = change.get("full", ""), change.get("memory", False)
 
 
 @attrs.define
@@ -126,7 +132,7 @@ class State(Attributes):
                 "files": [[n, f.mode, f.uid, f.gid] for n, f in self.files.items()],
                 "dropped": sorted(self.dropped.items()),
                 "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
-                "consumers": [[*_consumer_row(c), *c.progress.encode()] for c in self.consumers.values()],
+                "consumers": [_consumer_row(c) for c in self.consumers.values()],
                 "views": [[v.number, v.name, v.made_ns, v.patterns] for v in self.views.values()],
                 "ids": [[id_, *known] for mine in self.ids.values() for id_, known in mine.items()],
                 "id_users": [uid for uid, mine in self.ids.items() for _ in mine],
@@ -208,13 +214,16 @@ class State(Attributes):
 
 
 def _consumer_row(c: ConsumerState) -> list[Any]:
-    return [c.mode, c.uid, c.gid, c.number, c.name, c.over, c.made_ns, int(c.transient), int(c.private), c.backlog]
+    options = [int(c.transient), int(c.private), c.backlog]
+    more = [c.full, int(c.memory)] if c.full or c.memory else []  # which an older server does not know
+    return [c.mode, c.uid, c.gid, c.number, c.name, c.over, c.made_ns, *options, *c.progress.encode(), *more]
 
 
 def _consumer(*row: Any) -> ConsumerState:
-    mode, uid, gid, number, name, over, made, transient, private, backlog, low, runs, entries = row
+    mode, uid, gid, number, name, over, made, transient, private, backlog, low, runs, entries, *more = row
+    full, memory = more or ("", False)
     return ConsumerState(
-        mode, uid, gid, number, name, over, made, bool(transient), bool(private), backlog,
+        mode, uid, gid, number, name, over, made, bool(transient), bool(private), backlog, full, bool(memory),
         AckState.decode(low, runs, entries),
     )  # fmt: skip
 
@@ -309,17 +318,17 @@ def _clock(state: State, c: Change) -> None:
 
 def _consume(state: State, c: Change) -> None:
     """A consumer is made, or its options are changed."""
-    number, backlog = c["number"], c["backlog"]
+    number = c["number"]
     found = state.consumers.get(number)
     if found is not None:
-        found.transient, found.private, found.backlog = c["transient"], c["private"], backlog
+        found.set_options(c)
         return
-    state.consumers[number] = ConsumerState(
-        c["mode"], c["uid"], c["gid"], number, c["name"], c["over"], c["time"], c["transient"], c["private"], backlog,
-        AckState(c["low"]),
-    )  # fmt: skip
+    made = state.consumers[number] = ConsumerState(
+        c["mode"], c["uid"], c["gid"], number, c["name"], c["over"], c["time"], progress=AckState(c["low"])
+    )
+    made.set_options(c)
     for sequence in c.get("open", ()):
-        state.consumers[number].progress.apply(step(REQUEUE, sequence, sequence))
+        made.progress.apply(step(REQUEUE, sequence, sequence))
     state.next_stream = max(state.next_stream, number + 1)
 
 

@@ -145,6 +145,23 @@ NTFY_BYTES = 4_096  # of a message of the ntfy dialect: its clients expect that 
 NTFY_BEAT_S = 45.0  # of silence, then a keepalive: as its clients expect, and proxies close at 60 s
 HTTP_ADDRESSES = 4_096  # whose wrong tokens are counted; beyond that the oldest are forgotten
 
+# fq
+FQ_HOPS = 32  # of one message: the protocol's own limit
+FQ_QUEUE_CLIENTS = 16  # of a public queue: as fq has it
+FQ_AUTH_S = 10.0  # from the first byte of a connection to its key or its authentication, and of a key to its pair
+FQ_BATCH = 1_024  # messages of one atomic batch: some 64 KiB received at once are as many at most
+FQ_SEND_BYTES = 64 << 10  # gathered for one send
+FQ_SEND_MESSAGES = 128  # the same; claimed, and not with the kernel yet
+FQ_WINDOW = 4_096  # messages of one client that its kernel may not have: no more are claimed for it
+FQ_HELD = 1_024  # messages of one client that its kernel has, and that are not acked for FQ_HELD_S: a client that is
+FQ_HELD_S = 1.0  # killed resets its connection where it left some unread, and these are then delivered again
+FQ_CONFIRM_S = 0.02  # between two looks at what the peer's kernel has
+FQ_PART_S = 1.0  # that the end of a client's connection for data may come behind that for its commands
+FQ_UNACKED_S = 60  # without an acknowledgement by the peer's kernel a connection ends, and its messages go to others
+FQ_AWAY_S = 10.0  # without a byte, after which what a client that has gone sent is no longer waited for
+FQ_BEATS = 3  # periods without a sign of a client that asked for heartbeats
+FQ_POINTS = 16  # checkpoints of a queue: each keeps what is behind it
+
 # FUSE
 UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file twice: see nodes.py
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header

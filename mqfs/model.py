@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-import io
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple, TypeAlias
 
 import attrs
@@ -83,20 +82,6 @@ class Draft(NamedTuple):
     stream: int
     body: bytes
     headers: bytes = b""
-
-
-class Message(NamedTuple):
-    """A message as the library shows it: shapes as in Record, the stream by its current name."""
-
-    sequence: int
-    stream: str
-    time_ns: int
-    body: bytes
-    headers: Mapping[str, str]
-
-    def open(self) -> io.BufferedIOBase:
-        """The body as a file."""
-        return io.BytesIO(self.body)
 
 
 SCOPES = {"read": 0o5, "write": 0o7, "admin": 0o17}  # permission bits that a token leaves: see permissions.py

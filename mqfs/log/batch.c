@@ -132,7 +132,7 @@ static int look(const uint8_t *data, size_t n, Names *names, uint32_t *owners, s
         if (n - at < FRAME_BYTES) return 0;
         memcpy(&frame, data + at, FRAME_BYTES);
         size_t before = FRAME_BYTES + frame.name + (size_t)frame.head;
-        if (frame.size > n - at || frame.size <= before || frame.size - before > most) return 0;
+        if (frame.size > n - at || frame.size < before || frame.size - before > most) return 0;
         const uint8_t *text = data + at + FRAME_BYTES;
         if (frame.head) {
             if (frame.head > most_head || !may_be_set(text + frame.name, frame.head, reserved, reserved_count)) return 0;
@@ -242,7 +242,7 @@ static Py_ssize_t count_blanks(const uint8_t *data, size_t n, size_t places)
     for (size_t at = 0; at < n; at += padded(head.size), count++) {
         if (n - at < HEAD_BYTES) return -1;
         memcpy(&head, data + at, HEAD_BYTES);
-        if (head.size <= HEAD_BYTES + (uint32_t)head.headers || head.size > n - at || padded(head.size) > n - at) return -1;
+        if (head.size < HEAD_BYTES + (uint32_t)head.headers || head.size > n - at || padded(head.size) > n - at) return -1;
         if (head.kind != MESSAGE || head.stream >= places) return -1;
     }
     return count;

@@ -131,7 +131,7 @@ def decode_batch(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
             raise ValueError("these are no blanks")
         size, _, _, _, place, kind, _, head = unpack(blanks, at)
         body = at + HEAD_BYTES + head
-        if at + size <= body or at + padded(size) > end or kind != MESSAGE or place >= len(numbers):
+        if at + size < body or at + padded(size) > end or kind != MESSAGE or place >= len(numbers):
             raise ValueError("these are no blanks")
         yield Draft(MESSAGE, numbers[place], blanks[body : at + size], blanks[at + HEAD_BYTES : body])
         at += padded(size)

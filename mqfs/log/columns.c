@@ -84,6 +84,7 @@ static void put(Filled *to, const uint8_t *data, size_t at, const Head *head, co
 {
     size_t row = to->done.rows++, body = head->size - sizeof *head - head->headers;
     int64_t us = head->time_ns / 1000 - (head->time_ns % 1000 < 0);
+    to->done.headers |= head->headers;
     if (to->column[SEQUENCES]) memcpy(to->column[SEQUENCES] + 8 * row, &head->sequence, 8);
     if (to->column[TIMES]) memcpy(to->column[TIMES] + 8 * row, &us, 8);
     if (to->column[VALUES]) {
@@ -143,13 +144,15 @@ static size_t lay_out(const Needs *needs, int asked, size_t *at, size_t *size)
     return room;
 }
 
-/* (end, last sequence, rows, the room, and of each column where it begins there and its size or None) */
+/* (end, last sequence, rows, the room, and of each column where it begins there and its size or None). Headers may have been
+ * measured in a record that does not pass its check: where no other has some, their columns are left out. */
 static PyObject *told(const Filled *filled, PyObject *room, const size_t *at, const size_t *size)
 {
     PyObject *result = Py_BuildValue("nKnO", (Py_ssize_t)filled->end, (unsigned long long)filled->last, (Py_ssize_t)filled->done.rows, room);
     PyObject *places = PyTuple_New(COLUMNS), *both = NULL;
     for (int i = 0; places && i < COLUMNS; i++) {
-        PyObject *one = at[i] == NOWHERE ? Py_NewRef(Py_None) : Py_BuildValue("nn", (Py_ssize_t)at[i], (Py_ssize_t)(at[i] + size[i]));
+        int absent = at[i] == NOWHERE || (i >= POSITIONS && !filled->done.headers);
+        PyObject *one = absent ? Py_NewRef(Py_None) : Py_BuildValue("nn", (Py_ssize_t)at[i], (Py_ssize_t)(at[i] + size[i]));
         if (!one || PyTuple_SetItem(places, i, one)) Py_CLEAR(places);
     }
     if (result && places) both = PyTuple_Pack(2, result, places);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 
 from mqfs import limits
 
@@ -30,6 +31,12 @@ def encode(headers: Mapping[str, str]) -> bytes:
         name, text = key.encode(), value.encode()
         parts.append(bytes([len(name)]) + name + _VALUE_SIZE.pack(len(text)) + text)
     return b"".join(parts)
+
+
+@lru_cache(limits.CONNECTIONS)
+def of_sender(uid: int) -> bytes:
+    """The header that the server sets, encoded."""
+    return encode({SENDER: str(uid)})
 
 
 def decode(data: bytes) -> dict[str, str]:

@@ -1,40 +1,67 @@
 """Topics as in AMQP: which patterns the name of a stream matches.
 
 A name is words separated by dots; an empty word is a word. In a pattern the word `*` is exactly one word, `#` zero or
-more. Owns what a legal pattern is, the match of one and the match of many; knows nothing of streams or views.
+more. A group may have other characters for these three, its Words. Owns what a legal pattern is, the match of one and
+the match of many; knows nothing of streams or views.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mqfs import limits
 from mqfs.errors import BadCommand
 
 K = TypeVar("K", bound=Hashable)
 
-ONE, MANY = "*", "#"
+
+class Words(NamedTuple):
+    """The three characters of patterns. Without a separator every character of a name is a word."""
+
+    separator: str = "."
+    one: str = "*"
+    many: str = "#"
+
+    def split(self, text: str) -> list[str]:
+        return text.split(self.separator) if self.separator else list(text)
 
 
-def check_pattern(text: str) -> tuple[str, ...]:
+DOTTED = Words()
+
+
+def check_words(words: Words) -> Words:
+    """Raises BadCommand where patterns could not be made of these."""
+    separator, one, many = words
+    if len(one) != 1 or len(many) != 1 or len(separator) > 1:
+        raise BadCommand("words takes a separator ('' for none) and two wildcards, one character each")
+    used = "".join(words)
+    if len(set(used)) < len(used):
+        raise BadCommand(f"words {' '.join(words)}: write three different characters")
+    if not used.isprintable() or any(c in used for c in " /"):
+        raise BadCommand(f"words {used!r}: no blank, slash or control character separates names or stands in a pattern")
+    return words
+
+
+def check_pattern(text: str, words_of: Words = DOTTED) -> tuple[str, ...]:
     """The words of a legal pattern, consecutive `#` made one. Raises BadCommand, which names the column."""
     if not text or "/" in text or "\0" in text:
         raise BadCommand(f"pattern {text!r}: a pattern has a word at least, and no slash and no NUL")
     check_size(text, limits.PATTERN_BYTES, "a pattern")
-    words = text.split(".")
+    words = words_of.split(text)
     if len(words) > limits.PATTERN_WORDS:
         raise BadCommand(f"a pattern has at most {limits.PATTERN_WORDS} words, this one {len(words)}")
     column = 1
     for word in words:
-        if len(word) > 1 and (wild := re.search(r"[*#]", word)):
+        if len(word) > 1 and (wild := re.search(f"[{re.escape(words_of.one + words_of.many)}]", word)):
+            between = "dots" if words_of.separator == "." else f"{words_of.separator!r}"
             raise BadCommand(
                 f"pattern {text!r}, column {column + wild.start()}: {wild[0]} stands for whole words, "
-                f"not for a part of {word!r}; write it between dots"
+                f"not for a part of {word!r}; write it between {between}"
             )
         column += len(word) + 1
-    return _collapse(words)
+    return _collapse(words, words_of.many)
 
 
 def check_size(text: str, most: int, what: str) -> None:
@@ -47,43 +74,54 @@ def check_size(text: str, most: int, what: str) -> None:
         raise BadCommand(f"{what} has at most {most} bytes, this one {size}")
 
 
-def is_pattern(text: str) -> bool:
+def is_pattern(text: str, words_of: Words = DOTTED) -> bool:
     """Whether a word of it is `*` or `#`: then it is no name of one stream."""
-    words = text.split(".")
-    return ONE in words or MANY in words
+    words = words_of.split(text)
+    return words_of.one in words or words_of.many in words
 
 
-def compile_pattern(pattern: str) -> Callable[[str], bool]:
+def has_wildcard(text: str, words_of: Words = DOTTED) -> bool:
+    """Whether it is no name of a stream to come: a pattern, or one that check_pattern refuses."""
+    return words_of.one in text or words_of.many in text
+
+
+def compile_pattern(pattern: str, words_of: Words = DOTTED) -> Callable[[str], bool]:
     """Whether a name matches this one pattern. Raises BadCommand.
 
     The cost grows with words of the name × words of the pattern: behind each `#` the earliest place that fits is taken
     for good (an atomic group), for a later one could not match more.
     """
-    if not is_pattern(pattern):
-        check_pattern(pattern)
+    if not is_pattern(pattern, words_of):
+        check_pattern(pattern, words_of)
         return pattern.__eq__
-    first, *others = _between_many(check_pattern(pattern))
-    expression = first  # every word is written with a dot behind it, the name too
+    separator = words_of.separator
+    behind = re.escape(separator)  # every word is written with one behind it, the name too
+    word = f"[^{behind}]*{behind}" if separator else "(?s:.)"
+    first, *others = _between_many(check_pattern(pattern, words_of), words_of, word, behind)
+    expression = first
     for number, part in enumerate(others, 1):
         ending = rf"{part}\Z" if number == len(others) else part
-        expression += rf"(?>(?:[^.]*\.)*?{ending})"
+        expression += rf"(?>(?:{word})*?{ending})"
     match = re.compile(expression).fullmatch
-    return lambda name: match(name + ".") is not None
+    return lambda name: match(name + separator) is not None
 
 
-def _collapse(words: list[str]) -> tuple[str, ...]:
-    return tuple(word for at, word in enumerate(words) if word != MANY or not at or words[at - 1] != MANY)
+def _collapse(words: list[str], many: str) -> tuple[str, ...]:
+    return tuple(word for at, word in enumerate(words) if word != many or not at or words[at - 1] != many)
 
 
-def _between_many(words: tuple[str, ...]) -> list[str]:
+def _between_many(words: tuple[str, ...], words_of: Words, any_word: str, behind: str) -> list[str]:
     """The regular expressions of what stands before, between and behind the `#`."""
     parts = [""]
     for word in words:
-        if word == MANY:
+        if word == words_of.many:
             parts.append("")
         else:
-            parts[-1] += r"[^.]*\." if word == ONE else re.escape(word) + r"\."
+            parts[-1] += any_word if word == words_of.one else re.escape(word) + behind
     return parts
+
+
+_NOTHING: dict[Any, Any] = {}  # of all nodes without words or keys, which are most
 
 
 class _Node(Generic[K]):
@@ -92,28 +130,30 @@ class _Node(Generic[K]):
     __slots__ = ("keys", "many", "one", "words")
 
     def __init__(self) -> None:
-        self.words: dict[str, _Node[K]] = {}
+        self.words: dict[str, _Node[K]] = _NOTHING
         self.one: _Node[K] | None = None
         self.many: _Node[K] | None = None
-        self.keys: dict[K, int] = {}  # how many spellings of the pattern that ends here have the key
+        self.keys: dict[K, int] = _NOTHING  # how many spellings of the pattern that ends here have the key
 
-    def next(self, word: str) -> _Node[K] | None:
-        if word == ONE:
+    def next(self, word: str, words_of: Words) -> _Node[K] | None:
+        if word == words_of.one:
             return self.one
-        return self.many if word == MANY else self.words.get(word)
+        return self.many if word == words_of.many else self.words.get(word)
 
-    def link(self, word: str, node: _Node[K]) -> None:
-        if word == ONE:
+    def link(self, word: str, words_of: Words, node: _Node[K]) -> None:
+        if word == words_of.one:
             self.one = node
-        elif word == MANY:
+        elif word == words_of.many:
             self.many = node
+        elif self.words is _NOTHING:
+            self.words = {word: node}
         else:
             self.words[word] = node
 
-    def unlink(self, word: str) -> None:
-        if word == ONE:
+    def unlink(self, word: str, words_of: Words) -> None:
+        if word == words_of.one:
             self.one = None
-        elif word == MANY:
+        elif word == words_of.many:
             self.many = None
         else:
             del self.words[word]
@@ -129,7 +169,8 @@ class Patterns(Generic[K]):
     each word: below no other `#` a node belongs to one position, and the node of a `#`, once reached, stays to the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, words: Words = DOTTED) -> None:
+        self.words = words
         self._bound: set[tuple[str, K]] = set()
         self._exact: dict[str, set[K]] = {}
         self._root: _Node[K] = _Node()
@@ -140,11 +181,11 @@ class Patterns(Generic[K]):
 
     def add(self, pattern: str, key: K) -> bool:
         """False if this pattern has this key already. Raises BadCommand."""
-        words = check_pattern(pattern)
+        words = check_pattern(pattern, self.words)
         if (pattern, key) in self._bound:
             return False
         self._bound.add((pattern, key))
-        if is_pattern(pattern):
+        if is_pattern(pattern, self.words):
             self._grow(words, key)
         else:
             self._exact.setdefault(pattern, set()).add(key)
@@ -155,8 +196,8 @@ class Patterns(Generic[K]):
         if (pattern, key) not in self._bound:
             return False
         self._bound.remove((pattern, key))
-        if is_pattern(pattern):
-            self._prune(_collapse(pattern.split(".")), key)
+        if is_pattern(pattern, self.words):
+            self._prune(_collapse(self.words.split(pattern), self.words.many), key)
         else:
             self._exact[pattern].remove(key)
             if not self._exact[pattern]:
@@ -168,7 +209,7 @@ class Patterns(Generic[K]):
         found = set(self._exact.get(name, ()))
         here = [self._root]
         loops: dict[_Node[K], None] = {}  # nodes of `#` reached so far that go on: every word leads back to them
-        for word in name.split("."):
+        for word in self.words.split(name):
             ahead = []
             for node in here:
                 many = node.many
@@ -199,17 +240,19 @@ class Patterns(Generic[K]):
     def _grow(self, words: tuple[str, ...], key: K) -> None:
         node = self._root
         for word in words:
-            child = node.next(word)
+            child = node.next(word, self.words)
             if child is None:
                 child = _Node()
-                node.link(word, child)
+                node.link(word, self.words, child)
             node = child
+        if node.keys is _NOTHING:
+            node.keys = {}
         node.keys[key] = node.keys.get(key, 0) + 1
 
     def _prune(self, words: tuple[str, ...], key: K) -> None:
         path = [self._root]
         for word in words:
-            child = path[-1].next(word)
+            child = path[-1].next(word, self.words)
             assert child is not None  # the pattern is bound
             path.append(child)
         keys = path[-1].keys
@@ -219,4 +262,4 @@ class Patterns(Generic[K]):
         for word in reversed(words):
             if not path.pop().empty():
                 return
-            path[-1].unlink(word)
+            path[-1].unlink(word, self.words)

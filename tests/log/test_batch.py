@@ -113,7 +113,7 @@ def test_noise(data: bytes) -> None:
 
 BAD = {
     "frame 2: it says 11 bytes and 10 are there": frame("s", b"x") + frame("s", b"xy")[:-1],
-    "frame 2: it says 9 bytes, of them 1 of the name": frame("s", b"x") + b"\x09\0\0\0\x01\0\0\0s",
+    "frame 2: it says 8 bytes, of them 1 of the name": frame("s", b"x") + b"\x08\0\0\0\x01\0\0\0",
     "frame 3: names and headers are valid UTF-8": frame("s", b"x") * 2 + frame("u", b"x").replace(b"u", b"\xff"),
     "frame 1: names and headers are valid UTF-8": encoded("s", [("k", "abc")], b"x").replace(b"abc", b"a\xed\xa0"),
     "frame 1: the header 'k' comes twice": encoded("s", [("k", "1"), ("k", "2")], b"x"),

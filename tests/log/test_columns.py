@@ -72,6 +72,13 @@ def test_in_c_as_in_python(records: Any, streams: Any, asked: int, ahead: int, d
         assert shown(gather.columns(*said, strangers=True)) == in_python(patch, *said)
 
 
+def test_headers_of_a_damaged_record_make_no_column() -> None:
+    data = bytearray(encoded([(0, 0, 3, 1, {}, b""), (0, 0, 3, 1, {"a": "b"}, b"")]))
+    data[50] ^= 1  # in the second
+    found = gather.columns(bytes(data), 0, NameTable.of({3: ("", 0, 1)}), HEADERS, strangers=True)
+    assert (found.rows, found.positions, found.headers) == (1, None, None)
+
+
 @given(RECORDS, st.sets(NUMBERS), st.integers(0, 100))
 def test_some_streams(records: Any, wanted: set[int], cut: int) -> None:
     data = encoded(records)

@@ -255,41 +255,46 @@ class Model:
         result: int,
         again: bool = False,
     ) -> Answer:
-        full = self.set["full"]
-        queued = full == "block" and not again and any(b[1] == stream for b in self.blocked)
-        if self.set["size"] and len(body) > self.set["size"] and not queued:
+        full, parked = self.set["full"], (wait, stream, body, headers, ttl, id, result)
+        if not again and any(b[1] == stream for b in self.blocked):
+            self.put_seq = None
+            return self.park(parked)
+        if self.set["size"] and len(body) > self.set["size"]:
             return "TooLong"
         self.put_seq = None
-        while queued or not self.fits(stream, 1, len(body)):
-            if full == "reject":
-                return "StreamFull"
+        over = [c for c in self.consumers if self.covers(c, stream)]
+        stopping = {c["full"] or full for c in over if self.tight(c)}
+        if not self.fits(stream, 1, len(body)):
             if full == "drop-new":
                 return result
-            if full == "block":
-                if not again:
-                    self.blocked.append((wait, stream, body, headers, ttl, id, result))
-                return WAIT
-            self.kept(stream)[0]["why"] = "cut"
-        over = [c for c in self.consumers if self.covers(c, stream)]
-        tight = [c for c in over if c["backlog"] and len(self.mine(c)) >= c["backlog"]]
-        if tight and full == "reject":
+            stopping = {full} if full in ("reject", "block") else stopping
+        if "reject" in stopping:
             return "StreamFull"
-        if tight and full == "block":
-            if not again:
-                self.blocked.append((wait, stream, body, headers, ttl, id, result))
-            return WAIT
+        if "block" in stopping:
+            return WAIT if again else self.park(parked)
+        while not self.fits(stream, 1, len(body)):
+            self.kept(stream)[0]["why"] = "cut"
+        tight = [c for c in over if self.tight(c)]
         if self.known(id):
             return result  # it was accepted while this one waited
         self.remember(id)
         m = self.enter(stream, body, headers, ttl)
         for c in tight:
-            if full == "drop-new":
+            if (c["full"] or full) == "drop-new":
                 self.done(c, m["seq"])
                 continue
             unclaimed = [o for o in self.mine(c) if not c["open"].get(o["seq"], {}).get("claim")]
             for o in unclaimed[: max(len(self.mine(c)) - c["backlog"], 0)]:
                 self.done(c, o["seq"])
         return result
+
+    def park(self, parked: tuple[Any, ...]) -> Answer:
+        self.blocked.append(parked)
+        return WAIT
+
+    def tight(self, c: Consumer) -> bool:
+        """Whether it has no room for another message."""
+        return bool(c["backlog"] and len(self.mine(c)) >= c["backlog"])
 
     def enter(self, stream: int, body: bytes, headers: dict[str, str], ttl: int) -> Kept:
         """A new message, whatever is there already."""
@@ -335,6 +340,7 @@ class Model:
         transient: bool = False,
         private: bool = False,
         backlog: int = 0,
+        full: str = "",
         touch: bool = False,
     ) -> Answer:
         c = self.named(name)
@@ -346,7 +352,7 @@ class Model:
             if mine and self.set["replay"] != "off":
                 c["low"] = mine[0 if self.set["replay"] == "all" else -1]["seq"]
             self.consumers.append(c)
-        c.update(transient=transient, private=private, backlog=backlog)
+        c.update(transient=transient, private=private, backlog=backlog, full=full)
         return self.go(None)
 
     def remove_consumer(self, name: str) -> Answer:
@@ -694,7 +700,7 @@ def consumer(name: str | None, over: str | None, stream: int | None, low: int) -
         "name": name, "over": over, "stream": stream, "low": low, "had": set(),
         "timers": [],  # (when, seq) of leases and delays, perhaps outdated
         "open": {},  # seq -> failed, due, claim (handle key or None), until (end of the lease or None)
-        "transient": False, "private": False, "backlog": 0, "gone": False,
+        "transient": False, "private": False, "backlog": 0, "full": "", "gone": False,
     }  # fmt: skip
 
 

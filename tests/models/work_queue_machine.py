@@ -139,13 +139,14 @@ class Machine(RuleBasedStateMachine):
     def create(self, name: str) -> None:
         self.same(self.model.create(name), self.subject.create(name))
 
-    def consumer(self, name: str, over: str | None, *options: str, backlog: int = 0, touch: bool = False) -> None:
+    def consumer(self, name: str, over: str | None, *options: str, touch: bool = False, **bound: Any) -> None:
         late = self.model.named(name) is None and self.model.set["replay"] != "off"
         if late and self.had_by_all(consumer(name, over, None, 0), "first"):
             return
-        flags = {option: option in options for option in ("transient", "private")}
-        mine = self.model.make_consumer(name, over, backlog=backlog, touch=touch, **flags)
-        words = ["consumer", name, *([over] if over else []), *options, *(["backlog", str(backlog)] if backlog else [])]
+        flags: Any = {option: option in options for option in ("transient", "private")}
+        mine = self.model.make_consumer(name, over, touch=touch, **flags, **bound)
+        words = ["consumer", name, *([over] if over else []), *options]
+        words += [str(word) for key, value in bound.items() if value for word in (key, value)]
         self.same(mine, self.subject.touch(name) if touch else self.subject.ctl(" ".join(words)))
 
     def tick(self, seconds: int) -> None:
@@ -194,7 +195,8 @@ class Machine(RuleBasedStateMachine):
             over = data.draw(SOME([None, "a", "b", "dead"]))
             options = data.draw(SOME([(), (), ("transient",), ("private",)]))
             backlog = 0 if model.held else data.draw(SOME([0, 0, 2]))
-            self.consumer(worker, over, *options, backlog=backlog)
+            full = data.draw(SOME(["", "", "drop-old", "drop-new", "block", "reject"]))
+            self.consumer(worker, over, *options, backlog=backlog, full=full)
 
     def had_by_all(self, c: Any, where: Any) -> bool:
         """Whether going back there may or may not show again what all have had: nothing is said about that."""

@@ -23,6 +23,7 @@ from tests.support.queues import read, say
 from tests.support.temp_store import lowered
 
 ARCHIVE = Path(__file__).with_name("data") / "format-1.tar.xz"
+LATER = ("sender ", "words ")  # settings that it has no word for
 LIMITS = {"SEGMENT_BYTES": 8_192, "SEGMENT_FIRST_BYTES": 1_024, "INDEX_STRIDE_BYTES": 2_048}
 
 
@@ -63,7 +64,7 @@ def contents(units: Units) -> dict[str, Any]:
     return {
         "messages": messages,
         "consumer": {key: value for key, value in consumer.items() if isinstance(value, int)},
-        "ctl": units.text("ctl"),
+        "ctl": "".join(line for line in units.text("ctl").splitlines(True) if not line.startswith(LATER)),
         "committed": units.committed(),
         "next": json.loads(units.text(".stats"))["next"],
     }

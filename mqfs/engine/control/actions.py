@@ -10,9 +10,10 @@ from mqfs.engine.control.changes import Changes
 from mqfs.engine.delivery import dead_letters
 from mqfs.engine.group import Group
 from mqfs.engine.language import programs
-from mqfs.engine.language.settings import USAGE, Action, Settings
+from mqfs.engine.language.settings import POLICIES, USAGE, Action, Settings
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.stream import Stream
+from mqfs.group_state import Change
 from mqfs.model import Kind
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern
@@ -78,6 +79,12 @@ class ValidatedChange:
             self._views[name] = list(view.state.patterns) if view is not None else []
         return self._views[name]
 
+    def check_words(self) -> None:
+        """Raises Busy where patterns are bound: they would come to mean something else."""
+        for name in dict.fromkeys([*self.group.views, *self._views]):
+            if any(not programs.is_program(pattern) for pattern in self.patterns(name)):
+                raise errors.Busy(f"words: view {name} is bound to patterns; 'unbind' them first")
+
     def check(self, settings: Settings, action: Action) -> None:
         """Raises what would stop the action."""
         try:
@@ -128,7 +135,7 @@ class ValidatedChange:
 
     def _check_consumer(self, settings: Settings, action: Action) -> None:
         name = action.stream or ""
-        over, *_ = consumer_options(action)
+        over, options = consumer_options(action)
         if (now := self.over(name)) is None:
             check_name(name)
             if len(self.group.consumers) + self._made >= limits.CONSUMERS:
@@ -138,6 +145,11 @@ class ValidatedChange:
                 check_name(over)
         elif now != over:
             raise errors.Exists(f"consumer {name} is over {now or 'the whole group'}; remove it first")
+        known = self.group.consumers.get(name)
+        if known is not None and now is not None and known.state.memory != options.get("memory", False):
+            raise errors.Exists(
+                f"consumer {name} is {'in' if known.state.memory else 'not in'} memory; remove it first"
+            )
         self._consumers[name] = over
 
     def _check_remove(self, settings: Settings, action: Action) -> None:
@@ -160,7 +172,7 @@ class ValidatedChange:
         if programs.is_program(pattern):
             programs.parse(pattern)
         else:
-            check_pattern(pattern)
+            check_pattern(pattern, settings.words)
         patterns = self.patterns(name)
         if pattern in patterns:
             return
@@ -180,25 +192,26 @@ class ValidatedChange:
         self._grown -= len(patterns) - len(left)
 
 
-def consumer_options(action: Action) -> tuple[str, bool, bool, int]:
-    """(over, transient, private, backlog) of `consumer NAME ...`. Raises BadCommand."""
+def consumer_options(action: Action) -> tuple[str, Change]:
+    """What `consumer NAME ...` makes it over, and its options as in the log. Raises BadCommand."""
     words = list(action.words)
-    over = words.pop(0) if words and words[0] not in ("transient", "private", "backlog") else ""
-    transient = private = False
-    backlog = 0
+    over = words.pop(0) if words and words[0] not in _CONSUMER_WORDS else ""
+    options: Change = {"transient": False, "private": False, "backlog": 0}
     while words:
         word = words.pop(0)
-        if word == "transient":
-            transient = True
-        elif word == "private":
-            private = True
+        if word in _CONSUMER_FLAGS:
+            options[word] = True
         elif word == "backlog" and words:
-            backlog = parse_number(words.pop(0))
+            options[word] = parse_number(words.pop(0))
+        elif word == "full" and words and words[0] in POLICIES:
+            options[word] = words.pop(0)
         else:
             raise errors.BadCommand(f"consumer: {word!r}; write {USAGE['consumer']}")
-    return over, transient, private, backlog
+    return over, options
 
 
+_CONSUMER_FLAGS = ("transient", "private", "memory")
+_CONSUMER_WORDS = (*_CONSUMER_FLAGS, "backlog", "full")
 MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
 
 

@@ -75,10 +75,9 @@ class Changes:
         stream.kept.recount()
         stream.kept.update_low_watermark()
 
-    def consumer(self, name: str, over: str, transient: bool, private: bool, backlog: int) -> None:
+    def consumer(self, name: str, over: str, options: Change) -> None:
         """Make one, or change its options."""
         consumers, number = self._group.consumers, self._number_of(name)
-        options: Change = {"transient": transient, "private": private, "backlog": backlog}
         if number is None:
             number, self._next = self._next, self._next + 1
             self._numbers[name] = number
@@ -101,7 +100,7 @@ class Changes:
         streams = streams_over(group, over) if over in group.views or not bound else []
         if not bound or any(programs.is_program(text) for text in bound):
             return streams or streams_over(group, "")
-        matches = [compile_pattern(text) for text in bound]
+        matches = [compile_pattern(text, self._settings.words) for text in bound]
         others = [s for s in streams_over(group, "") if s not in streams and any(m(s.name) for m in matches)]
         return [*streams, *others]
 
@@ -146,9 +145,10 @@ class Changes:
             self._changes[:0] = change.changes
         if self._changes or self._steps:
             group.log.change(*self._changes, acks=self._steps)
+        respelled = settings.words != group.settings.words
         if change is not None:
             group.put_in_force(settings, change.cuts)
-        if self._patterns:
+        if self._patterns or respelled:
             group.views.refresh(*self._patterns)
         for then in self._after:
             then()

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mqfs import errors, limits
+from mqfs.ack_state import REQUEUE, step
 from mqfs.engine.delivery.alarms import AlarmedGroup, Alarms
 from mqfs.engine.delivery.consumer import Consumer, ConsumingGroup
 from mqfs.engine.delivery.exclusive_claims import SharedStream
-from mqfs.engine.delivery.new_consumers import plan, streams_over
+from mqfs.engine.delivery.new_consumers import beginning, plan, streams_over, unclaimed
 from mqfs.engine.delivery.parked_reads import ReadEnds
 from mqfs.engine.delivery.priority_index import DeliveryAttributes
 from mqfs.engine.delivery.scopes import Routes, Scopes
@@ -77,6 +78,8 @@ class Consumers(dict[str, Consumer]):
             stream = self._group.numbers.get(own.number)
             if own.name:
                 self._recover(self[own.name])
+                if own.memory:
+                    self._begin_again(self[own.name])
             elif stream is not None and own.progress.in_flight:
                 self._recover(stream.own_consumer())
         for consumer in list(self.values()):
@@ -85,6 +88,14 @@ class Consumers(dict[str, Consumer]):
 
     def _recover(self, consumer: Consumer) -> None:
         self._group.faults.contain(self._group, f"starting consumer {consumer.name}", consumer.redelivery.recover)
+
+    def _begin_again(self, consumer: Consumer) -> None:
+        """Where a new one would."""
+        group, own = self._group, consumer.state
+        streams = streams_over(group, own.over)
+        consumer.seek(beginning(group, self._log.settings.replay, streams))
+        for sequence in unclaimed(group, streams):
+            self._log.acknowledge(own, step(REQUEUE, sequence, sequence))
 
     def every(self) -> list[Consumer]:
         """The named ones, and the default consumers in memory."""
@@ -152,6 +163,10 @@ class Consumers(dict[str, Consumer]):
             self.bounded[consumer] = None
         else:
             self.bounded.pop(consumer, None)
+
+    def bounds(self) -> list[str]:
+        """Of those with a `backlog`, the policy of each."""
+        return [consumer.state.full for consumer in self.bounded]
 
     def make(self, name: str, user: User, mode: int) -> Consumer:
         """A new consumer of the whole group, at the place where `replay` lets readers begin."""
@@ -236,7 +251,7 @@ class Consumers(dict[str, Consumer]):
         consumer.backlog.on_appended()
         if self._group.numbers[record.stream].name == self._log.settings.dead:
             return  # nothing bounds dead letters
-        if self._log.settings.full == "drop-new":
+        if (consumer.state.full or self._log.settings.full) == "drop-new":
             if consumer.backlog.exceeds(0) and not multipart.has_next_part(record):
                 consumer.skip(record)
             return
@@ -248,6 +263,7 @@ class Consumers(dict[str, Consumer]):
 def _words(own: ConsumerState) -> list[str]:
     words = ["consumer", quote(own.name)]
     words += [quote(own.over)] if own.over else []
-    words += ["transient"] * own.transient + ["private"] * own.private
+    words += ["transient"] * own.transient + ["private"] * own.private + ["memory"] * own.memory
     words += ["backlog", str(own.backlog)] if own.backlog else []
+    words += ["full", own.full] if own.full else []
     return words

@@ -43,11 +43,11 @@ def plan(
     return {
         "do": "consumer", "number": number, "name": name, "over": over, "transient": False, "private": False,
         "backlog": 0, "mode": mode & bits_for_writers(group.log.state.mode), "uid": user.uid, "gid": user.gid,
-        "time": group.clock.wall_ns(), "low": _beginning(group, replay, streams), "open": _unclaimed(group, streams),
+        "time": group.clock.wall_ns(), "low": beginning(group, replay, streams), "open": unclaimed(group, streams),
     }  # fmt: skip
 
 
-def _beginning(group: Group, replay: str, streams: Iterable[Stream]) -> int:
+def beginning(group: Group, replay: str, streams: Iterable[Stream]) -> int:
     """Where `replay` lets a reader begin."""
     if replay == "off":
         return group.log.end.next
@@ -57,7 +57,7 @@ def _beginning(group: Group, replay: str, streams: Iterable[Stream]) -> int:
     return max((stream.kept.newest_kept() for stream in streams), default=0) or group.log.end.next
 
 
-def _unclaimed(group: PlanningGroup, streams: Iterable[Stream]) -> list[int]:
+def unclaimed(group: PlanningGroup, streams: Iterable[Stream]) -> list[int]:
     """Exclusive messages that were not claimed: a new consumer may claim them, wherever it begins."""
     numbers = group.ranks.streams_with_exclusives()
     mine = [stream for stream in streams if stream.number in numbers] if numbers else []

@@ -6,9 +6,8 @@ Owns what such a write is made of messages for; the layout of a frame is in batc
 from __future__ import annotations
 
 from array import array
-from functools import lru_cache
 
-from mqfs import errors, limits
+from mqfs import errors
 from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
@@ -17,18 +16,7 @@ from mqfs.engine.publishing.atomic_batch import AtomicBatch, StreamTotals, requi
 from mqfs.engine.stream import Stream
 from mqfs.log import batch, headers
 from mqfs.log.record_batch import Source
-from mqfs.model import User
 from mqfs.wait import Step
-
-
-@lru_cache(limits.CONNECTIONS)
-def _sender(uid: int) -> bytes:
-    return headers.encode({headers.SENDER: str(uid)})
-
-
-def sender(user: User) -> bytes:
-    """The header that the server sets, encoded."""
-    return _sender(user.uid)
 
 
 class BatchHandle(CommandFile):
@@ -52,7 +40,9 @@ class BatchHandle(CommandFile):
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
         try:
-            return self._post(batch_frames.packed(data, {}, sender(self.user)), len(data))
+            return self._post(
+                batch_frames.packed(data, {}, headers.of_sender(self.user.uid), self.group.settings.sender), len(data)
+            )
         except errors.MqfsError as error:
             self.refused(error)
             raise

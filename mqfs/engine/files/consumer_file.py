@@ -16,10 +16,9 @@ from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, p
 from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
 from mqfs.engine.log import multipart
 from mqfs.engine.nodes.own_files import TakeFile
-from mqfs.engine.routing.message_filter import MessageFilter, select
+from mqfs.engine.routing.message_filter import MessageFilter, select, split_select
 from mqfs.model import NEVER, Record, User
 from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
 from mqfs.wait import Step
 
@@ -50,7 +49,14 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def may_receive(self, stream: catalog.Stream, sequence: int) -> bool:
         if sequence >= self.end_sequence or not allowed(self.user, stream.state, R):
             return False
-        return not self.selects or self.selection.covers(stream)
+        if not self.selects:
+            return True
+        return self.selection.covers(stream) and (self.selection.by_stream or self._is_selected(stream, sequence))
+
+    def _is_selected(self, stream: catalog.Stream, sequence: int) -> bool:
+        """Whether a program selects that message."""
+        record = self.group.log.reader.find(stream.number, sequence)
+        return record is not None and record.sequence == sequence and self.selection.selects(stream, record)
 
     # ------------------------------------------------------------ reading
 
@@ -138,7 +144,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def _line(self, line: str, named: set[int]) -> Callable[[], None] | None:
         try:
-            words = split(line)
+            words = split_select(line)
             return self._command(words[0], words[1:], named) if words else None
         except errors.BadCommand as error:
             raise errors.BadCommand(f"{line.strip()!r}: {error.detail}") from None

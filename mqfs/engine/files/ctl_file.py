@@ -42,7 +42,11 @@ class CtlHandle(PrintedCommands):
         steps = parse(text, self.group.settings)
         check_settings(self.group, steps)
         plan = ValidatedChange(self.group)
+        words = self.group.settings.words
         for settings, action in steps:
+            if settings.words != words:
+                plan.check_words()
+                words = settings.words
             if action is not None:
                 plan.check(settings, action)
         self._end_ring(steps)

@@ -5,6 +5,7 @@ Owns the commands and formats of mqfs(4), "Cursors". Takes nothing and holds bac
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from mqfs import errors, limits
@@ -17,10 +18,9 @@ from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, p
 from mqfs.engine.language.permissions import R, allowed, require
 from mqfs.engine.language.settings import parse_depth
 from mqfs.engine.nodes.own_files import Meta
-from mqfs.engine.routing.message_filter import MessageFilter, select
+from mqfs.engine.routing.message_filter import MessageFilter, cover, select, split_select
 from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, Kind, Record, User
-from mqfs.syntax.quoting import split
 from mqfs.syntax.size import parse_number
 from mqfs.wait import Step, Wait
 
@@ -86,29 +86,32 @@ class Cursor(CommandFile):
 
     def _line(self, line: str) -> Callable[[], None] | None:
         try:
-            words = split(line)
+            words = split_select(line)
             return self._command(words) if words else None
         except errors.BadCommand as error:
             raise errors.BadCommand(f"{line.strip()!r}: {error.detail}") from None
 
     def _command(self, words: list[str]) -> Callable[[], None]:
         verb, arguments = words[0], words[1:]
-        if verb == "select":
+        if verb in ("select", "cover"):
             if len(arguments) > limits.CURSOR_NAMES:
-                raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
+                raise errors.OverLimit(f"{verb}: at most {limits.CURSOR_NAMES} names")
+            if verb == "cover":
+                covered = cover(self.group, arguments)
+                return lambda: self._select(covered)
             selection = select(self.group, arguments, lambda s: require(self.user, s.state, R, s.name))
             return lambda: self._select(selection)
-        usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1, "streams": 0}
+        usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1, "streams": 0, "selected": 0}
         if verb not in usage:
             raise errors.BadCommand(
-                f"unknown command {verb!r}; there are: seek select until format info measure streams"
+                f"unknown command {verb!r}; there are: seek select cover until format info measure streams selected"
             )
         if len(arguments) != usage[verb]:
             raise errors.BadCommand(f"{verb} takes {usage[verb] or 'no'} value{'s' * (usage[verb] != 1)}")
         if verb == "info":
             return self._info
-        if verb == "streams":
-            return self._places
+        if verb in ("streams", "selected"):
+            return self._places if verb == "streams" else self._selected
         word = arguments[0]
         if verb == "format":
             if word not in FORMATS:
@@ -143,6 +146,12 @@ class Cursor(CommandFile):
 
     def _places(self) -> None:
         self.pending = places(self.group, self.user).encode()
+
+    def _selected(self) -> None:
+        group, names = self.group, self.selection.names
+        views = [name for name in names if name in group.views]
+        answer = {"next": group.log.end.next, "views": views, "words": group.settings.words}
+        self.pending = (json.dumps(answer, ensure_ascii=False) + "\n").encode()
 
     def _measure(self, messages: int, size: int) -> None:
         """Where a read of at most that many messages and bytes would end; the next read returns it."""

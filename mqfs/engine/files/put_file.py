@@ -5,6 +5,8 @@ Owns the language of mqfs(4), ".put": a JSON object, one blank, tab or newline, 
 
 from __future__ import annotations
 
+from functools import partial
+
 from mqfs import errors
 from mqfs.engine.files.command_file import CommandFile
 from mqfs.engine.language.permissions import W, require
@@ -22,7 +24,7 @@ class PutHandle(CommandFile):
     """An open `.put`."""
 
     publishes = True
-    text: bytes | None = None  # the last message's sequence
+    text: bytes | None = None  # of the last message
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
@@ -70,13 +72,29 @@ class PutHandle(CommandFile):
             texts[headers.SINGLE] = "true"
         return {**texts, **put.headers}
 
-    def _tell(self, sequence: int) -> None:
+    def _answer(self, stream: Stream, put: PutRequest, due_ns: int, sequence: int) -> None:
+        """The next read tells what is kept."""
         self.text = f"{sequence}\n".encode()
+        if put.kept:
+            time_ns = self._time_ns(stream, due_ns, sequence)
+            ttl = put.ttl or self.group.settings.ttl
+            self.text = f"{sequence} {time_ns} {time_ns + ttl if ttl else 0}\n".encode()
+
+    def _time_ns(self, stream: Stream, due_ns: int, sequence: int) -> int:
+        """When the message was written, or is due; of an id that was known, 0 where its message is gone."""
+        clock, log = self.group.tree.clock, self.group.log
+        if due_ns:
+            return clock.wall_ns() + due_ns - clock.engine_ns()
+        if sequence == log.end.next - 1:
+            return log.end.last_ns
+        found = log.reader.find(stream.number, sequence)
+        return found.time_ns if found is not None and found.sequence == sequence else 0
 
     def _post(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
         head = headers.encode(self._texts(put))
+        answer = partial(self._answer, stream, put, 0)
         return self.group.publisher.write(
-            stream, WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), self._tell)
+            stream, WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), answer)
         )
 
     def _id(self, put: PutRequest) -> PutId | None:
@@ -90,5 +108,5 @@ class PutHandle(CommandFile):
         if not known:
             changes = [group.ids.note(put_id, group.log.end.next)] if put_id else []
             known = group.held.put(stream, body, self._texts(put), due_ns, changes)
-        self._tell(known)
+        self._answer(stream, put, due_ns, known)
         return group.log.after_metadata_sync(total)

@@ -123,7 +123,7 @@ def _over(consumer: Consumer) -> Stream | None:
 def places(group: Group, user: User) -> str:
     """Of `.stats` what a reader needs to plan with: nothing of it is counted, however much is kept or waits."""
     streams = {name: _place(stream) for name, stream in _streams(group, user)}
-    body = {**_log(group), "streams": streams}
+    body = {**_log(group), "words": group.settings.words, "streams": streams}
     return json.dumps(body, ensure_ascii=False) + "\n"
 
 
@@ -182,7 +182,15 @@ def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
     }
     if stream.group.log.settings.deliver == "one":
         row["consumer"] = _consumer(stream.shown_consumer(), counts)
+    elif any(singles := _singles(stream)):
+        row["singles"] = dict(zip(("first", "parked"), singles, strict=True))
     return row
+
+
+def _singles(stream: Stream) -> tuple[int, int]:
+    """The first exclusive message that was not claimed, or 0, and reads that wait for one and no other message."""
+    own = stream.default_consumer
+    return stream.exclusives.first_unclaimed(), len(own.reads.parked) if own is not None else 0
 
 
 def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.positioned_reader import Reader
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.stream import Stream
+from mqfs.log import headers
 from mqfs.model import Kind, Record, User
 from mqfs.wait import Step, Wait
 
@@ -69,9 +70,18 @@ class Writer(OpenFile):
             raise errors.TooLong(f"{size} bytes; a message has at most {limits.MESSAGE_BYTES}")
         if not size:
             return self.group.publisher.write(self.node, WriteRequest(Kind.END, (b"",), 0))
-        if self.group.settings.data == "line":
+        settings = self.group.settings
+        if settings.data == "line":
             return self._write_lines(data)
+        if settings.sender:
+            return self.group.publisher.write(
+                self.node, WriteRequest(Kind.MESSAGE, (data,), size, headers=self._head())
+            )
         return self.group.publisher.write_plain(self.node, data)
+
+    def _head(self) -> bytes:
+        """The headers of what is written here."""
+        return headers.of_sender(self.user.uid) if self.group.settings.sender else b""
 
     def count_messages(self, data: bytes) -> int:
         return data.count(b"\n") if self.group.settings.data == "line" else 1
@@ -90,7 +100,9 @@ class Writer(OpenFile):
             return len(data)
         try:
             whole = [line + b"\n" for line in lines]
-            return self._post_lines(LinePost(Kind.MESSAGE, whole, len(data), before=before, rest=rest))
+            return self._post_lines(
+                LinePost(Kind.MESSAGE, whole, len(data), headers=self._head(), before=before, rest=rest)
+            )
         except errors.MqfsError:
             self.keep(before, refuse=False)
             raise
@@ -118,7 +130,7 @@ class Writer(OpenFile):
         stream.unused_since_ns = self.group.tree.clock.engine_ns()
         if self.partial and not stream.removed:
             try:
-                self.group.publisher.write(stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0))
+                self.group.publisher.write(stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0, headers=self._head()))
             except errors.MqfsError as error:
                 self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
         self.group.unblock()

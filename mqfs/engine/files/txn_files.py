@@ -6,7 +6,6 @@ Owns their commands; parts and commits are in transactions.py.
 from __future__ import annotations
 
 from mqfs import errors, limits
-from mqfs.engine.files.batch_file import sender
 from mqfs.engine.files.command_file import CommandFile, PrintedCommands
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.put_file import PutHandle
@@ -93,7 +92,8 @@ class PartWriter(OpenFile):
 
     def _add(self, bodies: list[bytes]) -> None:
         part, name = self.node.part, self.node.name
-        part.add(self.user, batch.concatenate([(name, b"", body) for body in bodies], part.places))
+        head = headers.of_sender(self.user.uid) if self.group.settings.sender else b""
+        part.add(self.user, batch.concatenate([(name, head, body) for body in bodies], part.places))
 
     def _end(self) -> None:
         if self.partial and not self.node.removed:
@@ -120,7 +120,8 @@ class PartBatchHandle(CommandFile):
         self.require(reading=False)
         try:
             part = self.node.part
-            part.add(self.user, batch_frames.packed(data, part.places, sender(self.user)))
+            sender, always = headers.of_sender(self.user.uid), self.group.settings.sender
+            part.add(self.user, batch_frames.packed(data, part.places, sender, always))
         except errors.MqfsError as error:
             self.refused(error)
             raise

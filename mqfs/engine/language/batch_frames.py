@@ -24,14 +24,14 @@ class Frame(NamedTuple):
     body: bytes
 
 
-def packed(data: bytes, known: Mapping[bytes, int], sender: bytes) -> batch.EncodedBatch:
+def packed(data: bytes, known: Mapping[bytes, int], sender: bytes, always: bool = False) -> batch.EncodedBatch:
     """The frames of one write as blanks, each checked; `known`: the places of names. Headers begin with the server's
-    own; a frame without headers is a plain message, without a sender. Raises BadCommand, TooLong."""
-    done = batch.encode_batch(data, known, sender)
+    own; a frame without headers is a plain message, without a sender unless `always`. Raises BadCommand, TooLong."""
+    done = batch.encode_batch(data, known, sender) if not always else None
     if done is not None:
         return done
     frames = parse(data)  # tells what is wrong, if anything is
-    return batch.concatenate(((f.name, sender + f.head if f.head else b"", f.body) for f in frames), known)
+    return batch.concatenate(((f.name, sender + f.head if f.head or always else b"", f.body) for f in frames), known)
 
 
 def count(data: bytes) -> int:
@@ -52,7 +52,7 @@ def parse(data: bytes) -> Iterator[Frame]:
         if end - at > head_size:  # most have no headers and a name that came before: a shorter way
             size, name, head = unpack(data, at)
             body = at + head_size + name
-            if not head and size <= end - at and 0 < at + size - body <= most:
+            if not head and size <= end - at and 0 <= at + size - body <= most:
                 seen = known.get(data[at + head_size : body])
                 if seen is not None:
                     yield make(Frame, (seen, b"", data[body : at + size]))
@@ -83,10 +83,10 @@ def _measure(data: bytes, at: int) -> tuple[int, int, int]:
     if size > left:
         raise errors.BadCommand(f"it says {size} bytes and {left} are there; a write is whole frames")
     body = size - HEAD.size - name - head
-    if body < 1:
+    if body < 0:
         raise errors.BadCommand(
             f"it says {size} bytes, of them {name} of the name and {head} of the headers; with its own {HEAD.size} "
-            "no byte is left for the body, and a message has at least one"
+            "fewer than none are left for the body"
         )
     if body > limits.MESSAGE_BYTES:
         raise errors.TooLong(f"{body} bytes; a message has at most {limits.MESSAGE_BYTES}")

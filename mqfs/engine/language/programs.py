@@ -19,7 +19,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from hashlib import blake2b
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -27,6 +26,7 @@ import attrs
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from mqfs import limits
+from mqfs.engine.language.program_functions import BUILT_IN, OF_NAME, ON_STRING, Selects, sample, true
 from mqfs.errors import BadCommand
 from mqfs.syntax.patterns import check_size
 from mqfs.syntax.quoting import split
@@ -36,7 +36,6 @@ log = logging.getLogger("mqfs.engine")
 GROUP = "mqfs.functions"
 
 Argument: TypeAlias = str | float | bool
-Selects: TypeAlias = Callable[[str, bytes, int], bool]
 
 _GRAMMAR = r"""
     start: (EMPTY | KIND (STRING | BARE)) [either]
@@ -126,15 +125,22 @@ def is_program(text: str) -> bool:
     return text.startswith(("exact:", "prefix:"))
 
 
+def at_end(line: str) -> tuple[str, str] | None:
+    """The second word of a line and the program behind it, that is the rest of the line; None: there is none."""
+    match = _VERB_AND_NAME.match(line)
+    if match is None or not is_program(line[match.end() :]):
+        return None
+    return split(match.group())[1], _without_comment(line[match.end() :]).rstrip()
+
+
 def binding(line: str) -> tuple[str, str]:
     """The view's name and its pattern or program in a line `bind NAME ...`, `unbind NAME ...`; "" where there is none.
 
     A program may be one word quoted as in rc(1), or the rest of the line as it is: then its blanks and quotes are its
     own, and a comment may follow. Raises BadCommand.
     """
-    match = _VERB_AND_NAME.match(line)
-    if match and is_program(line[match.end() :]):
-        return split(match.group())[1], _without_comment(line[match.end() :]).rstrip()
+    if (found := at_end(line)) is not None:
+        return found
     words = split(line)
     if not 2 <= len(words) <= 3:
         raise BadCommand(f"usage: {words[0] if words else 'bind'} NAME PATTERN, or a program: exact:... or prefix:...")
@@ -168,7 +174,7 @@ def parse(text: str) -> Program:
     if expression is None:
         return Program(text, starts, lambda topic, body, sequence: starts(topic))
     samples = itertools.count()
-    may = _build(expression, lambda call: _function(call, samples) if call.name == "route_contains" else _true)
+    may = _build(expression, lambda call: _function(call, samples) if call.name in OF_NAME else true)
     selects = _build(expression, lambda call: _function(call, samples))
     return Program(
         text,
@@ -294,54 +300,16 @@ def _build(node: _Node, leaf: Callable[[_Call], Selects]) -> Selects:
     return branch
 
 
-def _true(topic: str, body: bytes, sequence: int) -> bool:
-    return True
-
-
-def _sample(share: float, salt: int) -> Selects:
-    """True for that share of messages, always the same ones. Another `sample` of the program gets another salt."""
-    below = share * 2.0**64
-    prefix = salt.to_bytes(2, "little")
-
-    def sample(topic: str, body: bytes, sequence: int) -> bool:
-        digest = blake2b(prefix + sequence.to_bytes(8, "little"), digest_size=8).digest()
-        return int.from_bytes(digest, "little") < below
-
-    return sample
-
-
-def _route_contains(text: str) -> Selects:
-    return lambda topic, body, sequence: text in topic
-
-
-def _payload_prefix(text: str) -> Selects:
-    prefix = text.encode(errors="surrogateescape")
-    return lambda topic, body, sequence: body.startswith(prefix)
-
-
-def _payload_contains(text: str) -> Selects:
-    part = text.encode(errors="surrogateescape")
-    return lambda topic, body, sequence: part in body
-
-
-_ON_STRING = {
-    "route_contains": _route_contains,
-    "payload_prefix": _payload_prefix,
-    "payload_contains": _payload_contains,
-}
-_BUILT_IN = ("true", "sample", *_ON_STRING)
-
-
 def _function(call: _Call, samples: Iterator[int]) -> Selects:
     """What a call stands for. Raises BadCommand."""
     match call.name, call.arguments:
         case "true", ():
-            return _true
+            return true
         case "sample", (float(share),) if 0 <= share <= 1:
-            return _sample(share, next(samples))
-        case name, (str(text),) if name in _ON_STRING:
-            return _ON_STRING[name](text)
-        case name, _ if name in _BUILT_IN:
+            return sample(share, next(samples))
+        case name, (str(text),) if name in ON_STRING:
+            return ON_STRING[name](text)
+        case name, _ if name in BUILT_IN:
             wanted = {"true": "no argument", "sample": "a number from 0 to 1"}.get(name, "one string")
             _refuse(call.column, f"{name} takes {wanted}")
     return _extension(call)
@@ -352,7 +320,7 @@ def _installed() -> dict[str, list[EntryPoint]]:
     """Functions that packages declare. One with the name of a built-in function is refused."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=GROUP):
-        if entry.name in _BUILT_IN:
+        if entry.name in BUILT_IN:
             log.error("function %r of %s is refused: there is one of mqfs with this name", entry.name, entry.value)
         else:
             found.setdefault(entry.name, []).append(entry)
@@ -362,7 +330,7 @@ def _installed() -> dict[str, list[EntryPoint]]:
 def _extension(call: _Call) -> Selects:
     entries = _installed().get(call.name, [])
     if not entries:
-        known = " ".join(sorted([*_BUILT_IN, *_installed()]))
+        known = " ".join(sorted([*BUILT_IN, *_installed()]))
         _refuse(call.column, f"there is no function {call.name!r}; there are: {known}")
     values = sorted({entry.value for entry in entries})
     if len(values) > 1:

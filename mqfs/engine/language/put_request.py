@@ -29,6 +29,7 @@ class PutRequest:
     priority: int = headers.NORMAL
     id: str = ""
     single: bool = False
+    kept: bool = False  # the answer has its time and its end, too
     headers: dict[str, str] = attrs.Factory(dict)
 
 
@@ -46,8 +47,6 @@ def parse(data: bytes) -> tuple[PutRequest, bytes]:
     if head[end : end + 1] not in _BLANKS:
         raise errors.BadCommand("one blank, tab or newline stands between the object and the body")
     body = data[len(head[: end + 1].encode("utf-8", "surrogateescape")) :]
-    if not body:
-        raise errors.BadCommand("a message has at least one byte; 'eof STREAM' in ctl writes an end mark")
     if len(body) > limits.MESSAGE_BYTES:
         raise errors.TooLong(f"{len(body)} bytes; a message has at most {limits.MESSAGE_BYTES}")
     return _read(value), body
@@ -113,6 +112,12 @@ def _single(put: PutRequest, what: Any) -> None:
     put.single = what
 
 
+def _kept(put: PutRequest, what: Any) -> None:
+    if not isinstance(what, bool):
+        raise errors.BadCommand("kept is true or false")
+    put.kept = what
+
+
 def _headers(put: PutRequest, what: Any) -> None:
     if not isinstance(what, dict):
         raise errors.BadCommand("headers is an object of strings")
@@ -136,5 +141,6 @@ _KEYS = {
     "priority": _priority,
     "id": _id,
     "single": _single,
+    "kept": _kept,
     "headers": _headers,
 }

@@ -13,6 +13,7 @@ import attrs
 from mqfs.engine.language import programs
 from mqfs.errors import BadCommand
 from mqfs.syntax.duration import parse_duration, print_duration
+from mqfs.syntax.patterns import DOTTED, Words, check_words
 from mqfs.syntax.quoting import quote, split
 from mqfs.syntax.size import MOST, parse_number, parse_size, print_size
 
@@ -52,6 +53,8 @@ class Settings:
     dedup: int = 2 * 60 * 10**9
     idle: int = 0
     protect: bool = False
+    sender: bool = False  # every message gets the header of that name
+    words: Words = DOTTED  # of the patterns of the group
 
     def lines(self, *, given: bool = False) -> list[str]:
         """Every setting as a ctl line; `given`: without what only follows from others."""
@@ -74,11 +77,17 @@ class Settings:
             f"dedup {print_duration(self.dedup)}",
             f"idle {print_duration(self.idle)}",
             f"protect {'on' if self.protect else 'off'}",
+            f"sender {'on' if self.sender else 'off'}",
+            f"words {' '.join(map(quote, self.words))}",
         ]
         if given and not self.full_was_set:
             lines.remove(f"full {self.full}")
         if given and self.ring == "owner":
             lines.remove("ring owner")  # older servers read the log, too
+        if given and not self.sender:
+            lines.remove("sender off")
+        if given and self.words == DOTTED:
+            lines.pop()  # as above
         if self.deliver == "one":
             lines.insert(5, f"ack {self.ack}")
         return lines
@@ -121,9 +130,9 @@ def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]
 def split_line(line: str) -> list[str]:
     """The words of a line; behind `bind NAME` a program is the rest of it, as it stands. Raises BadCommand."""
     verb = line.split(None, 1)[:1]
+    if verb in (["bind"], ["unbind"], ["words"]) and line.rstrip().endswith(" #"):
+        return [*split(line), "#"]  # the pattern of everything; a comment would go on
     if verb in (["bind"], ["unbind"]):
-        if line.rstrip().endswith(" #"):
-            return [*split(line), "#"]  # the pattern of everything; a comment would go on
         name, rest = programs.binding(line)
         return [verb[0], name, rest] if rest else [verb[0], name]
     return split(line)
@@ -176,16 +185,18 @@ def _parse_stored(word: str) -> str:
     return word
 
 
+POLICIES = ("drop-old", "drop-new", "block", "reject")  # of `full`
 _WORDS = {
     "data": ("message", "line", "coalesce"),
     "replay": ("off", "last", "all"),
-    "full": ("drop-old", "drop-new", "block", "reject"),
+    "full": POLICIES,
     "deliver": ("all", "one"),
     "ack": ("read", "next"),
     "order": ("sequence", "expiry"),
     "keep": ("disk", "ring"),
     "ring": ("owner", "off", "all"),
     "protect": ("on", "off"),
+    "sender": ("on", "off"),
 }
 _VALUES = {
     "depth": _parse_depth,
@@ -202,7 +213,7 @@ _ACTIONS = {
     "clear": (0, 1),
     "drop": (2, 1 << 30),
     "redrive": (0, 2),
-    "consumer": (1, 6),
+    "consumer": (1, 9),
     "remove": (1, 1),
     "bind": (2, 2),
     "unbind": (1, 2),
@@ -212,7 +223,7 @@ USAGE = {
     "clear": "clear [STREAM]",
     "drop": "drop STREAM SEQUENCE...",
     "redrive": "redrive [STREAM [COUNT]]",
-    "consumer": "consumer NAME [STREAM|VIEW] [transient] [private] [backlog N]",
+    "consumer": "consumer NAME [STREAM|VIEW] [transient] [private] [memory] [backlog N] [full POLICY]",
     "remove": "remove CONSUMER",
     "bind": "bind NAME PATTERN|PROGRAM",
     "unbind": "unbind NAME [PATTERN|PROGRAM]",
@@ -221,11 +232,11 @@ USAGE = {
 
 def _setting(words: list[str], settings: Settings) -> Settings:
     key = words[0]
-    if key not in _WORDS and key not in _VALUES and key != "backoff":
-        known = " ".join([*_WORDS, *_VALUES, "backoff", *_ACTIONS])
+    if key not in _WORDS and key not in _VALUES and key not in _OF_SEVERAL:
+        known = " ".join([*_WORDS, *_VALUES, *_OF_SEVERAL, *_ACTIONS])
         raise BadCommand(f"unknown command {key!r}; there are: {known}")
-    if key == "backoff":
-        return _set_backoff(words, settings)
+    if key in _OF_SEVERAL:
+        return _OF_SEVERAL[key](words, settings)
     if len(words) != 2:
         raise BadCommand(f"{key} takes one value, not {len(words) - 1}")
     word = words[1]
@@ -241,7 +252,7 @@ def _setting(words: list[str], settings: Settings) -> Settings:
         raise BadCommand("data coalesce has no messages to hand to one reader each; write 'deliver all' first")
     if key == "full":
         settings = evolve(settings, "full_was_set", True)
-    return evolve(settings, key, word == "on" if key == "protect" else word)
+    return evolve(settings, key, word == "on" if key in ("protect", "sender") else word)
 
 
 def _set_backoff(words: list[str], settings: Settings) -> Settings:
@@ -251,6 +262,15 @@ def _set_backoff(words: list[str], settings: Settings) -> Settings:
     if least > most:
         raise BadCommand(f"backoff {words[1]} {words[2]}: the shortest time comes first")
     return evolve(settings, "backoff", (least, most))
+
+
+def _set_words(words: list[str], settings: Settings) -> Settings:
+    if len(words) != 4:
+        raise BadCommand("words takes a separator and two wildcards, such as . * #")
+    return evolve(settings, "words", check_words(Words(*words[1:])))
+
+
+_OF_SEVERAL = {"backoff": _set_backoff, "words": _set_words}  # values
 
 
 def _set_deliver(word: str, settings: Settings) -> Settings:

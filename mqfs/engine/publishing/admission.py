@@ -11,7 +11,7 @@ import attrs
 from mqfs import errors
 from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.fanout import ReadStream
-from mqfs.engine.language.settings import NO_DEPTH, Settings
+from mqfs.engine.language.settings import Settings
 from mqfs.engine.log.counts import Counts
 from mqfs.engine.publishing.deduplication import PutId
 from mqfs.engine.retention import cuts
@@ -24,6 +24,7 @@ class Admission(enum.Enum):
     """Whether a write is appended, discarded or parked."""
 
     APPEND = enum.auto()
+    CUT = enum.auto()  # the oldest messages make room, then it is appended
     DISCARD = enum.auto()
     WAIT = enum.auto()
 
@@ -62,6 +63,9 @@ class Batch(Protocol):
     def append(self) -> Step[int]: ...
 
 
+STOPPING = ("reject", "block")  # policies that keep a write from being appended
+
+
 @attrs.define
 class WriteRequest:
     """Messages to append to a stream as one batch: of one write(2), `.put`, or the engine itself."""
@@ -81,12 +85,9 @@ class WriteRequest:
 
 
 def by_depth(stream: Stream, settings: Settings, counts: Counts, messages: int, size: int) -> Admission:
-    """What `depth` says; with `full drop-old` it makes room. Raises StreamFull (`full reject`), and TooLong for what
-    would never fit."""
+    """What `depth` says. Raises StreamFull (`full reject`), and TooLong for what would never fit."""
     full = settings.full
-    if stream.blocked and full == "block":
-        return Admission.WAIT
-    if settings.depth is NO_DEPTH or has_room(stream.kept, messages, size):
+    if has_room(stream.kept, messages, size):
         return Admission.APPEND
     if full == "block":
         return Admission.WAIT
@@ -95,8 +96,7 @@ def by_depth(stream: Stream, settings: Settings, counts: Counts, messages: int, 
         return Admission.DISCARD
     if full == "reject":
         raise depth_reached(stream)
-    stream.kept.cut_to_depth(messages, size)
-    return Admission.APPEND
+    return Admission.CUT
 
 
 def depth_reached(stream: Stream) -> errors.StreamFull:
@@ -120,12 +120,15 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
     """A stream for which a consumer has no room, by its `backlog` under `full block`. `messages`: of the write, by
     stream. Raises StreamFull under `full reject`."""
     covered_by: dict[Consumer, list[Stream]] = {}
-    for stream in messages if settings.full in ("reject", "block") else ():
+    for stream in messages:
         for consumer in stream.bounded_consumers:
-            covered_by.setdefault(consumer, []).append(stream)
+            if (consumer.state.full or settings.full) in STOPPING:
+                covered_by.setdefault(consumer, []).append(stream)
+    lacking = None
     for consumer, covered in covered_by.items():
         if consumer.backlog.exceeds(sum(messages[stream] for stream in covered)):
-            if settings.full == "block":
-                return covered[0]
-            raise errors.StreamFull(f"{consumer.state.backlog} messages wait for consumer {consumer.name}: its backlog")
-    return None
+            if (consumer.state.full or settings.full) == "reject":
+                wait = f"{consumer.state.backlog} messages wait for consumer {consumer.name}"
+                raise errors.StreamFull(f"{wait}: its backlog")
+            lacking = lacking or covered[0]
+    return lacking

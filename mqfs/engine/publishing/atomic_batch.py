@@ -99,30 +99,34 @@ class AtomicBatch:
             raise errors.TooLong(f"{self.size} bytes; the group's log has at most {publisher.retention.bound_bytes()}")
         if publisher.kept_quotas is not None and not self._waited:
             publisher.kept_quotas.check({stream: tally.size for stream, tally in self.tallies.items()})
-        lacking = self._without_room()
-        if lacking and publisher.log.settings.full == "block":
+        full, lacking = publisher.log.settings.full, self._without_room()
+        if lacking and full == "block":
             return lacking[0]
-        if lacking and publisher.log.settings.full == "reject":
+        if lacking and full == "reject":
             raise depth_reached(lacking[0])
+        self.discarded = bool(lacking) and full == "drop-new"
+        if not self.discarded and (stopped := self._stopped()) is not None:
+            return stopped
         self._reserve()
-        self.discarded = bool(lacking) and publisher.log.settings.full == "drop-new"
         if not self.discarded:
             for stream in lacking:
                 stream.kept.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
         return None
 
-    def _without_room(self) -> list[Stream]:
-        """The streams in which `depth` leaves no room, or a consumer's bound that stops writers."""
+    def _stopped(self) -> Stream | None:
+        """A stream in which others came first, or for which a consumer's bound leaves no room."""
+        if not self._waited and (first := next((stream for stream in self.tallies if stream.blocked), None)):
+            return first
         publisher = self.publisher
-        lacking = []
-        if publisher.log.settings.depth is not NO_DEPTH:
-            lacking = [s for s, tally in self.tallies.items() if not has_room(s.kept, tally.messages, tally.size)]
-        if publisher.log.settings.full == "block" and not self._waited:
-            lacking += [s for s in self.tallies if s.blocked]  # others came first
-        if publisher.consumers.bounded and not lacking:
-            full = lacking_backlog(publisher.log.settings, {s: tally.messages for s, tally in self.tallies.items()})
-            lacking = [full] if full is not None else []
-        return lacking
+        if not publisher.consumers.bounded:
+            return None
+        return lacking_backlog(publisher.log.settings, {s: tally.messages for s, tally in self.tallies.items()})
+
+    def _without_room(self) -> list[Stream]:
+        """The streams in which `depth` leaves no room."""
+        if self.publisher.log.settings.depth is NO_DEPTH:
+            return []
+        return [s for s, tally in self.tallies.items() if not has_room(s.kept, tally.messages, tally.size)]
 
     def _reserve(self) -> None:
         publisher = self.publisher

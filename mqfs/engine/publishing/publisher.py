@@ -116,12 +116,17 @@ class Publisher:
             return Admission.APPEND
         settings = self.log.settings
         verdict, messages = Admission.APPEND, len(request.bodies)
-        if settings.depth is not NO_DEPTH or stream.blocked:
+        if stream.blocked:
+            return Admission.WAIT  # others came first
+        if settings.depth is not NO_DEPTH:
             verdict = admission.by_depth(stream, settings, self.counts, messages, request.size)
-        if self.consumers.bounded and verdict is Admission.APPEND:
-            lacking = admission.lacking_backlog(settings, {stream: messages})
-            verdict = Admission.APPEND if lacking is None else Admission.WAIT
-        return verdict
+        if verdict not in (Admission.APPEND, Admission.CUT):
+            return verdict
+        if self.consumers.bounded and admission.lacking_backlog(settings, {stream: messages}) is not None:
+            return Admission.WAIT
+        if verdict is Admission.CUT:
+            stream.kept.cut_to_depth(messages, request.size)
+        return Admission.APPEND
 
     def append_admitted(self, stream: Stream, request: WriteRequest) -> Step[int]:
         """Append and deliver; the step comes to `request.total` when the group's `sync` is kept."""
@@ -131,12 +136,12 @@ class Publisher:
             if request.on_sequence is not None:
                 request.on_sequence(known)
             return self.log.after_data_sync(request.total)
-        if request.headers:
+        if len(request.bodies) > 1:
+            self._append_batch(stream, request)
+        elif request.headers:
             self._append_with_headers(stream, request)
-        elif len(request.bodies) == 1:
-            self._append_one(stream, request.kind, request.bodies[0])
         else:
-            self._append_batch(stream, request.kind, request.bodies)
+            self._append_one(stream, request.kind, request.bodies[0])
         settings = self.log.settings
         if settings.depth.messages and settings.full == "drop-old" and stream.kept.count > settings.depth.messages:
             self.retention.bound_depth(stream)
@@ -152,13 +157,14 @@ class Publisher:
             stream.kept.appended(sequence, kind, len(body))
         self._deliver(stream, sequence, time_ns, kind, body)
 
-    def _append_batch(self, stream: Stream, kind: int, bodies: Sequence[bytes]) -> None:
-        first = self.log.append_batch([Draft(kind, stream.number, body) for body in bodies])
+    def _append_batch(self, stream: Stream, request: WriteRequest) -> None:
+        kind, bodies, head = request.kind, request.bodies, request.headers
+        first = self.log.append_batch([Draft(kind, stream.number, body, head) for body in bodies])
         time_ns = self.log.end.last_ns
         for sequence, body in enumerate(bodies, first):
             stream.kept.appended(sequence, kind, len(body))
         for sequence, body in enumerate(bodies, first):
-            self._deliver(stream, sequence, time_ns, kind, body)
+            self._deliver(stream, sequence, time_ns, kind, body, head)
 
     def _append_with_headers(self, stream: Stream, request: WriteRequest) -> None:
         """One message of `.put`, and with it that its id is known."""

@@ -5,14 +5,17 @@ Owns finding the next such message in the log. Knows nothing of permissions, pos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from mqfs import errors
+from mqfs.engine.language import programs
+from mqfs.engine.language.programs import Program
 from mqfs.engine.routing.catalog import Catalog, NamedStream
 from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.model import Record
-from mqfs.syntax.patterns import MANY, ONE, Patterns, check_pattern
+from mqfs.syntax.patterns import Patterns, check_pattern, has_wildcard
+from mqfs.syntax.quoting import split
 
 FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
 _LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against a pattern, in the hope of few
@@ -27,30 +30,35 @@ class WithViews(Catalog, Protocol):
 
 
 class MessageFilter:
-    """`numbers`: of streams. `names`: of views, and patterns. Both None: everything."""
+    """`numbers`: of streams. `names`: of views, and patterns. All None: everything."""
 
-    __slots__ = ("_covered", "_epoch", "_few", "_named", "_patterns", "_shape", "group", "names", "numbers")
+    __slots__ = ("_covered", "_epoch", "_few", "_named", "_patterns", "_program", "_shape", "group", "names", "numbers")
 
     def __init__(
-        self, group: WithViews, numbers: Collection[int] | None = None, names: Collection[str] | None = None
+        self,
+        group: WithViews,
+        numbers: Collection[int] | None = None,
+        names: Collection[str] | None = None,
+        program: Program | None = None,
     ) -> None:
         self.group, self.numbers, self.names = group, numbers, names or ()
+        self._program = program
         self._epoch = self._shape = -1
         self._covered: dict[int, int] = {}
         self._few: tuple[int, ...] | None = None
         self._named = frozenset(self.names)
-        self._patterns: Patterns[bool] = Patterns()
+        self._patterns: Patterns[bool] = Patterns(group.log.settings.words)
         for name in self.names:
             if name not in group.views:
                 self._patterns.add(name, True)
 
     @property
     def everything(self) -> bool:
-        return self.numbers is None and not self.names
+        return self.numbers is None and not self.names and self._program is None
 
     def covers(self, stream: NamedStream) -> bool:
         """Whether messages of the stream may belong to it."""
-        if self.numbers is None and not self.names:
+        if self.numbers is None and not self.names and self._program is None:
             return True
         if self._shape == self.group.routing_version and (part := self._covered.get(stream.number)) is not None:
             return part != _NONE
@@ -67,6 +75,8 @@ class MessageFilter:
         return found
 
     def _look_up(self, stream: NamedStream) -> int:
+        if self._program is not None:
+            return _SOME if self._program.may_route(stream.name) else _NONE
         if self.numbers is not None and stream.number in self.numbers:
             return _ALL
         views = self.group.views
@@ -79,6 +89,8 @@ class MessageFilter:
         part = _ALL if self.everything else self._part(stream)
         if part != _SOME:
             return part == _ALL
+        if self._program is not None:
+            return self._program.selects(stream.name, record.body, record.sequence)
         views = self.group.views
         return any(views.selects(name, stream, record) for name in self._named.intersection(views.of(stream)))
 
@@ -86,7 +98,7 @@ class MessageFilter:
     def by_stream(self) -> bool:
         """Whether of each stream all messages belong to it, or none."""
         views = self.group.views
-        return not any(name in views and views[name].programs for name in self.names)
+        return self._program is None and not any(name in views and views[name].programs for name in self.names)
 
     def is_sparse(self) -> tuple[int, ...] | None:
         """The streams' numbers, where they are few."""
@@ -143,9 +155,25 @@ class MessageFilter:
         return not self.names and self.numbers is not None and not any(n in self.group.numbers for n in self.numbers)
 
 
-def select(group: WithViews, words: Collection[str], may_read: Callable[[Any], None]) -> MessageFilter:
-    """What `select NAME...` says: streams, views, patterns; no names: everything. Raises NotFound, BadCommand, and what
-    `may_read` raises."""
+def split_select(line: str) -> list[str]:
+    """The words of a line; behind `select program` a program is the rest of it, as it stands. Raises BadCommand."""
+    found = programs.at_end(line) if line.split(None, 1)[:1] == ["select"] else None
+    return ["select", *found] if found is not None and found[0] == "program" else split(line)
+
+
+def cover(group: WithViews, words: Sequence[str]) -> MessageFilter:
+    """What `cover NAME...` says: streams that are there or will be, and patterns. Raises BadCommand."""
+    for word in words:
+        check_pattern(word, group.log.settings.words)
+    return MessageFilter(group, None, words)
+
+
+def select(group: WithViews, words: Sequence[str], may_read: Callable[[Any], None]) -> MessageFilter:
+    """What `select NAME...` says: streams, views, patterns, or `program` and one; no names: everything.
+
+    Raises NotFound, BadCommand, and what `may_read` raises."""
+    if len(words) == 2 and words[0] == "program" and programs.is_program(words[1]):
+        return MessageFilter(group, program=programs.parse(words[1]))
     numbers: list[int] = []
     names: list[str] = []
     for word in words:
@@ -155,8 +183,8 @@ def select(group: WithViews, words: Collection[str], may_read: Callable[[Any], N
             numbers.append(stream.number)
         elif word in group.views:
             names.append(word)
-        elif ONE in word or MANY in word:
-            check_pattern(word)
+        elif has_wildcard(word, group.log.settings.words):
+            check_pattern(word, group.log.settings.words)
             names.append(word)
         else:
             raise errors.NotFound(f"select: no stream or view {word!r} in this group")

@@ -24,7 +24,7 @@ class ViewRegistry(dict[str, View]):
         super().__init__()
         self._catalog = catalog
         self.bound = 0  # patterns and programs of all of them
-        self._patterns: Patterns[str] = Patterns()
+        self._patterns: Patterns[str] = Patterns(catalog.log.settings.words)
         self._routing: dict[str, View] = {}  # those with a program
 
     def load(self) -> None:
@@ -56,15 +56,19 @@ class ViewRegistry(dict[str, View]):
 
     def refresh(self, *names: str) -> None:
         """What the state says of these views has changed."""
-        for name in names:
-            self._refresh(name)
+        views = [(name, self.get(name)) for name in names]
+        for _, view in views:
+            if view is not None:
+                self._leave(view)
+        if not len(self._patterns):
+            self._patterns = Patterns(self._catalog.log.settings.words)  # they change while no view has patterns
+        for name, view in views:
+            self._refresh(name, view)
         self._catalog.routing_version += 1  # streams may have been looked up since the state changed
         self.on_refreshed()
 
-    def _refresh(self, name: str) -> None:
-        view, own = self.get(name), self._catalog.log.state.views.get(name)
-        if view is not None:
-            self._leave(view)
+    def _refresh(self, name: str, view: View | None) -> None:
+        own = self._catalog.log.state.views.get(name)
         if view is not None and view.state is own:
             view.refresh()
             self._enter(view)

@@ -30,7 +30,7 @@ def _refusals(tree: Any, method: Any) -> Any:
         try:
             return method(*args, **kwargs)
         except REFUSALS as error:
-            user, path, _ = _explain(method, args, kwargs)
+            user, path, _ = explain(method, args, kwargs)
             tree.audit.note(user, method.__name__, path, error.detail, status="refused")
             raise
 
@@ -42,7 +42,7 @@ def _changes(tree: Any, method: Any) -> Any:
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        user, path, detail = _explain(method, args, kwargs)  # before: it may be gone then
+        user, path, detail = explain(method, args, kwargs)  # before: it may be gone then
         done = refusals(*args, **kwargs)
         tree.audit.note(user, method.__name__, path, detail)
         return done
@@ -50,7 +50,7 @@ def _changes(tree: Any, method: Any) -> Any:
     return call
 
 
-def _explain(method: Any, args: Any, kwargs: Any) -> tuple[User, str, str]:
+def explain(method: Any, args: Any, kwargs: Any) -> tuple[User, str, str]:
     """Who called it, of what, and its arguments in words."""
     given: dict[str, Any] = {**dict(zip(inspect.signature(method).parameters, args, strict=False)), **kwargs}
     user, node, *_ = given.values()

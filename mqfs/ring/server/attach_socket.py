@@ -123,6 +123,7 @@ class AttachConnection:
             "keep": settings.get("keep", "disk"),
             "deliver": settings["deliver"],
             "ttl_ns": group.settings.ttl,
+            "words": group.settings.words,
         }
 
 

@@ -16,24 +16,28 @@ def is_excluded(group: Group, settings: Settings, user: User) -> bool:
     return settings.ring == "owner" and user.uid not in (group.state.uid, 0, os.geteuid())
 
 
-def why_ended(now: Settings, settings: Settings, bounded: bool) -> str:
+def why_ended(now: Settings, settings: Settings, bounds: Iterable[str]) -> str:
     """Why new settings end a ring; "" if they do not."""
-    for name in ("ttl", "keep"):  # clients and the ring log have read them
+    for name in ("ttl", "keep", "words"):  # clients and the ring log have read them
         if getattr(settings, name) != getattr(now, name):
             return f"{name} changed"
-    return why_not(settings, bounded)
+    return why_not(settings, bounds)
 
 
-def why_not(settings: Settings, bounded: bool) -> str:
-    """Why a group of such settings has no ring, or "": each write must be checked before it is appended."""
+def why_not(settings: Settings, bounds: Iterable[str]) -> str:
+    """Why a group of such settings has no ring, or "": each write must be checked before it is appended. `bounds`: of
+    its consumers with a backlog, the policy of each; "": the group's."""
     if settings.ring == "off":
         return "a group with 'ring off' has no ring"
+    if settings.sender:
+        return "a group with 'sender on' has no ring"
     if settings.data != "message":
         return f"a group with 'data {settings.data}' has no ring"
     if settings.full != "drop-old" and settings.depth is not NO_DEPTH:
         return f"a group with 'depth' and 'full {settings.full}' has no ring"
-    if settings.full in ("reject", "block", "drop-new") and bounded:
-        return f"a group with 'full {settings.full}' and a consumer with a backlog has no ring"
+    for policy in (own or settings.full for own in bounds):
+        if policy != "drop-old":
+            return f"a group with a consumer with a backlog and 'full {policy}' has no ring"
     return ""
 
 

@@ -182,7 +182,7 @@ class RingRegistry:
             raise errors.Unsupported(why)
         if group.log.end.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {group.log.end.failed}")
-        if why := why_not(group.settings, bool(group.consumers.bounded)):
+        if why := why_not(group.settings, group.consumers.bounds()):
             raise errors.Unsupported(why)
         failures = self._cooldown.get(_whose(group))
         often = failures is not None and len(failures) == failures.maxlen
@@ -275,8 +275,8 @@ class RingRegistry:
             settings = parse_settings(change["lines"])
             if any(is_excluded(group, settings, attachment.user) for attachment in self._rings[group].attached):
                 return "'ring owner' was set, and other users are attached"
-            return why_ended(group.settings, settings, bool(group.consumers.bounded))
-        if what == "consumer" and change.get("backlog") and (why := why_not(group.settings, True)):
+            return why_ended(group.settings, settings, group.consumers.bounds())
+        if what == "consumer" and change.get("backlog") and (why := why_not(group.settings, [change.get("full", "")])):
             return why
         if what == "make":
             stream = group.state.streams[change["stream"]]

@@ -14,6 +14,7 @@ from mqfs import errors
 from mqfs.engine.nodes.own_files import Meta
 from mqfs.model import User
 from mqfs.wait import Wait
+from tests.support.batches import frame
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits
 
@@ -774,6 +775,95 @@ def test_backlog_blocks() -> None:
     say(worker, "ack")
     assert blocked.result() == 3
     assert drain(worker) == [b"two"]
+
+
+@pytest.mark.parametrize(("full", "got"), [("drop-old", [b"two", b"three"]), ("drop-new", [b"one", b"two"])])
+def test_a_policy_of_its_own_drops(full: str, got: list[bytes]) -> None:
+    q = Queues("full block")
+    q.consumer("w", "backlog", "2", "full", full)
+    q.consumer("other")
+    q.write("s", b"one", b"two", b"three")
+    assert drain(q.worker()) == got
+    assert drain(q.worker("other")) == [b"one", b"two", b"three"]
+
+
+def test_a_policy_of_its_own_rejects() -> None:
+    q = Queues("full drop-old", "depth 1")
+    q.consumer("w", "backlog", "1", "full", "reject")
+    q.write("s", b"one")
+    with pytest.raises(errors.StreamFull, match="1 messages wait for consumer w"):
+        q.write("s", b"two")
+    assert drain(q.worker()) == [b"one"]  # nothing was cut for what was refused
+
+
+def test_a_policy_of_its_own_blocks_in_the_order_of_the_writes() -> None:
+    q = Queues("full drop-old", "depth 9")
+    q.consumer("w", "s", "backlog", "1", "full", "block")
+    q.stream("free")
+    q.write("s", b"one")
+    blocked = [q.open("s", os.O_WRONLY).write(body) for body in (b"two", b"three")]
+    batch = q.open(".batch", os.O_WRONLY).write(frame("s", b"four"))
+    q.write("free", b"no consumer of this is full")
+    worker = q.worker()
+    assert read(worker) == b"one"
+    assert not any(step.settled for step in blocked)
+    say(worker, "ack")
+    assert blocked[0].settled
+    assert not blocked[1].settled
+    assert not batch.settled
+    q.ctl("consumer w s")
+    assert blocked[1].settled
+    assert batch.settled
+    assert drain(worker) == [b"two", b"three", b"four"]
+
+
+def test_a_policy_needs_a_word_there_is() -> None:
+    q = Queues()
+    for words in (["full"], ["full", "always"], ["full", "block", "full"]):
+        with pytest.raises(errors.BadCommand, match="consumer"):
+            q.consumer("w", *words)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_consumer_in_memory_begins_again(tmp_path: Path, clean: bool) -> None:
+    q = Queues("replay all", path=tmp_path / "store")
+    q.consumer("w", "memory")
+    q.consumer("log")
+    size = q.group.log.upkeep.size
+    q.write("s", b"one", b"two")
+    written = q.group.log.upkeep.size - size
+    assert drain(q.worker()) == [b"one", b"two"]
+    assert q.group.log.upkeep.size == size + written  # its acks are not in the log
+    assert drain(q.worker("log"))[:1] == [b"one"]
+    q.restart(clean=clean)
+    assert "consumer w memory" in q.text("ctl").splitlines()
+    assert drain(q.worker("log")) == []
+    assert drain(q.worker()) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_consumer_in_memory_has_nothing_of_before(tmp_path: Path, clean: bool) -> None:
+    q = Queues(path=tmp_path / "store")
+    q.consumer("w", "memory", "backlog", "9", "full", "drop-new")
+    q.consumer("log")
+    q.write("s", b"one")
+    assert read(q.worker()) == b"one"
+    q.restart(clean=clean)
+    assert "consumer w memory backlog 9 full drop-new" in q.text("ctl").splitlines()
+    q.write("s", b"two")
+    assert drain(q.worker()) == [b"two"]
+    assert drain(q.worker("log")) == [b"one", b"two"]
+
+
+def test_a_consumer_is_in_memory_for_good() -> None:
+    q = Queues()
+    q.consumer("w", "memory")
+    q.consumer("w", "memory", "private")
+    with pytest.raises(errors.Exists, match="w is in memory; remove it first"):
+        q.consumer("w")
+    q.consumer("log")
+    with pytest.raises(errors.Exists, match="log is not in memory; remove it first"):
+        q.consumer("log", "memory")
 
 
 def test_backlog_is_over_what_is_still_there() -> None:

@@ -319,7 +319,6 @@ def test_single_goes_to_one_of_those_who_wait() -> None:
         (b"", errors.BadRequest),
         (b"hello", errors.BadRequest),
         (b'{"stream":"s"}', errors.BadRequest),
-        (b'{"stream":"s"} ', errors.BadRequest),
         (b'{"stream":"s"}x', errors.BadRequest),
         (b'{"stream":"s"', errors.BadRequest),
         (b'["s"] x', errors.BadRequest),

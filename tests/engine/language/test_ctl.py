@@ -13,6 +13,7 @@ from mqfs import limits
 from mqfs.engine.language.settings import Depth, Settings, parse, parse_settings
 from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted, OverLimit
 from mqfs.syntax.duration import parse_duration, print_duration
+from mqfs.syntax.patterns import DOTTED, Words
 from mqfs.syntax.quoting import quote, split
 from tests.support.hand import ANNA, ROOT, Hand
 
@@ -34,6 +35,7 @@ SETTINGS = st.builds(
     dedup=st.integers(0, 10**9).map(lambda ms: ms * 10**6),
     idle=st.integers(0, 10**9).map(lambda ms: ms * 10**6),
     protect=st.booleans(),
+    words=st.sampled_from([DOTTED, Words("", "?", "*"), Words("#", "'", '"')]),
 )
 
 

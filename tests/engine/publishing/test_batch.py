@@ -38,7 +38,7 @@ BAD = {
     "frame 1: a frame begins with 8 bytes": b"\0" * 7,
     "frame 2: a frame begins with 8 bytes": frame("s", b"x") + b"\0",
     "frame 2: it says 11 bytes and 10 are there": frame("s", b"x") + frame("s", b"xy")[:-1],
-    "frame 1: it says 9 bytes, of them 1 of the name": b"\x09\0\0\0\x01\0\0\0s",
+    "frame 1: it says 8 bytes, of them 1 of the name": b"\x08\0\0\0\x01\0\0\0",
     "frame 1: it says 0 bytes": bytes(8),
     "no stream 'x' in this group": frame("s", b"x") + frame("x", b"x"),
     "frame 1: names and headers are valid UTF-8": frame("s", b"x").replace(b"s", b"\xff"),

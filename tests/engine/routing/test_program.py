@@ -119,7 +119,7 @@ REFUSED = [
     ('prefix:a (true("x"))', 11, "true takes no argument"),
     ("prefix:a (payload_prefix(1))", 11, "payload_prefix takes one string"),
     ("prefix:a (payload_prefix)", 11, "payload_prefix takes one string"),
-    ("prefix:a (nothing(1))", 11, "there is no function 'nothing'; there are: payload_contains payload_prefix"),
+    ("prefix:a (nothing(1))", 11, "there is no function 'nothing'; there are: escaped_contains escaped_prefix"),
     ("prefix:a " + "(" * 33 + "true" + ")" * 33, 42, "at most 32 parentheses inside one another"),
     ("prefix:a (\x00)", 11, "expected"),
 ]
@@ -456,6 +456,6 @@ def test_functions_of_an_installed_package(tmp_path: Path) -> None:
     assert "missing" in lines[3]
     assert lines[4].endswith("function 'twice' is declared more than once: matchers:longer and others:twice")
     assert lines[5].endswith(
-        "there are: failing longer missing nothing "
+        "there are: escaped_contains escaped_prefix failing longer missing nothing "
         "payload_contains payload_prefix route_contains sample true twice words"
     )

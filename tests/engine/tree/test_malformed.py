@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from mqfs.client.large import MultipartAssembler
+from mqfs.client.message import Message
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
 from mqfs.group_state import PUT
 from mqfs.log import batch, headers
-from mqfs.model import Kind, Message
+from mqfs.model import Kind
 from mqfs.store.memory import MemoryStore
 from mqfs.syntax.names import check_name
 from mqfs.wait import Wait

@@ -6,14 +6,16 @@ import os
 
 import pytest
 
-from mqfs import ring
+from mqfs import errors, ring
 from tests.ring.server.rig import Rig
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 
 
 @pytest.mark.parametrize("end", [[], ["ring off"], ["ttl 1h"]], ids=lambda lines: "".join(lines) or "goes on")
-@pytest.mark.parametrize("change", ["clear s", "depth 2", "depth 6", "consumer w backlog 9"])
+@pytest.mark.parametrize(
+    "change", ["clear s", "depth 2", "depth 6", "consumer w backlog 9", "consumer w backlog 9 full drop-old"]
+)
 @pytest.mark.parametrize("depth", ["0", "4"])
 @pytest.mark.parametrize("before", [0, 3])
 def test_what_a_stream_counts_is_what_its_log_keeps(depth: str, change: str, end: list[str], before: int) -> None:
@@ -30,4 +32,19 @@ def test_what_a_stream_counts_is_what_its_log_keeps(depth: str, change: str, end
     assert stream.state.floor >= floor
     stream.kept.update_low_watermark()
     assert (stream.kept.count, stream.kept.size) == rig.group.log.metrics.count(stream.number, stream.state.floor)[:2]
+    rig.stop()
+
+
+def test_a_consumer_whose_own_policy_checks_writes_ends_the_ring() -> None:
+    rig = Rig("full reject", "consumer w backlog 9 full drop-old")
+    rig.attach()
+    ctl = rig.open("ctl", os.O_WRONLY)
+    rig.result(ctl.write(b"consumer v backlog 9 full drop-old\n"))
+    rig.pump()
+    rig.attach()
+    rig.result(ctl.write(b"consumer v backlog 9 full block\n"))
+    ctl.close()
+    rig.pump()
+    with pytest.raises(errors.Unsupported, match="a consumer with a backlog and 'full block' has no ring"):
+        rig.attach()
     rig.stop()

@@ -1,0 +1,55 @@
+"""Any bytes as the name of a stream: a bijection that keeps prefixes.
+
+A byte that no name may have is `%` and two hexadecimal digits: `%`, `/`, control characters, what is not UTF-8, and a
+dot at the beginning. A lone `%` ends a text that is no name as it is: `%` the empty one, `ctl%`, `order%`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from mqfs.errors import BadName
+
+_ENDED = ("", "ctl", "order")  # no names, though each of their bytes may be in one
+_ESCAPED = re.compile("[%/\x00-\x1f\x7f\udc80-\udcff]|^\\.")
+_ESCAPE = re.compile("%([0-9A-F]{2})")
+_CACHED = 16_384  # names
+
+
+@lru_cache(_CACHED)
+def escape(text: bytes | str) -> str:
+    """The name. Only its length may be more than a name has."""
+    prefix = escape_prefix(text)
+    return f"{prefix}%" if prefix in _ENDED else prefix
+
+
+def escape_prefix(text: bytes | str) -> str:
+    """The prefix of the names of all texts with this prefix, and of no others. It must not end within a character."""
+    data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+    return _ESCAPED.sub(lambda found: f"%{_byte(found[0]):02X}", data.decode(errors="surrogateescape"))
+
+
+def _byte(character: str) -> int:
+    return ord(character) & 0xFF  # what is not UTF-8 was decoded to U+DC80 and up
+
+
+def unescape(name: str) -> bytes:
+    """The text of a name. Raises BadName for what `escape` gives no text."""
+    try:
+        parts = _ESCAPE.split(name.removesuffix("%"))
+        data = b"".join(bytes([int(part, 16)]) if at % 2 else part.encode() for at, part in enumerate(parts))
+    except UnicodeEncodeError:
+        data = b""
+    if escape(data) != name:
+        raise BadName(f"{name!r} is not escaped (expected % before two of 0-9 A-F that stand for a byte of no name)")
+    return data
+
+
+@lru_cache(_CACHED)
+def text_of(name: str) -> bytes:
+    """The text of a name; one that `escape` gives no text stands for itself."""
+    try:
+        return unescape(name)
+    except BadName:
+        return name.encode(errors="surrogateescape")

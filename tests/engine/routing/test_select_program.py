@@ -1,0 +1,92 @@
+"""`select program PROGRAM`: a reader brings a program of its own, without a view."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from mqfs import errors
+from mqfs.wait import Wait
+from tests.support.hand import ANNA, ROOT, Hand
+
+ERRORS = 'prefix:log. (payload_contains("error # 7") && route_contains("m"))'
+WRITTEN = [("log.mail", b"an error # 7"), ("log.web", b"an error # 7"), ("log.mail", b"fine"), ("mail", b"error # 7")]
+
+
+@pytest.fixture
+def full(hand: Hand) -> Hand:
+    for name in ("log.mail", "log.web", "mail"):
+        hand.stream(name)
+    for name, body in WRITTEN:
+        hand.write(name, body)
+    return hand
+
+
+def read(handle: Any) -> list[bytes]:
+    got: list[bytes] = []
+    while not isinstance(step := handle.read(4096), Wait):
+        got.append(step)
+        if isinstance(handle.node.name, str) and handle.node.name == "w":
+            handle.write(b"ack\n")
+    assert step.cancel()
+    return got
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"select program {ERRORS}", f"select program {ERRORS} # said so", f"  select\tprogram '{ERRORS}' # so"],
+)
+def test_as_it_stands_or_quoted(full: Hand, line: str) -> None:
+    assert read(full.cursor(line, "seek first")) == [b"an error # 7"]
+
+
+def test_it_sees_what_a_view_of_it_sees(full: Hand) -> None:
+    full.ctl(f"bind v {ERRORS}")
+    cursors = [full.cursor(f"select {what}", "seek first") for what in ("v", f"program {ERRORS}")]
+    assert read(cursors[0]) == read(cursors[1])
+    full.stream("log.m")
+    full.write("log.m", b"error # 7")
+    assert read(cursors[0]) == read(cursors[1]) == [b"error # 7"], "streams that come later, too"
+    cursors[1].write(b"select\nseek first\n")
+    assert len(read(cursors[1])) == 5
+
+
+def test_names_are_names(full: Hand) -> None:
+    """`program` is a name where no program follows."""
+    full.stream("program")
+    full.write("program", b"x")
+    assert read(full.cursor("select program", "seek first")) == [b"x"]
+    assert read(full.cursor("select program mail", "seek first")) == [b"error # 7", b"x"]
+
+
+@pytest.mark.parametrize("program", ["prefix:a (", "exact:a (nosuch())", "prefix:" + "a" * 5_000])
+def test_a_bad_program_is_refused_and_changes_nothing(full: Hand, program: str) -> None:
+    cursor = full.cursor("select mail", "seek first")
+    with pytest.raises(errors.BadCommand, match="program"):
+        cursor.write(f"select program {program}\n".encode())
+    cursor.read(4096)
+    assert read(cursor) == [b"error # 7"]
+
+
+def test_only_what_the_reader_may_read(full: Hand) -> None:
+    full.tree.setattr(ROOT, full.group.streams["log.mail"], mode=0o600)
+    assert read(full.cursor("select program prefix:log.", "seek first", user=ANNA)) == [b"an error # 7"]
+
+
+@pytest.mark.parametrize("what", [f"program {ERRORS}", "v"])
+def test_a_handle_of_a_consumer(full: Hand, what: str) -> None:
+    """The others stay for the handles that have selected nothing."""
+    full.ctl(f"bind v {ERRORS}", "consumer w")
+    node = full.tree.find(ROOT, "g/.consumers/w")
+    one, other = (full.tree.open(ROOT, node, os.O_RDWR) for _ in range(2))
+    one.write(f"select {what}\n".encode())
+    assert read(one) == [b"an error # 7"]
+    assert read(other) == [body for _, body in WRITTEN[1:]]
+    step = one.read(64)
+    full.write("log.mail", b"no")
+    assert isinstance(step, Wait)
+    assert not step.settled
+    full.write("log.mail", b"error # 7")
+    assert step.result() == b"error # 7"
