@@ -7,15 +7,33 @@ from typing import TYPE_CHECKING, Any
 from mqfs.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mqfs.client import Claim, Client, Group, Message, Outgoing, connect, open
+    from mqfs.client import LATER, Claim, Client, Group, Kept, Message, Outgoing, connect, escape, open, unescape
+    from mqfs.server.inside import serve
 
-__all__ = ["Claim", "Client", "Group", "Message", "Outgoing", "connect", "open"]
+__all__ = [
+    "LATER",
+    "Claim",
+    "Client",
+    "Group",
+    "Kept",
+    "Message",
+    "Outgoing",
+    "connect",
+    "escape",
+    "open",
+    "serve",
+    "unescape",
+]
 
 
 def __getattr__(name: str) -> Any:
     """The library, loaded when it is first asked for: `import mqfs` alone costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'mqfs' has no attribute {name!r}")
+    if name == "serve":
+        from mqfs.server import inside  # which the rest does without
+
+        return inside.serve
     from mqfs import client
 
     return getattr(client, name)

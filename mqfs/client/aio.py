@@ -29,9 +29,9 @@ from mqfs.client.async_handles import (
 )
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
+from mqfs.client.message import Message
 from mqfs.client.types import Filters, Patterns, Subscription
 from mqfs.client.workers import Worker
-from mqfs.model import Message
 
 P = ParamSpec("P")
 
@@ -53,10 +53,11 @@ class AsyncGroup:
 
     def __init__(self, group: Group, loop: Loop, workers: WeakSet[Worker]) -> None:
         """`workers`: that are stopped with the client."""
-        self.sync, self.path = group, group.path
+        self.sync, self.path, self.filters = group, group.path, group.filters
         self._loop, self._workers = loop, workers
 
     publish = lifted(Group.publish)
+    publish_json = lifted(Group.publish_json)
     publish_many = lifted(Group.publish_many)
     streams = lifted(Group.streams)
     groups = lifted(Group.groups)
@@ -97,13 +98,14 @@ class AsyncGroup:
         filters: Filters = (),
         concurrency: int = 1,
         once: bool = False,
+        dedup: bool = True,
         on_error: Callable[[Exception, Message | None], object] | None = None,
     ) -> AsyncRegistration:
         """See `Group.on`."""
         report = None if on_error is None else InLoop(self._loop, on_error)
         call = partial(
             self.sync.on, pattern, InLoop(self._loop, handler),
-            existing=existing, filters=filters, concurrency=concurrency, once=once, on_error=report,
+            existing=existing, filters=filters, concurrency=concurrency, once=once, dedup=dedup, on_error=report,
         )  # fmt: skip
         return AsyncRegistration(await in_thread(call), handler)
 
@@ -187,9 +189,11 @@ class AsyncClient:
         self.sync, self._loop = client, Loop()
         self._workers: WeakSet[Worker] = WeakSet()
 
-    async def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = ()) -> AsyncGroup:
+    async def group(
+        self, path: str = "", *, create: bool = False, ctl: Sequence[str] = (), escape: bool = False
+    ) -> AsyncGroup:
         """See `Client.group`."""
-        group = await in_thread(partial(self.sync.group, path, create=create, ctl=ctl))
+        group = await in_thread(partial(self.sync.group, path, create=create, ctl=ctl, escape=escape))
         return AsyncGroup(group, self._loop, self._workers)
 
     remove_group = lifted(sync.Client.remove_group)

@@ -84,6 +84,11 @@ class InLoop:
     loop: Loop
     handler: Callable[..., object]
 
+    @property
+    def shown(self) -> Callable[..., object]:
+        """For filters of the group."""
+        return self.handler
+
     def __call__(self, *args: object) -> None:
         self.loop.call(self.handler, *args)
 

@@ -14,10 +14,10 @@ from mqfs.client.async_bridge import Waiter, in_thread, lifted
 from mqfs.client.callbacks import Registration
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.large import BodyWriter
+from mqfs.client.message import Message
 from mqfs.client.types import Body, Subscription
 from mqfs.client.workers import Worker
 from mqfs.errors import MqfsError
-from mqfs.model import Message
 
 AsyncHandler: TypeAlias = Callable[[Message], object]  # a coroutine function, or a plain one
 

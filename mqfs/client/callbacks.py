@@ -1,28 +1,42 @@
 """Registrations: handlers that are called with each message of their patterns.
 
-Owns the threads that call them, and the deduplication between registrations of one handler.
+Owns the queue of each, the calls, and the deduplication between registrations of one handler. The messages come from a
+dispatcher (dispatching.py).
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
-from mqfs.client.types import Subscription
-from mqfs.errors import MqfsError
-from mqfs.model import Message
+from mqfs.client.message import Message
+from mqfs.client.threads import Threads
+from mqfs.client.types import Filter
 
 log = logging.getLogger("mqfs.client")
 
 Handler: TypeAlias = Callable[[Message], object]
+OnError: TypeAlias = Callable[[Exception, Message | None], object]
 DEDUPLICATION_WINDOW = 16_384  # messages by which a pattern of a handler may lag behind another
+QUEUED = 1_024  # messages for one handler: one that is slower gets a subscription of its own
 # Registrations and workers whose handler is running: it may end its own, which then does not wait for it.
 inside: ContextVar[frozenset[object]] = ContextVar("inside", default=frozenset())
-OnError: TypeAlias = Callable[[Exception, Message | None], object]
+
+
+class Later(enum.Enum):
+    """The answer of a filter that wants to be asked again."""
+
+    LATER = "later"
+
+
+LATER = Later.LATER
+# Of a group: (message, handlers) to those that are called; None: all. It is called on the thread of the dispatcher.
+HandlerFilter: TypeAlias = Callable[[Message, set[Handler]], Iterable[Handler] | Literal[Later.LATER] | None]
 
 
 def log_error(error: Exception, message: Message | None) -> None:
@@ -32,16 +46,13 @@ def log_error(error: Exception, message: Message | None) -> None:
 
 
 class Deduplication:
-    """The state that the registrations of one handler share: each message is for the first that receives it."""
+    """The state that the listeners of one handler share: each message is for the first that receives it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[int, None] = {}
-        self.sharers = 1
 
     def is_first(self, message: Message) -> bool:
-        if self.sharers == 1:
-            return True
         with self._lock:
             if message.sequence in self._seen:
                 return False
@@ -51,132 +62,188 @@ class Deduplication:
             return True
 
 
+class Source(Protocol):
+    """The origin of a listener's messages."""
+
+    def remove(self, listener: Listener) -> None:
+        """Offer it no more. The lock of the group's listeners is held."""
+        ...
+
+
+class Shared:
+    """What the listeners of one group share. `changed` guards all their states."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.threads = Threads()
+        self.filters: list[HandlerFilter] = []
+        self.on_closed: Callable[[Listener], None]
+
+    def choose(self, message: Message, listeners: Sequence[Listener]) -> Sequence[Listener] | Later:
+        """Those whose handlers the group's filters leave. Raises what a filter does."""
+        for passes in list(self.filters):
+            chosen = passes(message, {listener.shown for listener in listeners})
+            if isinstance(chosen, Later):
+                return chosen
+            if chosen is not None:
+                left = set(chosen)
+                listeners = [listener for listener in listeners if listener.shown in left]
+        return listeners
+
+
 class Registration:
     """A handler and its patterns. `unsubscribe` ends it; with `once` the first message does."""
 
-    def __init__(
-        self,
-        subscription: Subscription,
-        patterns: tuple[str, ...],
-        handler: Handler,
-        *,
-        once: bool,
-        concurrency: int,
-        on_error: OnError | None,
-        deduplication: Deduplication,
-        on_end: Callable[[Registration], None],
-    ) -> None:
-        self.patterns, self.handler, self.deduplication = patterns, handler, deduplication
-        self._subscription, self._once, self._on_error = subscription, once, on_error or log_error
-        self._on_end, self._stopped = on_end, threading.Event()
-        self._free = threading.Semaphore(concurrency)
-        self._pool = ThreadPoolExecutor(concurrency, "mqfs-handler") if concurrency > 1 else None
-        self._thread = threading.Thread(target=self._run, name="mqfs-listener", daemon=True)
-        self._thread.start()
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self.handler, self.patterns = listener, listener.handler, listener.patterns
 
     @property
     def active(self) -> bool:
-        return not self._stopped.is_set()
+        return self._listener.active
 
     def unsubscribe(self, wait: bool = True) -> None:
         """Start no more calls; `wait`: until those under way return, unless this is called by one of them."""
-        self._subscription.close()
-        if wait and self not in inside.get():
-            self._thread.join()
+        self._listener.unsubscribe(wait)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end: by `once`, `unsubscribe`, or the removal of its group."""
-        self._thread.join(timeout)
+        self._listener.join(timeout)
 
-    def _run(self) -> None:
-        try:
-            while self._step():
-                pass
-        finally:
-            if self._pool is not None:
-                self._pool.shutdown()
-            self._subscription.close()
-            self._stopped.set()
-            self._on_end(self)
 
-    def _step(self) -> bool:
-        """Handle one message. False at the end."""
-        try:
-            message = next(self._subscription, None)
-        except MqfsError as error:
-            self._report(error, None)
-            return not self._subscription.lost(error)
-        if message is None:
+class Listener:
+    """What the library has of a registration: the messages that wait for its handler, and the calls."""
+
+    __slots__ = (
+        "_concurrency", "_deduplication", "_filters", "_once", "_running", "_shared", "_start", "_waiting", "closed",
+        "dedup", "handler", "on_error", "patterns", "registration", "source",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        shared: Shared,
+        patterns: tuple[str, ...],
+        handler: Handler,
+        *,
+        filters: Sequence[Filter],
+        concurrency: int,
+        once: bool,
+        dedup: bool,
+        on_error: OnError | None,
+    ) -> None:
+        self.patterns, self.handler = patterns, handler
+        self.registration = Registration(self)
+        self.source: Source | None = None
+        self._shared, self._filters, self._concurrency = shared, filters, concurrency
+        self._once, self.dedup, self.on_error = once, dedup, on_error or log_error
+        self._deduplication: Deduplication | None = None
+        self._waiting: deque[Message] | None = None
+        self._start = -1  # the first sequence that it gets; -1: not known yet
+        self._running = 0  # calls
+        self.closed = False  # to new messages
+
+    @property
+    def shown(self) -> Handler:
+        """The handler as its user knows it."""
+        shown: Handler = getattr(self.handler, "shown", self.handler)
+        return shown
+
+    @property
+    def active(self) -> bool:
+        return not self.closed or bool(self._running or self._waiting)
+
+    def share(self, deduplication: Deduplication | None) -> Deduplication:
+        """Call the handler once with a message that another listener of it gets, too."""
+        self._deduplication = deduplication or self._deduplication or Deduplication()
+        return self._deduplication
+
+    def unsubscribe(self, wait: bool) -> None:
+        changed = self._shared.changed
+        with changed:
+            self._waiting = None
+            self.close()
+            if wait and self not in inside.get():
+                changed.wait_for(lambda: not self._running)
+
+    def join(self, timeout: float | None) -> None:
+        changed = self._shared.changed
+        with changed:
+            changed.wait_for(lambda: not self.active, timeout)
+
+    def close(self) -> None:
+        """Take no more messages; call the handler with those that wait. The lock is held."""
+        if not self.closed:
+            self.closed = True
+            self._shared.on_closed(self)
+            if self.source is not None:
+                self.source.remove(self)
+        self._shared.changed.notify_all()
+
+    # ------------------------------------------------------------ messages
+
+    def wants(self, message: Message) -> bool:
+        """Whether its filters pass a message that no other listener of the handler got."""
+        if self._filters and not all(passes(message) for passes in self._filters):
             return False
-        if not self.deduplication.is_first(message):
+        return self._deduplication is None or self._deduplication.is_first(message)
+
+    def begin(self, start: int) -> None:
+        """Call the handler with the messages from that sequence on, those that wait already too."""
+        with self._shared.changed:
+            early = [message for message in self._waiting or () if message.sequence >= start]
+            if self._once and early:
+                early = early[:1]
+                self.close()
+            self._start, self._waiting = start, deque(early) if early else None
+            for _ in range(min(len(early), self._concurrency)):
+                self._call_on_thread()
+
+    def offer(self, message: Message) -> bool:
+        """Call the handler with a message, when its turn comes. False: as many wait as may."""
+        with self._shared.changed:
+            if self.closed or message.sequence < self._start:
+                return True
+            if self._waiting is None:
+                self._waiting = deque()
+            if len(self._waiting) >= QUEUED:
+                return False
+            self._waiting.append(message)
+            if self._start >= 0:
+                if self._running < self._concurrency:
+                    self._call_on_thread()
+                if self._once:
+                    self.close()
             return True
-        if self._pool is None:
-            self._call(message)
-        else:
-            self._free.acquire()
-            self._pool.submit(self._call_and_free, message)
-        return not self._once
 
-    def _call_and_free(self, message: Message) -> None:
-        try:
-            self._call(message)
-        finally:
-            self._free.release()
+    def wait_until_free(self) -> None:
+        """Wait until the handler would be called at once."""
+        changed = self._shared.changed
+        with changed:
+            changed.wait_for(lambda: self.closed or (self._running < self._concurrency and not self._waiting))
 
-    def _call(self, message: Message) -> None:
-        token = inside.set(inside.get() | {self})
+    def report(self, error: Exception, message: Message | None) -> None:
         try:
-            self.handler(message)
-        except Exception as error:
-            self._report(error, message)
-        finally:
-            inside.reset(token)
-
-    def _report(self, error: Exception, message: Message | None) -> None:
-        try:
-            self._on_error(error, message)
+            self.on_error(error, message)
         except Exception:
             log.exception("on_error raised")
 
+    # ------------------------------------------------------------ calls
 
-class Registry:
-    """The registrations of one group."""
+    def _call_on_thread(self) -> None:
+        self._running += 1
+        self._shared.threads.run(self._call_all)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._adding = threading.Lock()
-        self._all: list[Registration] = []
-
-    def add(
-        self, patterns: tuple[str, ...], handler: Handler, make: Callable[[Deduplication], Registration]
-    ) -> Registration:
-        """The registration of a handler for patterns: the existing one, or a new one."""
-        with self._adding:
-            with self._lock:
-                same = [r for r in self._all if r.handler == handler]
-                present = next((r for r in same if r.patterns == patterns), None)
-                if present is not None:
-                    return present
-                deduplication = same[0].deduplication if same else Deduplication()
-                deduplication.sharers = len(same) + 1  # before the new one starts: the others note messages from now on
-            registration = make(deduplication)
-            with self._lock:
-                if registration.active:
-                    self._all.append(registration)
-            return registration
-
-    def remove(self, registration: Registration) -> None:
-        with self._lock:
-            if registration in self._all:
-                self._all.remove(registration)
-
-    def end(self, patterns: tuple[str, ...] | None = None, handler: Handler | None = None) -> int:
-        """End the registrations of patterns and handler (None: any); how many."""
-        with self._lock:
-            ending = [
-                r for r in self._all if patterns in (None, r.patterns) and (handler is None or r.handler == handler)
-            ]
-        for registration in ending:
-            registration.unsubscribe()
-            self.remove(registration)
-        return len(ending)
+    def _call_all(self) -> None:
+        changed, token = self._shared.changed, inside.set(inside.get() | {self})
+        while True:
+            with changed:
+                if not self._waiting:
+                    self._waiting = None
+                    self._running -= 1
+                    changed.notify_all()
+                    break
+                message = self._waiting.popleft()
+            try:
+                self.handler(message)
+            except Exception as error:
+                self.report(error, message)
+        inside.reset(token)

@@ -72,22 +72,25 @@ class Client:
 
     def __init__(self, link: Link, reconnect: bool | float) -> None:
         self._link, self._reconnect = link, reconnect
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[tuple[str, bool], Group] = {}  # by path, and whether it escapes names
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<mqfs client of {self._link.label}>"
 
-    def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = ()) -> Group:
+    def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = (), escape: bool = False) -> Group:
         """The group at a path from the root. `create`: make it, and those above it, where missing. `ctl`: lines to
-        write to its ctl. Raises NotFound."""
+        write to its ctl. `escape`: any text is the name of a stream for its calls, as `mqfs.escape` makes names of
+        them; `Message.topic` is the text. Raises NotFound."""
         path = "/".join(check_file_name(name) for name in path.split("/") if name)
         if create and path:
             make_groups(self._link, path)
         else:
             require_group(self._link, path)
         with self._lock:
-            group = self._groups.setdefault(path, Group(self._link, path, self._reconnect))
+            group = self._groups.get((path, escape))
+            if group is None:
+                group = self._groups[path, escape] = Group(self._link, path, self._reconnect, escape)
         if ctl:
             group.ctl(*ctl)
         return group
@@ -96,9 +99,10 @@ class Client:
         """Remove a group without streams and groups."""
         path = "/".join(check_file_name(name) for name in path.split("/") if name)
         with self._lock:
-            group = self._groups.pop(path, None)
-        if group is not None:
-            group.close()
+            groups = [self._groups.pop((path, escape), None) for escape in (False, True)]
+        for group in groups:
+            if group is not None:
+                group.close()
         self._link.remove(path)
 
     def close(self) -> None:

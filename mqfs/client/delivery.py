@@ -16,11 +16,11 @@ from typing import Any
 
 from mqfs.client.backoff import Backoff
 from mqfs.client.large import place_of
+from mqfs.client.message import Message
 from mqfs.client.subscription import CursorSubscription, names_of
 from mqfs.client.types import Duration, File, Link, Patterns
 from mqfs.client.waiting import Waiting
 from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
-from mqfs.model import Message
 from mqfs.syntax.duration import format_duration
 from mqfs.syntax.quoting import command_lines, quote_word
 

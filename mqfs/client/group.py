@@ -8,16 +8,20 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-from mqfs.client.callbacks import Deduplication, Handler, OnError, Registration, Registry
+from mqfs.client.callbacks import Handler, OnError, Registration
 from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
+from mqfs.client.dispatching import Registry
 from mqfs.client.large import BodyWriter
-from mqfs.client.outgoing import Item, Outgoing
+from mqfs.client.message import Kept, topic_of
+from mqfs.client.origin import Origin
+from mqfs.client.outgoing import Item, Outgoing, escaped
 from mqfs.client.publisher import Publisher
 from mqfs.client.subscription import CursorSubscription, names_of
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
 from mqfs.client.workers import Worker
 from mqfs.errors import BadRequest, Denied, Exists, NotFound
 from mqfs.syntax.duration import format_moment
+from mqfs.syntax.escape import escape
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.quoting import command_lines, quote_word, split
 
@@ -37,11 +41,14 @@ def _committed(wait: Durability) -> bool:
 class Group:
     """A group, from `Client.group`. Thread-safe."""
 
-    def __init__(self, link: Link, path: str, reconnect: bool | float) -> None:
+    def __init__(self, link: Link, path: str, reconnect: bool | float, escapes: bool = False) -> None:
+        """`escapes`: what its calls take for names of streams are any texts."""
         self.path = path
-        self._link, self._reconnect = link, reconnect
+        self._link, self._reconnect, self._escapes = link, reconnect, escapes
         self._publisher = Publisher(link, path)
-        self._registry = Registry()
+        self._origin = Origin(link, path, reconnect)
+        self._registry = Registry(self._origin)
+        self.filters = self._registry.shared.filters  # of handlers: (message, handlers) -> those called, None, LATER
 
     def __repr__(self) -> str:
         return f"<mqfs group {self.path or '/'} at {self._link.label}>"
@@ -62,19 +69,29 @@ class Group:
         single: bool = False,
         create: bool = True,
         sequence: bool = False,
+        kept: bool = False,
         wait: Durability = "committed",
-    ) -> int | None:
+    ) -> int | Kept | None:
         """Publish a message. Returns when it is as durable as the group's `sync` demands; with `wait="published"`, in
         shared memory, when only the end of the machine can lose it.
 
         `create`: make the stream if it is missing. `sequence`: return the message's sequence (with `delay` or `at`:
-        that of the delayed message). After Disconnected the outcome is unknown; with an `id` the call may be repeated.
+        that of the delayed message); `kept`: that with its time and its end. Neither costs a round trip. After
+        Disconnected the outcome is unknown; with an `id` the call may be repeated.
         """
         committed = _committed(wait)
-        if ttl is delay is at is priority is None and not headers and not id and not single:
+        if self._escapes:
+            stream = escape(stream)
+        if ttl is delay is at is priority is None and not headers and not id and not single and not kept:
             return self._publisher.plain(stream, body, create, sequence, committed)
         message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single)
+        if kept:
+            return self._publisher.kept(message, create)
         return self._publisher.publish(message, create, sequence)
+
+    def publish_json(self, /, stream: str, value: Any, **options: Any) -> int | Kept | None:
+        """Publish a value as JSON, which `Message.json` gives back. `options`: see `publish`."""
+        return self.publish(stream, json.dumps(value, ensure_ascii=False, separators=(",", ":")), **options)
 
     def writer(self, stream: str, *, headers: Mapping[str, str] | None = None, create: bool = True) -> BodyWriter:
         """A file to write a body of any size to: one message, published when the file is closed, whole or not at all.
@@ -83,14 +100,25 @@ class Group:
         More than 1,000,000 bytes are several messages in the log, one atomic batch, with the header `part`; mqfs(4),
         "Bodies in parts".
         """
-        return self._publisher.writer(stream, headers, create)
+        return self._publisher.writer(self._name(stream), headers, create)
 
     def publish_many(self, messages: Iterable[Item], *, create: bool = True, wait: Durability = "committed") -> int:
         """Publish many messages in order, without waiting for each; how many. `wait`: see `publish`.
 
         The error of one is raised; later ones already under way (at most 1,024) are published.
         """
+        if self._escapes:
+            messages = map(escaped, messages)
         return self._publisher.publish_many(messages, create, _committed(wait))
+
+    def _name(self, stream: str) -> str:
+        return escape(stream) if self._escapes else stream
+
+    def _names(self, pattern: Patterns) -> Patterns:
+        """Of streams, and patterns of them: escaping leaves separators and wildcards as they are."""
+        if not self._escapes:
+            return pattern
+        return escape(pattern) if isinstance(pattern, str) else [*map(escape, pattern)]
 
     # ------------------------------------------------------------ subscribing
 
@@ -99,23 +127,20 @@ class Group:
         pattern: Patterns = "#",
         *,
         existing: bool = False,
+        program: str = "",
         filters: Filters = (),
         reconnect: bool | float | None = None,
     ) -> Subscription:
         """Every message of the matching streams and views from now on, in order: an iterator that waits. Other readers
         get them, too.
 
-        `existing`: from the oldest retained message on. `filters`: functions of a message that must all be true.
+        `existing`: from the oldest retained message on. `program`: a routing program that the server runs, instead of a
+        pattern: `prefix:log. (payload_contains("error"))`. `filters`: functions of a message that must all be true.
         `reconnect`: see `mqfs.connect`.
         """
+        pattern = self._names(pattern)
         start = "first" if existing else "end"
-        again = self._reconnect if reconnect is None else reconnect
-        direct = self._link.direct(self.path)
-        if direct is not None:
-            subscription = direct.subscribe(pattern, existing=existing, filters=filters, reconnect=again)
-            if subscription is not None:
-                return subscription
-        return CursorSubscription(self._link, self.path, pattern, start=start, filters=filters, reconnect=again)
+        return self._origin.subscribe(pattern, start, program=program, filters=filters, reconnect=reconnect)
 
     def history(
         self,
@@ -124,12 +149,13 @@ class Group:
         *,
         since: Moment | None = None,
         pattern: Patterns = "#",
+        program: str = "",
         filters: Filters = (),
     ) -> Subscription:
         """The retained messages, oldest first, to the present end: an iterator that ends.
 
         `first`, `last`: sequences, included; a negative `first` counts messages from the end. `since`: UNIX seconds or
-        a datetime, or how long ago: "10m" or a timedelta.
+        a datetime, or how long ago: "10m" or a timedelta. `program`: see `subscribe`.
         """
         if first is not None and since is not None:
             raise BadRequest("history failed: first and since given (expected one)")
@@ -137,7 +163,9 @@ class Group:
         if since is not None:
             start = format_moment(since)
         until = "end" if last is None else str(last)
-        return CursorSubscription(self._link, self.path, pattern, start=start, until=until, filters=filters)
+        return CursorSubscription(
+            self._link, self.path, self._names(pattern), start=start, until=until, program=program, filters=filters
+        )
 
     def on(
         self,
@@ -148,32 +176,25 @@ class Group:
         filters: Filters = (),
         concurrency: int = 1,
         once: bool = False,
+        dedup: bool = True,
         on_error: OnError | None = None,
     ) -> Registration:
         """Call `handler(message)` for each message, on a thread of the library: in order, or up to `concurrency` at
         once. A handler is registered once for a pattern, and called once for a message that several of its patterns
-        match.
+        match; `dedup=False`: as often as it is registered. `filters`: functions of a message that must all be true; a
+        list may be changed meanwhile. `Group.filters` has those that see the handlers, too.
 
         `on_error(error, message or None)` gets the handler's exceptions and reports of lost messages, which are else
         logged. The registration stays in either case.
         """
-        names = names_of(pattern)
+        names = names_of(self._names(pattern))
         if concurrency < 1:
             raise BadRequest(f"on failed: concurrency {concurrency} (expected 1 or more)")
 
-        def make(deduplication: Deduplication) -> Registration:
-            return Registration(
-                self.subscribe(pattern, existing=existing, filters=filters),
-                names,
-                handler,
-                once=once,
-                concurrency=concurrency,
-                on_error=on_error,
-                deduplication=deduplication,
-                on_end=self._registry.remove,
-            )
-
-        return self._registry.add(names, handler, make)
+        return self._registry.add(
+            names, handler,
+            existing=existing, filters=filters, concurrency=concurrency, once=once, dedup=dedup, on_error=on_error,
+        )  # fmt: skip
 
     def once(
         self, pattern: Patterns, handler: Handler, *, existing: bool = False, filters: Filters = ()
@@ -183,7 +204,7 @@ class Group:
 
     def unsubscribe(self, pattern: Patterns | None = None, handler: Handler | None = None) -> int:
         """End registrations of `on`, by pattern and handler (None: any); how many."""
-        return self._registry.end(None if pattern is None else names_of(pattern), handler)
+        return self._registry.end(None if pattern is None else names_of(self._names(pattern)), handler)
 
     # ------------------------------------------------------------ consuming
 
@@ -205,12 +226,13 @@ class Group:
         `transient`: as in ctl. `renew`: renew the lease while a `with claim:` block runs, so that only the end of the
         process or of the connection ends it. For concurrency open several handles, a thread each.
         """
+        over = over and self._name(over)
         make = (
             consumer_opener(self._link, self.path, check_file_name(consumer), over, private, transient)
             if create
             else None
         )
-        return self._claims(consumer, make, pattern, renew, reconnect)
+        return self._claims(consumer, make, self._names(pattern), renew, reconnect)
 
     def take(
         self, stream: str, *, create: bool = False, renew: bool = False, reconnect: bool | float | None = None
@@ -222,6 +244,7 @@ class Group:
         `deliver all`, those published with `single`. Needs r and w on the stream. `create`: make it, or else raise
         NotFound. `renew`, `reconnect`: see `consume`.
         """
+        stream = self._name(stream)
         name = f".{check_file_name(stream)}"
         make = opener(self._link, f"{self.path}/.consumers/{name}", f"{self.path}/{stream}") if create else None
         return self._claims(name, make, (), renew, reconnect)
@@ -264,12 +287,13 @@ class Group:
 
     def streams(self) -> list[str]:
         """The names of the streams."""
-        return self._link.names(f"{self.path}/.kept")
+        names = self._link.names(f"{self.path}/.kept")
+        return [*map(topic_of, names)] if self._escapes else names
 
     def groups(self) -> list[str]:
         """The names of the groups inside."""
         views = {split(row)[1] for row in self._ctl_lines() if row.startswith("bind ")}
-        others = {*self.streams(), *views, "ctl", "order"}
+        others = {*self._link.names(f"{self.path}/.kept"), *views, "ctl", "order"}
         return [n for n in self._link.names(self.path) if n not in others and not n.startswith(".")]
 
     def consumers(self) -> list[str]:
@@ -311,32 +335,29 @@ class Group:
         """Republish dead letters to their streams, oldest first (`stream`: of that one, `count`: at most that many)."""
         if count is not None and not stream:
             raise BadRequest("redrive failed: count without stream (expected both)")
-        self.ctl(
-            " ".join(
-                ["redrive", *([quote_word(stream)] if stream else []), *([str(count)] if count is not None else [])]
-            )
-        )
+        words = [quote_word(self._name(stream))] if stream else []
+        self.ctl(" ".join(["redrive", *words, *([] if count is None else [str(count)])]))
 
     def purge(self, stream: str = "") -> None:
         """Drop the retained messages of a stream, or of all."""
-        self.ctl(f"clear {quote_word(stream)}" if stream else "clear")
+        self.ctl(f"clear {quote_word(self._name(stream))}" if stream else "clear")
 
     def create(self, *streams: str) -> None:
         """Make streams, unless they exist."""
         for stream in streams:
-            self._publisher.make(stream)
+            self._publisher.make(self._name(stream))
 
     def remove(self, stream: str) -> None:
         """Remove a stream with its messages, or a view."""
         self._publisher.close_idle()
-        self._link.remove(f"{self.path}/{check_file_name(stream)}")
+        self._link.remove(f"{self.path}/{check_file_name(self._name(stream))}")
 
     def remove_consumer(self, consumer: str) -> None:
         self._link.remove(f"{self.path}/.consumers/{check_file_name(consumer)}")
 
     def close(self) -> None:
         """End the handlers; `Client.close` calls it."""
-        self._registry.end()
+        self._registry.close()
         self._publisher.close()
 
 

@@ -16,10 +16,10 @@ from contextlib import suppress
 from typing import IO, Any
 
 from mqfs import limits
+from mqfs.client.message import Message
 from mqfs.client.types import File, Link, view_of
 from mqfs.errors import BadRequest, Disconnected, MqfsError, NotFound
 from mqfs.log import headers
-from mqfs.model import Message
 
 PIECE_BYTES = 1_000_000  # of a body in one message: a frame of it with headers fits one write of every transport
 SPOOLED_BYTES = 8 << 20  # of a body that was read; a larger one is a temporary file
@@ -44,7 +44,7 @@ class LargeMessage(Message):
     def begin(cls, first: Message, total: int) -> LargeMessage:
         more = {key: value for key, value in first.headers.items() if key != headers.PART}
         made = tuple.__new__(cls, (first.sequence, first.stream, first.time_ns, b"", more))
-        made.total, made.parts, made.size = total, 0, 0
+        made.total, made.parts, made.held = total, 0, 0
         made._spool = tempfile.SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115 - it lives as long as the message
         made._lock = threading.Lock()
         made.add(first)
@@ -52,12 +52,17 @@ class LargeMessage(Message):
 
     total: int
     parts: int  # so far
-    size: int  # bytes of the body
+    held: int  # bytes of them
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return self.held
 
     def add(self, part: Message) -> None:
         self._spool.write(part.body)
         self.parts += 1
-        self.size += len(part.body)
+        self.held += len(part.body)
 
     @property
     def body(self) -> bytes:

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import attrs
 
 from mqfs.client.large import is_long
-from mqfs.client.types import Body, Duration, bytes_of
+from mqfs.client.types import Body, Duration, bytes_of, is_empty
 from mqfs.syntax.duration import format_duration
+from mqfs.syntax.escape import escape
 from mqfs.syntax.names import check_file_name
 
 
@@ -48,9 +49,9 @@ class Outgoing:
             fields["single"] = True
         return fields
 
-    def put(self) -> bytes:
-        """The request for `.put`."""
-        fields = {"stream": check_file_name(self.stream), **self.metadata()}
+    def put(self, *, kept: bool = False) -> bytes:
+        """The request for `.put`. `kept`: answered with the message's time, too."""
+        fields = {"stream": check_file_name(self.stream), **self.metadata(), **({"kept": True} if kept else {})}
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + bytes_of(self.body)
 
 
@@ -61,16 +62,24 @@ def outgoing(item: Item) -> Outgoing:
     return item if isinstance(item, Outgoing) else Outgoing(*item)
 
 
+def escaped(item: Item) -> Item:
+    """The same with a text for its stream's name."""
+    if isinstance(item, Outgoing):
+        return attrs.evolve(item, stream=escape(item.stream))
+    return escape(item[0]), item[1]
+
+
 def way_of(item: Item) -> str:
-    """How an item is written: "long", "put" or "plain"."""
-    if is_long(item.body if isinstance(item, Outgoing) else item[1]):
+    """How an item is written: "long", "put" or "plain". A write of no byte is no message: an empty body is put."""
+    body = item.body if isinstance(item, Outgoing) else item[1]
+    if is_long(body):
         return "long"
-    return "put" if isinstance(item, Outgoing) and item.metadata() else "plain"
+    return "put" if is_empty(body) or (isinstance(item, Outgoing) and item.metadata()) else "plain"
 
 
 def plain_pair(item: Item) -> tuple[str, bytes]:
     stream, body = (item.stream, item.body) if isinstance(item, Outgoing) else item
-    return stream, (body if type(body) is bytes and body else bytes_of(body))
+    return stream, (body if type(body) is bytes else bytes_of(body))
 
 
-__all__ = ["Item", "Outgoing", "outgoing", "plain_pair", "way_of"]
+__all__ = ["Item", "Outgoing", "escaped", "outgoing", "plain_pair", "way_of"]

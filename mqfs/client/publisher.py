@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from mqfs import limits
 from mqfs.client.large import BodyWriter, StagedUploads, is_long
+from mqfs.client.message import Kept
 from mqfs.client.outgoing import Item, Outgoing, outgoing, plain_pair, way_of
-from mqfs.client.types import Body, Direct, File, Link, bytes_of
+from mqfs.client.types import Body, Direct, File, Link, bytes_of, is_empty
 from mqfs.errors import Disconnected, Exists, MqfsError, NotFound, TooLong
 from mqfs.syntax.names import check_file_name
 
@@ -93,8 +94,8 @@ class Publisher:
         direct = self._direct
         if is_long(body):
             return self.publish(Outgoing(stream, body), create, sequence)
-        if direct is not None:
-            data = body if type(body) is bytes and body else bytes_of(body)
+        if direct is not None and not is_empty(body):
+            data = body if type(body) is bytes else bytes_of(body)
             try:
                 number = direct.publish(stream, data, committed)
             except NotFound:
@@ -107,12 +108,18 @@ class Publisher:
                 return number if sequence else None
         return self.publish(Outgoing(stream, body), create, sequence)
 
+    def kept(self, message: Outgoing, create: bool) -> Kept:
+        """Write a message, and what is kept of it."""
+        if is_long(message.body):
+            raise TooLong(f"body of {len(message.body)} bytes with kept (expected at most {limits.MESSAGE_BYTES})")
+        return self._with_create(message.stream, create, lambda: Kept.parse(self._ask(message.put(kept=True))))
+
     def publish(self, message: Outgoing, create: bool, sequence: bool) -> int | None:
         """Write a message; its sequence if that is asked for. `create`: its stream, where it is missing."""
         if is_long(message.body):
             self._publish_long(message, create, sequence)
             return None
-        write = self._by_put if sequence or message.metadata() else self._plainly
+        write = self._by_put if sequence or is_empty(message.body) or message.metadata() else self._plainly
         return self._with_create(message.stream, create, lambda: write(message, sequence))
 
     def _plainly(self, message: Outgoing, sequence: bool) -> None:
@@ -122,9 +129,15 @@ class Publisher:
 
     def _by_put(self, message: Outgoing, sequence: bool) -> int | None:
         data = message.put()
+        if sequence:
+            return int(self._ask(data))
         with self._open_file(None) as file:
             file.write(data)
-            return int(file.read(64)) if sequence else None
+        return None
+
+    def _ask(self, data: bytes) -> bytes:
+        with self._open_file(None) as file:
+            return file.ask(data)
 
     def writer(self, stream: str, more: Mapping[str, str] | None, create: bool) -> BodyWriter:
         """A writer of a body of any size."""
@@ -227,7 +240,7 @@ class Publisher:
         ordered: list[tuple[File, bytes]] = []
         try:
             for message in batch:
-                plain = not message.metadata()
+                plain = way_of(message) == "plain"
                 if message.stream not in files:
                     acquire = partial(self._acquire, message.stream)
                     files[message.stream] = self._with_create(message.stream, create, acquire)

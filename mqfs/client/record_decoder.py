@@ -5,9 +5,10 @@ Owns the bytes of a record of which only a part was read. Reads no file.
 
 from __future__ import annotations
 
+from mqfs.client.message import Message
 from mqfs.errors import DiskFailed
 from mqfs.log import headers, record
-from mqfs.model import Kind, Message, Record
+from mqfs.model import Kind, Record
 
 
 class RecordDecoder:

@@ -9,17 +9,18 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from mqfs.client.backoff import FIRST_PAUSE_S, Backoff
 from mqfs.client.large import MultipartAssembler
+from mqfs.client.message import Message
 from mqfs.client.record_decoder import RecordDecoder
 from mqfs.client.types import File, Filter, Filters, Link, Patterns, Subscription, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
-from mqfs.model import Message
 from mqfs.syntax.names import check_file_name
-from mqfs.syntax.patterns import compile_pattern
+from mqfs.syntax.patterns import DOTTED, Words, compile_pattern, has_wildcard
 from mqfs.syntax.quoting import command_lines, quote_word
 
 LOSS_REPORT_S = 1.0  # between two reports of lost messages: under a small `depth` each read may lose some
@@ -27,8 +28,9 @@ _EVERYTHING = "#"
 _PROGRAMS = ("exact:", "prefix:")
 
 
-def all_of(filters: Filters) -> tuple[Filter, ...]:
-    return (filters,) if callable(filters) else tuple(filters)
+def all_of(filters: Filters) -> Sequence[Filter]:
+    """A list stays that list: it may be changed while messages are read."""
+    return (filters,) if callable(filters) else filters
 
 
 def fell_behind(lost: int, names: Sequence[str]) -> FellBehind:
@@ -44,7 +46,7 @@ def names_of(patterns: Patterns) -> tuple[str, ...]:
     """The arguments of `select`; none: everything. Raises BadName."""
     names = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     for name in names:
-        if not is_pattern(name):
+        if not has_wildcard(name):
             check_file_name(name)
     return () if _EVERYTHING in names else names
 
@@ -52,11 +54,7 @@ def names_of(patterns: Patterns) -> tuple[str, ...]:
 def require_name(name: str) -> None:
     """Raises BadRequest for what cannot be the name of a future stream."""
     if name.startswith(_PROGRAMS):
-        raise BadRequest(f"{name!r} is a routing program (expected a stream, a pattern, or a view that is bound to it)")
-
-
-def is_pattern(name: str) -> bool:
-    return "*" in name or "#" in name
+        raise BadRequest(f"{name!r} is a routing program (expected program=..., a stream, a pattern or a view)")
 
 
 class CursorSubscription(Waiting[Message], Subscription):
@@ -74,9 +72,15 @@ class CursorSubscription(Waiting[Message], Subscription):
         reconnect: bool | float = False,
         singly: bool = False,
         was_away: bool = False,
+        program: str = "",
+        covers: bool = False,
     ) -> None:
         """`start`, `until`: arguments of `seek` and `until`. `singly`: parts of bodies are messages. `was_away`: the
-        server was restarted since it gave the messages before `start`."""
+        server was restarted since it gave the messages before `start`. `program`: selects, instead of patterns.
+        `covers`: the names need not be there yet, and are no views."""
+        if program and names_of(patterns):
+            raise BadRequest("subscribe failed: pattern and program given (expected one)")
+        self._program, self._covers = program, covers
         self._set_up(link, path, patterns, until, filters, reconnect)
         self._singly, self._was_away = singly, was_away
         self._exactly: frozenset[str] = frozenset()  # selected here and not by the cursor: no such stream yet
@@ -93,6 +97,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._link, self._path = link, path
         self._names, self._until = names_of(patterns), until
         self._filters, self._reconnect = all_of(filters), reconnect if link.can_be_lost else False
+        self._words = DOTTED  # of the group's patterns, by its last answer
         self._turn = threading.Lock()  # one thread reads
         self._singly = False
         self._assembly = MultipartAssembler()
@@ -120,17 +125,32 @@ class CursorSubscription(Waiting[Message], Subscription):
     def _select(self, file: File) -> None:
         """Select the names; where one without a wildcard is not found, select everything and filter here."""
         self._exactly = frozenset()
-        if not self._names:
+        if self._program:
+            file.write(command_lines(f"select program {quote_word(self._program)}"))
+        if self._covers:
+            file.write(self._cover_command())
+        if self._covers or not self._names:
             return
         try:
             file.write(command_lines("select " + " ".join(map(quote_word, self._names))))
         except NotFound:
-            if any(map(is_pattern, self._names)):
+            file.read(65_536)  # the error text
+            file.write(command_lines("streams"))
+            self._places(file)
+            if any(has_wildcard(name, self._words) for name in self._names):
                 raise
             for name in self._names:
                 require_name(name)
-            file.read(65_536)  # the error text
             self._exactly = frozenset(self._names)
+
+    def _cover_command(self) -> bytes:
+        return command_lines(" ".join(["cover", *map(quote_word, self._names)]))
+
+    def cover(self, names: Sequence[str]) -> None:
+        """Read other names from now on, of a subscription that `covers`; none: everything."""
+        self._names = tuple(names)
+        with suppress(Disconnected):  # it is opened again with them
+            self._file.write(self._cover_command())
 
     def _begin(self, next_sequence: int, streams: list[dict[str, int]]) -> None:
         """Note the position of a new cursor, to reopen it there, and the losses before the first message."""
@@ -175,12 +195,14 @@ class CursorSubscription(Waiting[Message], Subscription):
         if interrupted:
             file.interrupt()  # for the next read of a message
         answer = json.loads(text)
+        self._words = Words(*answer.get("words", DOTTED))
         return answer["next"], self._selected(answer["streams"])
 
     def _selected(self, streams: dict[str, dict[str, int]]) -> list[dict[str, int]]:
         """The rows of the selected streams; of all, where a name may be a view's."""
-        patterns = [compile_pattern(name) for name in self._names if is_pattern(name)]
-        plain = {name for name in self._names if not is_pattern(name)}
+        names, words = self._names, self._words
+        patterns = [compile_pattern(name, words) for name in names if has_wildcard(name, words)]
+        plain = {name for name in names if not has_wildcard(name, words)}
         if self._names and plain <= streams.keys():  # none of them is a view
             streams = {n: row for n, row in streams.items() if n in plain or any(match(n) for match in patterns)}
         return list(streams.values())
@@ -324,4 +346,4 @@ class CursorSubscription(Waiting[Message], Subscription):
         self.close()
 
 
-__all__ = ["CursorSubscription", "all_of", "is_pattern", "names_of", "require_name"]
+__all__ = ["CursorSubscription", "all_of", "names_of", "require_name"]

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from mqfs.errors import BadRequest, MqfsError
-from mqfs.model import Message
+from mqfs.client.message import Message
+from mqfs.errors import MqfsError
 
 READ_BYTES = 262_144  # of one read
 Body: TypeAlias = bytes | bytearray | memoryview | str
@@ -34,6 +34,10 @@ class File(Protocol):
 
     def write(self, data: bytes) -> None:
         """One write: a message, or lines of commands. Returns when it is as durable as the group's `sync` demands."""
+        ...
+
+    def ask(self, data: bytes) -> bytes:
+        """One write and the read behind it, of a short answer, in one round trip."""
         ...
 
     def interrupt(self) -> None:
@@ -87,6 +91,10 @@ class Direct(Protocol):
     def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> tuple[int, Callable[[], None] | None]:
         """Publish messages in order: how many, the rest being left to the files, and a function that waits for their
         commit. NotFound has published none; other errors carry the number as `published`."""
+        ...
+
+    def end(self) -> int:
+        """The next sequence, by now; 0: not known."""
         ...
 
     def subscribe(
@@ -150,8 +158,9 @@ def view_of(body: object) -> memoryview:
 
 
 def bytes_of(body: Body) -> bytes:
-    """A message's bytes; text as UTF-8. Raises BadRequest where it is empty, TypeError."""
-    data = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else bytes(view_of(body))
-    if not data:
-        raise BadRequest("invalid body: empty (expected a byte or more; ctl('eof STREAM') writes an EOF marker)")
-    return data
+    """A message's bytes; text as UTF-8. Raises TypeError."""
+    return body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else bytes(view_of(body))
+
+
+def is_empty(body: Body) -> bool:
+    return not (body if isinstance(body, str | bytes) else view_of(body).nbytes)

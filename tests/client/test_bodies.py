@@ -130,11 +130,6 @@ def test_a_writer_that_is_forgotten_publishes_nothing(tree: Client, name: str, s
     assert group._link.names(f"{group.path}/.txn") == ["ctl"]
 
 
-def test_nothing_is_no_message(tree: Client, name: str) -> None:
-    with pytest.raises(errors.BadRequest), kept(tree, name).writer("s"):
-        pass
-
-
 def test_what_is_refused(tree: Client, name: str) -> None:
     group = kept(tree, name)
     big = bytes(LARGEST + 1)

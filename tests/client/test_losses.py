@@ -14,11 +14,11 @@ import pytest
 
 from mqfs import ring
 from mqfs.client import Client, Group, Subscription
+from mqfs.client.message import Message
 from mqfs.client.subscription import CursorSubscription
 from mqfs.client.transport import ring_subscription
 from mqfs.client.types import read_whole
 from mqfs.errors import Disconnected, FellBehind
-from mqfs.model import Message
 from tests.support.eventually import HANG_S
 from tests.support.server import Server
 

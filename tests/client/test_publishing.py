@@ -60,8 +60,6 @@ def test_what_cannot_be_published(tree: Client, name: str, id: str) -> None:
     group = kept(tree, name)
     with pytest.raises(errors.TooLong):
         group.publish("s", bytes(LARGEST + 1), id=id, sequence=True)
-    with pytest.raises(errors.BadRequest):
-        group.publish("s", b"", id=id)
     with pytest.raises(errors.MqfsError, match="reserved"):
         group.publish(".hidden", b"x")
     with pytest.raises(errors.NotFound):

@@ -54,6 +54,40 @@ def test_from_now_on_and_from_the_beginning(tree: Client, name: str) -> None:
         assert [everything.get(HANG_S).body for _ in range(2)] == [b"old", b"new"]
 
 
+def test_words_of_the_group(tree: Client, name: str) -> None:
+    """Patterns of its own words, over files and rings; `*` is a letter there. A stream of that name may come later."""
+    group = kept(tree, name, "words : + >")
+    group.create("a:x", "b")
+    with group.subscribe("a:+") as one, group.subscribe("c*") as later, group.subscribe() as all_:
+        for stream in ("a:x", "a.x", "c*", "cd"):
+            group.publish(stream, stream)
+        assert one.get(HANG_S).stream == "a:x"
+        assert later.get(HANG_S).stream == "c*"
+        assert [all_.get(HANG_S).stream for _ in range(4)] == ["a:x", "a.x", "c*", "cd"]
+    with pytest.raises(errors.BadCommand), group.subscribe("a+") as wrong:
+        wrong.get(HANG_S)
+    group.ctl("words . * #")
+    with group.subscribe("c.*") as again:
+        group.publish("c.d", "x")
+        assert again.get(HANG_S).stream == "c.d"
+
+
+def test_programs(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    group.publish("log.a", "no error")
+    program = 'prefix:log. (payload_prefix("error"))'
+    with group.subscribe(program=program) as new, group.subscribe(program="exact:log.a", existing=True) as all_:
+        for stream, body in [("log.a", "fine"), ("web", "error"), ("log.b", "error 'it''s'")]:
+            group.publish(stream, body)
+        assert new.get(HANG_S).body == b"error 'it''s'"
+        assert [all_.get(HANG_S).body for _ in range(2)] == [b"no error", b"fine"]
+    assert [message.stream for message in group.history(program=program)] == ["log.b"]
+    with pytest.raises(errors.BadCommand, match="column"):
+        group.subscribe(program="prefix:a (")
+    with pytest.raises(errors.BadRequest):
+        group.subscribe("log.*", program=program)
+
+
 def test_patterns(tree: Client, name: str) -> None:
     group = kept(tree, name)
     group.bind("errors", "*.error")
@@ -268,7 +302,7 @@ def test_a_callback_is_told_of_losses(tree: Client, name: str) -> None:
         busy.wait(HANG_S)
         told.put(message.body)
 
-    group.on("#", handler, on_error=lambda error, message: told.put(type(error)))
+    group.on("#", handler, existing=True, on_error=lambda error, message: told.put(type(error)))
     group.publish("s", b"0")
     assert begun.wait(HANG_S)
     group.publish_many(("s", str(number)) for number in range(1, 5))

@@ -21,6 +21,7 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
 from mqfs.model import User
+from mqfs.net.identity import file_mask
 from mqfs.ninep.client.connection import flags_of
 from mqfs.seams import Store
 from mqfs.store.memory import MemoryStore
@@ -33,13 +34,6 @@ log = logging.getLogger("mqfs.client")
 TICK_S = 1.0
 LEAST_WAIT_S = 0.001
 _INTERRUPTED, _SETTLED = True, False
-
-
-def file_mask() -> int:
-    """The umask of this process. Read, not set: other threads may create files meanwhile."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        found = re.search(r"^Umask:\s*([0-7]+)", file.read(), re.MULTILINE)
-    return int(found[1], 8) if found else 0o022
 
 
 class EmbeddedTransport:
@@ -275,6 +269,14 @@ class EmbeddedFile:
 
     def write(self, data: bytes) -> None:
         self._link.do(lambda: self.handle.write(data))
+
+    def ask(self, data: bytes) -> bytes:
+        try:
+            self.write(data)
+        except MqfsError:
+            self.read()  # the error text
+            raise
+        return self.read()
 
     def close(self) -> None:
         with self._link.lock:

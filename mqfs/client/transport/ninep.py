@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 WINDOW_BYTES = 1 << 20  # writes under way at once: bounds the copies here and the queue in the server
 WINDOW = 256
+ANSWER_BYTES = 128  # of `.put`
 
 
 class NinepFile:
@@ -87,6 +88,18 @@ class NinepFile:
 
     def write(self, data: bytes) -> None:
         self.connection.do(self.channel.write(data))
+
+    def ask(self, data: bytes) -> bytes:
+        connection, procedure = self.connection, self.channel.read(ANSWER_BYTES)
+        request = next(procedure)
+        written, answered = connection.send([self.request(data), request])
+        machine.check(cast(Fcall, connection.wait(written)))
+        reply = machine.expect(request, cast(Fcall, connection.wait(answered)))
+        try:
+            procedure.send(reply)
+        except StopIteration as done:
+            return cast(bytes, done.value) or self.read(ANSWER_BYTES)  # the write waited, the read did not
+        raise AssertionError("read failed: more than one request (expected plain 9P2000)")
 
     def close(self) -> None:
         if not self._closed:

@@ -16,6 +16,7 @@ from mqfs.client.backoff import Backoff
 from mqfs.client.transport.attach_client import AttachClient, NoAttachSocket
 from mqfs.client.types import Link
 from mqfs.errors import Busy, Disconnected, MqfsError, NotFound, Stale
+from mqfs.syntax.patterns import DOTTED, Words
 
 LOOK_S = 0.5  # between two checks of the server
 GRACE_S = 10.0  # that a publisher waits for the next server, with `reconnect=True`
@@ -41,6 +42,7 @@ class Attached:
         self.generation: int = answer["generation"]
         self.deliver: str = answer["deliver"]
         self.ttl_ns: int = answer["ttl_ns"]
+        self.words = Words(*answer.get("words", DOTTED))
         self.is_replaced = False  # replaced by another
         self.publishing = threading.Lock()
         self.numbers: dict[str, int] = {}  # of streams; constant in one generation

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
-from mqfs.client.subscription import is_pattern
+from mqfs.client.message import Message
 from mqfs.client.transport.ring_attachment import Attached
-from mqfs.errors import BadCommand
+from mqfs.errors import BadCommand, BadRing
 from mqfs.log import headers
-from mqfs.model import Kind, Message, Record
+from mqfs.model import Kind, Record
 from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.patterns import compile_pattern
+from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
 
 _MESSAGE = int(Kind.MESSAGE)
 _headers_of = itemgetter(Record._fields.index("headers"))
@@ -44,12 +44,12 @@ class RingFilter:
     """Streams and patterns over one generation of a ring at a time."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """`names`: streams and patterns; none: everything. Raises NotInRing for routing programs."""
-        self._selects = _selector(names)
+        """`names`: streams and patterns; none: everything."""
+        self._selected = names
 
     def attach(self, at: Attached) -> None:
-        """Take numbers of streams from that generation."""
-        self._names, self._ttl_ns = _Names(at.name, self._selects), at.ttl_ns
+        """Take numbers of streams from that generation. Raises BadRing for what is no pattern in its group."""
+        self._names, self._ttl_ns = _Names(at.name, _selector(self._selected, at.words)), at.ttl_ns
 
     def messages(self, records: Sequence[RingRecord]) -> list[Message]:
         """Raises Disconnected where a name could not be asked for."""
@@ -78,14 +78,14 @@ class RingFilter:
         return messages
 
 
-def _selector(names: Sequence[str]) -> Callable[[str], bool]:
+def _selector(names: Sequence[str], words: Words) -> Callable[[str], bool]:
     if not names:
         return lambda name: True
     try:
-        matches = [compile_pattern(name) for name in names if is_pattern(name)]
+        matches = [compile_pattern(name, words) for name in names if has_wildcard(name, words)]
     except BadCommand as error:
-        raise NotInRing(str(error)) from None
-    plain = frozenset(name for name in names if not is_pattern(name))
+        raise BadRing(str(error)) from None
+    plain = frozenset(name for name in names if not has_wildcard(name, words))
     return lambda name: name in plain or any(match(name) for match in matches)
 
 

@@ -130,6 +130,11 @@ class RingGroup:
 
     # ------------------------------------------------------------ subscribing
 
+    def end(self) -> int:
+        """See `Direct`."""
+        at = self._attachment.now
+        return 0 if at is None or at.is_replaced else at.next
+
     def subscribe(
         self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
     ) -> Subscription | None:

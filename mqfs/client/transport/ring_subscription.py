@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from operator import itemgetter
 
 from mqfs import ring
 from mqfs.client.backoff import Backoff
-from mqfs.client.subscription import CursorSubscription, is_pattern, require_name
+from mqfs.client.message import Message
+from mqfs.client.subscription import CursorSubscription, require_name
 from mqfs.client.transport.ring_attachment import LONGEST_PAUSE_S, LOOK_S, Attached, Refused, RingAttachment
 from mqfs.client.transport.ring_filter import NotInRing, RingFilter, RingRecord
 from mqfs.client.types import Filters, Link, Patterns
 from mqfs.errors import BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
 from mqfs.log import headers
-from mqfs.model import Message, Record
+from mqfs.model import Record
+from mqfs.syntax.patterns import has_wildcard
 
 SLICE_S = 0.05  # of a wait, between two checks for `close` and `interrupt`
 BATCH = 1_024  # records read at once
@@ -69,7 +72,7 @@ class RingSubscription(CursorSubscription):
         """Whether all names are existing streams: it ends with them. Raises NotInRing for a view."""
         count = 0
         for name in self._names:
-            if not is_pattern(name):
+            if not has_wildcard(name, self._at.words):
                 try:
                     if self._at.number(name) is None:
                         raise NotInRing(f"{name} is a view")
@@ -83,10 +86,10 @@ class RingSubscription(CursorSubscription):
     def _attach_slot(self, at: Attached) -> None:
         """Read from the present end of a ring on. Raises Stale where it is retired: it retains nothing for new
         slots."""
+        self._filter.attach(at)
         self._leave_slot()
         with at.publishing:  # one thread uses the handle
             self._at, self._consumer, self._socket = at, at.ring.consumer(hold=True), at.socket
-        self._filter.attach(at)
         self._read_to = self._consumer.position
         if at.ring.retired:
             self._close_slot()
@@ -355,6 +358,9 @@ class RingSubscription(CursorSubscription):
             raise Stale("ring is retired")
 
     # ------------------------------------------------------------ ends
+
+    def cover(self, names: Sequence[str]) -> None:
+        """It reads all of the ring anyway."""
 
     def interrupt(self) -> None:
         self._interrupt_requested = True

@@ -1,0 +1,65 @@
+"""A message as the library shows it, and what a publish tells of the one it has kept."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mqfs.log import headers as names
+from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.escape import text_of
+
+
+def topic_of(stream: str) -> str:
+    """The text that is escaped as this name; the name where it is not escaped."""
+    return text_of(stream).decode(errors="surrogateescape")
+
+
+class Message(NamedTuple):
+    """A message: shapes as in Record, the stream by its current name."""
+
+    sequence: int
+    stream: str
+    time_ns: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return len(self.body)
+
+    @property
+    def expires_ns(self) -> int | None:
+        """When its own `ttl` ends, UNIX time; None: it has none. The `ttl` of its group is in `Group.settings`."""
+        own = self.headers.get(names.TTL)
+        return None if own is None else self.time_ns + parse_duration(own)
+
+    @property
+    def topic(self) -> str:
+        """The text that `mqfs.escape` made the stream's name of; else the name."""
+        return topic_of(self.stream)
+
+    def json(self) -> Any:
+        """The value of a body in JSON. Raises ValueError."""
+        return json.loads(self.body)
+
+    def open(self) -> io.BufferedIOBase:
+        """The body as a file."""
+        return io.BytesIO(self.body)
+
+
+class Kept(NamedTuple):
+    """The answer to a publish. Times are UNIX ns; of a delayed message that of its delivery."""
+
+    sequence: int
+    time_ns: int
+    expires_ns: int | None  # by its `ttl` or the group's; None: never
+
+    @classmethod
+    def parse(cls, text: bytes) -> Kept:
+        """The answer of `.put`."""
+        sequence, time_ns, expires_ns = map(int, text.split())
+        return cls(sequence, time_ns, expires_ns or None)

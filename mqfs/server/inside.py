@@ -1,0 +1,151 @@
+"""A server inside a program: the same as `mqfs serve`, on a thread of its own.
+
+Owns that thread, and a temporary socket where no address is given. Signals stay the program's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import attrs
+import trio
+
+from mqfs.errors import BadConfig
+from mqfs.server.app import Server, check_words
+from mqfs.server.options import Options
+
+
+class InsideServer:
+    """A server, from `mqfs.serve`. Serves from `start` to `close`, or in a `with` or `async with` block."""
+
+    def __init__(self, options: Options) -> None:
+        """Raises BadConfig."""
+        check_words(options)
+        self._options, self._folder = options, ""
+        self.addresses: tuple[str, ...] = ()  # where 9P and then HTTP are served, with the ports that were chosen
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._server: Server | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Returns when it serves. Raises what `mqfs serve` ends with."""
+        if self._thread is not None:
+            raise BadConfig("serve failed: it was started before (expected a new one)")
+        options = self._options
+        if not (options.listen or options.http or options.http_ntfy or options.service or options.mount):
+            self._folder = tempfile.mkdtemp(prefix="mqfs-")
+            options = attrs.evolve(options, listen=(f"unix!{self._folder}/socket",))
+        self._thread = threading.Thread(target=self._run, args=(options,), name="mqfs-server", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            self.close()
+            raise self._failure
+
+    def __repr__(self) -> str:
+        return f"<mqfs server at {' '.join(self.addresses)}>"
+
+    @property
+    def address(self) -> str:
+        """The first of its addresses."""
+        return self.addresses[0]
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self, options: Options) -> None:
+        try:
+            trio.run(self._serve, options)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self, options: Options) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        server = self._server = Server(options, self._on_state, owns_process=False)
+        await server.run()
+
+    def _on_state(self, state: str) -> None:
+        if state == "READY=1" and self._server is not None:
+            self.addresses = tuple(self._server.addresses)
+            self._ready.set()
+
+    def close(self) -> None:
+        """Stop it: calls under way are answered, everything is written to disk."""
+        token, server = self._token, self._server
+        if token is not None and server is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(server.stopping.set)
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> InsideServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> InsideServer:
+        await _in_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await _in_thread(self.close)
+
+
+async def _in_thread(call: Callable[[], None]) -> None:
+    """Under trio and asyncio, to its end."""
+    import anyio  # here: `mqfs serve` does without
+
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(call)
+
+
+def serve(
+    store: str | os.PathLike[str] | None = None,
+    *,
+    listen: str | Sequence[str] = (),
+    mount: str | os.PathLike[str] | None = None,
+    http: str | Sequence[str] = (),
+    **options: Any,
+) -> InsideServer:
+    """A server in this process, on a thread of its own, in a `with` or `async with` block (or from `start` to `close`).
+
+    `store`: None: in memory. `listen`, `http`: addresses; `tcp!127.0.0.1!0` chooses a port; with none, and no `mount`,
+    a temporary unix socket. `options`: as of `mqfs serve`, by their names in a configuration file with `_` for `-`.
+    Raises BadConfig, BadStore, BadAddress, MountError.
+    """
+    known = {field.name for field in attrs.fields(Options)}
+    if unknown := sorted(options.keys() - known):
+        raise BadConfig(f"serve failed: unknown option {unknown[0]!r} (expected one of {' '.join(sorted(known))})")
+    return InsideServer(
+        Options(
+            store=None if store is None else os.fspath(store),
+            mount=None if mount is None else os.fspath(mount),
+            listen=_all_of(listen),
+            http=_all_of(http),
+            **options,
+        )
+    )
+
+
+def _all_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    return (addresses,) if isinstance(addresses, str) else tuple(addresses)
