@@ -27,6 +27,8 @@ class Channel:
     def __init__(self, sock: socket.socket, tls: TlsCalls | None = None) -> None:
         self.socket, self._descriptor, self._tls = sock, sock.fileno(), tls
         self.before_wait: Callable[[], object] = bool  # called where it has to wait
+        self.unread = b""  # received, and to be received again
+        self.failed = False  # the end of what came is none that the client announced
         calls: DescriptorCalls = tls or os
         self._read, self._write = calls.read, calls.write
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.HTTP_SEND_BUFFER_BYTES)
@@ -40,6 +42,9 @@ class Channel:
 
     async def receive(self, deadline: float) -> bytes:
         """What came; empty at the end. Raises trio.TooSlowError at that time."""
+        if self.unread:
+            data, self.unread = self.unread, b""
+            return data
         try:
             try:
                 return self._read(self._descriptor, RECEIVE_BYTES)
@@ -53,6 +58,7 @@ class Channel:
                     except BlockingIOError:
                         continue
         except OSError:
+            self.failed = True
             return b""
 
     async def send(self, data: bytes, patience: float = math.inf) -> None:

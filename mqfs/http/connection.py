@@ -68,6 +68,7 @@ class Server(Protocol):
     def begin_stream(self, peer: Peer) -> None: ...
     def end_stream(self, peer: Peer) -> None: ...
     def troubles(self) -> list[str]: ...
+    def note(self, peer: Peer, request: Request, answer: Answer) -> None: ...
 
 
 class Connection:
@@ -269,7 +270,7 @@ class Connection:
     async def _send(self, request: Request, answer: Answer) -> bool:
         """Whether all of it was handed to the kernel. Raises Gone."""
         self._begun = True
-        self.server.requests[request.method, answer.status] += 1
+        self.server.note(self.peer, request, answer)
         self._closing = self._closing or not request.keep_alive or self.server.stopping
         headers = answer.all_headers() + self.server.rules.headers(request)
         body, is_head = answer.body, request.method == "HEAD"

@@ -1,7 +1,6 @@
 """`/.openapi.json`: the table of routes as an OpenAPI 3.1 document.
 
-Owns the types of options. The node at a path decides which row a request meets, so rows of one path and method are one
-operation here.
+The node at a path decides which row a request meets, so rows of one path and method are one operation here.
 """
 
 from __future__ import annotations
@@ -13,61 +12,73 @@ from hashlib import sha256
 from http import HTTPStatus
 from typing import Any
 
-from mqfs import limits
 from mqfs.http.answers import JSON, Answer, Headers
 from mqfs.http.call import Call
+from mqfs.http.options import TEXT, Option, option
 from mqfs.http.refusals import CONTENT_TYPE
-from mqfs.http.route import BATCH, MESSAGE, Route
+from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Route
 from mqfs.version import __version__
 
 Json = dict[str, Any]
-_NAMES = {"shop": "group", "orders": "stream", "view": "stream", "jobs": "stream", "mail": "consumer", "PART": "part"}
-_DURATION: Json = {"type": "string", "pattern": r"^[0-9]+(ms|s|m|h|d)$"}
-_COUNT: Json = {"type": "integer", "minimum": 1}
-_FLAG: Json = {"type": "string", "enum": ["", "yes", "no"]}
-_TEXT: Json = {"type": "string"}
-OPTIONS: dict[str, tuple[Json, str]] = {
-    "after": (_TEXT, "Begin behind that name or sequence; of nack, how long to wait before the next delivery."),
-    "at": ({"type": "number"}, "Deliver at that UNIX time."),
-    "backlog": (_COUNT, "Messages that the consumer may have waiting."),
-    "bytes": ({**_COUNT, "maximum": limits.HTTP_READ_BYTES}, "End the answer behind that many bytes."),
-    "count": (_COUNT, "End the answer behind that many messages or names."),
-    "create": (_FLAG, "`no`: 404 where the stream is not there."),
-    "data": ({"type": "string", "enum": ["json", "raw"]}, "What the data of an event is."),
-    "delay": (_DURATION, "Deliver later."),
-    "detail": (_FLAG, "Each entry with its counters."),
-    "follow": (_FLAG, "Answer without an end."),
-    "format": ({"type": "string", "enum": ["raw", "line", "nul", "json", "sse", "record"]}, "How messages are framed."),
-    "full": ({"type": "string", "enum": ["drop-old", "drop-new", "block", "reject"]}, "The policy at the backlog."),
-    "id": (_TEXT, "Publish once: a message of the same id is not published again."),
-    "last_event_id": (_COUNT, "Begin behind that sequence; the header Last-Event-ID wins."),
-    "lease": (_DURATION, "How long the claims last, 1 s to 12 h."),
-    "max": ({**_COUNT, "maximum": limits.HTTP_CLAIMED}, "Messages at most."),
-    "memory": (_FLAG, "The consumer is not on disk."),
-    "over": (_TEXT, "The stream that the consumer is over; without it, the group."),
-    "priority": ({"type": "integer", "minimum": 0, "maximum": 9}, "0 to 9; 9 is delivered first."),
-    "private": (_FLAG, "One open handle at a time."),
-    "reason": (_TEXT, "Why it is a dead letter."),
-    "select": (_TEXT, "A stream, view or pattern to read; may be repeated."),
-    "seq": (_COUNT, "The message of that sequence."),
-    "since": (_TEXT, "first, last, end, a sequence, -N messages, -DURATION or @UNIX."),
-    "single": (_FLAG, "For one of all subscribers."),
-    "streams": (_TEXT, "Also the counters of streams of that pattern."),
-    "strict": (_FLAG, "410 instead of a gap at the beginning."),
-    "transient": (_FLAG, "The consumer ends with its last handle."),
-    "ttl": (_DURATION, "Expire after."),
-    "type": ({"type": "string", "enum": ["group", "stream", "view"]}, "Entries of that type only."),
-    "until": (_TEXT, "The last sequence, or `end`: that of now."),
-    "wait": (_DURATION, "Wait that long for the first message, or for room."),
+ABOUT = """Message queues as files: directories are groups, files are streams. mqfs-http(5) explains each request.
+
+GROUP is the path of a group: of nested ones several segments, of the root none. A HEAD is a GET without the body.
+"""
+NAMES = {"shop": "GROUP", "orders": "STREAM", "view": "STREAM", "jobs": "STREAM", "mail": "CONSUMER", "PART": "PART"}
+TAGS = {  # the first that is in the template
+    ".consumers": ("consumers", "Messages that are claimed, settled, and come again."),
+    ".txn": ("transactions", "Batches that are larger than a request."),
+    ".batch": ("streams", "Messages, published and read."),
+    "{STREAM}": ("streams", "Messages, published and read."),
+    "{GROUP}": ("groups", "Groups, their settings and counters."),
+    "": ("server", "The server itself."),
 }
-_BODIES = {
-    "": {"text/plain": {"schema": {"type": "string"}}},
-    MESSAGE: {"application/octet-stream": {}},
-    BATCH: {
-        "application/x-ndjson": {"example": '{"stream":"orders","body":"hello"}\n'},
-        "application/vnd.mqfs.frames": {},
+_BINARY = {"application/octet-stream": {"schema": {**TEXT, "format": "binary"}}}
+_FRAMES = {"application/vnd.mqfs.frames": {"schema": {**TEXT, "format": "binary"}}}
+_LINES = {"text/plain": {"schema": TEXT}}
+_BODIES: dict[str, Json] = {
+    MESSAGE: _BINARY,
+    BATCH: {"application/x-ndjson": {"schema": TEXT}, **_FRAMES},
+    STAGED: {**_BINARY, **_FRAMES},
+    LINES: _LINES,
+    COMMANDS: _LINES,
+}
+_WITH_BODY = (200, 201, 206, 503)  # 503 in a row is the row's own answer
+_CONDITIONS = {  # headers that lead to a status
+    412: ("If-None-Match", Option({"const": "*"}, "Only if nothing is there.", "*")),
+    304: ("If-None-Match", Option(TEXT, "Only if it is not of that entity tag.", '"1-9-120"')),
+    206: ("Range", Option(TEXT, "The bytes to send.", "bytes=0-")),
+}
+_WORD = {"type": ["string", "null"]}
+_SCHEMAS: dict[str, Json] = {
+    "Problem": {
+        "type": "object",
+        "required": ["type", "title", "status", "detail"],
+        "properties": {"type": TEXT, "title": TEXT, "status": {"type": "integer"}, "detail": TEXT},
+    },
+    "Listing": {
+        "type": "object",
+        "required": ["group", "entries", "after"],
+        "properties": {
+            "group": TEXT,
+            "entries": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["name", "type"],
+                    "properties": {"name": TEXT, "type": {**TEXT, "enum": ["group", "stream", "view"]}},
+                },
+            },
+            "after": {**_WORD, "description": "Where the next page begins; null at the end."},
+        },
+    },
+    "Health": {
+        "type": "object",
+        "required": ["status"],
+        "properties": {"status": TEXT, "reasons": {"type": "array", "items": TEXT}},
     },
 }
+_OF_KIND = {"group": "Listing", "health": "Health", "ready": "Health"}
 
 
 async def serve(table: Callable[[], tuple[Route, ...]], call: Call) -> Answer:
@@ -86,80 +97,120 @@ def _made(table: tuple[Route, ...]) -> tuple[bytes, str]:
 
 
 def document(table: Iterable[Route]) -> Json:
-    paths: dict[str, Json] = {}
+    operations: dict[tuple[str, str], list[Route]] = {}
     for route in table:
-        path = template(route.path)
-        item = paths.setdefault(path, _item(path))
-        _add(item, route, path)
+        operations.setdefault((template(route.path), route.method.lower()), []).append(route)
+    paths: dict[str, Json] = {}
+    for (path, method), rows in operations.items():
+        paths.setdefault(path, _item(rows[0].path))[method] = _operation(path, method, rows)
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "mqfs",
-            "version": __version__,
-            "description": "Message queues as files: directories are groups, files are streams. See mqfs-http(5).",
-        },
-        "servers": [{"url": "/"}],
+        "info": {"title": "mqfs", "version": __version__, "description": ABOUT, "license": {"name": "MIT"}},
+        "servers": [{"url": "/", "description": "This server."}],
         "security": [{}, {"bearer": []}, {"basic": []}],
+        "tags": [{"name": name, "description": about} for name, about in reversed(dict(TAGS.values()).items())],
         "paths": paths,
-        "components": {"securitySchemes": _schemes(), "responses": {"Refused": _refused()}},
+        "components": {"securitySchemes": _schemes(), "responses": {"Refused": _refused()}, "schemas": _SCHEMAS},
     }
 
 
 def template(path: str) -> str:
     """An example of a path with its names as parameters."""
-    return "/".join(f"{{{_NAMES[name]}}}" if name in _NAMES else name for name in path.split("/"))
+    return "/".join(f"{{{NAMES[name]}}}" if name in NAMES else name for name in path.split("/"))
 
 
 def _item(path: str) -> Json:
-    names = [name[1:-1] for name in path.split("/") if name.startswith("{")]
-    named = [{"name": name, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}} for name in names]
+    named = [_parameter(NAMES[name], "path", Option({**TEXT, "minLength": 1}, "", name))
+             for name in path.split("/") if name in NAMES]  # fmt: skip
     return {"parameters": named} if named else {}
 
 
-def _add(item: Json, route: Route, path: str) -> None:
-    """A row of the table; another of the same method may be there."""
-    method = route.method.lower()
-    words = [word.strip("{}.") for word in path.split("/") if word.strip("{}.")]
-    operation = item.setdefault(
-        method,
-        {
-            "operationId": "_".join([method, *words, *(["folder"] if path.endswith("/") else [])]),
-            "summary": route.about,
-            "tags": [words[-1] if words else "tree"],
-            "parameters": [],
-            "responses": {"default": {"$ref": "#/components/responses/Refused"}},
-        },
-    )
-    if route.about not in operation["summary"]:
-        operation["summary"] += f" Or: {route.about}"
-    known = {parameter["name"] for parameter in operation["parameters"]}
-    operation["parameters"] += [_option(name) for name in route.options if name in OPTIONS and name not in known]
-    for status in route.statuses:
-        operation["responses"][str(status)] = _response(status)
-    if route.method in ("PUT", "POST"):
-        operation.setdefault("requestBody", {"required": False, "content": _BODIES[route.body]})
+def _operation(path: str, method: str, rows: list[Route]) -> Json:
+    words = [word.strip("{}.").lower() for word in path.split("/") if word]
+    operation: Json = {
+        "operationId": "_".join([method, *words, *(["folder"] if path.endswith("/") else [])]),
+        "summary": rows[0].about,
+        "tags": [next(tag for part, (tag, _) in TAGS.items() if part in path)],
+        "parameters": _parameters(rows),
+        "responses": {},
+    }
+    if len(rows) > 1:
+        operation["description"] = "\n".join(f"- {row.kind}: {row.about}" for row in rows)
+    for row in rows:
+        for status in row.statuses:
+            answer = _response(row, status)
+            operation["responses"][str(status)] = {**operation["responses"].get(str(status), {}), **answer}
+    operation["responses"]["default"] = {"$ref": "#/components/responses/Refused"}
+    if body := next((row.body for row in rows if row.body), ""):
+        operation["requestBody"] = _request_body(body, rows[0])
+    return operation
 
 
-def _option(name: str) -> Json:
-    schema, about = OPTIONS[name]
-    return {"name": name, "in": "query", "required": False, "schema": schema, "description": about}
+def _parameters(rows: list[Route]) -> list[Json]:
+    made: dict[tuple[str, str], Json] = {}
+    for row in rows:
+        for name in row.options:
+            known = option(name, row.verb or row.kind)
+            made["query", name] = _parameter(name, "query", known)
+            if known.header:
+                made["header", known.header] = _parameter(known.header, "header", known)
+        for status in row.statuses:
+            if status in _CONDITIONS:
+                name, known = _CONDITIONS[status]
+                made["header", name] = _parameter(name, "header", known)
+    return list(made.values())
 
 
-def _response(status: int) -> Json:
-    if status >= 400:
+def _parameter(name: str, place: str, known: Option) -> Json:
+    parameter: Json = {"name": name, "in": place, "required": place == "path", "schema": known.schema}
+    if known.about:
+        parameter["description"] = known.about
+    if known.example:
+        parameter["example"] = _value(known)
+    return parameter
+
+
+def _value(known: Option) -> Any:
+    """The example as its schema has it."""
+    kind = known.schema.get("type")
+    if kind == "array":
+        return [known.example]
+    return int(known.example) if kind in ("integer", "number") else known.example
+
+
+def _request_body(body: str, row: Route) -> Json:
+    kinds = {kind: dict(media) for kind, media in _BODIES[body].items()}
+    if row.example:
+        next(iter(kinds.values()))["example"] = row.example
+    return {"required": row.method == "POST", "content": kinds, "description": f"At most {row.most_bytes:,} bytes."}
+
+
+def _response(row: Route, status: int) -> Json:
+    if status >= 400 and status not in _WITH_BODY:
         return {"$ref": "#/components/responses/Refused"}
-    return {"description": HTTPStatus(status).phrase}
+    answer: Json = {"description": HTTPStatus(status).phrase}
+    if status in _WITH_BODY and row.sends.kinds:
+        answer["content"] = {kind.partition(";")[0]: _media(row, kind) for kind in row.sends.kinds}
+    if status in _WITH_BODY and row.sends.headers:
+        answer["headers"] = {name: {"schema": TEXT} for name in row.sends.headers}
+    if status in (303, 308):
+        answer["headers"] = {"Location": {"schema": TEXT, "required": True}}
+    return answer
+
+
+def _media(row: Route, kind: str) -> Json:
+    if kind != JSON:
+        return {}
+    known = _OF_KIND.get(row.kind)
+    return {"schema": {"$ref": f"#/components/schemas/{known}"} if known else {"type": "object"}}
 
 
 def _refused() -> Json:
-    problem = {
-        "type": "object",
-        "required": ["title", "status", "detail"],
-        "properties": {"type": _TEXT, "title": _TEXT, "status": {"type": "integer"}, "detail": _TEXT},
-    }
     return {
-        "description": "Why it was refused: for `*/*` and text/plain a line of text.",
-        "content": {CONTENT_TYPE: {"schema": problem}, "text/plain": {"schema": _TEXT}},
+        "description": "The reason, as a line of text for Accept `*/*` and text/plain. Any call may be answered by 400 "
+        "malformed, 401 unknown token, 403 not allowed, 404 and 405 nothing to call, 409 not now, 413 too large, "
+        "429 and 503 later.",
+        "content": {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}, "text/plain": {"schema": TEXT}},
     }
 
 

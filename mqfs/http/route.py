@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import attrs
 
@@ -10,21 +11,36 @@ from mqfs import limits
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
 
-MESSAGE, BATCH, NOTE, JSON_NOTE = "message", "batch", "note", "json note"  # what a body may be
+# What a body may be.
+MESSAGE, BATCH, STAGED, LINES, COMMANDS = "message", "batch", "staged", "lines", "commands"
+NOTE, JSON_NOTE = "note", "json note"
 _BODIES = {
     "": lambda: limits.CTL_BYTES,
     MESSAGE: lambda: limits.MESSAGE_BYTES,
     BATCH: lambda: limits.HTTP_BATCH_BYTES,
+    STAGED: lambda: limits.HTTP_BATCH_BYTES,
+    LINES: lambda: limits.MESSAGE_BYTES,
+    COMMANDS: lambda: limits.CTL_BYTES,
     NOTE: lambda: limits.NTFY_BYTES,
     JSON_NOTE: lambda: 2 * limits.NTFY_BYTES,  # with its title and the rest
 }
 Calls = Callable[[Call], Awaitable[Answer]]
 
 
+class Sends(NamedTuple):
+    """What an answer that is no refusal may carry: content types, names of headers."""
+
+    kinds: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+
+
+NOTHING = Sends()
+
+
 @attrs.frozen
 class Route:
-    """`kind` is what a path means (target.py), `path` an example of one, `body` what a body may be. `changes`: a GET
-    that no other site's page may make."""
+    """`kind` is what a path means (target.py), `path` an example of one, `body` what a body may be, `example` one.
+    `changes`: a GET that no other site's page may make."""
 
     method: str
     kind: str
@@ -36,6 +52,8 @@ class Route:
     body: str = ""
     statuses: tuple[int, ...] = (200,)
     changes: bool = False
+    sends: Sends = NOTHING
+    example: str = ""
 
     @property
     def most_bytes(self) -> int:

@@ -14,8 +14,11 @@ import attrs
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import IsDirectory, MqfsError, NotFound
 from mqfs.http import consuming, groups, kept, metrics, openapi, page, publishing, reading
+from mqfs.http.answers import FORMATS, JSON, RAW, TEXT
+from mqfs.http.answers import LINES as JSON_LINES
+from mqfs.http.exposition import OPEN_METRICS
 from mqfs.http.refusals import NotAllowed, problem
-from mqfs.http.route import BATCH, MESSAGE, Route
+from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Route, Sends
 from mqfs.http.target import Path, Target, resolve
 from mqfs.http.wire import Request
 from mqfs.model import User
@@ -23,6 +26,14 @@ from mqfs.model import User
 _PUBLISH = (
     "create", "wait", "delay", "at", "ttl", "priority", "single", "id", "h-",
 )  # fmt: skip
+_LIST = ("after", "type", "detail", "select", *reading.OPTIONS)
+_CONSUMER = ("over", "transient", "private", "memory", "backlog", "full")
+_PLACES = ("Mqfs-First", "Mqfs-Next")
+_MESSAGES = tuple(dict.fromkeys(form.kind for form in FORMATS.values()))
+_READ = Sends(_MESSAGES, (*_PLACES, "Mqfs-Sequence", "Mqfs-Time"))
+_PUBLISHED = Sends((TEXT,), ("Mqfs-Sequence", "Location"))
+_JSON, _TEXT, _JSON_LINES = Sends((JSON,)), Sends((TEXT,)), Sends((JSON_LINES,))
+_BODY = "3 lamps"
 
 
 def _settling(verb: str, *options: str) -> Route:
@@ -31,83 +42,90 @@ def _settling(verb: str, *options: str) -> Route:
         "consumer",
         f"/shop/.consumers/mail/{verb}",
         consuming.settle,
-        f"{verb.capitalize()} claimed messages: their tokens, one a line.",
+        f"`{verb}` of claimed messages: their tokens, one a line.",
         verb,
         options,
-        MESSAGE,
+        LINES,
         (204, 410),
+        example="1.17.1.FGqvFBuVeGR9-sTGnGlsTg",
     )
 
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "group", "/shop/", groups.show, "List a group, or read what `select` names.",
-          options=("after", "type", "detail", "select", *reading.OPTIONS), statuses=(200, 303)),
+          options=_LIST, statuses=(200, 303), sends=Sends((JSON, *_MESSAGES), _PLACES)),
     Route("GET", "bare group", "/shop", groups.add_slash, "Where the group is.",
-          options=("after", "type", "detail", "select", *reading.OPTIONS), statuses=(308,)),
+          options=_LIST, statuses=(308,)),
     Route("PUT", "new group", "/shop/", groups.make_group, "Make a group.", statuses=(201,)),
     Route("PUT", "group", "/shop/", groups.is_there, "The group is there.", statuses=(200, 412)),
     Route("DELETE", "group", "/shop/", groups.remove_group, "Remove an empty group.", statuses=(204, 409)),
     Route("PUT", "new stream", "/shop/orders", publishing.put, "Make a stream; with a body, publish.",
-          options=_PUBLISH, body=MESSAGE, statuses=(201,)),
+          options=_PUBLISH, body=MESSAGE, statuses=(201,), sends=_PUBLISHED, example=_BODY),
     Route("PUT", "stream", "/shop/orders", publishing.put_there, "Publish the body; without one the stream is there.",
-          options=_PUBLISH, body=MESSAGE, statuses=(200, 201, 412)),
+          options=_PUBLISH, body=MESSAGE, statuses=(200, 201, 412), sends=_PUBLISHED, example=_BODY),
     Route("POST", "new stream", "/shop/orders", publishing.publish, "Make a stream, and publish the body.",
-          options=_PUBLISH, body=MESSAGE, statuses=(201, 404)),
+          options=_PUBLISH, body=MESSAGE, statuses=(201, 404), sends=_PUBLISHED, example=_BODY),
     Route("POST", "stream", "/shop/orders", publishing.publish, "Publish the body as one message.",
-          options=_PUBLISH, body=MESSAGE, statuses=(201,)),
+          options=_PUBLISH, body=MESSAGE, statuses=(201,), sends=_PUBLISHED, example=_BODY),
     Route("DELETE", "stream", "/shop/orders", groups.unlink, "Remove a stream.", statuses=(204,)),
     Route("DELETE", "view", "/shop/view", groups.unlink, "Remove a view.", statuses=(204,)),
     Route("GET", "stream", "/shop/orders", reading.read, "Read messages; takes none.",
-          options=reading.OPTIONS, statuses=(200, 204, 404, 410)),
+          options=reading.OPTIONS, statuses=(200, 204, 404, 410), sends=_READ),
     Route("GET", "view", "/shop/view", reading.read, "Read what a view selects.",
-          options=reading.OPTIONS, statuses=(200, 204, 410)),
+          options=reading.OPTIONS, statuses=(200, 204, 410), sends=_READ),
     Route("GET", "new stream", "/shop/orders", reading.absent, "No such stream.",
           options=reading.OPTIONS, statuses=(204, 404)),
-    Route("HEAD", "stream", "/shop/orders", reading.look, "Where a stream begins and ends.", options=reading.OPTIONS),
-    Route("HEAD", "view", "/shop/view", reading.look, "Where the next message will be.", options=reading.OPTIONS),
+    Route("HEAD", "stream", "/shop/orders", reading.look, "Where a stream begins and ends.", options=reading.OPTIONS,
+          sends=Sends((RAW.kind,), (*_PLACES, "Mqfs-Messages", "Mqfs-Bytes", "Mqfs-Written"))),
+    Route("HEAD", "view", "/shop/view", reading.look, "Where the next message will be.", options=reading.OPTIONS,
+          sends=Sends((RAW.kind,), ("Mqfs-Next",))),
     Route("GET", "kept", "/shop/.kept/orders", kept.read, "What a stream keeps, as a file.",
-          statuses=(200, 206, 304, 416)),
+          statuses=(200, 206, 304, 416), sends=Sends((RAW.kind,), ("ETag", "Accept-Ranges", "Content-Range"))),
     Route("POST", ".batch", "/shop/.batch", publishing.batch, "Publish many messages, all or none.",
-          options=("wait",), body=BATCH, statuses=(201,)),
+          options=("wait",), body=BATCH, statuses=(201,), sends=Sends((TEXT,), ("Mqfs-Sequence",)),
+          example='{"stream":"orders","body":"3 lamps"}\n'),
     Route("PUT", "new part", "/shop/.txn/PART/", publishing.make_part, "Begin a part of a transaction.",
           statuses=(201,)),
     Route("PUT", "part", "/shop/.txn/PART/", groups.is_there, "The part is there."),
     Route("DELETE", "part", "/shop/.txn/PART/", groups.remove_group, "Drop a part.", statuses=(204,)),
     Route("POST", "staged", "/shop/.txn/PART/orders", publishing.stage, "Write a message, or a batch, into a part.",
-          body=BATCH, statuses=(202,)),
-    Route("GET", "txn ctl", "/shop/.txn/ctl", groups.ctl, "Parts and producers."),
-    Route("POST", "txn ctl", "/shop/.txn/ctl", publishing.transact, "Commit or abort parts.", body=MESSAGE,
-          statuses=(204,)),
-    Route("GET", "ctl", "/shop/ctl", groups.ctl, "The settings of a group."),
-    Route("POST", "ctl", "/shop/ctl", groups.command, "Change settings: lines, all or none.", statuses=(204, 400)),
-    Route("GET", ".stats", "/shop/.stats", groups.status, "Counters.", options=("streams",)),
-    Route("GET", ".who", "/shop/.who", groups.status, "Open files."),
-    Route("GET", ".errors", "/shop/.errors", groups.status, "Refused writes."),
+          body=STAGED, statuses=(202,), example=_BODY),
+    Route("GET", "txn ctl", "/shop/.txn/ctl", groups.ctl, "Parts and producers.", sends=_TEXT),
+    Route("POST", "txn ctl", "/shop/.txn/ctl", publishing.transact, "Commit or abort parts.", body=LINES,
+          statuses=(204,), example="commit app.1 PART"),
+    Route("GET", "ctl", "/shop/ctl", groups.ctl, "The settings of a group.", sends=_TEXT),
+    Route("POST", "ctl", "/shop/ctl", groups.command, "Change settings: lines, all or none.", body=COMMANDS,
+          statuses=(204, 400), example="depth 1000\nreplay all\n"),
+    Route("GET", ".stats", "/shop/.stats", groups.status, "Counters.", options=("streams",), sends=_JSON),
+    Route("GET", ".who", "/shop/.who", groups.status, "Open files.", sends=_JSON_LINES),
+    Route("GET", ".errors", "/shop/.errors", groups.status, "Refused writes.", sends=_JSON_LINES),
     Route("PUT", "new consumer", "/shop/.consumers/mail", consuming.make, "Make a consumer.",
-          options=("over", "transient", "private", "memory", "backlog", "full"), statuses=(201,)),
+          options=_CONSUMER, statuses=(201,)),
     Route("PUT", "consumer", "/shop/.consumers/mail", groups.is_there, "The consumer is there.",
-          options=("over", "transient", "private", "memory", "backlog", "full"), statuses=(200, 412)),
+          options=_CONSUMER, statuses=(200, 412)),
     Route("DELETE", "consumer", "/shop/.consumers/mail", groups.unlink, "Remove a consumer.", statuses=(204, 409)),
     Route("GET", "consumer", "/shop/.consumers/mail", consuming.peek, "The backlog, with deliveries.",
-          options=("after", "count", "format")),
+          options=("after", "count", "format"), sends=Sends((JSON_LINES, RAW.kind, TEXT))),
     Route("POST", "consumer", "/shop/.consumers/mail/claim", consuming.claim, "Claim messages.", "claim",
-          ("max", "wait", "lease"), statuses=(200, 204, 429)),
+          ("max", "wait", "lease"), statuses=(200, 204, 429), sends=_JSON_LINES),
     _settling("ack"),
     _settling("nack", "after"),
     _settling("release"),
     _settling("dead", "reason"),
     _settling("touch", "lease"),
-    Route("POST", "consumer", "/shop/.consumers/mail/seek", consuming.seek, "Move a consumer.", "seek",
-          statuses=(204,)),
+    Route("POST", "consumer", "/shop/.consumers/mail/seek", consuming.seek, "Move a consumer: a word of `seek`.",
+          "seek", body=COMMANDS, statuses=(204,), example="end"),
     Route("POST", "stream", "/shop/jobs/take", consuming.take, "Take from a stream under `deliver one`.", "take",
-          ("max", "wait", "format"), statuses=(200, 204, 409)),
-    Route("GET", "web", "/.web/", page.serve, "The page, for a browser.", statuses=(200, 304, 404)),
-    Route("GET", "health", "/.health", groups.health, "Whether the process lives."),
-    Route("GET", "ready", "/.ready", groups.ready, "Whether it can be sent work.", statuses=(200, 503)),
+          ("max", "wait", "format"), statuses=(200, 204, 409),
+          sends=Sends((RAW.kind, TEXT, JSON_LINES))),
+    Route("GET", "web", "/.web/", page.serve, "The page, for a browser.", statuses=(200, 304, 404),
+          sends=Sends((page.KINDS["index.html"],), ("ETag",))),
+    Route("GET", "health", "/.health", groups.health, "Whether the process lives.", sends=_JSON),
+    Route("GET", "ready", "/.ready", groups.ready, "Whether it can be sent work.", statuses=(200, 503), sends=_JSON),
     Route("GET", "metrics", "/.metrics", metrics.show, "Counters of the groups that the user may read, for Prometheus.",
-          options=("streams",)),
+          options=("streams",), sends=Sends((TEXT, OPEN_METRICS))),
     Route("GET", "openapi", "/.openapi.json", partial(openapi.serve, lambda: ROUTES), "This document.",
-          statuses=(200, 304)),
+          statuses=(200, 304), sends=Sends((JSON,), ("ETag",))),
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import logging
 import select
 import socket
 from collections import Counter
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Awaitable, Callable, Hashable, Set
 from typing import Protocol
 
 import trio
@@ -19,7 +19,8 @@ import trio
 from mqfs import limits
 from mqfs.arrival import look_up, peer_at, shake_hands
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadAddress, OverLimit
+from mqfs.errors import BadAddress, OverLimit, printable
+from mqfs.http.answers import Answer
 from mqfs.http.browser import BrowserRules
 from mqfs.http.channel import ENDS, GONE, Channel
 from mqfs.http.claims import Claims
@@ -27,6 +28,7 @@ from mqfs.http.connection import Connection
 from mqfs.http.gate import Gate
 from mqfs.http.proxies import Proxies
 from mqfs.http.routes import TREE, Table
+from mqfs.http.wire import Request
 from mqfs.model import Grant
 from mqfs.net import identity
 from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback
@@ -55,7 +57,9 @@ class Listener(Protocol):
 class HttpServer:
     """All HTTP connections of one tree.
 
-    `tls`: for listeners at addresses of TLS. `troubles` tells why the server is not ready.
+    `tls`: for listeners at addresses of TLS. `troubles` tells why the server is not ready. `trace` gets a line for
+    each answer. `speak`: serves connections of another protocol first, and returns whether one was; it has no byte of
+    the others. `name`: in logs and `.who`.
     """
 
     def __init__(
@@ -69,18 +73,21 @@ class HttpServer:
         proxies: Proxies | None = None,
         turns: Turns | None = None,
         troubles: Callable[[], list[str]] = list,
+        trace: Callable[[str], None] | None = None,
+        speak: Callable[[Channel, Peer], Awaitable[bool]] | None = None,
+        name: str = "http",
     ) -> None:
         uid = identity.user_number(tcp_user)
         if uid is None:
             raise BadAddress(f"unknown user {tcp_user!r} for clients over TCP")
         self.tree, self.claims, self.gate = tree, Claims(tree), Gate()
-        self._tokens, self._tls = tokens, tls
+        self._tokens, self._tls, self._trace = tokens, tls, trace
         if tokens is not None:
             tokens.on_ended.append(self._end_tokens)
         self.rules, self.proxies, self.troubles = rules or BrowserRules(), proxies or Proxies(), troubles
         self.turns, self.stopping = turns or Turns(), False
         self.requests: Counter[tuple[str, int]] = Counter()  # answered, by method and status
-        self._tcp_uid = uid
+        self._tcp_uid, self._speak, self._name = uid, speak, name
         self._listeners: dict[Listener, Table] = {}
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._places: Counter[Hashable] = Counter()  # connections of each user
@@ -150,7 +157,7 @@ class HttpServer:
         with sock:
             sock.setblocking(False)
             try:
-                peer = peer_at(sock, address, "http", next(self._numbers), self._tcp_uid, self._tokens)
+                peer = peer_at(sock, address, self._name, next(self._numbers), self._tcp_uid, self._tokens)
                 self._take_place(peer, encrypted)
             except OSError:
                 return  # it is gone already
@@ -190,6 +197,9 @@ class HttpServer:
                 return
         channel = Channel(sock, tls)
         await look_up(peer)
+        if self._speak is not None and await self._speak(channel, peer):
+            channel.end()
+            return
         loopback = not isinstance(address, UnixAddress) and is_loopback(address.host)
         await self._serve_peer(Connection(self, channel, peer, loopback, self._listeners[listener]))
         channel.end()
@@ -231,7 +241,16 @@ class HttpServer:
                 else:
                     connection.half_closed()
 
-    # ------------------------------------------------------------ answers without an end
+    # ------------------------------------------------------------ answers
+
+    def note(self, peer: Peer, request: Request, answer: Answer) -> None:
+        """Count an answer that begins, and trace it. The query may have secrets."""
+        self.requests[request.method, answer.status] += 1
+        if self._trace is not None:
+            path = printable(request.target.partition("?")[0])
+            size = f" {len(answer.body)} bytes" if isinstance(answer.body, bytes) else ""
+            where = peer.where.removeprefix("http ")
+            self._trace(f"{where} {request.method} {path} {len(request.body)} bytes -> {answer.status}{size}")
 
     @property
     def streams(self) -> int:

@@ -145,7 +145,7 @@ def test_what_is_no_request_hides_none(through: Through, what: str) -> None:
         assert b'{"status": "ok"}' in answer
     stored = through.direct.get(f"{group}/s?format=json")
     bodies = [line["body"] for line in stored.lines] if stored.status == 200 else []
-    assert bodies in ([], ["abc"])
+    assert bodies in ([], ["abc" if b"abc" in data else ""])
     assert first >= 400 or not bodies or first == 201
 
 

@@ -146,9 +146,9 @@ def test_transaction(web: Web, group: str) -> None:
 def test_consumers(web: Web, group: str) -> None:
     mail = f"{group}/.consumers/mail"
     web.put(f"{group}/s")
-    assert web.curl("-X", "PUT", f"{mail}?over=s&backlog=9").status == 201
+    assert web.curl("-X", "PUT", f"{mail}?over=s&memory=yes&backlog=9&full=drop-new").status == 201
     assert web.curl("-X", "PUT", mail).status == 200
-    assert "consumer mail s backlog 9\n" in web.curl(f"{group}/ctl").body.decode()
+    assert "consumer mail s memory backlog 9 full drop-new\n" in web.curl(f"{group}/ctl").body.decode()
     for body in ("a", "b", "c"):
         web.post(f"{group}/s", body)
     assert [(m["body"], m["deliveries"]) for m in web.curl(mail).lines] == [("a", 1), ("b", 1), ("c", 1)]

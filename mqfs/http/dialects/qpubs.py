@@ -48,7 +48,7 @@ def _name(call: Call) -> str:
 
 async def _selected(call: Call) -> str:
     """The name or pattern to listen to; a stream of that name is made where there is nothing."""
-    if not is_pattern(name := _name(call)):
+    if not is_pattern(name := _name(call), call.group.settings.words):
         await ensure_stream(call, name)
     return name
 
