@@ -1,0 +1,252 @@
+"""One client of fq: its connection for commands, and the one for data that its key pairs with it.
+
+Owns their life: who ends when the other does, heartbeats, and the turns of their user. While a message of it waits for
+room in a queue, no more is read of its connection for data, and of no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+from collections.abc import Callable
+from time import thread_time
+
+import attrs
+import trio
+
+from mqfs import limits
+from mqfs.errors import BadCommand, MqfsError, OverLimit
+from mqfs.fq import codec
+from mqfs.fq.codec import HOP_BYTES, CommandParser, Malformed, Message, MessageParser
+from mqfs.fq.delivery import Delivery
+from mqfs.fq.exchanges import Counts, Exchanges
+from mqfs.fq.publishing import Publisher, address, origin
+from mqfs.fq.queues import Queue
+from mqfs.http.channel import Channel, Gone
+from mqfs.model import User
+from mqfs.net.peer import Peer
+from mqfs.turns import Turn
+
+log = logging.getLogger("mqfs.fq")
+LEAST_BEAT_S = 0.01
+SMALL_BYTES = 65_536  # of a message on its way that do not count as its user's memory
+
+
+class Work:
+    """What one connection does in the turns of its user."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._began = self._cost = 0.0
+
+    async def begin(self) -> None:
+        if self._turn.owner not in (None, trio.lowlevel.current_task()):
+            await self._turn.come()
+        self._began = self._turn.begin()
+
+    def rest(self) -> None:
+        """Something is waited for."""
+        if self._began:
+            self._cost += thread_time() - self._began
+            self._began = 0.0
+        self._turn.leave()
+
+    async def end(self) -> None:
+        """Let other users have their turn where this one had enough, and other connections in any case."""
+        began, cost = self._began, self._cost
+        self._began = self._cost = 0.0
+        await self._turn.end(began, True, cost)
+        await trio.lowlevel.checkpoint()
+
+
+@attrs.define(eq=False)
+class Client:
+    """`name`: the user as it calls itself, which its messages are sent by. `node`: our address in hops."""
+
+    exchanges: Exchanges
+    peer: Peer
+    user: User
+    name: bytes
+    queue: Queue
+    turn: Turn
+    node: bytes
+    port: int = 0
+    is_peer: bool = False
+    counts: Counts = attrs.Factory(Counts)
+    delivery: Delivery | None = None
+    scope: trio.CancelScope = attrs.Factory(trio.CancelScope)  # of its commands
+    data_scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
+    _data_ended: trio.Event = attrs.Factory(trio.Event)
+    _last_sign: float = 0.0
+    _beat_s: float = 0.0  # 0: it asked for none
+    _writing: trio.Lock = attrs.Factory(trio.Lock)
+
+    @property
+    def address(self) -> bytes:
+        return address(self.peer.account)
+
+    def on_bound(self, exchange: bytes) -> None:
+        found = self.exchanges.find(exchange)
+        if self.delivery is not None and found is not None:
+            self.delivery.add(found)
+
+    # ------------------------------------------------------------ commands
+
+    async def serve_commands(self, channel: Channel, parser: CommandParser, commands: list[codec.Command]) -> None:
+        """Answer commands in order until it goes. Raises Malformed, Gone, trio.TooSlowError."""
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                self._last_sign = trio.current_time()
+                while True:
+                    for command in commands:
+                        await self._perform(command, channel, nursery)
+                    data = await channel.receive(self._deadline())
+                    if not data:
+                        break
+                    self._last_sign = trio.current_time()
+                    commands = parser.receive(data)
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+
+    def _deadline(self) -> float:
+        return self._last_sign + limits.FQ_BEATS * self._beat_s if self._beat_s else math.inf
+
+    async def _perform(self, command: codec.Command, channel: Channel, nursery: trio.Nursery) -> None:
+        if isinstance(command, codec.BeatRequest):
+            begun, self._beat_s = self._beat_s > 0, command.period_ms and max(command.period_ms / 1e3, LEAST_BEAT_S)
+            if self._beat_s and not begun:
+                nursery.start_soon(self._beat, channel)
+        elif isinstance(command, codec.Bind):
+            await self._answer(channel, codec.bound(await self._bind(command)))
+        elif isinstance(command, codec.Unbind):
+            await self._answer(channel, codec.unbound(await self._unbind(command)))
+        elif isinstance(command, codec.Status):
+            await self._answer(channel, codec.counts(self.counts.items()))
+
+    async def _answer(self, channel: Channel, data: bytes) -> None:
+        async with self._writing:
+            await channel.send(data, limits.HTTP_SEND_S)
+
+    async def _beat(self, channel: Channel) -> None:
+        """Send a sign of life in each period."""
+        while self._beat_s:
+            await trio.sleep(self._beat_s)
+            try:
+                await self._answer(channel, codec.BEAT)
+            except Gone:
+                self.scope.cancel()
+
+    async def _bind(self, command: codec.Bind) -> int:
+        permanent = command.flags & codec.FLAG_PERMANENT == codec.FLAG_PERMANENT
+        try:
+            return await self.exchanges.bind(self.user, self.queue, command.exchange, command.program, permanent)
+        except MqfsError as error:
+            level = logging.INFO if isinstance(error, BadCommand) else logging.WARNING
+            log.log(level, "%s: bind of %r refused: %s", self.peer.where, command.exchange, error)
+            return codec.ILLEGAL
+
+    async def _unbind(self, command: codec.Unbind) -> int:
+        try:
+            await self.exchanges.unbind(self.user, self.queue, command.exchange, command.route)
+        except MqfsError as error:
+            log.info("%s: unbind of %r refused: %s", self.peer.where, command.exchange, error)
+            return codec.ILLEGAL
+        return command.route
+
+    # ------------------------------------------------------------ data
+
+    async def serve_data(self, channel: Channel, data: bytes, *, relayed: bool) -> None:
+        """Take messages of it, and deliver those of its queue, until it goes. Raises Malformed, Gone."""
+        self.is_peer, channel.unread = relayed, data
+        if channel.socket.family != socket.AF_UNIX:
+            channel.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.FQ_UNACKED_S * 1_000)
+        delivery = self.delivery = Delivery(
+            self.exchanges, self.user, self.queue, channel, self.counts, self.node, self.turn
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(delivery.run)
+                await self._receive(channel, MessageParser(relayed=relayed))
+                delivery.end(clean=not channel.failed)
+                nursery.cancel_scope.cancel()
+        finally:
+            delivery.end(clean=False)
+            self._data_ended.set()
+            self.scope.cancel()
+
+    async def end_delivery(self) -> None:
+        """Its commands have ended. How its connection for data ends says what it had read."""
+        delivery = self.delivery
+        if delivery is not None:
+            delivery.stop()
+            with trio.move_on_after(limits.FQ_PART_S):
+                await self._data_ended.wait()
+            delivery.end(clean=False)
+
+    async def _receive(self, channel: Channel, parser: MessageParser) -> None:
+        """Publish what it sends, until the end of the connection. If its commands have ended, wait no longer for what
+        it sent before."""
+        publisher, work = Publisher(self.exchanges, self.user, self.counts, self.node), Work(self.turn)
+        channel.before_wait = publisher.before_wait = work.rest
+        origin_of = self._origins(relayed=self.is_peer)
+        held = 0
+        try:
+            while data := await self._next(channel):
+                await work.begin()
+                messages = parser.receive(data)
+                if self.is_peer:
+                    messages = self._take_confirmations(messages)
+                if parser.held > SMALL_BYTES or held:
+                    held = self._hold(held, parser.held if parser.held > SMALL_BYTES else 0)
+                self._count_too_large(parser)
+                await publisher.publish(messages, origin_of)
+                await work.end()
+        finally:
+            work.rest()
+            publisher.close()
+            self._hold(held, 0)
+
+    def _take_confirmations(self, messages: list[Message]) -> list[Message]:
+        """The others."""
+        for message in messages:
+            if message.exchange == codec.CONFIRM and self.delivery is not None:
+                self.delivery.confirm(int.from_bytes(message.payload[:8]))
+        return [message for message in messages if message.exchange != codec.CONFIRM]
+
+    async def _next(self, channel: Channel) -> bytes:
+        """What came; empty at the end, or where its commands have ended and nothing came for a while."""
+        while True:
+            ended = self.scope.cancel_called
+            try:
+                return await channel.receive(trio.current_time() + limits.FQ_AWAY_S)
+            except trio.TooSlowError:
+                if ended:
+                    return b""
+
+    def _hold(self, before: int, after: int) -> int:
+        """Bytes of a message on its way count as memory of its user. Raises Malformed."""
+        try:
+            return self.exchanges.tree.memory.change(self.peer.account, before, after)
+        except OverLimit as error:
+            raise Malformed(str(error)) from None
+
+    def _count_too_large(self, parser: MessageParser) -> None:
+        if parser.too_large:
+            for counts in (self.counts, self.exchanges.counts):
+                counts.size_dropped += parser.too_large
+            parser.too_large = 0
+
+    def _origins(self, *, relayed: bool) -> Callable[[Message], bytes | None]:
+        """The headers of where a message is from; None for one that was here before, or had too many hops."""
+        if not relayed:
+            mine = origin(self.name, self.node + self.address)
+            return lambda message: mine
+
+        def of(message: Message) -> bytes | None:
+            steps = [message.hops[at : at + HOP_BYTES] for at in range(0, len(message.hops), HOP_BYTES)]
+            if self.node in steps or len(steps) >= limits.FQ_HOPS:
+                return None
+            return origin(message.sender or self.name, self.node + message.hops)
+
+        return of

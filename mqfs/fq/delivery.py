@@ -1,0 +1,337 @@
+"""Messages on their way to one client of fq: claimed, sent, and acked when its kernel has them.
+
+The protocol has no acknowledgement. A message is acked when the peer's kernel has its bytes, and not at once: the last
+limits.FQ_HELD of them stay claimed for limits.FQ_HELD_S. A client that ends having read everything ends its connection
+by FIN: then they are acked. One that is killed with something unread resets it: then they are delivered again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import struct
+import termios
+from collections import deque
+from functools import lru_cache
+from typing import cast
+
+import attrs
+import trio
+
+from mqfs import limits
+from mqfs.engine.files.consumer_file import ConsumerHandle
+from mqfs.errors import MqfsError, OverQuota, Stale
+from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, payload
+from mqfs.fq.exchanges import Counts, Exchange, Exchanges
+from mqfs.fq.publishing import EMPTY, HOPS, ID, ID_HEAD, SENDER, address
+from mqfs.fq.queues import Queue
+from mqfs.http.channel import Channel, Gone
+from mqfs.log import headers
+from mqfs.model import Record, User
+from mqfs.net import identity
+from mqfs.settle import settle
+from mqfs.syntax.escape import text_of
+from mqfs.turns import Turn
+from mqfs.wait import Wait
+
+log = logging.getLogger("mqfs.fq")
+WHOLE = 1 << 30  # bytes of a read: all there is
+_NUMBERS = struct.Struct(">QQ")
+_ID_TAIL = len(ID_HEAD) + 2 * ID_BYTES
+_ORIGINS = 1_024  # of messages, remembered
+_ACKED_AT_ONCE = 4_096  # sequences in one command
+_QUOTA_S, _AGAIN_S = 0.1, 1.0
+
+
+class Source:
+    """A consumer that a client reads: its queue in the group of one exchange."""
+
+    def __init__(self, exchange: Exchange, handle: ConsumerHandle, counts: Counts, node: bytes) -> None:
+        self.exchange, self.handle, self._counts, self._node = exchange, handle, counts, node
+        self._head = name(exchange.name)
+        self.began = 0.0  # its turn, on the CPU's clock
+        self._routes: dict[str, bytes] = {}
+
+    def encode(self, record: Record, body: bytes) -> bytes | None:
+        """A message as a broker sends it; None where no client could read it: its route is too long."""
+        group = self.exchange.group
+        stream = group.numbers[record.stream].name
+        route = self._routes.get(stream)
+        if route is None:
+            if len(text := text_of(stream)) > NAME_BYTES:
+                return None
+            route = self._routes[stream] = name(text)
+        head, tail = record.headers, b""
+        if head[-_ID_TAIL : -2 * ID_BYTES] == ID_HEAD:  # as this front end writes it
+            id, tail, empty = _unhex(head[-2 * ID_BYTES :]), *_origin(head[:-_ID_TAIL])
+        elif head:
+            id, tail, empty = _unhex(headers.decode(head).get(ID, "").encode()), *_origin(head)
+        if not tail or not id:
+            writer = _writer(head).encode()[:NAME_BYTES]
+            id, empty = _NUMBERS.pack(group.number, record.sequence), False
+            tail = name(writer) + hop_list(2 * self._node)
+        body = b"" if empty else body
+        self._counts.octets_out += len(body)
+        return b"".join((self._head, route, id, tail, payload(body)))
+
+    def settle(self, verb: str, sequences: list[int]) -> None:
+        """`ack` or `release` those of the sequences that are claimed still."""
+        claims = self.handle.claims
+        mine = [str(sequence) for sequence in sequences if sequence in claims]
+        for at in range(0, len(mine), _ACKED_AT_ONCE):
+            self.handle.write(f"{verb} {' '.join(mine[at : at + _ACKED_AT_ONCE])}\n".encode())
+
+
+@lru_cache(_ORIGINS)
+def _origin(head: bytes) -> tuple[bytes, bool]:
+    """Sender and hops of headers, as on the wire; and whether the payload has no bytes. Nothing: they say none."""
+    given = headers.decode(head)
+    sender = text_of(given.get(SENDER, ""))[:NAME_BYTES]
+    hops = b"".join(map(address, given.get(HOPS, "").split(",")))[: limits.FQ_HOPS * HOP_BYTES]
+    return (name(sender) + hop_list(hops) if sender else b""), EMPTY in given
+
+
+def _unhex(text: bytes) -> bytes:
+    """An id; nothing where it is none: anyone may write headers."""
+    try:
+        id = bytes.fromhex(text.decode())
+    except ValueError:
+        return b""
+    return id if len(id) == ID_BYTES else b""
+
+
+def _writer(head: bytes) -> str:
+    """The user who published a message through the tree; only messages with headers say who."""
+    uid = headers.decode(head).get(headers.SENDER, "")
+    return identity.user_name(int(uid)) if uid.isdigit() else "mqfs"
+
+
+@attrs.frozen
+class Sent:
+    """Messages of one source that were sent together. `end`: where their bytes end among all sent, `count`: how many
+    were sent with them."""
+
+    end: int
+    count: int
+    source: Source
+    sequences: list[int]
+    at: float = 0.0  # when the peer's kernel had them
+
+
+class Delivery:
+    """Of one client, from when it has a connection for data."""
+
+    def __init__(
+        self,
+        exchanges: Exchanges,
+        user: User,
+        queue: Queue,
+        channel: Channel,
+        counts: Counts,
+        node: bytes,
+        turn: Turn,
+    ) -> None:
+        self._exchanges, self._user, self._queue, self._channel = exchanges, user, queue, channel
+        self._counts, self._node, self._turn = counts, node, turn
+        self._sources: dict[Exchange, Source] = {}
+        self._sending = trio.Lock()
+        self._written = self._count = 0  # bytes, messages
+        self._confirming = False  # the client says what is safe there
+        self._window: deque[Sent] = deque()  # that the peer's kernel may not have
+        self._in_window = 0  # messages
+        self._held: deque[Sent] = deque()  # that it has
+        self._in_held = 0
+        self._moved = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._scope = trio.CancelScope()
+        self._ended = False
+
+    @property
+    def _hold(self) -> int:
+        """Messages that may stay claimed: they count as waiting, so of a small backlog none."""
+        backlog = self._queue.wish.backlog
+        return min(limits.FQ_HELD, backlog // 8) if backlog else limits.FQ_HELD
+
+    # ------------------------------------------------------------ the life of it
+
+    async def run(self) -> None:
+        """Deliver until it is stopped."""
+        with self._scope:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._confirm)
+                for exchange in self._exchanges:
+                    if exchange.name in self._queue.exchanges:
+                        self.add(exchange)
+
+    def stop(self) -> None:
+        """Claim no more."""
+        self._scope.cancel()
+
+    def add(self, exchange: Exchange) -> None:
+        """The queue is bound to that exchange."""
+        source, node = self._sources.get(exchange), exchange.consumer(self._queue)
+        if self._nursery is None or self._ended or node is None or (source and not source.handle.has_ended):
+            return
+        tree = self._exchanges.tree
+        try:
+            handle = cast(ConsumerHandle, tree.open(self._user, node, os.O_RDWR))
+        except MqfsError as error:
+            exchange.group.refuse(self._user, self._queue.consumer, str(error))
+            log.warning("queue %s of %s: %s", self._queue.consumer, exchange.group.name, error)
+            return
+        source = self._sources[exchange] = Source(exchange, handle, self._counts, self._node)
+        self._nursery.start_soon(self._pump, source)
+
+    def end(self, clean: bool) -> None:
+        """The connection has ended, `clean` if the client had read all that its kernel had. Ends once."""
+        if self._ended:
+            return
+        self._ended = True
+        self.stop()
+        if clean:
+            self._look()
+            self._settle(0)
+        for source in self._sources.values():
+            if source.handle.closed:
+                continue
+            try:
+                source.settle("release", list(source.handle.claims))
+            except MqfsError as error:
+                log.warning("queue %s: %s", self._queue.consumer, error)
+            source.handle.close()
+        self._sources.clear()
+
+    # ------------------------------------------------------------ sending
+
+    async def _pump(self, source: Source) -> None:
+        """Send what the consumer has, until it is removed."""
+        handle = source.handle
+        try:
+            while not (handle.closed or handle.has_ended):
+                try:
+                    pieces, sequences = await self._gather(source)
+                    if pieces:
+                        await self._send(source, b"".join(pieces), sequences)
+                except MqfsError as error:
+                    log.warning("queue %s of %s: %s", self._queue.consumer, source.exchange.group.name, error)
+                    await trio.sleep(_AGAIN_S)
+        except (Gone, OSError):
+            pass  # the end of the connection is seen where it is read
+        finally:
+            self._turn.leave()  # others of its user wait for it
+
+    async def _gather(self, source: Source) -> tuple[list[bytes], list[int]]:
+        """Claim what is there; wait for the first message only."""
+        handle, pieces, sequences, size = source.handle, list[bytes](), list[int](), 0
+        while len(pieces) < limits.FQ_SEND_MESSAGES and size < limits.FQ_SEND_BYTES:
+            try:
+                step = handle.read(WHOLE)
+                if isinstance(step, Wait) and not step.settled:
+                    if pieces and step.cancel():
+                        break
+                    self._turn.leave()
+                body = await settle(step)
+                if not pieces:
+                    await self._begin(source)
+            except OverQuota:
+                if not pieces:
+                    await trio.sleep(_QUOTA_S)
+                break
+            shown = handle.shown
+            if shown is None or shown[0].sequence not in handle.claims:
+                break  # the consumer was removed, or the server stops
+            record = shown[0]
+            if record.sequence < source.exchange.since.get(self._queue, 0) and not self._selects(source, record):
+                source.settle("ack", [record.sequence])
+                continue
+            piece = source.encode(record, body)
+            if piece is None:
+                handle.write(f"dead {record.sequence} 'a route of more than {NAME_BYTES} bytes'\n".encode())
+                continue
+            pieces.append(piece)
+            sequences.append(record.sequence)
+            size += len(piece)
+        return pieces, sequences
+
+    def _selects(self, source: Source, record: Record) -> bool:
+        name = source.exchange.group.numbers[record.stream].name
+        return source.exchange.selects(self._queue, name, record.body, record.sequence)
+
+    async def _begin(self, source: Source) -> None:
+        """Wait for the turn of the user; what is done from here on counts."""
+        if self._turn.owner not in (None, trio.lowlevel.current_task()):
+            await self._turn.come()
+        source.began = self._turn.begin()
+
+    async def _send(self, source: Source, data: bytes, sequences: list[int]) -> None:
+        await self._turn.end(source.began, True)
+        async with self._sending:
+            while self._in_window >= limits.FQ_WINDOW:
+                self._moved = trio.Event()
+                await self._moved.wait()
+            await self._channel.send(data)
+            self._written += len(data)
+            self._count += len(sequences)
+            self._window.append(Sent(self._written, self._count, source, sequences))
+            self._in_window += len(sequences)
+        self._counts.msgs_out += len(sequences)
+        if self._in_window >= self._hold:
+            self._look()
+            self._settle(self._hold)
+        await trio.lowlevel.checkpoint()
+
+    # ------------------------------------------------------------ acknowledging
+
+    async def _confirm(self) -> None:
+        """Ack what the peer's kernel has had for long enough."""
+        while True:
+            await trio.sleep(limits.FQ_CONFIRM_S if self._window or self._held else 5 * limits.FQ_CONFIRM_S)
+            self._look()
+            self._settle(self._hold)
+
+    def _look(self) -> None:
+        """Note what the peer's kernel has: all that was sent, less what ours keeps. Through TLS ours keeps more bytes
+        than they were, so less counts."""
+        if not self._window or self._confirming:
+            return
+        try:
+            kept = int.from_bytes(fcntl.ioctl(self._channel.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
+        except OSError:
+            return
+        done, now = self._written - kept, trio.current_time()
+        while self._window and self._window[0].end <= done:
+            sent = self._window.popleft()
+            self._in_window -= len(sent.sequences)
+            self._held.append(attrs.evolve(sent, at=now))
+            self._in_held += len(sent.sequences)
+        self._moved.set()
+
+    def confirm(self, count: int) -> None:
+        """The first `count` messages are safe with the client, which says so from now on: nothing else acks any."""
+        self._confirming = True
+        while self._window and self._window[0].count <= count:
+            sent = self._window.popleft()
+            self._in_window -= len(sent.sequences)
+            self._held.append(attrs.evolve(sent, at=-math.inf))
+            self._in_held += len(sent.sequences)
+        self._settle(0)
+        self._moved.set()
+
+    def _settle(self, most: int) -> None:
+        """Ack the oldest of those that the peer's kernel has, but `most`, and those that it has had for long."""
+        since = trio.current_time() - limits.FQ_HELD_S
+        due: dict[Source, list[int]] = {}
+        while self._held and (self._in_held > most or self._held[0].at <= since):
+            sent = self._held.popleft()
+            self._in_held -= len(sent.sequences)
+            due.setdefault(sent.source, []).extend(sent.sequences)
+        for source, sequences in due.items():
+            if not source.handle.closed:
+                try:
+                    source.settle("ack", sequences)
+                except Stale:
+                    pass  # a checkpoint was gone back to
+                except MqfsError as error:
+                    log.warning("queue %s: %s", self._queue.consumer, error)

@@ -1,0 +1,346 @@
+"""Exchanges of fq as groups: what is bound there, which messages are wanted, and queues that outlive their clients.
+
+Owns the groups below `--fq-group`: they are made here, by the server's own user, and so are their streams and views.
+A client needs r and w on a group to bind there, w on a stream to publish. What a group of an exchange has, its parent
+decides: its mode.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import attrs
+import trio
+
+from mqfs.engine.group import Group
+from mqfs.engine.language.programs import Program, parse
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import MqfsError, NotFound
+from mqfs.fq.programs import translate
+from mqfs.fq.queues import VIEW, Member, Queue, Wish
+from mqfs.model import User
+from mqfs.settle import settle
+from mqfs.syntax.escape import escape, text_of
+from mqfs.syntax.names import check_name
+from mqfs.syntax.quoting import command_lines, quote
+
+log = logging.getLogger("mqfs.fq")
+M = TypeVar("M", bound=Member)
+SETTINGS = ("idle 1h", "sync off", "retries 0", "dead %.dead")
+DISK_SYNC = "sync 10ms"
+STREAM_MODE = 0o666
+_CACHED = 65_536  # names of an exchange whose queues are remembered
+
+
+@attrs.define(eq=False)
+class Counts:
+    """Of one client, one exchange, or all."""
+
+    dropped_in: int = 0
+    no_exchange: int = 0
+    no_route: int = 0
+    routed: int = 0
+    dropped: int = 0
+    size_dropped: int = 0
+    msgs_in: int = 0
+    msgs_out: int = 0
+    octets_in: int = 0
+    octets_out: int = 0
+
+    def items(self) -> list[tuple[str, int]]:
+        return list(attrs.asdict(self).items())
+
+
+@attrs.frozen(eq=False)
+class Binding:
+    """A program of a queue. `text` is as the client sent it; `before`: messages of the exchange until then, `since`:
+    the first sequence that it is for."""
+
+    route: int
+    queue: Queue
+    text: str
+    program: Program
+    permanent: bool
+    before: int
+    since: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """What the routes begin with that it is for."""
+        return self.text.partition(":")[2].partition(" ")[0].strip('"')
+
+
+@attrs.frozen
+class Wanted:
+    """The receivers of messages of one name: bound queues, or others in the tree."""
+
+    queues: tuple[Queue, ...]
+    others: bool
+
+
+NONE = Wanted((), False)
+
+
+@attrs.define
+class _Name:
+    """A stream that may not exist, as views look at it."""
+
+    name: str
+    views: Any = None
+    number: int = -1
+
+
+class Exchange:
+    """A group."""
+
+    def __init__(self, name: bytes, group: Group) -> None:
+        self.name, self.group, self.counts = name, group, Counts()
+        self.bindings: dict[int, Binding] = {}
+        self.since: dict[Queue, int] = {}  # where the newest binding of each begins
+        self._queues: dict[str, Queue] = {}  # by view
+        self._wanted: dict[str, Wanted] = {}
+        self._version = -1  # of the group's routing
+
+    def enter(self, binding: Binding) -> None:
+        self.bindings[binding.route] = binding
+        self._queues[binding.queue.view] = binding.queue
+        self.since[binding.queue] = max(binding.since, self.since.get(binding.queue, 0))
+        self._wanted.clear()
+
+    def leave(self, route: int) -> None:
+        queue = self.bindings.pop(route).queue
+        if not any(self.of(queue)):
+            del self._queues[queue.view], self.since[queue]
+            queue.exchanges.discard(self.name)
+        self._wanted.clear()
+
+    def of(self, queue: Queue) -> Iterator[Binding]:
+        return (binding for binding in self.bindings.values() if binding.queue is queue)
+
+    def selects(self, queue: Queue, name: str, body: bytes, sequence: int) -> bool:
+        """Whether a program selects a message that was bound before it. A view has those from before, too."""
+        mine = (binding.program for binding in self.of(queue) if binding.since <= sequence)
+        return any(program.selects(name, body, sequence) for program in mine)
+
+    def wanted(self, name: str) -> Wanted:
+        """The receivers of messages of that name."""
+        if self._version != self.group.routing_version or len(self._wanted) > _CACHED:
+            self._wanted.clear()
+            self._version = self.group.routing_version
+        found = self._wanted.get(name)
+        if found is None:
+            found = self._wanted[name] = self._look_up(name)
+        if found is NONE and (stream := self.group.streams.get(name)) is not None and stream.opens:
+            return Wanted((), True)
+        return found
+
+    def _look_up(self, name: str) -> Wanted:
+        views = self.group.views.of(_Name(name))
+        queues = tuple(queue for view, queue in self._queues.items() if view in views)
+        others = len(views) > len(queues) or any(
+            consumer.state.over in ("", name) for consumer in self.group.consumers.values()
+        )
+        return Wanted(queues, others) if queues or others else NONE
+
+    def consumer(self, queue: Queue) -> Any:
+        return self.group.consumers.get(queue.consumer)
+
+
+class Exchanges:
+    """All below one group, and all queues."""
+
+    def __init__(self, tree: Tree, root: str) -> None:
+        self.tree, self.path = tree, tuple(root.split("/"))
+        self.server = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "fq")
+        self.queues: dict[bytes, Queue] = {}
+        self.counts = Counts()
+        self._root: Group | None = None
+        self._by_name: dict[bytes, Exchange] = {}
+        self._routes = itertools.count(1)
+        self._changing = trio.Lock()
+
+    # ------------------------------------------------------------ exchanges
+
+    async def start(self) -> None:
+        """Make the group of all exchanges where it is missing, and take up what is bound in it."""
+        node: Any = self.tree.root
+        for name in self.path:
+            found = node.groups.get(name)
+            node = found or await settle(self.tree.mkdir(self.server, node, name, self.tree.stat(node).mode & 0o777))
+        self._root = node
+        for group in list(node.groups.values()):
+            await self._take_up(Exchange(text_of(group.name), group))
+
+    @property
+    def root(self) -> Group:
+        assert self._root is not None
+        return self._root
+
+    def __iter__(self) -> Iterator[Exchange]:
+        return iter(list(self._by_name.values()))
+
+    def find(self, name: bytes) -> Exchange | None:
+        """An exchange, those too that were made in the tree."""
+        known = self._by_name.get(name)
+        if known is not None and not known.group.removed:
+            return known
+        group = self.root.groups.get(escape(name))
+        if known is not None:
+            self._forget(known)
+        if group is None:
+            return None
+        return self._by_name.setdefault(name, Exchange(name, group))
+
+    def _forget(self, exchange: Exchange) -> None:
+        del self._by_name[exchange.name]
+        for queue in self.queues.values():
+            queue.exchanges.discard(exchange.name)
+
+    async def _make(self, user: User, name: bytes) -> Exchange:
+        """Raises MqfsError."""
+        tree, root = self.tree, self.root
+        tree.access(user, root, os.W_OK)
+        check_name(escape(name))
+        group: Any = await settle(tree.mkdir(self.server, root, escape(name), tree.stat(root).mode & 0o777))
+        await self.command(group, *SETTINGS)
+        exchange = self._by_name[name] = Exchange(name, group)
+        return exchange
+
+    async def command(self, group: Group, *lines: str) -> None:
+        """Write lines to the group's `ctl`. Raises MqfsError."""
+        handle = self.tree.open(self.server, self.tree.walk(self.server, group, "ctl"), os.O_WRONLY)
+        try:
+            await settle(handle.write(command_lines(*lines)))
+        finally:
+            handle.close()
+
+    async def _take_up(self, exchange: Exchange) -> None:
+        """What an earlier run left: permanent queues are bound still; the views of others go."""
+        group, stale = exchange.group, []
+        for view in [view for view in group.views.values() if view.name.startswith(VIEW)]:
+            name = text_of(view.name.removeprefix(VIEW))
+            consumer = group.consumers.get(escape(name))
+            if consumer is None or consumer.state.transient or consumer.state.over != view.name:
+                stale.append(view.name)
+                continue
+            state = consumer.state
+            policy = "block" if state.full == "block" else "drop"
+            wish = Wish("", state.private, policy, state.backlog, True)
+            queue = self.queues.setdefault(name, Queue(name, wish, permanent=True))
+            for text in view.state.patterns:
+                self._enter(exchange, queue, text, parse(text), permanent=True)
+        self._by_name[exchange.name] = exchange
+        for gone in stale:
+            try:
+                await self.command(group, f"unbind {quote(gone)}")
+            except MqfsError as error:
+                log.warning("%s: view %s of a queue that is gone stays: %s", group.name, gone, error)
+
+    # ------------------------------------------------------------ queues
+
+    async def join(self, name: bytes, wish: Wish, make: Callable[[Queue], M]) -> M:
+        """A new member of a queue, which is made where it is missing. Raises Refused, MqfsError."""
+        async with self._changing:
+            queue = self.queues.get(name)
+            if queue is None:
+                check_name(VIEW + escape(name))
+                queue = self.queues[name] = Queue(name, wish)
+            queue.admit(wish)
+            if not queue.wish.type:
+                queue.wish = attrs.evolve(queue.wish, type=wish.type)
+            if wish.permanent is not None and wish.permanent != queue.permanent:
+                queue.permanent = wish.permanent
+                for exchange in map(self.find, list(queue.exchanges)):
+                    if exchange is not None:
+                        await self.command(exchange.group, _consumer_line(queue, exchange))
+            member = make(queue)
+            queue.members.append(member)
+            return member
+
+    async def leave(self, queue: Queue) -> None:
+        """A client has gone. A transient queue goes with its last one."""
+        async with self._changing:
+            if queue.members or queue.permanent:
+                return
+            self.queues.pop(queue.name, None)
+            for exchange in map(self.find, list(queue.exchanges)):
+                if exchange is not None and not exchange.group.removed:
+                    await self._remove(exchange, queue)
+
+    async def _remove(self, exchange: Exchange, queue: Queue) -> None:
+        for binding in list(exchange.of(queue)):
+            exchange.leave(binding.route)
+        lines = [f"unbind {quote(queue.view)}"] if queue.view in exchange.group.views else []
+        if exchange.consumer(queue) is not None:
+            lines.append(f"remove {quote(queue.consumer)}")
+        try:
+            await self.command(exchange.group, *lines)
+        except MqfsError as error:
+            log.warning("%s: queue %s stays: %s", exchange.group.name, queue.consumer, error)
+
+    # ------------------------------------------------------------ bindings
+
+    async def bind(self, user: User, queue: Queue, exchange_name: bytes, program: bytes, permanent: bool) -> int:
+        """The number of the route; the same for the same program. Raises MqfsError."""
+        text = translate(program)
+        async with self._changing:
+            exchange = self.find(exchange_name) or await self._make(user, exchange_name)
+            self.tree.access(user, exchange.group, os.R_OK | os.W_OK)
+            for binding in exchange.of(queue):
+                if binding.program.text == text:
+                    return binding.route
+            lines = [f"bind {quote(queue.view)} {quote(text)}"]
+            if first := not any(exchange.of(queue)):
+                lines.append(_consumer_line(queue, exchange))
+                if queue.wish.type == "disk" and exchange.group.settings.sync < 0:
+                    lines.append(DISK_SYNC)
+            since = exchange.group.log.end.next
+            route = self._enter(exchange, queue, program.decode(errors="replace"), parse(text), permanent, since)
+            try:
+                await self.command(exchange.group, *lines)
+            except BaseException:
+                exchange.leave(route)
+                raise
+            if first:
+                queue.tell(exchange.name)
+            return route
+
+    def _enter(
+        self, exchange: Exchange, queue: Queue, text: str, program: Program, permanent: bool, since: int = 0
+    ) -> int:
+        route = next(self._routes)
+        exchange.enter(Binding(route, queue, text, program, permanent, exchange.counts.msgs_in, since))
+        queue.exchanges.add(exchange.name)
+        return route
+
+    async def unbind(self, user: User, queue: Queue, exchange_name: bytes, route: int) -> None:
+        """Raises MqfsError."""
+        async with self._changing:
+            exchange = self.find(exchange_name)
+            binding = exchange.bindings.get(route) if exchange is not None else None
+            if exchange is None or binding is None or binding.queue is not queue:
+                raise NotFound(f"route {route}")
+            self.tree.access(user, exchange.group, os.R_OK | os.W_OK)
+            await self.command(exchange.group, f"unbind {quote(queue.view)} {quote(binding.program.text)}")
+            exchange.leave(route)
+
+    # ------------------------------------------------------------ streams
+
+    def make_stream(self, exchange: Exchange, name: str) -> None:
+        """Raises BadName, OverLimit."""
+        mode = self.tree.stat(exchange.group).mode & STREAM_MODE
+        self.tree.create(self.server, exchange.group, name, mode)  # its sync is not waited for
+
+
+def _consumer_line(queue: Queue, exchange: Exchange) -> str:
+    """A transient queue needs nothing on disk. One that was made as such stays so when it is made permanent."""
+    consumer, wish = exchange.consumer(queue), queue.wish
+    memory = consumer.state.memory if consumer is not None else not queue.permanent
+    words = ["consumer", quote(queue.consumer), quote(queue.view)]
+    words += ["transient"] * (not queue.permanent) + ["private"] * wish.private + ["memory"] * memory
+    words += ["backlog", str(wish.backlog)] if wish.backlog else []
+    return " ".join([*words, "full", "block" if wish.policy == "block" else "drop-new"])

@@ -1,0 +1,167 @@
+"""Messages of fq's clients on their way into the tree: counted, and appended in one atomic batch for each exchange.
+
+Owns their headers: `fq-sender`, `fq-hops`, `fq-id`, and `fq-empty` of a payload of no bytes, as a body has one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from mqfs import limits
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import MqfsError, TooLong
+from mqfs.fq.codec import HOP_BYTES, Message
+from mqfs.fq.exchanges import Counts, Exchange, Exchanges
+from mqfs.fq.queues import Queue
+from mqfs.log import headers
+from mqfs.model import User
+from mqfs.seams import Handle
+from mqfs.settle import settle
+from mqfs.syntax.escape import escape
+from mqfs.wait import Step, Wait
+
+SENDER, HOPS, ID, EMPTY = "fq-sender", "fq-hops", "fq-id", "fq-empty"
+_FRAME = struct.Struct("<IHH")  # of `.batch`
+ID_HEAD = b"\x05fq-id\x20\x00"
+_EMPTY = headers.encode({EMPTY: "1"})
+
+
+def address(text: object) -> bytes:
+    """Of a hop; 0.0.0.0 for what is none of IPv4."""
+    try:
+        return socket.inet_aton(str(text))
+    except OSError:
+        return bytes(HOP_BYTES)
+
+
+def origin(sender: bytes, hops: bytes) -> bytes:
+    """The headers that say where a message is from, encoded."""
+    steps = (socket.inet_ntoa(hops[at : at + HOP_BYTES]) for at in range(0, len(hops), HOP_BYTES))
+    return headers.encode({SENDER: escape(sender), HOPS: ",".join(steps)})
+
+
+class Publisher:
+    """Of one connection for data."""
+
+    def __init__(self, exchanges: Exchanges, user: User, counts: Counts, node: bytes) -> None:
+        self._exchanges, self._tree, self._user = exchanges, exchanges.tree, user
+        self._counts, self._node = counts, node
+        self._handles: dict[Exchange, Handle] = {}
+        self.before_wait: Callable[[], object] = bool  # called where it has to wait for room
+
+    async def publish(self, messages: Iterable[Message], origin_of: Callable[[Message], bytes | None]) -> None:
+        """Append what is wanted. Waits where a queue whose policy is `block` has no room. `origin_of`: the headers of
+        where a message is from; None for one that is not to be taken."""
+        runs: dict[bytes, list[Message]] = {}
+        for message in messages:
+            runs.setdefault(message.exchange, []).append(message)
+        for name, run in runs.items():
+            self._count("msgs_in", len(run))
+            self._count("octets_in", size := sum(len(message.payload) for message in run))
+            exchange = self._exchanges.find(name)
+            if exchange is None:
+                self._count("no_exchange", len(run))
+                continue
+            exchange.counts.msgs_in += len(run)
+            exchange.counts.octets_in += size
+            await self._publish(exchange, run, origin_of)
+
+    def _count(self, name: str, amount: int, exchange: Exchange | None = None) -> None:
+        for counts in (self._counts, self._exchanges.counts, *((exchange.counts,) if exchange is not None else ())):
+            setattr(counts, name, getattr(counts, name) + amount)
+
+    async def _publish(
+        self, exchange: Exchange, run: list[Message], origin_of: Callable[[Message], bytes | None]
+    ) -> None:
+        frames: list[bytes] = []
+        queued: Counter[Queue] = Counter()
+        unwanted = 0
+        for message in run:
+            if (head := origin_of(message)) is None:
+                self._count("dropped_in", 1, exchange)
+                continue
+            name = escape(message.route)
+            wanted = exchange.wanted(name)
+            if not (wanted.queues or wanted.others) or not self._has_stream(exchange, name):
+                unwanted += 1
+                continue
+            if len(frames) >= _most(wanted.queues):
+                await self._append(exchange, frames, queued)
+                frames, queued = [], Counter()
+            for queue in wanted.queues:
+                queued[queue] += 1
+            frames.append(_frame(name, head, message))
+        if unwanted:
+            self._count("no_route", unwanted, exchange)
+        if frames:
+            await self._append(exchange, frames, queued)
+
+    def _has_stream(self, exchange: Exchange, name: str) -> bool:
+        """Whether there is a stream of that name; made where it is not there yet."""
+        if name in exchange.group.streams:
+            return True
+        try:
+            self._exchanges.make_stream(exchange, name)
+        except MqfsError as error:
+            exchange.group.refuse(self._user, "fq", str(error))
+            return False
+        return True
+
+    async def _append(self, exchange: Exchange, frames: list[bytes], queued: Counter[Queue]) -> None:
+        """Append one batch. A refusal is in `.errors`, and its messages count as without a route."""
+        dropped = sum(_drop(exchange, queue, count) for queue, count in queued.items())
+        try:
+            step: Step[int] = self._handle(exchange).write(b"".join(frames))
+            if isinstance(step, Wait):
+                self.before_wait()
+            await settle(step)
+        except MqfsError as error:
+            self._count("no_route", len(frames), exchange)
+            if not isinstance(error, TooLong):
+                self.close()
+            return
+        self._count("routed", len(frames), exchange)
+        if dropped:
+            self._count("dropped", dropped, exchange)
+
+    def _handle(self, exchange: Exchange) -> Handle:
+        handle = self._handles.get(exchange)
+        if handle is None:
+            tree: Tree = self._tree
+            node = tree.walk(self._user, exchange.group, ".batch")
+            handle = self._handles[exchange] = tree.open(self._user, node, os.O_WRONLY)
+        return handle
+
+    def close(self) -> None:
+        for handle in self._handles.values():
+            handle.close()
+        self._handles.clear()
+
+
+def _most(queues: Iterable[Queue]) -> int:
+    """Messages of one batch: one that is larger than the backlog of a queue never had room."""
+    blocking = (queue.wish.backlog for queue in queues if queue.wish.policy == "block" and queue.wish.backlog)
+    return min((max(backlog // 2, 1) for backlog in blocking), default=limits.FQ_BATCH)
+
+
+def _drop(exchange: Exchange, queue: Queue, count: int) -> int:
+    """How many of these messages the queue will drop."""
+    consumer = exchange.consumer(queue)
+    if consumer is None or not queue.wish.backlog or queue.wish.policy == "block":
+        return 0
+    dropped = min(count, max(0, int(consumer.backlog.size()) + count - queue.wish.backlog))
+    queue.dropped_to += dropped
+    return dropped
+
+
+def _frame(name: str, origin: bytes, message: Message) -> bytes:
+    """One message as mqfs(4) has it for `.batch`."""
+    raw, body = name.encode(), message.payload
+    head = (origin if body else origin + _EMPTY) + ID_HEAD + message.id.hex().encode()
+    body = body or b"\0"
+    size = _FRAME.size + len(raw) + len(head) + len(body)
+    return b"".join((_FRAME.pack(size, len(raw), len(head)), raw, head, body))

@@ -1,0 +1,122 @@
+"""Queues of fq: their types and parameters, what of a request for one does not agree with it, and its bindings.
+
+Owns those words and the texts of refusals, which are fq's own. A queue is a consumer of the same name in the group of
+each exchange that it is bound to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import attrs
+
+from mqfs import limits
+from mqfs.syntax.escape import escape
+
+VIEW = "%q."  # and the queue: no route has such a name
+POINT, POINT_SEPARATOR = "%c.", "%."  # of checkpoints
+DEFAULT_BACKLOG = 16_384
+
+
+class Refused(Exception):
+    """What a client asks for it cannot have; the text is sent to it."""
+
+
+class Member(Protocol):
+    """A client of a queue."""
+
+    def on_bound(self, exchange: bytes) -> None:
+        """The queue is bound to that exchange now."""
+        ...
+
+
+@attrs.frozen
+class Wish:
+    """A type and parameters, as in `mem:public,drop,backlog=100,permanent`. `permanent`: None where nothing says."""
+
+    type: str = ""  # of a queue that was made before this run: not known any more
+    private: bool = True
+    policy: str = "drop"
+    backlog: int = DEFAULT_BACKLOG  # 0: no bound
+    permanent: bool | None = None
+
+
+def parse_wish(kind: bytes) -> Wish:
+    """Raises Refused."""
+    text = kind.decode(errors="replace")
+    name, _, words = text.partition(":")
+    wish = Wish(name or "mem")
+    if wish.type not in ("mem", "disk"):
+        raise Refused(f"invalid queue type: {wish.type}")
+    for word in filter(None, words.split(",")):
+        if word in ("private", "public"):
+            wish = attrs.evolve(wish, private=word == "private")
+        elif word in ("drop", "block"):
+            wish = attrs.evolve(wish, policy=word)
+        elif word in ("permanent", "transient"):
+            wish = attrs.evolve(wish, permanent=word == "permanent")
+        elif word.startswith("backlog="):
+            wish = attrs.evolve(wish, backlog=_number(word.removeprefix("backlog=")))
+        else:
+            raise Refused(f"invalid queue param: {word}")
+    return wish
+
+
+def _number(word: str) -> int:
+    """As atoi(3) into 32 bits reads it: -1 is no bound."""
+    try:
+        value = int(word[:11])
+    except ValueError:
+        value = 0
+    return value if 0 < value < 1 << 31 else 0
+
+
+@attrs.define(eq=False)
+class Queue:
+    """`exchanges`: those that it is bound to, by name. `dropped_to`: messages that had no room, in this run."""
+
+    name: bytes
+    wish: Wish
+    permanent: bool = False
+    members: list[Member] = attrs.Factory(list)
+    exchanges: set[bytes] = attrs.Factory(set)
+    dropped_to: int = 0
+
+    @property
+    def consumer(self) -> str:
+        return escape(self.name)
+
+    @property
+    def view(self) -> str:
+        return VIEW + self.consumer
+
+    def admit(self, wish: Wish) -> None:
+        """Check that one more client may have it. Raises Refused. Another backlog is ignored."""
+        if self.wish.private and self.members:
+            raise Refused("requested queue is private and in use")
+        if self.wish.type and wish.type != self.wish.type:
+            raise Refused(f"requested type {wish.type}, queue is {self.wish.type}")
+        if wish.private != self.wish.private:
+            words = ("public", "private")
+            raise Refused(f"requested {words[wish.private]}, queue is {words[self.wish.private]}")
+        if wish.policy != self.wish.policy:
+            raise Refused(f"request {wish.policy}, queue is {self.wish.policy}")
+        if len(self.members) >= limits.FQ_QUEUE_CLIENTS:
+            raise Refused(f"requested queue has {limits.FQ_QUEUE_CLIENTS} clients already")
+
+    def tell(self, exchange: bytes) -> None:
+        """It is bound to that exchange now."""
+        self.exchanges.add(exchange)
+        for member in self.members:
+            member.on_bound(exchange)
+
+
+def point(queue: Queue, name: bytes = b"") -> str:
+    """The consumer of a checkpoint; without a name what all of a queue's begin with."""
+    return POINT + queue.consumer + POINT_SEPARATOR + (escape(name) if name else "")
+
+
+def points(queue: Queue, names: Iterable[str]) -> list[str]:
+    """Those of a queue among the consumers of a group."""
+    return [name for name in names if name.startswith(point(queue))]

@@ -1,0 +1,241 @@
+"""The front end of fq: what a connection is, the keys that pair two of them, and the end of all.
+
+Connections are accepted by an HTTP server, whose protocol is spoken at the same port.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Set
+
+import attrs
+import trio
+
+from mqfs import limits
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import MqfsError
+from mqfs.fq import codec
+from mqfs.fq.codec import COMMANDS, DATA, HOP_BYTES, HTTP, MAGIC_BYTES, NAME_BYTES, OLD_PEER, PEER, Malformed
+from mqfs.fq.connection import Client
+from mqfs.fq.exchanges import Exchanges
+from mqfs.fq.queues import Queue, Refused, parse_wish
+from mqfs.fq.users import Users
+from mqfs.fq.web import Web
+from mqfs.http.browser import BrowserRules
+from mqfs.http.channel import Channel, Gone
+from mqfs.http.refusals import Unauthorized
+from mqfs.http.server import HttpServer, Listener
+from mqfs.model import Grant
+from mqfs.net.certificates import ServerTls
+from mqfs.net.peer import Peer
+from mqfs.net.tokens import Tokens
+from mqfs.turns import Turns
+
+log = logging.getLogger("mqfs.fq")
+
+
+class FqServer:
+    """All connections of fq's clients. `users`: of `--fq-users`; `node`: our address in hops."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        *,
+        group: str,
+        node: bytes,
+        users: dict[str, str] | None = None,
+        tcp_user: str = "nobody",
+        tokens: Tokens | None = None,
+        tls: ServerTls | None = None,
+        rules: BrowserRules | None = None,
+        turns: Turns | None = None,
+        troubles: Callable[[], list[str]] = list,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.web = HttpServer(
+            tree,
+            tcp_user=tcp_user,
+            tokens=tokens,
+            tls=tls,
+            rules=rules,
+            turns=turns,
+            troubles=troubles,
+            trace=trace,
+            speak=self._speak,
+            name="fq",
+        )
+        self.exchanges, self.node = Exchanges(tree, group), node
+        self._users = Users(self.web.gate, users)
+        self._table = Web(self.exchanges, node).table()
+        self._scopes: set[trio.CancelScope] = set()
+        self._clients: dict[bytes, Client] = {}  # by key, those without a connection for data
+        self._grants: dict[Client, Grant] = {}
+        if tokens is not None:
+            tokens.on_ended.append(self._end_tokens)
+
+    def add(self, listener: Listener) -> None:
+        self.web.add(listener, self._table)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop`, or until cancelled."""
+        await self.exchanges.start()
+        await self.web.run(task_status=task_status)
+
+    async def stop(self) -> None:
+        """End all connections: what was sent and not acked is delivered again at the next start."""
+        for scope in list(self._scopes):
+            scope.cancel()
+        await self.web.stop()
+
+    def _end_tokens(self, ended: Set[Grant]) -> None:
+        """End the clients of tokens that were revoked or expired."""
+        for client, grant in list(self._grants.items()):
+            if grant in ended:
+                log.info("%s: connection ended: token %s revoked, changed or expired", client.peer.where, grant.id)
+                client.scope.cancel()
+                client.data_scope.cancel()
+
+    # ------------------------------------------------------------ what a connection is
+
+    async def _speak(self, channel: Channel, peer: Peer) -> bool:
+        """Serve a connection, unless it speaks HTTP: then nothing of it was received."""
+        scope = trio.CancelScope()
+        self._scopes.add(scope)
+        try:
+            with scope:
+                return await self._serve(channel, peer)
+        except Exception as error:
+            why = _only(error)
+            if isinstance(why, Malformed | trio.TooSlowError):
+                log.info("%s: connection ended: %s", peer.where, why if why.args else "no sign of the client")
+            elif not isinstance(why, Gone):
+                log.exception("%s: connection ended", peer.where)
+        finally:
+            self._scopes.discard(scope)
+        return True
+
+    async def _serve(self, channel: Channel, peer: Peer) -> bool:
+        deadline = trio.current_time() + limits.FQ_AUTH_S
+        data = await _receive(channel, b"", MAGIC_BYTES, deadline)
+        kind, rest = data[:MAGIC_BYTES], data[MAGIC_BYTES:]
+        if kind in HTTP:
+            channel.unread = data
+            return False
+        if kind == COMMANDS:
+            await self._serve_commands(channel, peer, rest, deadline)
+        elif kind in (DATA, PEER, OLD_PEER):
+            await self._serve_data(channel, kind, rest, deadline)
+        elif data:
+            raise Malformed(f"unknown protocol {kind.hex()}")
+        return True
+
+    async def _serve_data(self, channel: Channel, kind: bytes, data: bytes, deadline: float) -> None:
+        """Pair it with its commands by the key that comes first."""
+        node = HOP_BYTES if kind == PEER else 0
+        data = await _receive(channel, data, node + 2, deadline)
+        end = node + 2 + int.from_bytes(data[node : node + 2])
+        if not node + 2 < end <= node + 2 + NAME_BYTES:
+            raise Malformed("no key")
+        data = await _receive(channel, data, end, deadline)
+        client = self._take(data[node + 2 : end])
+        with client.data_scope:
+            await client.serve_data(channel, data[end:], relayed=kind != DATA)
+
+    def _take(self, key: bytes) -> Client:
+        """The client of a key, once. Raises Malformed."""
+        found = None
+        for known, client in self._clients.items():
+            if hmac.compare_digest(known, key):
+                found = known, client
+        if found is None:
+            raise Malformed("unknown key, or one that was used")
+        del self._clients[found[0]]
+        return found[1]
+
+    # ------------------------------------------------------------ commands
+
+    async def _serve_commands(self, channel: Channel, peer: Peer, data: bytes, deadline: float) -> None:
+        parser = codec.CommandParser()
+        commands = parser.receive(data)
+        while not commands:
+            if not (data := await channel.receive(deadline)):
+                return
+            commands = parser.receive(data)
+        auth = commands.pop(0)
+        assert isinstance(auth, codec.Auth)
+        try:
+            client = await self._authenticate(channel, peer, auth)
+        except (Refused, MqfsError) as error:
+            await self._refuse(channel, peer, error)
+            return
+        key = secrets.token_urlsafe(NAME_BYTES)[:NAME_BYTES].encode()
+        self._clients[key] = client
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._forget, key)
+                await channel.send(codec.authenticated(key), limits.HTTP_SEND_S)
+                await client.serve_commands(channel, parser, commands)
+                nursery.cancel_scope.cancel()
+        finally:
+            await self._end(client, key)
+
+    async def _forget(self, key: bytes) -> None:
+        """A key without a pair lives for a while only."""
+        await trio.sleep(limits.FQ_AUTH_S)
+        self._clients.pop(key, None)
+
+    async def _refuse(self, channel: Channel, peer: Peer, error: Exception) -> None:
+        log.info("%s: client refused: %s", peer.where, error)
+        if isinstance(error, Unauthorized) and (seconds := self.web.gate.delay(peer)):
+            await trio.sleep(seconds)
+        await channel.send(codec.refused(str(error)), limits.HTTP_SEND_S)
+        await channel.linger()
+
+    async def _authenticate(self, channel: Channel, peer: Peer, auth: codec.Auth) -> Client:
+        """Raises Refused, MqfsError."""
+        user = self._users.user(peer, auth.user, auth.password)
+        wish, name = parse_wish(auth.kind), auth.queue
+        if not name:
+            name = secrets.token_hex(16).encode()
+            wish = attrs.evolve(wish, private=True, permanent=False)
+        turn, port = self.web.turns.of(peer.account), _port(channel.socket)
+
+        def make(queue: Queue) -> Client:
+            return Client(self.exchanges, peer, user, auth.user, queue, turn, self.node, port)
+
+        client = await self.exchanges.join(name, wish, make)
+        if user.grant is not None:
+            self._grants[client] = user.grant
+        return client
+
+    async def _end(self, client: Client, key: bytes) -> None:
+        """Its commands have ended: it takes no more messages, and its queue is free."""
+        self._clients.pop(key, None)
+        self._grants.pop(client, None)
+        client.scope.cancel()
+        with trio.CancelScope(shield=True):
+            await client.end_delivery()
+            client.queue.members.remove(client)
+            await self.exchanges.leave(client.queue)
+
+
+def _only(error: BaseException) -> BaseException:
+    """The error in the groups that nurseries make of it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+async def _receive(channel: Channel, data: bytes, size: int, deadline: float) -> bytes:
+    """At least `size` bytes, with those before; fewer only where it ends. Raises trio.TooSlowError."""
+    while len(data) < size and (more := await channel.receive(deadline)):
+        data += more
+    return data
+
+
+def _port(sock: socket.socket) -> int:
+    name = sock.getpeername()
+    return int(name[1]) if isinstance(name, tuple) else 0

@@ -1,0 +1,53 @@
+"""Who a client of fq acts as: `--fq-users`, and tokens as passwords.
+
+Owns the file of users: lines USER SYSTEM-USER, the first of them the name that clients of fq give themselves.
+"""
+
+from __future__ import annotations
+
+from mqfs.errors import BadConfig, Denied
+from mqfs.http.gate import Gate
+from mqfs.model import User
+from mqfs.net import identity
+from mqfs.net.peer import Peer
+
+
+def read_users(path: str) -> dict[str, str]:
+    """The system's user of each name. Raises BadConfig."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no UTF-8"
+        raise BadConfig(f"--fq-users {path}: {reason} (expected a readable file)") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or identity.user_number(words[1]) is None or words[0] in found:
+            raise BadConfig(f"--fq-users {path}: line {number} (expected USER SYSTEM-USER, each USER once)")
+        found[words[0]] = words[1]
+    return found
+
+
+class Users:
+    """`names`: of `--fq-users`; None where there is no such file."""
+
+    def __init__(self, gate: Gate, names: dict[str, str] | None = None) -> None:
+        self._gate, self._names = gate, names
+
+    def user(self, peer: Peer, name: bytes, password: bytes) -> User:
+        """Raises Unauthorized, Denied. Without a token file a password says nothing, as with fq itself."""
+        authorization = None
+        if peer.tokens is not None and password:
+            authorization = f"Bearer {password.decode('latin-1')}"
+        user = self._gate.user(peer, authorization)
+        text = name.decode(errors="replace")
+        if self._names is not None and text not in self._names:
+            raise Denied(f"unknown user {text!r}")
+        if user.grant is not None:
+            wanted = text if self._names is None else self._names[text]
+            if identity.user_number(wanted) != user.uid:
+                raise Denied(f"the password is not one of user {text!r}")
+        return user

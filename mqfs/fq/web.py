@@ -1,0 +1,129 @@
+"""HTTP on the port of fq: publishing, counters, checkpoints. Nothing else is there.
+
+Owns the table of these routes, and their answers, which are fq's own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import MqfsError, NotFound
+from mqfs.fq.checkpoints import Checkpoints
+from mqfs.fq.codec import ID_BYTES, NAME_BYTES, Message
+from mqfs.fq.exchanges import Counts, Exchanges
+from mqfs.fq.publishing import Publisher, address, origin
+from mqfs.fq.queues import Refused
+from mqfs.fq.stats import stats
+from mqfs.http.answers import JSON, Answer, as_json
+from mqfs.http.call import Call
+from mqfs.http.route import MESSAGE, Route, Sends
+from mqfs.http.routes import Table
+from mqfs.http.target import Path, Target
+from mqfs.model import User
+
+KIND = "fq"
+WEB = b"_web"  # who sends what says no sender
+_SENDS = Sends((JSON,))
+_POINT = ("qname", "cpname")
+
+
+class Web:
+    """Of one front end. `node`: our address in hops."""
+
+    def __init__(self, exchanges: Exchanges, node: bytes) -> None:
+        self._exchanges, self._node = exchanges, node
+        self._points = Checkpoints(exchanges)
+
+    def table(self) -> Table:
+        points = [
+            self._point("add_checkpoint", self._add, "Checkpoint added", "chkptid"),
+            self._point("remove_checkpoint", self._remove, "Checkpoint removed"),
+            self._point("reset_to_checkpoint", self._reset, "'{qname}' reset to checkpoint '{cpname}'"),
+        ]
+        submit = Route("POST", KIND, "/submit", self._submit, "Publish.", "submit", body=MESSAGE, sends=_SENDS)
+        shown = Route("GET", KIND, "/stats.json", self._stats, "Counters.", "stats.json", ("*",), sends=_SENDS)
+        return Table((submit, shown, *(route for both in points for route in both)), _resolve, problem=_problem)
+
+    async def _submit(self, call: Call) -> Answer:
+        """The body is the payload."""
+        given = call.request.headers
+        if "content-length" not in given:
+            return _error("no message")
+        texts = {
+            "route": given.get("x-fq-route"),
+            "exchange": given.get("x-fq-exchange"),
+            "sender": given.get("x-fq-sender") or given.get("x-fq-user") or WEB.decode(),
+        }
+        for what, text in texts.items():
+            if text is None:
+                return _error(f"missing {what}")
+            if len(text.encode()) > NAME_BYTES:
+                return _error(f"{what} too long")
+        route, exchange, sender = (str(text).encode() for text in texts.values())
+        counts = Counts()
+        publisher = Publisher(self._exchanges, call.user, counts, self._node)
+        head = origin(sender, self._node + address(call.account))
+        message = Message(exchange, route, secrets.token_bytes(ID_BYTES), call.body)
+        try:
+            await publisher.publish([message], lambda _: head)
+        finally:
+            publisher.close()
+        names = ("routed", "dropped", "no_route", "no_exchange")
+        return as_json({name: getattr(counts, name) for name in names})
+
+    async def _stats(self, call: Call) -> Answer:
+        return as_json(stats(self._exchanges))
+
+    def _point(self, verb: str, do: Callable[[Call], Awaitable[None]], done: str, *options: str) -> tuple[Route, Route]:
+        """The routes of a command, which is a GET for fq's clients."""
+
+        async def perform(call: Call) -> Answer:
+            try:
+                await do(call)
+            except (Refused, MqfsError) as error:
+                return as_json({"status": "error", "message": str(error)})
+            values = {name: call.option(name) for name in _POINT}
+            return as_json({"status": "success", "message": done.format_map(values)})
+
+        known = (*_POINT, *options)
+        get, post = (
+            Route(method, KIND, f"/{verb}", perform, "A checkpoint.", verb, known, changes=True, sends=_SENDS)
+            for method in ("GET", "POST")
+        )
+        return get, post
+
+    async def _add(self, call: Call) -> None:
+        await self._points.add(call.user, *_names(call), call.option("chkptid") or "")
+
+    async def _remove(self, call: Call) -> None:
+        await self._points.remove(call.user, *_names(call))
+
+    async def _reset(self, call: Call) -> None:
+        await self._points.go_back(call.user, *_names(call))
+
+
+def _names(call: Call) -> tuple[bytes, bytes]:
+    """Raises Refused."""
+    queue, name = (call.option(word) or "" for word in _POINT)
+    if not queue or not name:
+        raise Refused(f"missing {_POINT[0] if not queue else _POINT[1]}")
+    return queue.encode(), name.encode()
+
+
+def _error(text: str) -> Answer:
+    return as_json({"error": text}, 500)
+
+
+def _resolve(tree: Tree, user: User, path: Path) -> Target:
+    """Raises NotFound."""
+    if len(path.names) != 1 or path.slash:
+        raise NotFound(path.text)
+    return Target(KIND, None, path.text, path.names[0])
+
+
+def _problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
+    body: Any = as_json({"error": str(error)}).body
+    return JSON, body

@@ -1,0 +1,150 @@
+"""`mqfs bridge fq`: messages of other brokers, each here once, whoever is killed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from mqfs.client import Group, Outgoing
+from mqfs.errors import Disconnected
+from tests.fq.client import Client, serve
+from tests.support import ROOT, campaign
+from tests.support.eventually import HANG_S, eventually
+from tests.support.ports import free_port
+from tests.support.server import environment, mqfs, short_folder
+
+SETTINGS = ("replay all", "dedup 1h", "retries 0", "sync off")
+
+
+class Node:
+    """A broker of its own, and where it is reached after a restart, too."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        folder.mkdir()
+        self.address, self.port = f"127.0.0.{number}", free_port()
+        self.server = serve(folder, "--fq", f"tcp!127.0.0.1!{self.port}", "--fq-node", self.address)
+        with self.server.connect() as tree:
+            tree.group("fq/ex", create=True, ctl=SETTINGS)
+
+    @property
+    def at(self) -> str:
+        return f"{self.server.folder}/fq"
+
+    def bodies(self) -> Counter[bytes]:
+        with self.server.connect() as tree:
+            return Counter(message.body for message in tree.group("fq/ex").history())
+
+
+class Bridge:
+    """From one broker to another; started again when it was killed."""
+
+    def __init__(self, source: Node, target: Node, *more: str) -> None:
+        self._words = [
+            *(sys.executable, "-m", "mqfs", "bridge", "fq", f"127.0.0.1:{source.port}", "ex", "prefix:"),
+            *(target.server.address, "--node", target.address, *more),
+        ]
+        self._log = target.server.folder / "bridge.log"
+        self.start()
+
+    def start(self) -> None:
+        with open(self._log, "ab") as log:
+            self.process = subprocess.Popen(self._words, cwd=ROOT, env=environment(), stdout=log, stderr=log)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(HANG_S)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert "Traceback" not in self._log.read_text(), self._log.read_text()
+
+
+@contextmanager
+def nodes(count: int) -> Iterator[tuple[list[Node], ExitStack]]:
+    with short_folder() as folder, ExitStack() as stack:
+        found = []
+        for number in range(count):
+            found.append(Node(folder / f"{number}", number + 2))
+            stack.callback(found[-1].server.close)
+        yield found, stack
+
+
+def test_what_crosses_a_bridge() -> None:
+    with nodes(2) as ((one, two), stack):
+        bridge = Bridge(one, two)
+        stack.callback(bridge.close)
+        queue = f"bridge-{two.address}-ex"
+        with Client(one.at, kind="mem", user="Ünder") as here, Client(two.at, "there") as there:
+            there.bind("ex")
+            eventually(lambda: queue_is_bound(one, queue), "the bridge to bind")
+            here.publish("ex", b"a/\xff", b"body", b"")
+            full, empty = there.receive(2)
+            assert (full.route, full.payload, full.sender) == (b"a/\xff", b"body", "Ünder".encode())
+            assert full.hops == bytes([127, 0, 0, 3, 127, 0, 0, 2, 0, 0, 0, 0])
+            assert (empty.payload, len(empty.id)) == (b"", 16)
+        assert bridge.stop() == 0
+
+
+def queue_is_bound(node: Node, queue: str) -> bool:
+    with node.server.connect() as tree:
+        return queue in tree.group("fq/ex").consumers()
+
+
+def test_a_program_that_is_none_ends_it() -> None:
+    with nodes(1) as ((one,), _):
+        words = ("bridge", "fq", f"127.0.0.1:{one.port}", "ex", "none", one.server.address, "--node", "127.0.0.9")
+        done = mqfs(*words, cwd=one.server.folder)
+        assert done.returncode == 1
+        assert "program 'none'" in done.stderr
+        assert mqfs("bridge", "fq", "nowhere", "ex", "prefix:", "unix!x", "--node", "1.2.3.4", cwd=ROOT).returncode == 2
+
+
+def publish(group: Group, bodies: list[bytes]) -> None:
+    """Each once, however often the server is killed meanwhile."""
+    for at in range(0, len(bodies), 100):
+        some = [Outgoing("r", body, id=body.decode()) for body in bodies[at : at + 100]]
+        while True:
+            try:
+                group.publish_many(some)
+                break
+            except Disconnected:
+                continue
+
+
+def test_a_triangle_under_kills() -> None:
+    """Each of three brokers has each message once: by two ways it comes, and by none again where it began."""
+    choose = random.Random(campaign.seed())
+    count = campaign.size(100_000, 200) // 3
+    with nodes(3) as (all_three, stack):
+        bridges = [Bridge(one, other) for one, other in itertools.permutations(all_three, 2)]
+        for bridge in bridges:
+            stack.callback(bridge.close)
+        sent = [[b"%d-%d" % (number, n) for n in range(count)] for number in range(3)]
+        groups = [stack.enter_context(node.server.connect()).group("fq/ex") for node in all_three]
+        writers = [threading.Thread(target=publish, args=pair) for pair in zip(groups, sent, strict=True)]
+        for one, other in itertools.permutations(all_three, 2):
+            eventually(lambda: queue_is_bound(one, f"bridge-{other.address}-ex"), "all to be bound")  # noqa: B023
+        for writer in writers:
+            writer.start()
+        for _ in range(campaign.size(60, 20)):
+            victim = choose.choice([*all_three, *bridges])
+            if isinstance(victim, Bridge):
+                victim.stop(signal.SIGKILL)
+                victim.start()
+            else:
+                victim.server.restart()
+        for writer in writers:
+            writer.join(HANG_S)
+        wanted = Counter(itertools.chain(*sent))
+        for node in all_three:
+            eventually(lambda: len(node.bodies()) == len(wanted), f"all at {node.address}")  # noqa: B023
+            assert node.bodies() == wanted

@@ -1,0 +1,252 @@
+"""Queues and exchanges over real connections: who shares them, who may have them, what they keep and drop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from mqfs.fq import codec
+from tests.fq.client import Client, Refused, port, serve, stats
+from tests.support.eventually import eventually
+from tests.support.server import Server, short_folder
+
+END = b"end"
+
+
+def bodies(client: Client, count: int) -> list[bytes]:
+    return [message.payload for message in client.receive(count)]
+
+
+@contextlib.contextmanager
+def publisher(address: str) -> Iterator[Client]:
+    with Client(address, kind="mem") as client:
+        yield client
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def test_a_queue_gets_a_message_once_however_many_programs_select_it(address: str) -> None:
+    with Client(address, "twice") as client, publisher(address) as other:
+        routes = {client.bind("twice", program) for program in ("prefix:a", "exact:a.b", 'prefix: route_contains("b")')}
+        assert len(routes) == 3
+        other.publish("twice", "a.b", b"1")
+        other.publish("twice", "c", b"unwanted")
+        other.publish("twice", "a.c", b"2")
+        assert bodies(client, 2) == [b"1", b"2"]
+        assert other.counts()["no_route"] == 1
+
+
+def test_two_clients_share_a_public_queue(address: str) -> None:
+    with Client(address, "shared") as one, Client(address, "shared") as two, publisher(address) as other:
+        one.bind("shared")
+        for client in (one, two):  # each takes what the other has no place for
+            other.publish("shared", "r", b"x" * 1_000_000, b"x" * 1_000_000, b"x" * 1_000_000, b"x" * 1_000_000)
+            assert len(client.receive(1)) == 1
+        seen = eventually(lambda: [one.counts()["msgs_out"], two.counts()["msgs_out"]])
+        assert min(seen) > 0
+
+
+def test_a_queue_of_several_exchanges(address: str) -> None:
+    with Client(address, "several") as client, publisher(address) as other:
+        for exchange in ("one", "two"):
+            client.bind(exchange)
+            other.publish(exchange, "r", exchange.encode())
+        assert {message.payload for message in client.receive(2)} == {b"one", b"two"}
+
+
+def test_a_binding_is_for_messages_from_then_on(address: str) -> None:
+    with Client(address, "others") as keeps, Client(address, "later") as later, publisher(address) as other:
+        keeps.bind("from", "prefix:")  # what it does not read is kept
+        later.bind("from", "prefix:a")
+        other.publish("from", "b", b"before")
+        other.publish("from", "a", b"1")
+        assert bodies(later, 1) == [b"1"]
+        other.publish("from", "b", b"before")
+        assert bodies(keeps, 3) == [b"before", b"1", b"before"]
+        later.bind("from", "prefix:b")
+        other.publish("from", "b", b"2")
+        assert bodies(later, 1) == [b"2"]
+
+
+def test_unbind(address: str) -> None:
+    with Client(address, "un") as client, publisher(address) as other:
+        first, second = client.bind("un", "prefix:a"), client.bind("un", "prefix:b")
+        assert client.unbind("un", first) == first
+        other.publish("un", "a", b"1")
+        other.publish("un", "b", b"2")
+        assert bodies(client, 1) == [b"2"]
+        assert client.unbind("un", second) == second
+        assert client.unbind("un", second) == codec.ILLEGAL
+        assert client.bind("un", "prefix:a") != codec.ILLEGAL
+        other.publish("un", "a", b"3")
+        assert bodies(client, 1) == [b"3"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ("mem:private", "mem:private", "requested queue is private and in use"),
+        ("mem", "mem", "requested queue is private and in use"),
+        ("mem:public", "disk:public", "requested type disk, queue is mem"),
+        ("mem:public", "mem", "requested private, queue is public"),
+        ("mem:public", "mem:public,block", "request block, queue is drop"),
+        ("mem:public", "mem:public,fast", "invalid queue param: fast"),
+        ("mem:public", "tape", "invalid queue type: tape"),
+    ],
+)
+def test_refusals_in_fqs_own_words(address: str, first: str, second: str, text: str) -> None:
+    with Client(address, "wanted", first), pytest.raises(Refused, match=f"^{text}$"):
+        Client(address, "wanted", second)
+    with contextlib.suppress(Refused), contextlib.closing(Client(address, "wanted", second)):
+        pass  # it is free, once the first has gone
+
+
+def test_sixteen_clients_of_a_queue(address: str) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(16):
+            stack.enter_context(contextlib.closing(Client(address, "many")))
+        with pytest.raises(Refused):
+            Client(address, "many")
+
+
+def test_another_backlog_is_ignored(address: str) -> None:
+    with Client(address, "backlog", "mem:public,backlog=5"), Client(address, "backlog", "mem:public,backlog=9"):
+        pass
+
+
+def test_backlogs(server: Server, address: str) -> None:
+    limits = {"mem": 16_384, "mem:backlog=7": 7, "mem:backlog=0": 0, "mem:backlog=-1": 0, "mem:backlog=x": 0}
+    for number, (kind, limit) in enumerate(limits.items()):
+        with Client(address, f"backlog-{number}", kind, with_data=False):
+            assert stats(port(server))["queues"][f"backlog-{number}"]["backlog_limit"] == limit
+
+
+def test_a_queue_without_a_name_is_private_and_goes(server: Server, address: str) -> None:
+    with Client(address, "", "mem:permanent") as client:
+        client.bind("unnamed")
+        bound = stats(port(server))["exchanges"]["unnamed"]["routes"]
+        assert len(bound) == 1
+        queue = next(iter(bound.values()))["queue"]
+        assert stats(port(server))["queues"][queue]["private"]
+    eventually(lambda: queue not in stats(port(server))["queues"], "the queue to go")
+    assert stats(port(server))["exchanges"]["unnamed"]["routes"] == {}
+    with server.connect() as tree:
+        assert tree.group("fq/unnamed").consumers() == []
+        assert "bind" not in tree.group("fq/unnamed").settings()
+
+
+def test_drop_loses_the_newest_and_counts(server: Server, address: str) -> None:
+    with Client(address, "small", "mem:public,backlog=10", with_data=False) as asks, publisher(address) as other:
+        asks.bind("drops")
+        other.publish("drops", "r", *numbered(25))
+        eventually(lambda: other.counts()["routed"] == 25, "25 messages")
+        assert other.counts()["dropped"] == 15
+        assert stats(port(server))["queues"]["small"]["dropped_to"] == 15
+        with Client(address, "small", "mem:public,backlog=10") as reads:
+            assert bodies(reads, 10) == numbered(10)
+            eventually(lambda: stats(port(server))["queues"]["small"]["backlog"] == 0, "room")
+            other.publish("drops", "r", END)
+            assert bodies(reads, 1) == [END]
+
+
+def test_block_stops_its_publisher_alone(address: str) -> None:
+    kind = "mem:public,block,backlog=10"
+    with Client(address, "slow", kind, with_data=False) as asks, Client(address, "fast") as fast:
+        asks.bind("blocks", "prefix:slow")
+        fast.bind("blocks", "prefix:fast")
+        with publisher(address) as stopped, publisher(address) as other:
+            stopped.publish("blocks", "slow", *numbered(1_000))
+            eventually(lambda: stopped.counts()["routed"] == 10, "the queue to be full")
+            for turn in numbered(100):
+                other.publish("blocks", "fast", turn)
+                assert bodies(fast, 1) == [turn]
+            assert stopped.counts()["routed"] == 10
+            with Client(address, "slow", kind) as reads:
+                assert bodies(reads, 1_000) == numbered(1_000)
+            eventually(lambda: stopped.counts()["routed"] == 1_000, "the rest")
+
+
+def test_what_a_publisher_sent_before_it_left_comes(address: str) -> None:
+    kind = "mem:public,block,backlog=10"
+    with Client(address, "left", kind, with_data=False) as asks:
+        asks.bind("left")
+        with publisher(address) as other:
+            other.publish("left", "r", *numbered(500))
+        with Client(address, "left", kind) as reads:
+            assert bodies(reads, 500) == numbered(500)
+
+
+def test_a_permanent_queue_outlives_kill_9() -> None:
+    with short_folder() as folder, serve(folder) as server:
+        address = f"{folder}/fq"
+        with Client(address, "kept", "disk:public,permanent", with_data=False) as asks:
+            asks.bind("kept", "prefix:a/", codec.FLAG_PERMANENT)
+            with publisher(address) as other, Client(address, "gone") as gone:
+                gone.bind("kept")
+                other.publish("kept", "a/b", *numbered(100))
+                eventually(lambda: other.counts()["routed"] == 100, "100 messages")
+                server.restart()
+        queues = stats(port(server))["queues"]
+        assert queues.keys() == {"kept"}
+        assert queues["kept"]["backlog"] == 100
+        routes = stats(port(server))["exchanges"]["kept"]["routes"]
+        assert [route["queue"] for route in routes.values()] == ["kept"]
+        with publisher(address) as other, Client(address, "kept", "disk:public,permanent") as reads:
+            other.publish("kept", "a/c", END)
+            other.publish("kept", "b", b"unwanted")
+            assert bodies(reads, 101) == [*numbered(100), END]
+            with pytest.raises(Refused, match=r"^requested type mem, queue is disk$"):
+                Client(address, "kept", "mem:public")
+
+
+def test_a_permanent_queue_can_be_made_transient(server: Server, address: str) -> None:
+    with Client(address, "was", "mem:public,permanent") as client:
+        client.bind("was")
+    assert "was" in eventually(lambda: stats(port(server))["queues"])
+    with Client(address, "was", "mem:public,transient"):
+        pass
+    eventually(lambda: "was" not in stats(port(server))["queues"], "the queue to go")
+
+
+def test_heartbeats_and_their_absence(address: str) -> None:
+    with Client(address, "beats") as client:
+        client.commands.sendall(codec.beat_request(1_000))  # patient: this process may have to wait for a CPU
+        for _ in range(4):
+            client.answer("beat")
+            client.commands.sendall(codec.BEAT)
+        client.wait_for_end()  # three periods without a sign of this client
+
+
+def test_headers_that_anyone_may_write(server: Server, address: str) -> None:
+    odd = [
+        {"fq-id": "none"},
+        {"fq-id": "é"},
+        {"fq-id": "00" * 16},
+        {"fq-id": "00" * 17, "fq-sender": "x", "fq-hops": "a,b"},
+    ]
+    with Client(address, "odd") as client, server.connect() as tree:
+        client.bind("odd")
+        group = tree.group("fq/odd")
+        for number, headers in enumerate(odd):
+            group.publish("r", f"{number}", headers=headers)
+        found = client.receive(len(odd))
+        assert [message.payload for message in found] == [b"0", b"1", b"2", b"3"]
+        assert all(len(message.id) == 16 and message.sender and len(message.hops) >= 8 for message in found)
+
+
+def test_through_the_tree(server: Server, address: str) -> None:
+    with Client(address, "from-tree") as client, publisher(address) as other, server.connect() as tree:
+        client.bind("tree", "prefix:")
+        group = tree.group("fq/tree")
+        group.publish("a%2Fb", b"1")
+        (message,) = client.receive()
+        assert (message.route, message.payload, len(message.id)) == (b"a/b", b"1", 16)
+        assert message.hops[:4] == message.hops[4:]
+        with group.subscribe("c") as reader:
+            other.publish("tree", "c", b"2")
+            found = next(iter(reader))
+            assert (found.body, found.headers["fq-sender"]) == (b"2", "tester")

@@ -1,0 +1,190 @@
+"""HTTP on the port of fq, by curl: publishing, counters, checkpoints, and what is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.fq.client import Client, port, stats
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server
+
+
+def curl(server: Server, path: str, *options: str, data: bytes = b"") -> tuple[int, Any]:
+    """Status, and the JSON of the answer."""
+    done = subprocess.run(
+        ["curl", "-s", "-w", "\n%{http_code}", *options, f"http://127.0.0.1:{port(server)}{path}"],
+        input=data,
+        capture_output=True,
+        timeout=HANG_S,
+    )
+    assert done.returncode == 0, done
+    body, _, status = done.stdout.rpartition(b"\n")
+    return int(status), json.loads(body)
+
+
+def submit(server: Server, data: bytes, *options: str, exchange: str = "web", route: str = "a") -> tuple[int, Any]:
+    given = ["-H", f"X-Fq-Exchange: {exchange}", "-H", f"X-Fq-Route: {route}"]
+    return curl(server, "/submit", "--data-binary", "@-", *given, *options, data=data)
+
+
+def counted(**counts: int) -> dict[str, int]:
+    return {"routed": 0, "dropped": 0, "no_route": 0, "no_exchange": 0, **counts}
+
+
+@pytest.mark.parametrize(
+    ("options", "sender"),
+    [
+        ([], b"_web"),
+        (["-H", "X-Fq-Sender: me"], b"me"),
+        (["-H", "X-Fq-User: me"], b"me"),
+        (["-H", "Expect: 100-continue"], b"_web"),
+        (["--http1.0"], b"_web"),
+    ],
+)
+def test_submit(server: Server, address: str, options: list[str], sender: bytes) -> None:
+    with Client(address, "web") as client:
+        client.bind("web", "prefix:a")
+        body = b"x" * 100_000
+        assert submit(server, body, *options) == (200, counted(routed=1))
+        (message,) = client.receive()
+        assert (message.route, message.sender, message.payload) == (b"a", sender, body)
+        assert message.hops[4:] == b"\x7f\0\0\x01"
+
+
+def test_submit_to_nobody(server: Server, address: str) -> None:
+    with Client(address, "web") as client:
+        client.bind("web", "prefix:a")
+        assert submit(server, b"x", route="b") == (200, counted(no_route=1))
+        assert submit(server, b"x", exchange="nowhere") == (200, counted(no_exchange=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["-H", "X-Fq-Route: a"], "missing exchange"),
+        (["-H", "X-Fq-Exchange: e"], "missing route"),
+        (["-H", "X-Fq-Exchange: e", "-H", f"X-Fq-Route: {'r' * 128}"], "route too long"),
+        (["-H", "X-Fq-Exchange: e", "-H", "X-Fq-Route: r", "-H", f"X-Fq-Sender: {'s' * 128}"], "sender too long"),
+        (["-H", "X-Fq-Exchange: e", "-H", "X-Fq-Route: r", "-H", "Transfer-Encoding: chunked"], "no message"),
+    ],
+)
+def test_submit_refused(server: Server, options: list[str], error: str) -> None:
+    assert curl(server, "/submit", "--data-binary", "x", *options) == (500, {"error": error})
+
+
+def test_another_sites_page_may_not_submit(server: Server) -> None:
+    assert submit(server, b"x", "-H", "Origin: https://example.org")[0] == 403
+    assert curl(server, "/stats.json", "-H", "Host: example.org")[0] == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/shutdown", "/index.html", "/web/", "/stats.json/"])
+def test_nothing_else_is_there(server: Server, path: str) -> None:
+    assert curl(server, path)[0] == 404
+
+
+def test_stats(server: Server, address: str) -> None:
+    with Client(address, "shown", "disk:public,block,backlog=77") as client:
+        route = client.bind("shown", 'prefix:"a." sample(1)', 0x0110)
+        client.publish("shown", "a.b", b"12345")
+        client.publish("shown", "b", b"6")
+        client.receive()
+        found = eventually(lambda: stats(port(server)))
+        shown = found["exchanges"]["shown"]
+        assert {key: shown[key] for key in ("messages", "octets", "no_route", "routed", "dropped")} == {
+            "messages": 2,
+            "octets": 6,
+            "no_route": 1,
+            "routed": 1,
+            "dropped": 0,
+        }
+        assert shown["routes"][str(route)] == {
+            "route_id": route,
+            "prefix": "a.",
+            "queue": "shown",
+            "permanent": True,
+            "invocations": 2,
+            "avg_ns": 0,
+            "program": 'prefix:"a." sample(1)',
+        }
+        assert found["exchanges"]["_aggregate"].keys() >= {"messages", "no_exchange", "size_dropped"}
+        queue = found["queues"]["shown"]
+        (one,) = queue.pop("clients")
+        del queue["backlog"]  # it may be acked by now
+        assert queue == {
+            "private": False,
+            "type": "disk",
+            "policy": "block",
+            "backlog_limit": 77,
+            "dropped_to": 0,
+            "refcnt": 2,
+        }
+        del one["remote_port"]
+        assert one == {
+            "user": "tester",
+            "remote_addr": "0.0.0.0",
+            "mode": "client",
+            "no_exchange": "0",
+            "no_route": "1",
+            "routed": "1",
+            "dropped": "0",
+            "size_dropped": "0",
+            "msgs_in": "2",
+            "msgs_out": "1",
+            "octets_in": "6",
+            "octets_out": "5",
+        }
+
+
+def checkpoint(server: Server, verb: str, *options: str) -> tuple[str, str]:
+    status, found = curl(server, f"/{verb}_checkpoint?" + "&".join(options))
+    assert status == 200
+    return found["status"], found["message"]
+
+
+def test_checkpoints(server: Server, address: str) -> None:
+    with Client(address, "points", "disk:public,permanent") as client:
+        client.bind("points")
+        number = stats(port(server))["exchanges"]["points"]["group"]
+        client.publish("points", "r", *[b"%d" % n for n in range(10)])
+        assert len(client.receive(10)) == 10
+        eventually(lambda: stats(port(server))["queues"]["points"]["backlog"] == 0, "all to be acked")
+        client.publish("points", "r", b"10", b"11")
+        assert len(client.receive(2)) == 2
+        names = ("qname=points", "cpname=here")
+        last = stats(port(server))["exchanges"]["points"]["next"] - 3
+        assert checkpoint(server, "add", *names, f"chkptid={number}:{last}") == ("success", "Checkpoint added")
+        eventually(lambda: stats(port(server))["queues"]["points"]["backlog"] == 0, "all to be acked")
+        back = checkpoint(server, "reset_to", *["qname=points", "cpname=here"])
+        assert back == ("success", "'points' reset to checkpoint 'here'")
+        assert [message.payload for message in client.receive(2)] == [b"10", b"11"]
+        assert checkpoint(server, "remove", *names) == ("success", "Checkpoint removed")
+        assert checkpoint(server, "remove", *names) == ("error", "Checkpoint does not exist")
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "error"),
+    [
+        ("add", ["qname=cp-disk", "cpname=fq"], "'fq' is a reserved name, cannot be used for a checkpoint name"),
+        ("add", ["qname=no", "cpname=a"], "Cannot find registered queue 'no'"),
+        ("add", ["qname=cp-transient", "cpname=a"], "Checkpoints on ephemeral queues not supported"),
+        ("add", ["qname=cp-mem", "cpname=a"], "Checkpoints on memory queues not supported"),
+        ("add", ["qname=cp-disk", "cpname=a", "chkptid=7"], "'chkptid' must be of format: [0-9]*:[0-9]*"),
+        ("add", ["qname=cp-disk", "cpname=a", "chkptid=9:9"], "'chkptid' is out of range of the queue"),
+        ("reset_to", ["qname=cp-disk", "cpname=a"], "Checkpoint does not exist"),
+        ("remove", ["cpname=a"], "missing qname"),
+    ],
+)
+def test_checkpoints_refused(server: Server, address: str, verb: str, options: list[str], error: str) -> None:
+    kinds = {"cp-disk": "disk:public,permanent", "cp-transient": "disk:public", "cp-mem": "mem:public,permanent"}
+    clients = [Client(address, name, kind, with_data=False) for name, kind in kinds.items()]
+    try:
+        for client in clients:
+            client.bind("cp")
+        assert checkpoint(server, verb, *options) == ("error", error)
+    finally:
+        for client in clients:
+            client.close()
