@@ -1,0 +1,1 @@
+"""Bridges: clients that carry messages between a group and another system."""

@@ -1,0 +1,198 @@
+"""From the group into the folder: multis by a cursor, and the singles that no reader of the group took.
+
+Owns the position of the multis: a consumer that is never read, and whose first message that is not acked is the next to
+be exported. The name of a message's file depends on nothing but the message; so a repeat writes the same file, or none.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import attrs
+
+from mqfs.bridge.folder import Folder
+from mqfs.bridge.importer import NAME_HEADER, Selects
+from mqfs.bridge.link import GroupLink
+from mqfs.bridge.names import MULTI, SINGLE, TOPIC_HEADER, Origin, Topics, parse
+from mqfs.client import Claim, Claims, Message
+from mqfs.client.large import PIECE_BYTES, LargeMessage
+from mqfs.client.subscription import CursorSubscription
+from mqfs.client.types import File
+from mqfs.errors import BadRequest, Busy, Disconnected, DiskFailed, FellBehind, NotFound, Stale
+from mqfs.log.headers import TTL
+from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.quoting import quote_word
+
+log = logging.getLogger("mqfs.bridge")
+
+BATCH = 256  # multis between two acknowledgements
+SINGLES = 32  # the same; if the bridge is killed between, workers of both sides may have them
+_MS = 10**6
+
+
+@attrs.frozen
+class Lifetimes:
+    """Of messages without one of their own, in ms, as of fsq's options."""
+
+    multi_ms: int
+    single_ms: int
+
+    def expires_ms(self, message: Message, kind: str) -> int:
+        own = message.headers.get(TTL)
+        ttl_ms = parse_duration(own) // _MS if own else self.multi_ms if kind == MULTI else self.single_ms
+        return message.time_ns // _MS + ttl_ms
+
+
+class FileWriter:
+    """Writes messages as files. Several threads may each have one."""
+
+    def __init__(self, folder: Folder, link: GroupLink, topics: Topics, origin: Origin, lifetimes: Lifetimes) -> None:
+        self._folder, self._topics, self._origin, self._lifetimes = folder, topics, origin, lifetimes
+        self._stopping = link.stopping
+        self._buckets: set[str] = set()  # with files that are not settled
+
+    def write(self, message: Message, kind: str) -> None:
+        """Write a message's file, unless it is expired or there."""
+        expires_ms = self._lifetimes.expires_ms(message, kind)
+        if expires_ms <= time.time_ns() // _MS:
+            return
+        topic = self._topics.topic_of(message.stream, message.headers.get(TOPIC_HEADER))
+        try:
+            name, rest = self._topics.name(topic, kind, expires_ms, self._origin.unique(message.sequence))
+        except BadRequest as error:
+            log.warning("message %d: passed over: %s", message.sequence, error.detail)
+            return
+        bucket = self._folder.publish(name, rest, _pieces(message), self._stopping)
+        if bucket is not None:
+            self._buckets.add(bucket)
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed bridges of this group have begun, and no bridge will write again: it has expired."""
+        for file in self._folder.staged():
+            name = parse(file)
+            if name is not None and self._origin.wrote(name) and name.expires_ms <= time.time_ns() // _MS:
+                self._folder.unstage(file)
+
+    def settle(self) -> None:
+        """Have all of them on disk, and tell readers."""
+        buckets, self._buckets = self._buckets, set()
+        if buckets:
+            self._folder.settle(buckets)
+
+
+def _pieces(message: Message) -> Iterator[bytes]:
+    if not isinstance(message, LargeMessage):
+        yield message.body
+        return
+    with message.open() as body:
+        while piece := body.read(PIECE_BYTES):
+            yield piece
+
+
+def _is_foreign(message: Message) -> bool:
+    """Whether it came from a folder."""
+    return NAME_HEADER in message.headers
+
+
+class MultiExporter:
+    """Of one group. One bridge at a time exports: the others wait for its end.
+
+    Its cursor reads what it does not select, too: the position must pass that.
+    """
+
+    def __init__(self, link: GroupLink, writer: FileWriter, consumer: str, selects: Selects, poll_s: float) -> None:
+        self._link, self._writer, self._selects, self._poll_s = link, writer, selects, poll_s
+        self._consumer = consumer
+        self._next = 0  # sequence
+
+    def run(self) -> None:
+        """Export until the bridge stops. Raises Interrupted, MqfsError, OSError."""
+        while not self._link.stopping.is_set():
+            try:
+                with closing(self._open()) as position, closing(self._follow()) as messages:
+                    while not self._link.stopping.is_set():
+                        self._export(messages, position)
+            except Busy:
+                self._link.stopping.wait(self._poll_s)  # another bridge exports
+            except Disconnected as error:
+                log.warning("%s", error)
+
+    def _open(self) -> File:
+        """The consumer, made if it is missing."""
+        path = f".consumers/{self._consumer}"
+        with suppress(NotFound):
+            return self._link.repeat(lambda: self._link.open(path, "r+"))
+        self._link.repeat(lambda: self._link.command("ctl", f"consumer {quote_word(self._consumer)} private"))
+        return self._link.repeat(lambda: self._link.open(path, "r+"))
+
+    def _follow(self) -> CursorSubscription:
+        self._next = self._link.stats()["consumers"][self._consumer]["low"]
+        return self._link.repeat(lambda: self._link.follow(self._next))
+
+    def _export(self, messages: CursorSubscription, position: File) -> None:
+        """Export what there is, or wait for a message; then acknowledge."""
+        before = self._next
+        with suppress(TimeoutError):
+            for number in range(BATCH):
+                message = self._get(messages, self._poll_s if number == 0 else 0.0)
+                if self._selects(message.stream) and not _is_foreign(message):
+                    self._writer.write(message, MULTI)
+                self._next = message.sequence + (message.parts if isinstance(message, LargeMessage) else 1)
+        if self._next != before:
+            self._writer.settle()
+            position.write(f"seek {self._next}\n".encode())
+
+    def _get(self, messages: CursorSubscription, timeout: float) -> Message:
+        while True:
+            try:
+                return messages.get(timeout)
+            except (FellBehind, DiskFailed) as error:
+                if messages.lost(error):
+                    raise
+                log.warning("%s", error)
+            except EOFError:
+                raise Disconnected("the group was removed, or the server stops") from None
+
+
+class SinglesExporter:
+    """Of a group: claims what waits in its streams, and never waits for it, so that readers of the group come first."""
+
+    def __init__(self, link: GroupLink, writer: FileWriter, selects: Selects) -> None:
+        self._link, self._writer, self._selects = link, writer, selects
+
+    def run(self) -> bool:
+        """Export what waits; whether there was anything."""
+        rows = self._link.stats()["streams"].items()
+        streams = [name for name, row in rows if self._selects(name) and _has_singles(row)]
+        return sum(map(self._drain, streams)) > 0
+
+    def _drain(self, stream: str) -> bool:
+        """Export what waits in a stream, at most SINGLES; whether there was anything."""
+        try:
+            with self._link.repeat(lambda: self._link.group.take(stream, reconnect=False)) as handle:
+                return self._export(handle)
+        except (NotFound, EOFError, Disconnected, Stale):
+            return False
+
+    def _export(self, handle: Claims) -> bool:
+        """The handle's end gives back what came from a folder, and is held while others are looked for."""
+        claims: list[Claim] = []
+        with suppress(TimeoutError):
+            for _ in range(SINGLES):
+                claim = handle.get(0.0)
+                if not _is_foreign(claim.message):
+                    self._writer.write(claim.message, SINGLE)
+                    claims.append(claim)
+        self._writer.settle()
+        for claim in claims:
+            claim.ack()
+        return bool(claims)
+
+
+def _has_singles(row: dict[str, Any]) -> Any:
+    own = row.get("consumer")
+    return own["waiting"] > own["delayed"] if own is not None else row.get("singles", {}).get("first", 0) > 0

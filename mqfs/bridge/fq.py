@@ -1,0 +1,180 @@
+"""`mqfs bridge fq`: messages of an exchange of a broker of fq, as a peer of it, into the group of that exchange here.
+
+Owns the order that makes each message be there once: it is published under an id made of its own id, its sender and the
+broker where it began, and confirmed to the broker when it is committed. A broker that is mqfs delivers again what was
+not confirmed; the group remembers the ids for its `dedup`. fqd knows no confirmation, and loses what was on its way.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from hashlib import blake2b
+
+import attrs
+
+from mqfs.client import Client, Group, Outgoing, connect
+from mqfs.client.backoff import Backoff
+from mqfs.errors import BadCommand, Disconnected
+from mqfs.fq import codec
+from mqfs.fq.codec import HOP_BYTES, ILLEGAL, AnswerParser, Malformed, Message, MessageParser
+from mqfs.limits import FQ_HOPS
+from mqfs.net.sockets import detect_dead_host
+from mqfs.syntax.escape import escape
+
+log = logging.getLogger("mqfs.bridge")
+RECEIVE_BYTES = 1 << 18
+CONNECT_S, ANSWER_S = 10.0, 30.0
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """Of the command. `node`: the address of the server here, in hops; `group`: of its exchanges."""
+
+    host: str
+    port: int
+    exchange: str
+    program: str
+    address: str
+    node: bytes
+    group: str = "fq"
+    queue: str = ""
+    permanent: bool = True
+    name: str = "mqfs"
+    password: str = ""
+    user: str = ""
+    token: str = ""
+
+    @property
+    def queue_name(self) -> str:
+        """That of the broker; of each bridge another, as it is private."""
+        return self.queue or f"bridge-{socket.inet_ntoa(self.node)}-{self.exchange}"
+
+
+def run(options: Options) -> int:
+    """Carry messages until SIGTERM or SIGINT. Raises MqfsError, OSError."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    stopped = threading.Event()  # never set: a signal ends the thread
+    with connect(options.address, user=options.user, token=options.token) as here:
+        try:
+            bridge = Bridge(options, here)
+            while True:
+                backoff = Backoff(True, stopped)
+                backoff.retry(bridge.carry, Disconnected)
+        except SystemExit:
+            return 0
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit
+
+
+class Bridge:
+    """Of one exchange."""
+
+    def __init__(self, options: Options, here: Client) -> None:
+        self._options = options
+        path = f"{options.group}/{escape(options.exchange.encode())}"
+        self._group: Group = here.group(path, create=True)
+
+    def carry(self) -> None:
+        """Connect, and carry what comes. Raises Disconnected where there is no connection, MqfsError; returns where it
+        ends after it was there."""
+        began = False
+        try:
+            for _ in self._stages():
+                began = True
+        except (OSError, EOFError, Malformed) as error:
+            where = f"{self._options.host}!{self._options.port}"
+            if not began:
+                raise Disconnected(f"{where}: {error}") from None
+            log.warning("%s: %s", where, error or "the connection ended")
+
+    def _stages(self) -> Iterator[None]:
+        """Yields once, when it is connected. Raises OSError, EOFError, Malformed, MqfsError."""
+        options = self._options
+        with self._connect() as commands, self._connect() as data:
+            kind = f"disk:private,{'permanent' if options.permanent else 'transient'},backlog=0"
+            names = options.name.encode(), options.queue_name.encode(), kind.encode(), options.password.encode()
+            commands.sendall(codec.auth(*names))
+            answers = _Answers(commands)
+            data.sendall(codec.data(answers.wait_for("key").text, options.node) + _confirmation(0))
+            flags = codec.FLAG_PEER | (codec.FLAG_PERMANENT if options.permanent else codec.FLAG_TRANSIENT)
+            commands.sendall(codec.bind(flags, options.exchange.encode(), options.program.encode()))
+            if answers.wait_for("bound").route == ILLEGAL:
+                raise BadCommand(f"program {options.program!r} (or the broker lets this user bind nothing)")
+            log.info("%s!%d: exchange %s", options.host, options.port, options.exchange)
+            yield
+            self._carry(data)
+
+    def _connect(self) -> socket.socket:
+        sock = socket.create_connection((self._options.host, self._options.port), CONNECT_S)
+        detect_dead_host(sock)
+        sock.settimeout(ANSWER_S)
+        return sock
+
+    def _carry(self, data: socket.socket) -> None:
+        """Confirmed is what was published; a message that came before is known, and confirmed, too."""
+        data.settimeout(None)
+        parser, done = MessageParser(relayed=True), 0
+        while received := data.recv(RECEIVE_BYTES):
+            messages = parser.receive(received)
+            skipped, parser.too_large = parser.too_large, 0
+            if skipped:
+                log.warning("%d messages larger than a message here may be were left out", skipped)
+            self._publish([one for message in messages if (one := self._outgoing(message)) is not None])
+            done += len(messages) + skipped
+            if messages or skipped:
+                data.sendall(_confirmation(done))
+        raise EOFError
+
+    def _outgoing(self, message: Message) -> Outgoing | None:
+        """None: it was here before, or came by too many brokers."""
+        hops = [message.hops[at : at + HOP_BYTES] for at in range(0, len(message.hops), HOP_BYTES)]
+        if self._options.node in hops or len(hops) >= FQ_HOPS:
+            return None
+        headers = {
+            "fq-sender": escape(message.sender),
+            "fq-hops": ",".join(map(socket.inet_ntoa, [self._options.node, *hops])),
+            "fq-id": message.id.hex(),
+        }
+        if not message.payload:
+            headers["fq-empty"] = "1"
+        origin = hops[-2] if len(hops) > 1 else b""  # the broker where it began; behind it is its client
+        id = blake2b(message.id + origin + message.sender, digest_size=16).hexdigest()
+        return Outgoing(escape(message.route), message.payload or b"\0", headers=headers, id=f"fq-{id}")
+
+    def _publish(self, messages: list[Outgoing]) -> None:
+        """Until all are committed: while the server here is away what is repeated is known by its id."""
+        if messages:
+            Backoff(True, threading.Event()).retry(lambda: self._group.publish_many(messages), Disconnected)
+
+
+def _confirmation(count: int) -> bytes:
+    """All of the first `count` messages of this connection are safe. To fqd it is a message to no exchange."""
+    return codec.relayed(Message(codec.CONFIRM, b"", bytes(codec.ID_BYTES), count.to_bytes(8), b"mqfs"))
+
+
+class _Answers:
+    """What a broker answers to commands."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._parser = sock, AnswerParser()
+        self._found: list[codec.Answer] = []
+
+    def wait_for(self, kind: str) -> codec.Answer:
+        """Raises OSError, also where the broker refuses; EOFError, Malformed."""
+        while True:
+            while self._found:
+                answer = self._found.pop(0)
+                if answer.kind == "error":
+                    raise ConnectionRefusedError(answer.text.decode(errors="replace"))
+                if answer.kind == kind:
+                    return answer
+            if not (data := self._sock.recv(RECEIVE_BYTES)):
+                raise EOFError
+            self._found += self._parser.receive(data)

@@ -1,0 +1,322 @@
+"""From the folder into the group: multis, and bodies of any size.
+
+Owns what of the folder was imported. A message is appended under an id made of its file's name. So a repeat, after a
+kill or by another bridge, is none while the group's `dedup` remembers it. Large ones are committed under that id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
+from datetime import timedelta
+from functools import partial
+from typing import IO
+
+import attrs
+
+from mqfs import limits
+from mqfs.bridge.changes import Changes
+from mqfs.bridge.folder import Folder
+from mqfs.bridge.link import GroupLink
+from mqfs.bridge.names import DIRECT, SINGLE, TOPIC_HEADER, Name, Origin, Topics, id_of, parse
+from mqfs.bridge.seen import Import, Seen
+from mqfs.client.large import PIECE_BYTES
+from mqfs.client.outgoing import Outgoing
+from mqfs.errors import (
+    Again,
+    BadRequest,
+    Disconnected,
+    DiskFull,
+    Interrupted,
+    MqfsError,
+    NotFound,
+    OverLimit,
+    OverQuota,
+    StreamFull,
+)
+from mqfs.log.headers import PART
+
+log = logging.getLogger("mqfs.bridge")
+
+NAME_HEADER = "fsq-name"
+BATCH, BATCH_BYTES = 1_024, 8 << 20  # messages under way at once, and about their bytes
+LONGEST_MS = 10 * 365 * 86_400_000  # a lifetime; names may have ends in thousands of years
+FORGET_S = 60.0  # between two looks for what has expired
+CLOCK_S = 2.0  # that the clocks of writers may differ
+LATER = (Again, DiskFull, OverLimit, OverQuota, StreamFull)  # the group has no room for it now
+Selects = Callable[[str], bool]
+
+
+@attrs.frozen
+class Arrival:
+    """A message's file in the folder."""
+
+    bucket: str
+    file: str
+    name: Name
+    stream: str
+    topic: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {NAME_HEADER: self.file, TOPIC_HEADER: self.topic}
+
+    def ttl_ms(self) -> int:
+        """The rest of its time; 0 or less: it has expired."""
+        return self.name.expires_ms - time.time_ns() // 10**6
+
+
+Singles = dict[str, dict[str, Arrival]]  # by bucket and file
+
+
+class Importer:
+    """Of one folder and group. `singles`: where those that are found are to be noted; None: nowhere."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        link: GroupLink,
+        topics: Topics,
+        origin: Origin,
+        seen: Seen,
+        *,
+        changes: Changes,
+        selects: Selects,
+        singles: Singles | None,
+        expire: bool,
+    ) -> None:
+        self._folder, self._link, self._topics, self._origin = folder, link, topics, origin
+        self._seen, self._changes, self._selects, self._singles, self._expire = seen, changes, selects, singles, expire
+        self._passed: dict[str, set[str]] = {bucket: set() for bucket in folder.buckets}  # files that are not imported
+        self._torn: set[str] = set()  # that could not be read once
+        self._scanned: dict[str, float] = {}  # when each bucket was, UNIX time
+        self._again: set[str] = set()  # buckets with files that are to be looked at again
+        self._present: dict[str, set[str]] = {}  # ids in each bucket at its last scan
+        self._forgot = time.monotonic()
+        self._warned: set[str] = set()
+
+    def scan(self, buckets: Iterable[str]) -> None:
+        """Import what is new in these buckets, and in those that are due again."""
+        due, self._again = {*buckets, *self._again}, set()
+        if not due:
+            return
+        self._seen.refresh()
+        arrivals = [arrival for bucket in sorted(due) for arrival in self._look(bucket)]
+        arrivals.sort(key=lambda arrival: (arrival.name.expires_ms, arrival.file))
+        batch: list[Outgoing] = []
+        imports: list[Arrival] = []
+        size = 0
+        for arrival in arrivals:
+            if self._link.stopping.is_set():
+                return
+            message = self._read(arrival)
+            if message is not None:
+                batch.append(message)
+                imports.append(arrival)
+                size += len(message.body)
+            if len(batch) >= BATCH or size >= BATCH_BYTES:
+                if not self._append(batch, imports):
+                    self._again |= due
+                    return
+                batch, imports, size = [], [], 0
+        if not self._append(batch, imports):
+            self._again |= due
+        self._forget()
+
+    # ------------------------------------------------------------ what is there
+
+    def _look(self, bucket: str) -> list[Arrival]:
+        """The files of a bucket that are to be imported as multis; notes the singles."""
+        began, before, arrivals = time.time(), self._scanned.get(bucket), []
+        self._changes.scanning(bucket)
+        passed, present, seen = self._passed[bucket], set(self._folder.files(bucket)), self._seen
+        singles = self._singles.setdefault(bucket, {}) if self._singles is not None else {}
+        for file in singles.keys() - present:
+            singles.pop(file, None)
+        for file in present - passed - singles.keys():
+            if id_of(file) in seen:
+                continue
+            arrival = self._recognize(bucket, file)
+            if arrival is None:
+                continue
+            self._check_clock(arrival, before)
+            if arrival.name.kind == SINGLE:
+                singles[file] = arrival
+            else:
+                arrivals.append(arrival)
+        passed &= present
+        self._present[bucket] = {id_of(file) for file in present}
+        self._scanned[bucket] = began
+        return arrivals
+
+    def _recognize(self, bucket: str, file: str) -> Arrival | None:
+        """A message to be imported; None: it is not, or not now."""
+        name = parse(file)
+        if (
+            name is None
+            or name.kind == DIRECT
+            or (name.kind == SINGLE and self._singles is None)
+            or self._origin.wrote(name)
+        ):
+            self._passed[bucket].add(file)
+            return None
+        if name.expires_ms <= time.time_ns() // 10**6:
+            if self._expire:
+                self._folder.remove(bucket, file)
+            return None
+        try:
+            topic = self._topics.topic(name, self._folder.read_rest(bucket, name))
+        except FileNotFoundError as error:
+            self._put_off(bucket, file, str(error))
+            return None
+        except BadRequest as error:
+            self._pass_over(bucket, file, error.detail)
+            return None
+        stream = self._topics.stream(topic)
+        if not self._selects(stream):
+            self._passed[bucket].add(file)
+            return None
+        return Arrival(bucket, file, name, stream, topic)
+
+    def _pass_over(self, bucket: str, file: str, reason: str) -> None:
+        log.warning("%s: passed over: %s", file, reason)
+        self._passed[bucket].add(file)
+
+    def _put_off(self, bucket: str, file: str, reason: str) -> None:
+        """Look at it again once, at the next scan."""
+        if file in self._torn:
+            self._torn.discard(file)
+            self._pass_over(bucket, file, reason)
+        else:
+            self._torn.add(file)
+            self._again.add(bucket)
+
+    def _check_clock(self, arrival: Arrival, before: float | None) -> None:
+        """Warn once where a new file's time is not ours."""
+        try:
+            changed = self._folder.status(arrival.bucket, arrival.file).st_mtime
+        except FileNotFoundError:
+            return
+        late = changed - time.time()
+        early = changed - before if before is not None else 0.0
+        off = late if late > CLOCK_S else early if early < -CLOCK_S else 0.0
+        if off:
+            self._warn("clock", f"the clock of a writer is {off:+.0f} s off ours (expected less than {CLOCK_S:.0f} s)")
+
+    def _warn(self, about: str, text: str) -> None:
+        """Log it once."""
+        if about not in self._warned:
+            self._warned.add(about)
+            log.warning("%s", text)
+
+    # ------------------------------------------------------------ into the group
+
+    def _read(self, arrival: Arrival) -> Outgoing | None:
+        """The message of a file; None: it cannot be read now, or it is large and was appended."""
+        try:
+            with self._folder.open(arrival.bucket, arrival.file) as file:
+                size = os.fstat(file.fileno()).st_size - 1
+                if size < 0:
+                    self._passed[arrival.bucket].add(arrival.file)  # handled already
+                    return None
+                if size > limits.MESSAGE_BYTES:
+                    self._append_large(arrival, file, size)
+                    return None
+                body = file.read()[1:]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._put_off(arrival.bucket, arrival.file, str(error))
+            return None
+        return outgoing(arrival, body, single=False)
+
+    def _append(self, batch: list[Outgoing], imports: list[Arrival]) -> bool:
+        """Append these messages, several under way at once; where one is refused, one after the other. Whether the
+        group may have room for others."""
+        if not batch:
+            return True
+        try:
+            self._link.repeat(lambda: self._link.group.publish_many(batch))
+            self._note(imports)
+        except Interrupted:
+            raise
+        except MqfsError:
+            singly = zip(batch, imports, strict=True)
+            return all(self._append_one(a, partial(self._link.group.publish_many, [m])) for m, a in singly)
+        return True
+
+    def _append_one(self, arrival: Arrival, append: Callable[[], object], *, large: bool = False) -> bool:
+        """Append a message, or put it off, or pass it over. Whether the group may have room for others."""
+        try:
+            self._link.repeat(append)
+        except Interrupted:
+            raise
+        except LATER as error:
+            self._warn(type(error).__name__, f"{error} (again at the next scan)")
+            self._again.add(arrival.bucket)
+            return isinstance(error, Again | StreamFull)
+        except MqfsError as error:
+            self._pass_over(arrival.bucket, arrival.file, str(error))
+        else:
+            self._note([arrival], large=large)
+        return True
+
+    def _note(self, imports: Sequence[Arrival], *, large: bool = False) -> None:
+        self._seen.add([Import(id_of(arrival.file), arrival.name.expires_ms, large) for arrival in imports])
+
+    def _append_large(self, arrival: Arrival, file: IO[bytes], size: int) -> None:
+        self._append_one(arrival, lambda: append_large(self._link, arrival, file, size), large=True)
+
+    # ------------------------------------------------------------ what is over
+
+    def _forget(self) -> None:
+        """Remember no more what has expired and is not there any more."""
+        now = time.monotonic()
+        if now - self._forgot < FORGET_S or len(self._present) < len(self._folder.buckets):
+            return
+        self._forgot = now
+        present: set[str] = set().union(*self._present.values())
+        wall_ms = time.time_ns() // 10**6
+        for one in self._seen.forget(lambda one: one.expires_ms < wall_ms and one.id not in present):
+            if one.large:
+                with suppress(NotFound):
+                    self._link.repeat(partial(self._link.command, ".txn/ctl", f"forget {producer(one.id)}"))
+
+
+def outgoing(arrival: Arrival, body: bytes, *, single: bool) -> Outgoing:
+    """The message of a file, under its id and with the rest of its time."""
+    ttl = timedelta(milliseconds=min(max(arrival.ttl_ms(), 1), LONGEST_MS))
+    return Outgoing(arrival.stream, body, ttl=ttl, headers=arrival.headers, id=id_of(arrival.file), single=single)
+
+
+def producer(id: str) -> str:
+    return f"fsq-{id}"
+
+
+def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes], size: int) -> None:
+    """Append a body that is larger than a message, in parts, once for its id.
+
+    It lives as long as the group's `ttl` says: parts with one of their own are claimed one by one.
+    """
+    link.group.create(arrival.stream)
+    part = f"fsq-{secrets.token_hex(8)}"
+    count = -(-size // PIECE_BYTES)
+    link.mkdir(f".txn/{part}")
+    try:
+        with closing(link.open(f".txn/{part}/.put", "w")) as put:
+            file.seek(1)
+            for number in range(1, count + 1):
+                place = f"{number}/{count}" if number in (1, count) else str(number)
+                message = outgoing(arrival, file.read(PIECE_BYTES), single=False)
+                put.write(attrs.evolve(message, id="", ttl=None, headers={**arrival.headers, PART: place}).put())
+        link.command(".txn/ctl", f"commit {producer(id_of(arrival.file))}.1 {part}")
+    except Disconnected:
+        raise
+    except MqfsError:
+        with suppress(MqfsError):
+            link.command(".txn/ctl", f"abort {part}")
+        raise

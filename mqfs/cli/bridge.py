@@ -1,0 +1,145 @@
+"""`mqfs bridge`: clients that carry messages between a group and another system."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import click
+
+from mqfs.errors import BadCommand, BadConfig
+from mqfs.syntax.duration import parse_duration
+
+
+@click.group()
+def bridge() -> None:
+    """Carry messages between a group and another system."""
+
+
+def _duration(context: click.Context, option: click.Parameter, value: str) -> int:
+    try:
+        return parse_duration(value)
+    except BadCommand as error:
+        raise click.BadParameter(error.detail) from None
+
+
+def _separators(context: click.Context, option: click.Parameter, value: str) -> tuple[str, str]:
+    if len(value) != 3 or value[1] != ":":
+        raise click.BadParameter(f"{value!r} (expected two characters and a colon between, as in '/:.')")
+    return value[0], value[2]
+
+
+@bridge.command()
+@click.argument("folder", metavar="DIR")
+@click.argument("address")
+@click.argument("group")
+@click.option("--in", "direction", flag_value="in", help="Only from the folder into the group.")
+@click.option("--out", "direction", flag_value="out", help="Only from the group into the folder.")
+@click.option("--both", "direction", flag_value="both", default=True, help="Both ways, as without an option.")
+@click.option("--select", multiple=True, metavar="PATTERN", help="Only these streams. Repeatable.")
+@click.option("--no-singles", is_flag=True, help="Leave messages for one worker where they are.")
+@click.option("--poll", default="1s", callback=_duration, metavar="DURATION", show_default=True, help="Between looks.")
+@click.option(
+    "--separator", default=".:.", callback=_separators, metavar="X:Y", show_default=True,
+    help="Separators of the words of topics, and of streams.",
+)  # fmt: skip
+@click.option("--raw-topics", is_flag=True, help="Topics are in the files' names as they are: encode_topics is off.")
+@click.option("--split-topic-at", default=200, metavar="N", show_default=True, help="As of QlobberFSQ.")
+@click.option(
+    "--multi-ttl", default="1m", callback=_duration, metavar="DURATION", show_default=True,
+    help="Lifetime of exported messages without a ttl.",
+)  # fmt: skip
+@click.option(
+    "--single-ttl", default="1h", callback=_duration, metavar="DURATION", show_default=True,
+    help="The same, of messages for one worker.",
+)  # fmt: skip
+@click.option(
+    "--window", default="10m", callback=_duration, metavar="DURATION", show_default=True,
+    help="Least 'dedup' of the group.",
+)  # fmt: skip
+@click.option("--expire", is_flag=True, help="Remove expired files.")
+@click.option("--no-sync", is_flag=True, help="Wait for no disk, as QlobberFSQ does not.")
+@click.option("--consumer", default="fsq", metavar="NAME", show_default=True, help="Consumer that is the position.")
+@click.option("--state", default="", metavar="FILE", help="File of what was imported; else one in $XDG_STATE_HOME.")
+@click.option("--user", default="", metavar="NAME", help="User to act as.")
+@click.option("--token-file", metavar="FILE", help="File of the bearer token, for TCP and TLS.")
+def fsq(direction: str, token_file: str | None, no_singles: bool, no_sync: bool, **options: Any) -> int:
+    """Carry messages between DIR, the folder of qlobber-fsq's processes, and GROUP of the server at ADDRESS.
+
+    Runs until SIGTERM or SIGINT. May be killed at any moment, and run several times.
+    """
+    from mqfs.bridge.names import Topics  # here, so that the other commands need none of it
+    from mqfs.bridge.run import Options, run
+    from mqfs.logs import set_up
+
+    encoded, split_at = not options.pop("raw_topics"), options.pop("split_topic_at")
+    theirs, ours = options.pop("separator")
+    if split_at < 1:
+        raise BadConfig(f"--split-topic-at: {split_at} (expected 1 or more)")
+    set_up()
+    return run(
+        Options(
+            folder=os.fspath(options.pop("folder")),
+            inwards=direction != "out",
+            outwards=direction != "in",
+            singles=not no_singles,
+            sync=not no_sync,
+            topics=Topics(encoded, split_at, theirs, ours),
+            patterns=options.pop("select"),
+            token=_secret(token_file),
+            **options,
+        )
+    )
+
+
+def _host_and_port(context: click.Context, option: click.Parameter, value: str) -> tuple[str, int]:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise click.BadParameter(f"{value!r} (expected HOST:PORT)")
+    return host.strip("[]"), int(port)
+
+
+def _node(context: click.Context, option: click.Parameter, value: str) -> bytes:
+    try:
+        return socket.inet_pton(socket.AF_INET, value)
+    except OSError:
+        raise click.BadParameter(f"{value!r} (expected an IPv4 address)") from None
+
+
+@bridge.command()
+@click.argument("broker", metavar="HOST:PORT", callback=_host_and_port)
+@click.argument("exchange")
+@click.argument("program")
+@click.argument("address")
+@click.option("--node", required=True, callback=_node, metavar="IPV4", help="Our address in hops: --fq-node of serve.")
+@click.option("--group", default="fq", metavar="GROUP", show_default=True, help="Group of the exchanges here.")
+@click.option("--queue", default="", metavar="NAME", help="Queue of the broker; else bridge-NODE-EXCHANGE.")
+@click.option("--permanent/--transient", default=True, help="Whether it keeps messages while we are away.")
+@click.option("--name", default="mqfs", metavar="USER", show_default=True, help="User of the broker.")
+@click.option("--password-file", metavar="FILE", help="File of that user's password.")
+@click.option("--user", default="", metavar="NAME", help="User to act as here.")
+@click.option("--token-file", metavar="FILE", help="File of the bearer token, for TCP and TLS.")
+def fq(broker: tuple[str, int], password_file: str | None, token_file: str | None, **options: Any) -> int:
+    """Carry messages of EXCHANGE that PROGRAM selects from a broker of fq to the server at ADDRESS.
+
+    Runs until SIGTERM or SIGINT. May be killed at any moment.
+    """
+    from mqfs.bridge.fq import Options, run  # here, so that the other commands need none of it
+    from mqfs.logs import set_up
+
+    set_up()
+    host, port = broker
+    password, token = _secret(password_file), _secret(token_file)
+    return run(Options(host=host, port=port, password=password, token=token, **options))
+
+
+def _secret(path: str | None) -> str:
+    """What a file holds; without one nothing. Raises BadConfig."""
+    if path is None:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: {error}") from None

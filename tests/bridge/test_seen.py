@@ -1,0 +1,71 @@
+"""The state file of bridges: shared, cut by a kill, lost, and kept small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqfs.bridge import seen
+from mqfs.bridge.seen import Import, Seen
+
+
+def test_bridges_know_what_each_other_imported(tmp_path: Path) -> None:
+    path = str(tmp_path / "state" / "seen")
+    one, other = Seen(path), Seen(path)
+    one.add([Import("a", 1), Import("b", 2, True)])
+    other.add([Import("c", 3)])
+    one.refresh()
+    later = Seen(path)
+    for each in (one, other, later):
+        assert all(id in each for id in "abc")
+        assert "d" not in each
+        each.close()
+
+
+def test_a_line_that_was_cut_by_a_kill_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    first = Seen(str(path))
+    first.add([Import("a", 1), Import("b", 2)])
+    first.close()
+    path.write_bytes(path.read_bytes()[:-3])
+    second = Seen(str(path))
+    assert "a" in second
+    assert "b" not in second
+    second.add([Import("c", 3)])
+    third = Seen(str(path))
+    assert "a" in third
+    assert "c" in third
+    assert len(third) <= 3
+    second.close()
+    third.close()
+
+
+def test_a_file_that_is_lost_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    first = Seen(str(path))
+    first.add([Import("a", 1)])
+    path.unlink()
+    first.add([Import("b", 2)])
+    assert "b" in first
+    other = Seen(str(path))
+    assert "b" in other
+    first.close()
+    other.close()
+
+
+def test_what_is_forgotten_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen, "REWRITE_LINES", 10)
+    path = tmp_path / "seen"
+    one, other = Seen(str(path)), Seen(str(path))
+    one.add([Import(str(number), number, number == 3) for number in range(20)])
+    old = one.forget(lambda each: each.expires_ms < 15)
+    assert [each.id for each in old if each.large] == ["3"]
+    assert len(path.read_text().splitlines()) == 5
+    other.add([Import("new", 99)])
+    one.refresh()
+    for each in (one, other):
+        assert "new" in each
+        assert "17" in each
+        assert "3" not in each
+        each.close()
