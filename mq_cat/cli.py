@@ -14,12 +14,13 @@ import click
 
 from mq_cat.order import OrderedMerge
 from mq_cat.output import Format, Output, as_json, as_record, die_of_sigpipe, ended_by_newline, ended_by_nul, raw, timed
-from mq_tools.cli_types import SECONDS, Parsed, parse, run_tool
+from mq_tools import completion
+from mq_tools.cli_types import HELP, SECONDS, Parsed, parse, run_tool, version
 from mq_tools.consumer import Consumer
 from mq_tools.cursor import Cursor, Message
 from mq_tools.errors import USAGE, ToolError, print_line, reason
 from mq_tools.times import ctl_duration, unix_time
-from mq_tools.tree import check_group, check_streams, inodes, streams_of, views_of
+from mq_tools.tree import check_group, check_streams, inodes, is_group, is_pattern, streams_of, views_of
 
 PROGRAM = "mq-cat"
 FORMATS = ("raw", "line", "nul", "each", "json", "record")
@@ -77,7 +78,8 @@ def seek_position(text: str) -> str:
 START = Parsed("WHERE", seek_position)
 
 
-@click.command(PROGRAM, add_help_option=True)
+@click.command(PROGRAM, context_settings=HELP)
+@version(PROGRAM)
 @click.option("-n", "count", type=click.IntRange(0), metavar="N", help="End after N messages.")
 @click.option("-e", "end", is_flag=True, help="Stop at the present end instead of waiting.")
 @click.option("--idle", "idle_s", type=SECONDS, help="End with code 124 after T without a message.")
@@ -89,9 +91,12 @@ START = Parsed("WHERE", seek_position)
 @click.option("-t", "times", is_flag=True, help="Prefix each message with time and stream.")
 @click.option("--order", "order", is_flag=True, help="Read 'order' and the streams, not .cursor.")
 @click.argument("group", type=click.Path(readable=False))
-@click.argument("streams", nargs=-1, metavar="[STREAM]...")
+@click.argument("streams", nargs=-1, metavar="[STREAM]...", shell_complete=completion.streams)
 def _command(**options: Any) -> Options:
-    """Print the messages of the streams of GROUP in the order of their publication, and wait for more."""
+    """Print the messages of the streams of GROUP in the order of their publication, and wait for more.
+
+    A STREAM may be a view, or a pattern such as 'log.*'; GROUP/STREAM is one stream.
+    """
     return Options(**options)
 
 
@@ -143,6 +148,8 @@ def _open_ordered(options: Options) -> OrderedMerge:
     source = OrderedMerge(options.group, options.streams, lambda text: print_line(PROGRAM, text))
     views = views_of(options.group)
     for name in options.streams:
+        if is_pattern(options.group, name) and name not in streams_of(options.group):
+            raise ToolError(f"{options.group}: pattern {name!r}: not with 'order' (expected streams)")
         if name in views:
             raise ToolError(f"{options.group}: view {name!r}: not in 'order' (expected its streams)")
     source.open(options.streams or [name for name in streams_of(options.group) if name not in views])
@@ -200,7 +207,7 @@ def copy(source: Source, output: Output, options: Options, streams: frozenset[in
         elif messages is None:
             if options.end and isinstance(source, OrderedMerge):
                 return 0
-            if not output.wait(source.fd, CHECK_S) and options.streams:
+            if not output.wait(source.fd, CHECK_S) and streams:
                 check_any_left(options.group, streams)
     return 0
 
@@ -254,6 +261,10 @@ def run(arguments: Sequence[str]) -> int:
     if not isinstance(options, Options):
         return int(options or 0)  # --help
     check_options(options)
+    if not options.streams and not is_group(options.group):
+        group, name = os.path.split(options.group)
+        if is_group(group or ".") and (is_pattern(group or ".", name) or os.path.lexists(options.group)):
+            options = attrs.evolve(options, group=group or ".", streams=[name])
     output = Output(format_of(options), options.count, options.idle_s, write_each=options.effective_format == "each")
     try:
         check_group(options.group)

@@ -34,6 +34,14 @@ CTL_DURATION = Parsed("D", ctl_duration)
 TIME = Parsed("TIME", unix_time)
 
 
+HELP = {"help_option_names": ["-h", "--help"]}  # settings of a command
+
+
+def version(program: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option `--version` of a command."""
+    return click.version_option(package_name="mqfs", prog_name=program, message="%(prog)s %(version)s")
+
+
 def parse(program: click.Command, arguments: Sequence[str]) -> Any:
     """The result of the command's function; an int after --help. Raises ToolError (usage)."""
     try:

@@ -109,7 +109,7 @@ def check_group(group: str) -> None:
     except OSError as error:
         raise ToolError(f"{group}: {reason(error)}") from error
     if not stat.S_ISDIR(mode):
-        raise ToolError(f"{group}: a file (expected GROUP, then its streams)")
+        raise ToolError(f"{group}: a file (expected GROUP, then its streams, or GROUP/STREAM)")
     if not os.path.lexists(os.path.join(group, "order")):
         raise ToolError(f"{group}: not a group: no file 'order' in it (is the tree mounted?)")
 
@@ -192,9 +192,20 @@ def inodes(group: str) -> frozenset[int]:
         return frozenset(entry.inode() for entry in entries)
 
 
+def is_pattern(group: str, name: str) -> bool:
+    """Whether a name has a wildcard of the group's patterns, `words` in its ctl."""
+    try:
+        with open(os.path.join(group, "ctl"), encoding="utf-8") as ctl:
+            words = re.search(rf"^words (?:{_QUOTED}|\S) ({_QUOTED}|\S) ({_QUOTED}|\S)$", ctl.read(), re.MULTILINE)
+    except (OSError, ValueError):
+        words = None
+    return any(unquote(wildcard) in name for wildcard in (words.groups() if words else "*#"))
+
+
 def check_streams(group: str, names: Sequence[str]) -> frozenset[int]:
-    """The inodes of these streams. Raises ToolError, with the streams of the group, where one does not exist."""
-    if not names:
+    """The inodes of these streams; empty with a pattern, which may match streams made later. Raises ToolError, with
+    the streams of the group, where one does not exist."""
+    if not names or any(is_pattern(group, name) for name in names):
         return frozenset()
     streams = streams_of(group)
     for name in names:

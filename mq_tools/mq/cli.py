@@ -12,9 +12,8 @@ import attrs
 import click
 from click.shell_completion import get_completion_class
 
-from mq_cat.cli import _command as mq_cat_command
-from mq_tools import files, tree
-from mq_tools.cli_types import CTL_DURATION, SECONDS, TIME, parse, run_tool
+from mq_tools import completion, files, tree
+from mq_tools.cli_types import CTL_DURATION, HELP, SECONDS, TIME, parse, run_tool, version
 from mq_tools.cursor import quote
 from mq_tools.errors import USAGE, ToolError, printable
 from mq_tools.mq.put import Metadata, Putter, bodies_of, headers_of
@@ -35,7 +34,8 @@ class DeclaredOrder(click.Group):
         return list(self.commands)
 
 
-@click.group(PROGRAM, cls=DeclaredOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(PROGRAM, cls=DeclaredOrder, context_settings=HELP)
+@version(PROGRAM)
 def command() -> None:
     """Message queues as commands: each reads and writes a few files of a mounted tree.
 
@@ -207,7 +207,7 @@ def purge(path: str, yes: bool) -> None:
 
 @command.command()
 @click.argument("group", type=_PATH)
-@click.argument("stream", required=False)
+@click.argument("stream", required=False, shell_complete=completion.streams)
 @click.option("-n", "count", type=click.IntRange(1), metavar="N", help="Move at most N of STREAM, oldest first.")
 def redrive(group: str, stream: str | None, count: int | None) -> None:
     """Move dead letters back to their streams: all, or those of STREAM."""
@@ -219,7 +219,7 @@ def redrive(group: str, stream: str | None, count: int | None) -> None:
 
 @command.command("ctl")
 @click.argument("group", type=_PATH)
-@click.argument("lines", nargs=-1, metavar="[LINE]...")
+@click.argument("lines", nargs=-1, metavar="[LINE]...", shell_complete=completion.ctl_lines)
 @as_json("Print the settings as an object.")
 def ctl(group: str, lines: Sequence[str], json_: bool) -> None:
     """Print the settings of a group, or write each LINE (-: standard input), all or none."""
@@ -269,21 +269,18 @@ def top(groups: Sequence[str], interval_s: float, count: int | None, sort: str, 
         show_live(paths, interval_s, sort, count)
 
 
-@command.command()
+@command.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS), required=False, metavar="[bash|zsh|fish]")
-def completion(shell: str | None) -> None:
-    """Print the completion script of mq, mq-work and mq-cat for SHELL (default: $SHELL)."""
-    from mq_tools.work.cli import _command as mq_work_command
-
+def completion_script(shell: str | None) -> None:
+    """Print the completion script of mq, mq-work, mq-cat, pin and mqfs for SHELL (default: $SHELL)."""
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     if name not in SHELLS:
         raise ToolError(f"unknown shell {name!r} (expected {', '.join(SHELLS)})", USAGE)
     kind = get_completion_class(name)
     assert kind is not None
-    for tool in (command, mq_work_command, mq_cat_command):
-        program = tool.name or ""
+    for program in ("mq", "mq-work", "mq-cat", "pin", "mqfs"):
         variable = f"_{program}_COMPLETE".replace("-", "_").upper()
-        print(kind(tool, {}, program, variable).source())
+        print(kind(command, {}, program, variable).source())
 
 
 def run(arguments: Sequence[str]) -> int:

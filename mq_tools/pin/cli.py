@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import click
 
-from mq_tools.cli_types import parse, run_tool
+from mq_tools.cli_types import HELP, parse, run_tool, version
 from mq_tools.errors import USAGE, ToolError
 from mq_tools.pin.attach import PROGRAM, attach, write
 from mq_tools.pin.host import get_size, start
@@ -30,7 +30,8 @@ class Options:
     command: Sequence[str]
 
 
-@click.command(PROGRAM, context_settings={"allow_interspersed_args": False})
+@click.command(PROGRAM, context_settings={**HELP, "allow_interspersed_args": False})
+@version(PROGRAM)
 @click.option("-a", "attach", is_flag=True, help="Attach this terminal to the session.")
 @click.option("-c", "create", is_flag=True, help="Create the session and run COMMAND in it ($SHELL -i without it).")
 @click.option("-w", "write", is_flag=True, help="Type the words of COMMAND and a newline, or standard input.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mq_tools.cli_types import SECONDS, Parsed, parse, run_tool
+from mq_tools.cli_types import HELP, SECONDS, Parsed, parse, run_tool, version
 from mq_tools.errors import USAGE, ToolError
 from mq_tools.work.consumer import ConsumerFile
 from mq_tools.work.worker import PROGRAM, Options, Worker
@@ -28,7 +28,8 @@ def interval_s(rate: str) -> float:
 RATE = Parsed("N/s", interval_s)
 
 
-@click.command(PROGRAM, context_settings={"allow_interspersed_args": False})
+@click.command(PROGRAM, context_settings={**HELP, "allow_interspersed_args": False})
+@version(PROGRAM)
 @click.option(
     "-j",
     "parallel",

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 import mqfs
+from mqfs.cli.bridge import bridge
 from mqfs.cli.spark import spark
 from mqfs.cli.token import token
 from mqfs.errors import BadConfig, MqfsError
@@ -40,6 +41,10 @@ def command() -> None:
 @click.option("--http-proxy", multiple=True, metavar="CIDR", help="Believe proxies of this network. Repeatable.")
 @click.option("--http-ntfy", multiple=True, metavar="GROUP=ADDRESS", help="Serve a group as ntfy does. Repeatable.")
 @click.option("--http-qpubs/--no-http-qpubs", default=None, help="Serve the names of qpubs below /.qpubs/GROUP/.")
+@click.option("--fq", multiple=True, metavar="ADDRESS", help="Serve clients of fq at such an address. Repeatable.")
+@click.option("--fq-group", metavar="GROUP", help="Group of the exchanges of fq; without it fq.")
+@click.option("--fq-users", metavar="FILE", help="File of users of fq, USER SYSTEM-USER a line; for tokens.")
+@click.option("--fq-node", metavar="IPV4", help="Address of this broker among peers of fq.")
 @click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
 @click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
 @click.option(
@@ -55,14 +60,24 @@ def command() -> None:
     "--insecure/--no-insecure", default=None, help="Allow TCP, and TLS without known clients, beyond loopback."
 )
 @click.option("--allow-other/--no-allow-other", default=None, help="Let other users access the mount. As root: yes.")
-@click.option("-D", "--trace/--no-trace", default=None, help="Print each 9P message on standard error.")
+@click.option(
+    "-D",
+    "--trace",
+    is_flag=False,
+    flag_value="on",
+    metavar="[CLASS,...]",
+    help="Print each message of 9p, fuse, http (all three without CLASS), or call of engine, store, ring.",
+)
+@click.option("--no-trace", "quiet", is_flag=True, help="No trace, whatever the file of --config says.")
 @click.option("--config", "file", metavar="FILE", help="TOML file of these options; the command line wins.")
 @click.option("--foreground", is_flag=True, help="No effect: the server always runs in the foreground.")
-def serve(file: str | None, foreground: bool, **arguments: Any) -> int:
+def serve(file: str | None, foreground: bool, quiet: bool, **arguments: Any) -> int:
     """Serve the tree of a store as a mount, over 9P, over HTTP; with none of them, 9P on standard input and output.
 
     Runs until SIGTERM or SIGINT, then unmounts and exits with 0.
     """
+    if quiet:
+        arguments["trace"] = "off"
     options = join(read_file(file) if file is not None else {}, arguments)
     from mqfs.server.app import run  # here, so that the other commands need neither trio nor FUSE
 
@@ -121,6 +136,7 @@ def bench(**options: Any) -> int:
     return display.run(plan.make(options))
 
 
+command.add_command(bridge)
 command.add_command(spark)
 command.add_command(token)
 

@@ -6,6 +6,8 @@ import errno
 import logging
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from mqfs import limits
 from mqfs.fuse import protocol
@@ -22,11 +24,30 @@ class Device:
         self.fd = fd
         self.buffer = bytearray(limits.FUSE_REQUEST_BYTES)  # the request
         self.view = memoryview(self.buffer)
+        self.readv, self.write, self.writev = os.readv, os.write, os.writev  # or what traces them
+
+    def trace(self, line: Callable[[str], None]) -> None:
+        """Pass on a line for each request and each reply from now on."""
+
+        def readv(fd: int, buffers: Any) -> int:
+            size = os.readv(fd, buffers)
+            line(f"-> {_show_request(self.buffer, size)}")
+            return size
+
+        def write(fd: int, reply: Any) -> int:
+            line(f"<- {_show_reply(reply)}")
+            return os.write(fd, reply)
+
+        def writev(fd: int, parts: Any) -> int:
+            line(f"<- {_show_reply(parts[0])}")
+            return os.writev(fd, parts)
+
+        self.readv, self.write, self.writev = readv, write, writev
 
     def send(self, reply: bytes | memoryview) -> bool:
         """A whole reply."""
         try:
-            os.write(self.fd, reply)
+            self.write(self.fd, reply)
         except OSError as error:
             return self.lost(error)
         return True
@@ -34,7 +55,7 @@ class Device:
     def answer(self, unique: int, data: bytes) -> bool:
         """Reply with data."""
         try:
-            os.writev(self.fd, (protocol.REPLY.pack(protocol.OUT_HEADER + len(data), 0, unique), data))
+            self.writev(self.fd, (protocol.REPLY.pack(protocol.OUT_HEADER + len(data), 0, unique), data))
         except OSError as error:
             return self.lost(error)
         return True
@@ -57,3 +78,18 @@ class Device:
         if error.errno not in _GONE:
             log.error("reply failed: %s", error)
         return False
+
+
+def _show_request(buffer: bytearray, size: int) -> str:
+    _, opcode, unique, node, uid, _, pid = protocol.HEADER.unpack_from(buffer)
+    text = f"{protocol.NAMES.get(opcode, opcode)} {unique} node {node} uid {uid} pid {pid}"
+    if opcode in (protocol.READ, protocol.WRITE):
+        _, _, fh, offset, count, _, _ = protocol.HOT.unpack_from(buffer)
+        return f"{text} fh {fh} offset {offset} count {count}"
+    return f"{text} {size - protocol.IN_HEADER} bytes"
+
+
+def _show_reply(reply: Any) -> str:
+    size, number, unique = protocol.REPLY.unpack_from(reply)
+    status = errno.errorcode.get(-number, str(number)) if number else f"{size - protocol.OUT_HEADER} bytes"
+    return f"{unique} {status}"

@@ -72,7 +72,7 @@ class DeviceLoop:
     async def requests(self) -> None:
         """Answer or forward requests until the mount ends."""
         device, buffer, hot = self.device.fd, self.device.buffer, protocol.HOT.unpack_from
-        readv, vector, wait_readable = os.readv, [buffer], trio.lowlevel.wait_readable
+        readv, vector, wait_readable = self.device.readv, [buffer], trio.lowlevel.wait_readable
         yielded = False
         while True:
             for _ in range(BATCH):
@@ -165,7 +165,9 @@ class DeviceLoop:
         step = handle.read(count, offset)
         if step.__class__ is bytes:
             try:
-                os.writev(self.device.fd, (protocol.REPLY.pack(protocol.OUT_HEADER + len(step), 0, unique), step))
+                self.device.writev(
+                    self.device.fd, (protocol.REPLY.pack(protocol.OUT_HEADER + len(step), 0, unique), step)
+                )
             except OSError as error:
                 self.device.lost(error)
                 handle.push_back(step)

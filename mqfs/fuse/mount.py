@@ -16,6 +16,7 @@ import shutil
 import socket
 import stat
 import subprocess
+from collections.abc import Callable
 from functools import partial
 
 import pyfuse3
@@ -200,8 +201,16 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 class FuseMount:
     """The tree, mounted: `attach`, `run`, and `stop` once the tree was closed."""
 
-    def __init__(self, tree: Tree, path: str, *, allow_other: bool | None = None) -> None:
-        self.tree, self.path, self.allow_other = tree, path, allow_other
+    def __init__(
+        self,
+        tree: Tree,
+        path: str,
+        *,
+        allow_other: bool | None = None,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        """`trace` gets a line for each request and reply."""
+        self.tree, self.path, self.allow_other, self.trace = tree, path, allow_other, trace
         self.nodes, self.files = Nodes(tree), Files()
         self.device = -1
         self.loop: DeviceLoop | None = None
@@ -223,6 +232,8 @@ class FuseMount:
         """Serve until it is unmounted, by `stop` or from outside. Started once the mount answers."""
         ours, theirs = make_pair()
         self.loop = loop = DeviceLoop(self.tree, self.nodes, self.files, self.device, ours)
+        if self.trace is not None:
+            loop.device.trace(self.trace)
         pyfuse3.init(Operations(self.tree, self.nodes, self.files), f"/dev/fd/{theirs.fileno()}", set())
         theirs.detach()  # libfuse closes it
         self.tree.processes = self.processes

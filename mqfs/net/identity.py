@@ -9,6 +9,7 @@ import contextlib
 import grp
 import os
 import pwd
+import re
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -20,6 +21,13 @@ from mqfs.model import Grant, User
 
 NOBODY = 65_534
 NONUNAME = 0xFFFF_FFFF  # no number: the user is named only
+
+
+def file_mask() -> int:
+    """The umask of this process. Read, not set: other threads may create files meanwhile."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        found = re.search(r"^Umask:\s*([0-7]+)", file.read(), re.MULTILINE)
+    return int(found[1], 8) if found else 0o022
 
 
 @lru_cache(maxsize=1_024)

@@ -10,9 +10,7 @@ import contextlib
 import functools
 import logging
 import os
-import resource
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -36,8 +34,10 @@ from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.seams import Store
-from mqfs.server import http_options
+from mqfs.server import http_options, tracing
+from mqfs.server.http_options import Served
 from mqfs.server.options import Options, name_space, service_address
+from mqfs.server.process import notify, raise_file_limit
 from mqfs.settle import settle
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
@@ -94,22 +94,8 @@ def check_standard_files(options: Options) -> None:
             os.fstat(0)
             os.fstat(1)
         except OSError:
-            text = "standard input or output is closed (expected --mount, --listen, --http or -s)"
+            text = "standard input or output is closed (expected --mount, --listen, --http, --fq or -s)"
             raise BadConfig(text) from None
-
-
-def raise_file_limit() -> None:
-    """Every connection, bucket and open file may need a descriptor."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def file_mask() -> int:
-    """This process's umask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def make_name_space(service: str) -> None:
@@ -123,36 +109,36 @@ def make_name_space(service: str) -> None:
         raise BadAddress(f"{path} belongs to another user (expected NAMESPACE set to a directory of your own)")
 
 
-def notify(text: str) -> None:
-    """Notify the service manager, if there is one (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address[:1] not in ("/", "@"):
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.connect("\0" + address[1:] if address[0] == "@" else address)
-        sender.send(text.encode())
+async def no_signals() -> AsyncIterator[int]:
+    """The signals of a program that handles them itself."""
+    await trio.sleep_forever()
+    yield 0
 
 
 class Server:
     """One run of the server."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, notify: Callable[[str], None] = notify, *, owns_process: bool = True) -> None:
+        """`notify`: of the states that sd_notify(3) has. `owns_process`: signals and memory are its own to handle."""
+        self.options, self.notify, self.owns_process = options, notify, owns_process
         self.audit = Audit(options.audit)
         self.tokens = None if options.token_file is None else tokens.read_file(options.token_file, self.audit)
         key, client_ca = options.tls_key, options.tls_client_ca
         self.tls = None if options.tls_cert is None else ServerTls(options.tls_cert, key, client_ca)
         self.turns = Turns()
+        self.traced = tracing.parse(options.trace)
         self.stopping = trio.Event()
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[SocketFile] = []
-        self.http_listeners: dict[Listener, str] = {}  # with the group that is served there as ntfy does
+        self.http_listeners: dict[Listener, Served] = {}
+        self.addresses: list[str] = []  # with the ports that were chosen
         self.refused: MqfsError | OSError | None = None  # why it could not start
         self.crashed = False
 
     async def run(self) -> int:
         """Start, serve, stop; the exit code."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if self.owns_process else ()
+        with trio.open_signal_receiver(*numbers) if numbers else contextlib.nullcontext(no_signals()) as signals:
             await self.check_mountpoint()  # first: nothing was made where these are refused
             listeners = self.listen()
             try:
@@ -187,8 +173,8 @@ class Server:
             for text in dials:
                 listeners.append(self.listen_at(text))
                 self.listen_for_rings(listeners[-1])
-            for text, group in http_options.addresses(self.options):
-                self.http_listeners[self.listen_at(text)] = group
+            for text, served in http_options.addresses(self.options):
+                self.http_listeners[self.listen_at(text)] = served
         except BaseException:
             self.close_all(listeners)
             raise
@@ -197,7 +183,9 @@ class Server:
     def listen_at(self, address: str) -> Listener:
         """Listen, where off loopback only as safely as the options say. Raises BadAddress."""
         identified = self.tokens is not None or self.options.tls_client_ca is not None
-        return listen(address, insecure=self.options.insecure, identified=identified)
+        listener = listen(address, insecure=self.options.insecure, identified=identified)
+        self.addresses.append(str(listener.address))
+        return listener
 
     def close_all(self, listeners: list[Listener]) -> None:
         for listener in (*listeners, *self.http_listeners):
@@ -219,23 +207,29 @@ class Server:
         if self.options.store is None:
             log.info("no --store: messages are kept in memory and lost at exit")
             return MemoryStore()
-        return DiskStore(self.options.store, post)
+        line = tracing.printer("store", self.traced)
+        return DiskStore(self.options.store, post, tracing.trace_disk(line) if line else None)
 
     async def serve(self, store: Store, listeners: list[Listener], signals: AsyncIterator[int]) -> None:
         """Run the front ends over the tree until the stop; then end in order."""
         user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
         rings = RingRegistry(store, trio.lowlevel.current_trio_token().run_sync_soon)
+        if line := tracing.printer("ring", self.traced):
+            tracing.trace_calls(rings, ("attach", "resume", "close"), line)
         tree = Tree(
             store,
             SystemClock(),
             owner=user,
-            umask=file_mask(),
+            umask=identity.file_mask(),
             defaults=self.options.default,
             prepare=rings.resume,
             audit=self.audit,
             quotas=parse_quotas(self.options.limit),
         )
-        malloc_tuning.spare_collector()
+        if line := tracing.printer("engine", self.traced):
+            tracing.trace_tree(tree, line)
+        if self.owns_process:
+            malloc_tuning.spare_collector()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.stop_on, signals)
             nursery.start_soon(self.guard, "maintenance", functools.partial(self.maintain, tree, rings))
@@ -245,12 +239,12 @@ class Server:
                 await nursery.start(functools.partial(self.guard, "the attach socket", attaching.run, only=False))
                 await self.start_front_ends(tree, listeners, nursery, ends)
                 log.info("ready")
-                notify("READY=1")
+                self.notify("READY=1")
             except (MqfsError, OSError) as error:
                 self.refused = error
                 self.stopping.set()
             await self.stopping.wait()
-            notify("STOPPING=1")
+            self.notify("STOPPING=1")
             await attaching.stop()
             with trio.move_on_after(limits.SHUTDOWN_S):
                 await settle(rings.close())
@@ -264,7 +258,7 @@ class Server:
     ) -> None:
         """Serve the sockets, the mount, or standard input and output; `ends` gets a function that ends each."""
         options = self.options
-        trace = sys.stderr if options.trace else None
+        trace = sys.stderr if "9p" in self.traced else None
         nine = NinepServer(
             tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, turns=self.turns, trace=trace
         )
@@ -282,10 +276,10 @@ class Server:
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
 
     async def start_http(self, tree: Tree, nursery: trio.Nursery, ends: list[End]) -> None:
-        """Serve HTTP."""
-        from mqfs.server.web import make_server  # here, so that without it nothing of it is needed
+        """Serve HTTP and fq."""
+        from mqfs.server.web import make_servers  # here, so that without them nothing of them is needed
 
-        web = make_server(
+        for name, server in make_servers(
             self.options,
             tree,
             self.http_listeners,
@@ -293,9 +287,10 @@ class Server:
             tls=self.tls,
             turns=self.turns,
             troubles=functools.partial(self.troubles, tree),
-        )
-        await nursery.start(self.guard, "HTTP", web.run)
-        ends.append(web.stop)
+            trace=tracing.printer("http", self.traced),
+        ):
+            await nursery.start(self.guard, name, server.run)
+            ends.append(server.stop)
 
     def troubles(self, tree: Tree) -> list[str]:
         """Why it is not ready to be sent work."""
@@ -309,7 +304,8 @@ class Server:
         """Mount. `only`: an unmount from outside ends the server, which serves nothing else."""
         from mqfs.fuse.mount import FuseMount
 
-        fuse = FuseMount(tree, path, allow_other=self.options.allow_other)
+        trace = tracing.printer("fuse", self.traced)
+        fuse = FuseMount(tree, path, allow_other=self.options.allow_other, trace=trace)
         await fuse.attach()
         log.info("mounted at %s", path)
         ends.append(fuse.stop)

@@ -1,6 +1,9 @@
-"""The options of HTTP: what they may say, and at which addresses it is served. Opens nothing."""
+"""The options of HTTP and fq: what they may say, and at which addresses these are served. Opens nothing."""
 
 from __future__ import annotations
+
+import socket
+from typing import NamedTuple
 
 from mqfs.errors import BadAddress, BadConfig, BadName
 from mqfs.http import wire
@@ -10,8 +13,19 @@ from mqfs.server.options import Options
 from mqfs.syntax.names import check_name
 
 
+class Served(NamedTuple):
+    """A service at an address. `group`: the one that ntfy is of, or the exchanges of fq."""
+
+    protocol: str
+    group: str = ""
+
+
+HTTP = Served("HTTP")
+
+
 def check(options: Options) -> None:
     """Raises BadConfig."""
+    _check_fq(options)
     try:
         option = "--http"
         for text in options.http:
@@ -35,6 +49,30 @@ def check(options: Options) -> None:
         raise BadConfig(f"--http: {wire.MISSING} (install it: pip install httptools)")
 
 
+def _check_fq(options: Options) -> None:
+    try:
+        for text in options.fq:
+            parse_address(text)
+        for name in options.fq_group.split("/"):
+            check_name(name)
+    except BadAddress as error:
+        raise BadConfig(f"--fq {error.detail}") from None
+    except BadName as error:
+        raise BadConfig(f"--fq-group {options.fq_group!r}: {error.detail}") from None
+    if options.fq_node is not None and not is_ipv4(options.fq_node):
+        raise BadConfig(f"--fq-node {options.fq_node!r}: no IPv4 address (expected one such as 192.0.2.1)")
+    if options.fq_users is not None and options.token_file is None:
+        raise BadConfig("--fq-users: no passwords (expected --token-file FILE)")
+
+
+def is_ipv4(text: str) -> bool:
+    """Whether it is an address as it is printed."""
+    try:
+        return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, text)) == text
+    except OSError:
+        return False
+
+
 def split_ntfy(text: str) -> tuple[str, str]:
     """Group and address of `--http-ntfy`. Raises BadAddress."""
     group, sign, address = text.partition("=")
@@ -43,7 +81,10 @@ def split_ntfy(text: str) -> tuple[str, str]:
     return group, address
 
 
-def addresses(options: Options) -> list[tuple[str, str]]:
-    """Each address of HTTP, with the group that is served there as ntfy does; empty: the tree is."""
-    ntfy = (split_ntfy(text) for text in options.http_ntfy)
-    return [*((text, "") for text in options.http), *((address, group) for group, address in ntfy)]
+def addresses(options: Options) -> list[tuple[str, Served]]:
+    """Each address of HTTP and fq, with what is served there."""
+    found = [(text, HTTP) for text in options.http]
+    for text in options.http_ntfy:
+        group, address = split_ntfy(text)
+        found.append((address, Served("ntfy", group)))
+    return [*found, *((text, Served("fq", options.fq_group)) for text in options.fq)]

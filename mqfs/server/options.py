@@ -30,6 +30,10 @@ class Options:
     http_proxy: tuple[str, ...] = ()  # networks of reverse proxies, which say whose requests theirs are
     http_ntfy: tuple[str, ...] = ()  # GROUP=ADDRESS
     http_qpubs: bool = False
+    fq: tuple[str, ...] = ()
+    fq_group: str = "fq"  # whose groups are its exchanges
+    fq_users: str | None = None
+    fq_node: str | None = None  # None: an address of a listener, or of the store
     service: str | None = None  # -s: 9P on a unix socket of that name in the name space directory
     default: tuple[str, ...] = ()
     limit: tuple[str, ...] = ()
@@ -41,14 +45,15 @@ class Options:
     audit: str = "off"
     insecure: bool = False
     allow_other: bool | None = None  # None: as root yes, else no
-    trace: bool = False
+    trace: str = "off"  # classes, or on: of the front ends
 
 
 _HTTP = ("http", "http-origin", "http-host", "http-proxy", "http-ntfy")
-_LISTS = ("listen", *_HTTP, "default", "limit")
-_FLAGS = ("http-qpubs", "insecure", "allow-other", "trace")
+_FQ = ("fq-group", "fq-users", "fq-node")
+_LISTS = ("listen", *_HTTP, "fq", "default", "limit")
+_FLAGS = ("http-qpubs", "insecure", "allow-other")
 _TLS = ("tls-cert", "tls-key", "tls-client-ca")
-_TEXTS = ("store", "mount", "service", "tcp-user", "token-file", *_TLS, "audit")
+_TEXTS = ("store", "mount", "service", "tcp-user", "token-file", *_TLS, *_FQ, "audit", "trace")
 KEYS = (*_TEXTS, *_LISTS, *_FLAGS)
 
 
@@ -75,6 +80,8 @@ def _value(path: str, key: str, value: object) -> object:
             return value
         raise BadConfig(f"--config {path}: invalid {key} = {_print(value)} (expected true or false)")
     if key in _TEXTS:
+        if key == "trace" and isinstance(value, bool):
+            return "on" if value else "off"
         if isinstance(value, str):
             return value
         raise BadConfig(f'--config {path}: invalid {key} = {_print(value)} (expected "TEXT")')

@@ -1,48 +1,69 @@
-"""The HTTP front end of a server process, made of its options and listeners."""
+"""The front ends of a server process that begin with HTTP: HTTP itself and fq, made of its options and listeners."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mqfs.engine.tree.tree import Tree
+from mqfs.fq.server import FqServer
+from mqfs.fq.users import read_users
 from mqfs.http.browser import BrowserRules
 from mqfs.http.dialects import ntfy, qpubs
 from mqfs.http.proxies import Proxies
 from mqfs.http.routes import TREE
 from mqfs.http.server import HttpServer
-from mqfs.net.certificates import ServerTls
-from mqfs.net.tokens import Tokens
+from mqfs.net.address import UnixAddress, is_loopback
 from mqfs.ninep.server.listener import Listener
+from mqfs.server.http_options import Served, is_ipv4
 from mqfs.server.options import Options
-from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs")
+LOOPBACK = b"\x7f"  # in which a broker without an address of its own gets one
 
 
-def make_server(
-    options: Options,
-    tree: Tree,
-    listeners: Mapping[Listener, str],
-    *,
-    tokens: Tokens | None,
-    tls: ServerTls | None,
-    turns: Turns,
-    troubles: Callable[[], list[str]],
-) -> HttpServer:
-    """`listeners`: with the group that each serves as ntfy does; empty: the tree."""
-    web = HttpServer(
-        tree,
-        tcp_user=options.tcp_user,
-        tokens=tokens,
-        tls=tls,
-        turns=turns,
-        rules=BrowserRules(options.http_origin, options.http_host),
-        proxies=Proxies(options.http_proxy),
-        troubles=troubles,
-    )
+def make_servers(
+    options: Options, tree: Tree, listeners: Mapping[Listener, Served], **shared: Any
+) -> list[tuple[str, HttpServer | FqServer]]:
+    """Those that have listeners, by name. `shared`: what both take, as HttpServer has it. Raises BadConfig."""
+    found: list[tuple[str, HttpServer | FqServer]] = []
+    shared = {**shared, "tcp_user": options.tcp_user, "rules": BrowserRules(options.http_origin, options.http_host)}
+    if of_http := {listener: served for listener, served in listeners.items() if served.protocol != "fq"}:
+        found.append(("HTTP", _http(options, tree, of_http, shared)))
+    if of_fq := [listener for listener, served in listeners.items() if served.protocol == "fq"]:
+        found.append(("fq", _fq(options, tree, of_fq, shared)))
+    return found
+
+
+def _http(options: Options, tree: Tree, listeners: Mapping[Listener, Served], shared: dict[str, Any]) -> HttpServer:
+    web = HttpServer(tree, **shared, proxies=Proxies(options.http_proxy))
     table = qpubs.beside(TREE) if options.http_qpubs else TREE
-    for listener, group in listeners.items():
+    for listener, (protocol, group) in listeners.items():
         web.add(listener, ntfy.table(group) if group else table)
-        log.info("%s at %s", f"ntfy of group {group!r}" if group else "HTTP", listener.address)
+        log.info("%s at %s", f"ntfy of group {group!r}" if group else protocol, listener.address)
     return web
+
+
+def _fq(options: Options, tree: Tree, listeners: list[Listener], shared: dict[str, Any]) -> FqServer:
+    users = None if options.fq_users is None else read_users(options.fq_users)
+    node = _node(options, listeners, tree.store.uuid)
+    server = FqServer(tree, **shared, group=options.fq_group, node=node, users=users)
+    for listener in listeners:
+        server.add(listener)
+        log.info("fq of group %r at %s, node %s", options.fq_group, listener.address, socket.inet_ntoa(node))
+    return server
+
+
+def _node(options: Options, listeners: Iterable[Listener], store: str) -> bytes:
+    """Our address in the hops of messages: that of the options, else of a listener where it is one of a network, else
+    one of the store, so that brokers on one host differ."""
+    if options.fq_node is not None:
+        return socket.inet_aton(options.fq_node)
+    for listener in listeners:
+        host = "" if isinstance(listener.address, UnixAddress) else listener.address.host
+        if is_ipv4(host) and host != "0.0.0.0" and not is_loopback(host):
+            return socket.inet_aton(host)
+    return LOOPBACK + hashlib.sha256(store.encode()).digest()[:3]

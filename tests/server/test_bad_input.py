@@ -64,7 +64,7 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
         ("store = 7", 'invalid store = 7 (expected "TEXT")'),
         ("listen = true", 'invalid listen = true (expected "TEXT"'),
         ("listen = ['unix!a', 3]", "listen = ['unix!a', 3]"),
-        ("trace = 'yes'", "(expected true or false)"),
+        ("trace = 'yes'", "'yes' (expected some of 9p"),
         ("store", "TOML"),
         ("[serve]\nstore = 'x'", "unknown key 'serve'"),
         ("\x80", "KEY = VALUE"),

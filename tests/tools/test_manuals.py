@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+import mqfs
 from tests.support import ROOT
 from tests.support.tools import mq, mq_cat, mq_work, pin
 
@@ -15,7 +18,14 @@ COMMANDS = ("put", "peek", "ls", "stat", "purge", "redrive", "ctl", "top", "comp
 def options(help: bytes) -> set[str]:
     """All options of a help text, short and long."""
     found = re.findall(r"^  (-\S+?)(?:, (--\S+))?(?=\s|$)", help.decode(), re.MULTILINE)
-    return {option for both in found for option in both if option} - {"-h", "--help"}
+    return {option for both in found for option in both if option} - {"-h", "--help", "--version"}
+
+
+@pytest.mark.parametrize("tool", [mq, mq_cat, mq_work, pin], ids=["mq", "mq-cat", "mq-work", "pin"])
+def test_each_tool_has_help_and_a_version(tool: Callable[..., Any], request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.id
+    assert tool("-h").stdout == tool("--help").stdout
+    assert tool("--version").stdout == f"{name} {mqfs.__version__}\n".encode()
 
 
 @pytest.mark.parametrize(("page", "tool"), [("mq-cat.1", mq_cat), ("mq-work.1", mq_work), ("pin.1", pin)])

@@ -91,6 +91,24 @@ def test_a_stream_made_later_is_printed_too(server: Server) -> None:
         assert lines(process.stdout, 1) == [b"one\n"]
 
 
+def test_patterns_and_a_stream_by_its_path(server: Server) -> None:
+    group = server.group("patterns", "replay all", streams=["log.a", "log.b", "other"])
+    for name in ("log.a", "other", "log.b"):
+        say(group / name, f"{name}\n")
+    assert mq_cat("-e", group, "log.*").stdout == b"log.a\nlog.b\n"
+    assert mq_cat("-e", group, "other", "*.b").stdout == b"other\nlog.b\n"
+    assert mq_cat("-e", group / "log.a").stdout == b"log.a\n"
+    assert mq_cat("-e", group / "log.#").stdout == b"log.a\nlog.b\n"
+    assert mq_cat("-e", "log.b", cwd=group).stdout == b"log.b\n"
+    with running("mq-cat", "-n", "1", "--from", "end", group, "late.#") as process:
+        wait_until_waiting(process)
+        (group / "late.x").touch()
+        say(group / "late.x", "made later\n")
+        assert process.wait(HANG_S) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == b"made later\n"
+
+
 def test_count(server: Server) -> None:
     group = server.group("count", "replay all", streams=["a"])
     say(group / "a", "1\n", "2\n", "3\n")
@@ -526,7 +544,9 @@ def refused(code: int, *arguments: object, **more: object) -> str:
 def test_what_is_not_there(server: Server) -> None:
     group = server.group("there", streams=["a", "b"])
     assert refused(1, group / "not") == f"{group / 'not'}: no such group"
-    assert "a file (expected GROUP" in refused(1, group / "a")
+    assert "a file (expected GROUP" in refused(1, group / "a", "b")
+    assert refused(1, group / "x") == f"{group / 'x'}: no such group"
+    assert "pattern 'a.*': not with 'order'" in refused(1, "--order", group, "a.*")
     assert refused(1, group, "a", "x") == f"{group}: no stream 'x' (expected one of: a, b)"
     assert refused(1, server.group("empty"), "x").endswith("no stream 'x' (expected one of: none)")
     assert "no file 'order' in it" in refused(1, "/")
@@ -687,3 +707,12 @@ def test_what_order_cannot_tell_is_refused(server: Server) -> None:
     (group / "ctl").write_text("data coalesce\n")
     say(group / "a", "1", "2")
     assert "data coalesce" in refused(1, "--order", group)
+
+
+def test_patterns_of_other_words(server: Server) -> None:
+    group = server.group("words", "replay all", "words . + >", streams=["log.a", "log.b", "log.*"])
+    for name in ("log.a", "log.*", "log.b"):
+        say(group / name, f"{name}\n")
+    assert mq_cat("-e", group, "log.+").stdout == mq_cat("-e", f"{group}/log.>").stdout == b"log.a\nlog.*\nlog.b\n"
+    assert mq_cat("-e", group, "log.*").stdout == b"log.*\n"
+    assert refused(1, group, "#").startswith(f"{group}: no stream '#'")

@@ -1,0 +1,72 @@
+"""What the shell completes, in a real bash."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from mq_tools import completion
+from mqfs.engine.language import settings
+from tests.support.eventually import HANG_S
+from tests.support.server import Server
+from tests.support.tools import environment
+
+
+@pytest.fixture(scope="module")
+def bash(server: Server) -> Iterator[pexpect.spawn]:
+    """Interactive, beside a mounted group."""
+    group = server.group("completed", "consumer mail", "bind both *", streams=["log.web", "log.mail", "it's one"])
+    (group / "ctl").write_text("depth 1234\n")
+    path = f"{environment()['PATH']}:{Path(sys.executable).parent}"
+    typing = pexpect.spawn(
+        "bash",
+        ["--norc", "-i"],
+        env=environment(PATH=path) | {"PS1": "$ "},
+        cwd=group.parent,
+        timeout=HANG_S,
+        encoding="utf-8",
+    )
+    typing.sendline(
+        'bind "set bell-style none"; bind "set enable-bracketed-paste off"; eval "$(mq completion bash)"; echo re""ady'
+    )
+    typing.expect("ready")
+    yield typing
+    typing.close(force=True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("mq-cat completed log.w\t", r"mq-cat completed log\.web "),
+        ("mq-cat completed log.web log.m\t", r"log\.web log\.mail "),
+        ("mq-cat completed 'it\t", r"'it's one"),
+        ("mq-cat -e completed bo\t", r"completed both "),
+        ("mq ctl completed 'replay a\t", r"'replay all' "),
+        ("mq ctl completed repl\tl\t", r"'replay last' "),
+        ("mq ctl completed dep\t", r"'depth 1234' "),
+        ("mq ctl completed rem\t", r"'remove mail' "),
+        ("mq ctl completed unb\t", r"'unbind both' "),
+        ("mq ctl completed 'clear log.w\t", r"'clear log\.web' "),
+        ("mq redrive completed log.m\t", r"redrive completed log\.mail "),
+        ("mqfs serve --http-qp\t", r"--http-qpubs "),
+    ],
+)
+def test_a_line(bash: pexpect.spawn, typed: str, line: str) -> None:
+    bash.send(f"\x15{typed}")
+    bash.expect(line)
+
+
+def test_where_nothing_is_mounted(bash: pexpect.spawn) -> None:
+    bash.send("\x15mq ctl /nowhere 'replay a\t")
+    bash.expect("'replay all' ")
+    bash.sendline('\x15mq-cat /nowhere x\t; echo do""ne')
+    bash.expect("done")
+
+
+def test_the_words_are_those_of_the_server() -> None:
+    known = {word: " ".join(values) for word, values in settings._WORDS.items()} | {"sync": "always off"}
+    assert known == completion.SETTINGS
