@@ -25,6 +25,7 @@ MARKS = {
     "docs": "process slow",
     "examples": "process slow",
     "fuse": "fuse process slow",
+    "fq": "process slow",
     "house": "house",
     "http": "process slow",
     "interop": "process slow",

@@ -22,8 +22,14 @@ from mqfs.http.routes import ROUTES
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = {"CHANGELOG.md": "reference/changelog.md", "benchmarks/README.md": "reference/benchmarks.md"}
 # Of a manual page; else reference/cli.
-PLACES = {"mqfs.4": "reference/tree.md", "mqfs-http.5": "reference/http.md", "mqfs-store.5": "reference/store.md"}
+PLACES = {
+    "mqfs.4": "reference/tree.md",
+    "mqfs-fq.5": "reference/fq.md",
+    "mqfs-http.5": "reference/http.md",
+    "mqfs-store.5": "reference/store.md",
+}
 ROUTES_TEXT = "What a running server tells programs at `/.openapi.json`. [mqfs-http(5)](http.md) explains each."
+LARGE = 10**12  # a bound that no reader will meet
 XREF = re.compile(r'<a class="Xr" href="man:(.*?)">(.*?)</a>')
 
 
@@ -48,19 +54,51 @@ def generated() -> dict[str, str]:
 
 
 def routes() -> str:
-    """The operations of /.openapi.json, a line each."""
-    rows = [
-        f"| `{method.upper()}` | `{path}` | {operation['summary']} | {', '.join(_named(operation))} |"
-        for path, item in openapi.document(ROUTES)["paths"].items()
-        for method, operation in item.items()
-        if method != "parameters"
-    ]
-    head = ["# HTTP routes", "", ROUTES_TEXT, "", "| method | path | | options |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows, ""])
+    """The operations of /.openapi.json by their tags, and what their options are."""
+    document = openapi.document(ROUTES)
+    text = f"# HTTP routes\n\n{ROUTES_TEXT}\n"
+    for tag in document["tags"]:
+        text += f"\n## {tag['name'].capitalize()}\n{tag['description']}\n"
+        text += "\n| request | | answers | options |\n|---|---|---|---|\n"
+        for path, item in document["paths"].items():
+            for method, operation in item.items():
+                if method != "parameters" and tag["name"] in operation["tags"]:
+                    text += _operation(f"{method.upper()} {path}", operation)
+    return text + _options(document)
 
 
-def _named(operation: dict[str, Any]) -> list[str]:
-    return [f"`{parameter['name']}`" for parameter in operation["parameters"]]
+def _operation(request: str, operation: dict[str, Any]) -> str:
+    answers = ", ".join(status for status in sorted(operation["responses"]) if status != "default")
+    named = ", ".join(f"`{given['name']}`" for given in operation["parameters"] if given["in"] == "query")
+    return f"| `{request}` | {operation['summary']} | {answers} | {named} |\n"
+
+
+def _options(document: dict[str, Any]) -> str:
+    """Each option once, or once for each of its meanings."""
+    text = "\n## Options and headers\n\n| name | value | | example |\n|---|---|---|---|\n"
+    operations = (item[method] for item in document["paths"].values() for method in item if method != "parameters")
+    rows = {
+        f"| `{given['name']}` | {_values(given['schema'])} | {given['description']} | `{_example(given)}` |\n"
+        for operation in operations
+        for given in operation["parameters"]
+    }
+    return text + "".join(sorted(rows, key=str.lower))
+
+
+def _values(schema: dict[str, Any]) -> str:
+    """The words there are, or the type and its bounds."""
+    if "enum" in schema:
+        return ", ".join(f"`{word}`" for word in schema["enum"] if word)
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    named = (("minimum", "from"), ("maximum", "to"))
+    bounds = [f"{word} {schema[key]:,}" for key, word in named if schema.get(key, LARGE) < LARGE]
+    return " ".join(["duration" if "pattern" in schema else schema["type"], *bounds])
+
+
+def _example(given: dict[str, Any]) -> str:
+    value = given.get("example", "h-colour=red")
+    return str(value[0] if isinstance(value, list) else value)
 
 
 def moved(source: str, page: str) -> str:

@@ -2,5 +2,5 @@
 
 import pytest
 
-MODULES = ("http_pages", "scene", "server_pages", "shell", "spark_pages", "tool_pages", "typed")
+MODULES = ("fq_pages", "http_pages", "scene", "server_pages", "shell", "spark_pages", "tool_pages", "typed")
 pytest.register_assert_rewrite(*(f"tests.docs.{name}" for name in MODULES))

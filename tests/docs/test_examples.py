@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import bench_pages, http_pages, server_pages, spark_pages, tool_pages
+from tests.docs import bench_pages, bridge_pages, fq_pages, http_pages, server_pages, spark_pages, tool_pages
 from tests.docs.pages import PAGES, examples
 from tests.docs.scene import Scene, scene
 from tests.docs.treated import PREPARED, TREATED, treatment
 from tests.support.linux_guest import BOOT_S
 
-FILLED_BY = (bench_pages, http_pages, server_pages, spark_pages, tool_pages)  # the table
+FILLED_BY = (bench_pages, bridge_pages, fq_pages, http_pages, server_pages, spark_pages, tool_pages)  # the table
 
 
 @pytest.mark.timeout(BOOT_S + 60)

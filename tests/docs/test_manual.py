@@ -17,8 +17,10 @@ from tests.support import ROOT
 EXPECTED = {
     "mqfs.1",
     "mqfs-bench.1",
+    "mqfs-bridge.1",
     "mqfs-spark.1",
     "mqfs.4",
+    "mqfs-fq.5",
     "mqfs-http.5",
     "mqfs-store.5",
     "mq.1",

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from mqfs.ack_state import LIFE
+from mqfs.http.openapi import template
+from mqfs.http.routes import ROUTES
 from mqfs.server.options import KEYS
 from pyspark_mqfs.options import READ
 from tests.docs.pages import PAGES
@@ -51,7 +53,8 @@ def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.parametrize("source", PAGES, ids=lambda page: page.name)
 def test_a_page_of_the_manual(source: Path, site: Path) -> None:
     name, _, section = source.name.rpartition(".")
-    place = {"mqfs.4": "tree", "mqfs-http.5": "http", "mqfs-store.5": "store"}.get(source.name, f"cli/{name}")
+    places = {"mqfs.4": "tree", "mqfs-fq.5": "fq", "mqfs-http.5": "http", "mqfs-store.5": "store"}
+    place = places.get(source.name, f"cli/{name}")
     page = site / "reference" / f"{place}.html"
     text = shown(page)
     assert f"{name}({section})" in text
@@ -67,6 +70,13 @@ def test_the_life_of_a_message(site: Path) -> None:
     text = letters(shown(site / "explanation" / "delivery-guarantees.html"))
     for row in LIFE:
         assert letters(f"{row.state} {row.event} {row.next} {row.step.name if row.step else ''}") in text
+
+
+def test_every_route_and_option_of_http(site: Path) -> None:
+    text = shown(site / "reference" / "routes.html")
+    for route in ROUTES:
+        assert f" {route.method} {template(route.path)} " in text, route
+        assert all(f" {name} " in text for name in route.options), route
 
 
 def test_the_home_page_is_the_readme(site: Path) -> None:

@@ -13,7 +13,7 @@ FILE_LINES = 400
 PUBLIC_MEMBERS = 20  # of a class: methods and properties
 MEDIAN, NINTH, LONGEST = 5, 15, 50  # lines of a function's body
 EXEMPT = {
-    "mqfs/client/group.py: Group": 25,  # each one line over a part
+    "mqfs/client/group.py: Group": 26,  # each one line over a part
 }
 
 
