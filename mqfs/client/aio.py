@@ -99,13 +99,15 @@ class AsyncGroup:
         concurrency: int = 1,
         once: bool = False,
         dedup: bool = True,
+        single: bool = False,
         on_error: Callable[[Exception, Message | None], object] | None = None,
     ) -> AsyncRegistration:
         """See `Group.on`."""
         report = None if on_error is None else InLoop(self._loop, on_error)
         call = partial(
             self.sync.on, pattern, InLoop(self._loop, handler),
-            existing=existing, filters=filters, concurrency=concurrency, once=once, dedup=dedup, on_error=report,
+            existing=existing, filters=filters, concurrency=concurrency, once=once, dedup=dedup, single=single,
+            on_error=report,
         )  # fmt: skip
         return AsyncRegistration(await in_thread(call), handler)
 

@@ -115,7 +115,7 @@ class Listener:
 
     __slots__ = (
         "_concurrency", "_deduplication", "_filters", "_once", "_running", "_shared", "_start", "_waiting", "closed",
-        "dedup", "handler", "on_error", "patterns", "registration", "source",
+        "dedup", "handler", "on_error", "patterns", "registration", "single", "source",
     )  # fmt: skip
 
     def __init__(
@@ -128,9 +128,10 @@ class Listener:
         concurrency: int,
         once: bool,
         dedup: bool,
+        single: bool,
         on_error: OnError | None,
     ) -> None:
-        self.patterns, self.handler = patterns, handler
+        self.patterns, self.handler, self.single = patterns, handler, single
         self.registration = Registration(self)
         self.source: Source | None = None
         self._shared, self._filters, self._concurrency = shared, filters, concurrency
@@ -227,6 +228,24 @@ class Listener:
             log.exception("on_error raised")
 
     # ------------------------------------------------------------ calls
+
+    def call(self, message: Message) -> bool:
+        """Call the handler on this thread. False: it takes no more messages. Raises what the handler does."""
+        changed, token = self._shared.changed, inside.set(inside.get() | {self})
+        with changed:
+            if self.closed:
+                return False
+            self._running += 1
+            if self._once:
+                self.close()
+        try:
+            self.handler(message)
+        finally:
+            inside.reset(token)
+            with changed:
+                self._running -= 1
+                changed.notify_all()
+        return True
 
     def _call_on_thread(self) -> None:
         self._running += 1

@@ -15,9 +15,11 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from mqfs.client.callbacks import LATER, Handler, Later, Listener, OnError, Registration, Shared
+from mqfs.client.delivery import Claims
 from mqfs.client.message import Message
 from mqfs.client.origin import Origin
 from mqfs.client.subscription import all_of, require_name
+from mqfs.client.taking import Taking
 from mqfs.client.types import File, Filters, Subscription
 from mqfs.errors import BadCommand, MqfsError, NotFound
 from mqfs.syntax.patterns import Patterns, Words, has_wildcard
@@ -252,27 +254,39 @@ class Registry:
         concurrency: int,
         once: bool,
         dedup: bool,
+        single: Callable[[], Claims] | None,
         on_error: OnError | None,
     ) -> Registration:
-        """The registration of a handler for patterns: the existing one, or a new one."""
+        """The registration of a handler for patterns: the existing one, or a new one. `single`: opens what it takes
+        its messages from, each of which it alone gets."""
         with self._adding:
             same = [r for r in self._by_handler.get(_key(handler), ()) if dedup and r.dedup]
+            same = [r for r in same if r.single == (single is not None)]
             present = next((r for r in same if r.patterns == patterns), None)
             if present is not None:
                 return present.registration
             new = Listener(
                 self.shared, patterns, handler,
-                filters=all_of(filters), concurrency=concurrency, once=once, dedup=dedup, on_error=on_error,
+                filters=all_of(filters), concurrency=concurrency, once=once, dedup=dedup, single=single is not None,
+                on_error=on_error,
             )  # fmt: skip
-            if same:
-                shared = same[0].share(None)
-                for listener in (*same, new):
-                    listener.share(shared)
-            self._start(new, existing)
+            if single is not None:
+                Taking(self.shared, new, [single() for _ in range(concurrency)])
+            else:
+                self._share(same, new)
+                self._start(new, existing)
             with self.shared.changed:
                 if not new.closed:
                     self._by_handler[_key(handler)] = (*self._by_handler.get(_key(handler), ()), new)
             return new.registration
+
+    @staticmethod
+    def _share(same: Sequence[Listener], new: Listener) -> None:
+        """Call their handler once for a message that several of them get."""
+        if same:
+            shared = same[0].share(None)
+            for listener in (*same, new):
+                listener.share(shared)
 
     def _forget(self, listener: Listener) -> None:
         key = _key(listener.handler)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from mqfs.client.callbacks import Handler, OnError, Registration
@@ -177,6 +178,7 @@ class Group:
         concurrency: int = 1,
         once: bool = False,
         dedup: bool = True,
+        single: bool = False,
         on_error: OnError | None = None,
     ) -> Registration:
         """Call `handler(message)` for each message, on a thread of the library: in order, or up to `concurrency` at
@@ -184,16 +186,23 @@ class Group:
         match; `dedup=False`: as often as it is registered. `filters`: functions of a message that must all be true; a
         list may be changed meanwhile. `Group.filters` has those that see the handlers, too.
 
+        `single`: call it with the messages of one stream that are for one receiver, as `take` gives them, instead; a
+        return acknowledges, an exception is a nack.
+
         `on_error(error, message or None)` gets the handler's exceptions and reports of lost messages, which are else
         logged. The registration stays in either case.
         """
         names = names_of(self._names(pattern))
         if concurrency < 1:
             raise BadRequest(f"on failed: concurrency {concurrency} (expected 1 or more)")
-
+        take = None
+        if single:
+            if len(names) != 1 or filters:
+                raise BadRequest(f"on failed: single with {names} {filters or ''} (expected one stream, no filters)")
+            take = partial(self._take, names[0], renew=True)
         return self._registry.add(
-            names, handler,
-            existing=existing, filters=filters, concurrency=concurrency, once=once, dedup=dedup, on_error=on_error,
+            names, handler, existing=existing, filters=filters, concurrency=concurrency, once=once, dedup=dedup,
+            single=take, on_error=on_error,
         )  # fmt: skip
 
     def once(
@@ -244,7 +253,11 @@ class Group:
         `deliver all`, those published with `single`. Needs r and w on the stream. `create`: make it, or else raise
         NotFound. `renew`, `reconnect`: see `consume`.
         """
-        stream = self._name(stream)
+        return self._take(self._name(stream), create, renew, reconnect)
+
+    def _take(
+        self, stream: str, create: bool = False, renew: bool = False, reconnect: bool | float | None = None
+    ) -> Claims:
         name = f".{check_file_name(stream)}"
         make = opener(self._link, f"{self.path}/.consumers/{name}", f"{self.path}/{stream}") if create else None
         return self._claims(name, make, (), renew, reconnect)

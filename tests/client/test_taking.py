@@ -282,6 +282,93 @@ def test_one_for_one_that_failed_is_taken_again(tree: Client, name: str) -> None
         assert list(group.history(pattern="dead")) == []
 
 
+# ---------------------------------------------------------------- handlers
+
+
+@pytest.mark.parametrize("deliver", ["one", "all"])
+def test_one_for_one_goes_to_one_handler(tree: Client, name: str, deliver: str) -> None:
+    group = work(tree, name, deliver=deliver)
+    group.create("s")
+    calls: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
+
+    def handler(number: int, message: mqfs.Message) -> None:
+        calls.put((number, message.body))
+
+    handlers = [partial(handler, number) for number in range(3)]
+    working = [group.on("s", each, single=True, concurrency=2) for each in handlers]
+    assert group.on("s", handlers[0], single=True) is working[0]
+    for number in range(100):
+        group.publish("s", str(number), single=True)
+    got = [calls.get(timeout=HANG_S) for _ in range(100)]
+    assert sorted(body for _, body in got) == sorted(b"%d" % number for number in range(100))
+    eventually(lambda: waiting_singles(group, deliver) == 0)
+    assert group.unsubscribe("s") == 3
+    assert not any(registration.active for registration in working)
+    group.publish("s", b"later", single=True)
+    with group.take("s") as claims:
+        assert drained(claims) == [b"later"]
+    assert calls.empty()
+
+
+def waiting_singles(group: Group, deliver: str) -> int:
+    if deliver == "one":
+        return sum(waiting(group))
+    return int(group.stats()["streams"]["s"].get("singles", {"first": 0})["first"])
+
+
+def test_a_handler_that_fails_is_called_again(tree: Client, name: str) -> None:
+    group = work(tree, name, deliver="all")
+    group.create("s")
+    deliveries: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    errors_seen: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def handler(message: mqfs.Message) -> None:
+        deliveries.put(message.body)
+        if deliveries.qsize() == 1:
+            raise ValueError("once")
+
+    group.on("s", handler, single=True, on_error=lambda error, message: errors_seen.put(error))
+    group.publish("s", b"x", single=True)
+    assert isinstance(errors_seen.get(timeout=HANG_S), ValueError)
+    eventually(lambda: deliveries.qsize() == 2)
+
+
+def test_a_handler_for_one_message_leaves_the_others(tree: Client, name: str) -> None:
+    group = work(tree, name, deliver="all")
+    group.create("s")
+    for number in range(5):
+        group.publish("s", str(number), single=True)
+    got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    group.on("s", lambda message: got.put(message.body), single=True, once=True, concurrency=3).join(HANG_S)
+    first = got.get(timeout=HANG_S)
+    with group.take("s") as claims:
+        assert sorted([first, *drained(claims)]) == [b"0", b"1", b"2", b"3", b"4"]
+    assert got.empty()
+
+
+def test_a_handler_ends_its_own_registration(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    group.create("s")
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    group.on("s", lambda _: ended.put(group.unsubscribe("s")), single=True)
+    group.publish("s", b"x")
+    assert ended.get(timeout=HANG_S) == 1
+    eventually(lambda: sum(waiting(group)) == 0)
+
+
+def test_what_no_handler_can_take(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    with pytest.raises(errors.NotFound):
+        group.on("none", print, single=True)
+    group.create("s")
+    for wrong in (lambda: group.on(["s", "t"], print, single=True), lambda: group.on([], print, single=True)):
+        with pytest.raises(errors.BadRequest, match="expected one stream"):
+            wrong()
+    with pytest.raises(errors.BadRequest, match="no filters"):
+        group.on("s", print, single=True, filters=[bool])
+    assert group.unsubscribe() == 0
+
+
 # ---------------------------------------------------------------- what only a server can do
 
 
