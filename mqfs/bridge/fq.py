@@ -142,11 +142,9 @@ class Bridge:
             "fq-hops": ",".join(map(socket.inet_ntoa, [self._options.node, *hops])),
             "fq-id": message.id.hex(),
         }
-        if not message.payload:
-            headers["fq-empty"] = "1"
         origin = hops[-2] if len(hops) > 1 else b""  # the broker where it began; behind it is its client
         id = blake2b(message.id + origin + message.sender, digest_size=16).hexdigest()
-        return Outgoing(escape(message.route), message.payload or b"\0", headers=headers, id=f"fq-{id}")
+        return Outgoing(escape(message.route), message.payload, headers=headers, id=f"fq-{id}")
 
     def _publish(self, messages: list[Outgoing]) -> None:
         """Until all are committed: while the server here is away what is repeated is known by its id."""

@@ -25,7 +25,7 @@ from mqfs.engine.files.consumer_file import ConsumerHandle
 from mqfs.errors import MqfsError, OverQuota, Stale
 from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, payload
 from mqfs.fq.exchanges import Counts, Exchange, Exchanges
-from mqfs.fq.publishing import EMPTY, HOPS, ID, ID_HEAD, SENDER, address
+from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
 from mqfs.fq.queues import Queue
 from mqfs.http.channel import Channel, Gone
 from mqfs.log import headers
@@ -63,16 +63,15 @@ class Source:
             if len(text := text_of(stream)) > NAME_BYTES:
                 return None
             route = self._routes[stream] = name(text)
-        head, tail = record.headers, b""
+        head, id, tail = record.headers, b"", b""
         if head[-_ID_TAIL : -2 * ID_BYTES] == ID_HEAD:  # as this front end writes it
-            id, tail, empty = _unhex(head[-2 * ID_BYTES :]), *_origin(head[:-_ID_TAIL])
+            id, tail = _unhex(head[-2 * ID_BYTES :]), _origin(head[:-_ID_TAIL])
         elif head:
-            id, tail, empty = _unhex(headers.decode(head).get(ID, "").encode()), *_origin(head)
+            id, tail = _unhex(headers.decode(head).get(ID, "").encode()), _origin(head)
         if not tail or not id:
             writer = _writer(head).encode()[:NAME_BYTES]
-            id, empty = _NUMBERS.pack(group.number, record.sequence), False
+            id = _NUMBERS.pack(group.number, record.sequence)
             tail = name(writer) + hop_list(2 * self._node)
-        body = b"" if empty else body
         self._counts.octets_out += len(body)
         return b"".join((self._head, route, id, tail, payload(body)))
 
@@ -85,12 +84,12 @@ class Source:
 
 
 @lru_cache(_ORIGINS)
-def _origin(head: bytes) -> tuple[bytes, bool]:
-    """Sender and hops of headers, as on the wire; and whether the payload has no bytes. Nothing: they say none."""
+def _origin(head: bytes) -> bytes:
+    """Sender and hops of headers, as on the wire. Nothing: they say none."""
     given = headers.decode(head)
     sender = text_of(given.get(SENDER, ""))[:NAME_BYTES]
     hops = b"".join(map(address, given.get(HOPS, "").split(",")))[: limits.FQ_HOPS * HOP_BYTES]
-    return (name(sender) + hop_list(hops) if sender else b""), EMPTY in given
+    return name(sender) + hop_list(hops) if sender else b""
 
 
 def _unhex(text: bytes) -> bytes:

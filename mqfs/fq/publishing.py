@@ -1,6 +1,6 @@
 """Messages of fq's clients on their way into the tree: counted, and appended in one atomic batch for each exchange.
 
-Owns their headers: `fq-sender`, `fq-hops`, `fq-id`, and `fq-empty` of a payload of no bytes, as a body has one.
+Owns their headers: `fq-sender`, `fq-hops` and `fq-id`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from mqfs.settle import settle
 from mqfs.syntax.escape import escape
 from mqfs.wait import Step, Wait
 
-SENDER, HOPS, ID, EMPTY = "fq-sender", "fq-hops", "fq-id", "fq-empty"
+SENDER, HOPS, ID = "fq-sender", "fq-hops", "fq-id"
 _FRAME = struct.Struct("<IHH")  # of `.batch`
 ID_HEAD = b"\x05fq-id\x20\x00"
-_EMPTY = headers.encode({EMPTY: "1"})
 
 
 def address(text: object) -> bytes:
@@ -161,7 +160,6 @@ def _drop(exchange: Exchange, queue: Queue, count: int) -> int:
 def _frame(name: str, origin: bytes, message: Message) -> bytes:
     """One message as mqfs(4) has it for `.batch`."""
     raw, body = name.encode(), message.payload
-    head = (origin if body else origin + _EMPTY) + ID_HEAD + message.id.hex().encode()
-    body = body or b"\0"
+    head = origin + ID_HEAD + message.id.hex().encode()
     size = _FRAME.size + len(raw) + len(head) + len(body)
     return b"".join((_FRAME.pack(size, len(raw), len(head)), raw, head, body))
